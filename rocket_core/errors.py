@@ -1,0 +1,164 @@
+"""Every error that `rocket_core` raises on purpose.
+
+RocketError
+├── InvalidConfigError              a setting out of range or contradictory
+│   ├── UnknownDatasetError         no calibration data of that name
+│   └── UnmatchedIgnoreError        an ignore pattern that matches no layer
+├── ModelNotFoundError              no such folder, repository or revision
+├── HubUnavailableError             the model hub cannot be reached (worth retrying)
+├── UnsupportedArchitectureError    nothing here can be compressed, or not by this method
+│   └── AlreadyQuantizedError       the weights are no plain floating-point numbers
+├── CalibrationError                the calibration data cannot be used
+│   ├── EmptyCalibrationError       fewer tokens than one window
+│   └── NonFiniteCalibrationError   NaN or infinity, with layer and batch
+├── IllConditionedGramError         a Gram matrix that cannot be factorized
+├── InfeasibleBudgetError           a ratio beyond what the layer profiles reach
+├── ResourceError                   this machine has too little of something
+│   ├── InsufficientMemoryError
+│   └── InsufficientDiskError
+├── WorkFolderError                 the work folder belongs to another run
+├── CheckpointError                 weights on disk
+│   ├── CheckpointFormatError       a layout or version this library does not read
+│   └── CorruptCheckpointError      a file that is damaged or incomplete
+└── CompressionCancelledError       the caller asked to stop; what is done is kept
+
+A message says what is wrong, where, and what to do. `code` is stable: it is stored with a job and returned by the API.
+"""
+
+from typing import ClassVar
+
+
+class RocketError(Exception):
+    """Base of all errors of this library."""
+
+    code: ClassVar[str] = "rocket_error"
+    retryable: ClassVar[bool] = False
+
+
+class InvalidConfigError(RocketError):
+    """A setting is out of range or contradicts another."""
+
+    code = "invalid_config"
+
+
+class UnknownDatasetError(InvalidConfigError):
+    """The calibration choice names no known dataset and no readable file."""
+
+    code = "unknown_dataset"
+
+
+class UnmatchedIgnoreError(InvalidConfigError):
+    """An ignore pattern matches no compressible layer."""
+
+    code = "unmatched_ignore"
+
+
+class ModelNotFoundError(RocketError):
+    """The model is neither a local folder nor a repository of the hub."""
+
+    code = "model_not_found"
+
+
+class HubUnavailableError(RocketError):
+    """The model hub does not answer; the same request may succeed later."""
+
+    code = "hub_unavailable"
+    retryable = True
+
+
+class UnsupportedArchitectureError(RocketError):
+    """The model has no layers that this method can compress."""
+
+    code = "unsupported_architecture"
+
+
+class AlreadyQuantizedError(UnsupportedArchitectureError):
+    """The checkpoint holds quantized or already compressed weights."""
+
+    code = "already_quantized"
+
+
+class CalibrationError(RocketError):
+    """The calibration data cannot be used."""
+
+    code = "calibration_failed"
+
+
+class EmptyCalibrationError(CalibrationError):
+    """The calibration data has too few tokens."""
+
+    code = "calibration_empty"
+
+
+class NonFiniteCalibrationError(CalibrationError):
+    """NaN or infinity appeared in the activations of a layer."""
+
+    code = "calibration_non_finite"
+
+
+class IllConditionedGramError(RocketError):
+    """A Gram matrix cannot be factorized, not even after shrinkage."""
+
+    code = "ill_conditioned_gram"
+
+
+class InfeasibleBudgetError(RocketError):
+    """No choice of candidates meets the budget.
+
+    Attributes:
+        nearest_ratio: the closest compression ratio that can be reached, in [0, 1).
+    """
+
+    code = "infeasible_budget"
+
+    def __init__(self, message: str, *, nearest_ratio: float) -> None:
+        super().__init__(message)
+        self.nearest_ratio = nearest_ratio
+
+
+class ResourceError(RocketError):
+    """This machine has too little of what the run needs."""
+
+    code = "insufficient_resources"
+
+
+class InsufficientMemoryError(ResourceError):
+    """The run would need more memory than there is."""
+
+    code = "insufficient_memory"
+
+
+class InsufficientDiskError(ResourceError):
+    """The run would need more disk than there is."""
+
+    code = "insufficient_disk"
+
+
+class WorkFolderError(RocketError):
+    """The work folder was written by a run with another model, calibration, settings or version."""
+
+    code = "stale_work_folder"
+
+
+class CheckpointError(RocketError):
+    """Weights on disk cannot be used."""
+
+    code = "checkpoint_error"
+
+
+class CheckpointFormatError(CheckpointError):
+    """The checkpoint has a layout or a format version that this library does not read."""
+
+    code = "checkpoint_format"
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A checkpoint file is damaged or incomplete."""
+
+    code = "corrupt_checkpoint"
+
+
+class CompressionCancelledError(RocketError):
+    """The caller cancelled the run; finished layers are kept in the work folder."""
+
+    code = "cancelled"
