@@ -1,7 +1,11 @@
 """Parameters and bytes: the only place where ratio, rank and nnz are turned into one another."""
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
+
+Shape = tuple[int, int]
+"""Rank and nnz of a factored layer."""
 
 
 def parameter_budget(compressible_parameters: int, ratio: float) -> int:
@@ -48,6 +52,26 @@ def nnz_for(d_in: int, d_out: int, budget: int, rank: int) -> int:
     and makes it unimodal in the rank. May be negative where the dictionary alone exceeds the budget.
     """
     return min(budget - rank * d_in, rank * d_out)
+
+
+def candidate_shapes(d_in: int, d_out: int, ratio: float, rank_nnz_ratios: Sequence[float]) -> list[Shape]:
+    """Shapes that use a layer's budget at a ratio to the last coefficient, by rising rank.
+
+    Where the largest rank_nnz_ratios ask for more atoms than the eigenbasis has, the full basis with what nonzeros are
+    left stands in for them.
+
+    Args:
+        d_in: input features.
+        d_out: output features.
+        ratio: compression ratio of the layer, (0, 1).
+        rank_nnz_ratios: ascending, >= 1.
+    """
+    layer_budget = parameter_budget(d_in * d_out, ratio)
+    full = min(d_in, d_out)
+    ranks = dict.fromkeys(min(rank_for(d_in, d_out, layer_budget, value), full) for value in rank_nnz_ratios)
+    shapes = [(rank, nnz_for(d_in, d_out, layer_budget, rank)) for rank in ranks if rank >= 1]
+    # A coefficient matrix with fewer nonzeros than atoms has atoms that nothing uses.
+    return [(rank, nnz) for rank, nnz in shapes if nnz >= rank]
 
 
 def factored_bytes(d_in: int, d_out: int, rank: int, nnz: int, itemsize: int) -> int:

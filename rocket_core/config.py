@@ -16,6 +16,9 @@ BUILTIN_DATASET = "builtin"
 PROFILE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 15))
 PROFILE_RANK_NNZ_RATIOS = tuple(round(1.0 + 0.1 * step, 1) for step in range(21))
 
+# Under the output folder, until the artifacts are complete.
+WORK_FOLDER_NAME = ".rocket-work"
+
 _GIB = 2**30
 
 
@@ -49,7 +52,7 @@ class CompressionConfig(_Frozen):
             space, under a cap on each layer) or `whitened` (squared relative error in the whitened space, no cap).
         ignore: glob patterns of layer names that stay dense; each must match at least one compressible layer.
         export: artifacts to write.
-        device: torch device that computes: `auto` (CUDA if there is one), `cpu`, `cuda`, `cuda:1` ...
+        device: torch device that computes: `auto` (an accelerator if there is one), `cpu`, `cuda`, `cuda:1` ...
         dtype: dtype in which the model runs and is stored; `auto` is the checkpoint's own.
         precision: dtype of supports and least squares; `float64` is the reference that tests hold `float32` against.
             Eigenbases are computed in float64 either way.
@@ -60,8 +63,8 @@ class CompressionConfig(_Frozen):
         cap_slack: relative slack on the smallest feasible error cap (objective `weight`). At the smallest cap itself
             almost every layer has one candidate left and the knapsack nothing to choose.
         max_shard_bytes: size at which a new safetensors file is begun.
-        statistics_quota_bytes: disk that Gram matrices may take between profiling and factorization; blocks beyond it
-            are calibrated a second time.
+        statistics_quota_bytes: disk that eigenbases may take between profiling and factorization; the blocks of layers
+            beyond it are calibrated a second time.
     """
 
     ratio: Annotated[float, Field(ge=0, lt=1)]

@@ -8,11 +8,9 @@ from rocket_core.budget import achieved_ratio
 from rocket_core.candidates import Candidate, CandidateKind, LayerProfile
 from rocket_core.config import CompressionConfig, ExportKind, Objective
 
-REPORT_VERSION = 1
-
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class StageReport(_Frozen):
@@ -21,7 +19,8 @@ class StageReport(_Frozen):
     Attributes:
         name: preflight, calibrating, allocating, factorizing or exporting.
         seconds: wall time, resumed runs added up.
-        peak_memory_bytes: highest resident memory of the process while the stage ran.
+        peak_memory_bytes: highest resident memory of the process while the stage ran (since its start where the
+            system cannot tell).
         peak_device_bytes: highest memory allocated on the accelerator; None on the CPU.
     """
 
@@ -41,7 +40,8 @@ class AllocationReport(_Frozen):
         smallest_alpha: the smallest alpha at which any allocation fits; None where there is no cap.
         reference_error: mean error of all layers compressed uniformly at the target ratio; None where there is no cap.
         total_error: sum of the objective over the layers.
-        lower_bound: proven lower bound of `total_error`; equal to it, as the allocation is optimal.
+        lower_bound: no allocation within budget and cap has a smaller sum.
+        proven: whether `total_error` is that bound: the allocation is optimal.
     """
 
     objective: Objective
@@ -51,6 +51,7 @@ class AllocationReport(_Frozen):
     reference_error: float | None
     total_error: float
     lower_bound: float
+    proven: bool
 
 
 class LayerReport(_Frozen):
@@ -164,7 +165,7 @@ class CompressionReport(_Frozen):
         skipped: layers that were left alone, with the reason.
     """
 
-    report_version: Literal[1] = REPORT_VERSION
+    report_version: Literal[1] = 1
     rocket_version: str
     fingerprint: str
     model: str

@@ -1,0 +1,53 @@
+"""Which device computes, and how much memory it has left."""
+
+import ctypes
+import sys
+
+import psutil
+import torch
+
+from rocket_core.errors import InvalidConfigError
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of a name that a user typed.
+
+    Args:
+        name: `auto` (the accelerator if there is one, else the CPU) or a torch device such as `cpu`.
+
+    Raises:
+        InvalidConfigError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise InvalidConfigError(f"device {name!r} cannot be used here ({reason}); try auto or cpu") from error
+    return device
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a computation on the device may still take."""
+    if device.type == "cpu":
+        return int(psutil.virtual_memory().available)
+    return int(torch.accelerator.get_memory_info(device)[0])
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Begins a new measurement of `peak_memory`."""
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Most bytes allocated on an accelerator since the last reset; None for the CPU."""
+    return None if device.type == "cpu" else int(torch.accelerator.max_memory_allocated(device))
+
+
+def return_freed_memory() -> None:
+    """Hands freed memory back to the system: without it the peak grows by what the allocator holds on to."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,70 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_core import budget
+from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS
+
+SIDES = st.integers(2, 3000)
+RATIOS = st.sampled_from(PROFILE_RATIOS)
+
+
+@given(parameters=st.integers(0, 10**12), hundredths=st.integers(0, 99))
+def test_budget_is_exact_for_the_decimal_that_was_typed(parameters, hundredths):
+    ratio = hundredths / 100
+    assert budget.parameter_budget(parameters, ratio) == parameters * (100 - hundredths) // 100
+
+
+def test_budget_does_not_lose_a_parameter_to_binary_rounding():
+    assert budget.parameter_budget(10, 0.3) == 7
+    assert int((1 - 0.9) * 10) == 0
+    assert budget.parameter_budget(10, 0.9) == 1
+
+
+@given(d_in=SIDES, d_out=SIDES, ratio=RATIOS)
+def test_every_shape_keeps_within_its_layer_budget(d_in, d_out, ratio):
+    allowed = budget.parameter_budget(d_in * d_out, ratio)
+    for rank, nnz in budget.candidate_shapes(d_in, d_out, ratio, PROFILE_RANK_NNZ_RATIOS):
+        assert 1 <= rank <= min(d_in, d_out)
+        assert rank <= nnz <= rank * d_out
+        assert budget.kept_parameters(d_in, rank, nnz) <= allowed
+
+
+@given(d_in=SIDES, d_out=SIDES, ratio=RATIOS)
+def test_sparse_shapes_spend_the_budget_to_the_last_parameter(d_in, d_out, ratio):
+    allowed = budget.parameter_budget(d_in * d_out, ratio)
+    for rank, nnz in budget.candidate_shapes(d_in, d_out, ratio, PROFILE_RANK_NNZ_RATIOS):
+        if nnz < rank * d_out:
+            assert budget.kept_parameters(d_in, rank, nnz) == allowed
+
+
+def test_ranks_rise_and_do_not_repeat():
+    ranks = [rank for rank, _ in budget.candidate_shapes(64, 64, 0.3, PROFILE_RANK_NNZ_RATIOS)]
+    assert ranks == sorted(set(ranks))
+
+
+@given(d_in=SIDES, d_out=SIDES, ratio=RATIOS, value=st.sampled_from(PROFILE_RANK_NNZ_RATIOS))
+def test_rank_is_the_largest_that_the_budget_feeds(d_in, d_out, ratio, value):
+    allowed = budget.parameter_budget(d_in * d_out, ratio)
+    rank = budget.rank_for(d_in, d_out, allowed, value)
+    cost = lambda atoms: atoms * d_in + Fraction(atoms * d_out) / Fraction(value)  # noqa: E731
+    assert cost(rank) <= allowed * (1 + 1e-12)
+    assert cost(rank + 1) > allowed * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((8, 8, 4, 20), (4 * 8 + 20) * 2 + 8 * 1),
+        ((8, 8, 4, 32), (4 * 8 + 32) * 2),
+        ((8, 5, 9, 30), (72 + 30) * 2 + 5 * 2),
+    ],
+)
+def test_bytes_count_the_mask_only_where_there_is_one(shape, expected):
+    assert budget.factored_bytes(*shape, 2) == expected
+
+
+def test_achieved_ratio_is_what_is_gone():
+    assert budget.achieved_ratio(200, 150) == 0.25
