@@ -1,0 +1,183 @@
+"""From calibration statistics to an eigenbasis of the whitened weight (paper, section 3, equations 1-3).
+
+Symbols: W weight, G Gram matrix XᵀX of the layer's input X, S whitening factor with SᵀS = G, SW = B Σ Vᵀ. Only Σ and V
+are ever needed: the stored dictionary is W Cᵀ(CCᵀ)⁻¹, in which S cancels.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rocket_core.errors import IllConditionedGramError
+
+# Floor under the spectrum of a Gram matrix, relative to its mean diagonal: far below what calibration can resolve, far
+# above float64 rounding. It lets inputs that never fire (an all-zero column of X) pass the Cholesky factorization.
+_DAMPING = 1e-10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Eigenbasis:
+    """Right singular vectors and singular values of the whitened weight, by falling singular value.
+
+    Attributes:
+        directions: V, (d_out, m) with m = min(d_in, d_out); columns are orthonormal where singular values are
+            above rounding.
+        singular_values: Σ, >= 0, (m,).
+    """
+
+    directions: Float[Tensor, "d_out m"]
+    singular_values: Float[Tensor, " m"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GramStatistics:
+    """What calibration knows about a layer.
+
+    Attributes:
+        tokens: rows of X that were summed.
+        gram: G = XᵀX, or None where the output's Gram matrix is the smaller one.
+        output_gram: WᵀGW, or None where G is given.
+        input_energy: diagonal of G.
+    """
+
+    tokens: int
+    gram: Float[Tensor, "d_in d_in"] | None
+    output_gram: Float[Tensor, "d_out d_out"] | None
+    input_energy: Float[Tensor, " d_in"]
+
+
+def basis_from_statistics(
+    weight: Float[Tensor, "d_in d_out"], statistics: GramStatistics, *, shrinkage: float
+) -> Eigenbasis:
+    """Eigenbasis of the whitened weight, in float64.
+
+    Args:
+        weight: W, in any floating dtype.
+        statistics: calibration statistics of this layer.
+        shrinkage: pull of the Gram matrix towards its diagonal, [0, 1].
+
+    Returns:
+        The basis, on the device of `weight`.
+
+    Raises:
+        IllConditionedGramError: the Gram matrix cannot be factorized.
+    """
+    weight = weight.double()
+    if statistics.gram is not None:
+        return eigenbasis(weight, shrunk_gram(statistics.gram.double(), statistics.tokens, shrinkage))
+    assert statistics.output_gram is not None
+    energy = statistics.input_energy.double()
+    return eigenbasis_of_output_gram(
+        shrunk_output_gram(statistics.output_gram.double(), weight, energy, statistics.tokens, shrinkage)
+    )
+
+
+def shrunk_gram(gram: Float[Tensor, "d d"], tokens: int, shrinkage: float) -> Float[Tensor, "d d"]:
+    """Pulls a Gram matrix of few tokens towards its diagonal: G + a·diag(G), a = shrinkage · d / tokens.
+
+    With tokens = d / 4 this lowered the held-out error from 0.081 (eigenvalue shift) to 0.059 on one layer; with many
+    tokens it vanishes.
+
+    Args:
+        gram: XᵀX summed over tokens, symmetric.
+        tokens: rows of X, >= 1.
+        shrinkage: strength, [0, 1]; 0.02-0.1 is sensible.
+
+    Returns:
+        A new matrix on the device of `gram`.
+    """
+    strength = shrinkage * gram.shape[0] / tokens
+    return gram + torch.diag(strength * gram.diagonal())
+
+
+def shrunk_output_gram(
+    output_gram: Float[Tensor, "d_out d_out"],
+    weight: Float[Tensor, "d_in d_out"],
+    input_energy: Float[Tensor, " d_in"],
+    tokens: int,
+    shrinkage: float,
+) -> Float[Tensor, "d_out d_out"]:
+    """The same shrinkage seen from the output side: Wᵀ(G + a·diag(G))W, from WᵀGW and the diagonal of G alone.
+
+    Args:
+        output_gram: WᵀGW, the Gram matrix of the layer's output without bias.
+        weight: W.
+        input_energy: diagonal of G, the sum of squares of each input feature.
+        tokens: rows of X, >= 1.
+        shrinkage: strength, [0, 1].
+
+    Returns:
+        A new matrix on the device of `output_gram`.
+    """
+    strength = shrinkage * weight.shape[0] / tokens
+    return output_gram + strength * (weight.mT @ (input_energy[:, None] * weight))
+
+
+def whitening_factor(gram: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
+    """Upper-triangular S with SᵀS = G + 1e-10·mean(diag G)·I.
+
+    Args:
+        gram: symmetric positive semi-definite matrix.
+
+    Returns:
+        S on the device of `gram`.
+
+    Raises:
+        IllConditionedGramError: the matrix is not positive semi-definite, or all zero.
+    """
+    mean_energy = gram.diagonal().mean()
+    damped = gram + torch.diag((_DAMPING * mean_energy).expand(gram.shape[0]))
+    factor: Tensor
+    factor, info = torch.linalg.cholesky_ex(damped, upper=True)
+    if int(info) != 0:
+        raise IllConditionedGramError(
+            f"a Gram matrix of size {gram.shape[0]} cannot be factorized (leading minor {int(info)} is not positive); "
+            "calibrate with more samples, or raise the shrinkage setting"
+        )
+    return factor
+
+
+def eigenbasis(weight: Float[Tensor, "d_in d_out"], gram: Float[Tensor, "d_in d_in"]) -> Eigenbasis:
+    """Singular values and right singular vectors of S W, by an eigendecomposition on the smaller side.
+
+    Same result as `torch.linalg.svd(S @ W)` up to signs, 2-9 times faster. Where d_out <= d_in no factor of G is
+    needed: V and Σ² are the eigenpairs of WᵀGW.
+
+    Args:
+        weight: W.
+        gram: G, already shrunk.
+
+    Returns:
+        The basis, in the dtype and on the device of `weight`.
+
+    Raises:
+        IllConditionedGramError: d_out > d_in and G cannot be factorized.
+
+    References:
+        ROCKET, section 3: eigendecomposition of W_L W_Lᵀ.
+    """
+    d_in, d_out = weight.shape
+    if d_out <= d_in:
+        return eigenbasis_of_output_gram(weight.mT @ gram @ weight)
+    whitened = whitening_factor(gram) @ weight
+    energies, left = torch.linalg.eigh(whitened @ whitened.mT)
+    singular_values = energies.flip(0).clamp_min(0).sqrt()
+    projected = whitened.mT @ left.flip(1)
+    # A direction without energy has no right singular vector of its own; zero keeps it out of every product.
+    scale = torch.where(singular_values > 0, singular_values, torch.inf)
+    return Eigenbasis(directions=projected / scale, singular_values=singular_values)
+
+
+def eigenbasis_of_output_gram(output_gram: Float[Tensor, "d_out d_out"]) -> Eigenbasis:
+    """The basis from WᵀGW alone, for layers with d_out <= d_in.
+
+    Args:
+        output_gram: WᵀGW, already shrunk.
+
+    Returns:
+        The basis, on the device of `output_gram`.
+    """
+    energies, directions = torch.linalg.eigh((output_gram + output_gram.mT) / 2)
+    return Eigenbasis(directions=directions.flip(1), singular_values=energies.flip(0).clamp_min(0).sqrt())
