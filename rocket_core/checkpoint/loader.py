@@ -1,0 +1,144 @@
+"""Filling a model's modules from a checkpoint, one module at a time.
+
+The only place that calls the loader inside transformers, which knows every renaming and merging that newer module
+trees need. These functions are not public: 5.17 to 5.23 are known to work.
+"""
+
+import copy
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    convert_and_load_state_dict_in_model,
+    rename_source_key,
+)
+from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils import logging
+
+from rocket_core.checkpoint.reader import Checkpoint
+from rocket_core.errors import CorruptCheckpointError
+
+_NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
+
+
+class WeightLoader:
+    """Loads and unloads parts of one model.
+
+    Args:
+        model: a model with its parameters on the meta device.
+        checkpoint: the model's safetensors.
+        device: device that loaded parameters go to.
+    """
+
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint, device: torch.device) -> None:
+        self._model = model
+        self._checkpoint = checkpoint
+        self._device = device
+        mapping = get_model_conversion_mapping(model)
+        self._mapping = [item for item in mapping if isinstance(item, WeightRenaming | WeightConverter)]
+        renamings = [item for item in self._mapping if isinstance(item, WeightRenaming)]
+        converters = [item for item in self._mapping if isinstance(item, WeightConverter)]
+        skeleton = model.state_dict()
+        self._targets: dict[str, str] = {}
+        self._disk_keys: dict[str, str] = {}
+        self._tied: dict[str, str] = {}
+        for key in checkpoint.entries:
+            target, converter = rename_source_key(key, renamings, converters, model.base_model_prefix, skeleton)
+            if target not in skeleton and key in skeleton:
+                target, converter = key, None
+            self._targets[key] = target
+            if converter is None and target in skeleton:
+                self._disk_keys[target] = key
+        self._adopt_tied_names(skeleton)
+
+    def _adopt_tied_names(self, skeleton: Mapping[str, object]) -> None:
+        """A file may hold a tied parameter under either name."""
+        for one, other in self._model.all_tied_weights_keys.items():
+            for stored, wanted in ((one, other), (other, one)):
+                if stored in self._disk_keys and wanted not in self._disk_keys and wanted in skeleton:
+                    self._tied[wanted] = self._disk_keys[stored]
+
+    def disk_key(self, parameter: str) -> str | None:
+        """Name of a parameter in the checkpoint; None if it is stored merged with others, or not at all."""
+        return self._disk_keys.get(parameter)
+
+    def load(self, modules: Iterable[str]) -> None:
+        """Loads all parameters and persistent buffers of some modules.
+
+        Args:
+            modules: module names.
+
+        Raises:
+            CorruptCheckpointError: a parameter is not in the checkpoint, or has another shape there.
+        """
+        names = tuple(modules)
+        wanted = {key: key for key, target in self._targets.items() if _is_under(target, names)}
+        wanted |= {parameter: key for parameter, key in self._tied.items() if _is_under(parameter, names)}
+        files = {key: self._checkpoint.entries[key].file for key in wanted.values()}
+        # Plain reads instead of a memory map: a mapped checkpoint would count as this process's memory.
+        handles = {file: safe_open(file, "pt", backend="pread") for file in sorted(set(files.values()))}
+        with _quietly_in_one_thread():
+            info, _ = convert_and_load_state_dict_in_model(
+                self._model,
+                {name: handles[files[key]].get_slice(key) for name, key in wanted.items()},
+                LoadStateDictConfig(
+                    device_map={"": self._device},
+                    dtype=self._model.dtype,
+                    weight_mapping=copy.deepcopy(self._mapping),
+                ),
+            )
+        problems = [*info.mismatched_keys, *info.conversion_errors]
+        if problems:
+            raise CorruptCheckpointError(
+                f"{self._checkpoint.folder}: {problems[0]} does not fit the shapes that config.json asks for"
+            )
+        missing = [key for name in names for key in _missing_parameters(self._model, name)]
+        if missing:
+            raise CorruptCheckpointError(
+                f"{self._checkpoint.folder} lacks {len(missing)} tensors, the first is {missing[0]!r}; fetch the "
+                "checkpoint again"
+            )
+
+    def unload(self, module: nn.Module) -> None:
+        """Frees the parameters of a module; buffers stay."""
+        for owner in module.modules():
+            for name, parameter in owner._parameters.items():
+                if parameter is not None:
+                    owner._parameters[name] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+
+
+@contextmanager
+def _quietly_in_one_thread() -> Iterator[None]:
+    """Sets transformers up for loading many small parts of a model.
+
+    A progress bar for every layer would drown the run's own. Its loading threads would leave freed memory in as many
+    allocator arenas, a tenth of the peak and different every time, and there is little for them to do.
+    """
+    bar, threads = logging.is_progress_bar_enabled(), os.environ.get(_NO_THREADS)
+    logging.disable_progress_bar()
+    os.environ[_NO_THREADS] = "1"
+    try:
+        yield
+    finally:
+        if bar:
+            logging.enable_progress_bar()
+        if threads is None:
+            del os.environ[_NO_THREADS]
+        else:
+            os.environ[_NO_THREADS] = threads
+
+
+def _is_under(target: str, names: tuple[str, ...]) -> bool:
+    return any(target == name or target.startswith(f"{name}.") for name in names)
+
+
+def _missing_parameters(model: PreTrainedModel, name: str) -> list[str]:
+    return [f"{name}.{key}" for key, tensor in model.get_submodule(name).named_parameters() if tensor.is_meta]

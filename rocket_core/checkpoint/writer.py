@@ -1,0 +1,183 @@
+"""Writing safetensors from tensors that are produced one by one, so that a shard never lies in memory."""
+
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from rocket_core.checkpoint.reader import DTYPES, INDEX_NAME, TensorEntry
+
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# Fixed: safetensors metadata that named a time or a run would make equal models differ.
+_METADATA = {"format": "pt"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorPlan:
+    """A tensor to be written: known in size, not yet in memory.
+
+    Attributes:
+        key: its name.
+        dtype: safetensors name of its dtype.
+        shape: its shape.
+        nbytes: bytes of the tensor.
+        chunks: produces its bytes when it is its turn.
+    """
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    chunks: Callable[[], Iterator[bytes]]
+
+
+def plan_tensor(key: str, dtype: torch.dtype, shape: Sequence[int], make: Callable[[], torch.Tensor]) -> TensorPlan:
+    """Plans a tensor that `make` computes when it is written.
+
+    Args:
+        key: its name.
+        dtype: its dtype.
+        shape: its shape.
+        make: returns the tensor; called once.
+    """
+
+    def chunks() -> Iterator[bytes]:
+        tensor = make().detach().to("cpu", dtype).contiguous()
+        assert tuple(tensor.shape) == tuple(shape), (key, tensor.shape, shape)
+        yield tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+    nbytes = math.prod(shape) * dtype.itemsize
+    return TensorPlan(key=key, dtype=_DTYPE_NAMES[dtype], shape=tuple(shape), nbytes=nbytes, chunks=chunks)
+
+
+def plan_copy(entry: TensorEntry, *, key: str | None = None) -> TensorPlan:
+    """Plans a byte-for-byte copy of a stored tensor, under its own name unless another is given."""
+    return TensorPlan(
+        key=key or entry.key, dtype=entry.dtype, shape=entry.shape, nbytes=entry.nbytes, chunks=entry.chunks
+    )
+
+
+def write_checkpoint(
+    folder: Path,
+    plans: Iterable[TensorPlan],
+    *,
+    max_shard_bytes: int,
+    on_tensor: Callable[[str], None] = lambda _key: None,
+) -> int:
+    """Writes a model's tensors as one safetensors file, or as shards with an index.
+
+    Files and their bytes depend on the tensors alone.
+
+    Args:
+        folder: an existing, empty folder.
+        plans: the tensors, in any order.
+        max_shard_bytes: size at which a new file is begun; a larger tensor gets a file of its own.
+        on_tensor: called with each name before it is written.
+
+    Returns:
+        Size of all files written, without the index.
+    """
+    shards = _shards(sorted(plans, key=lambda plan: (_natural(plan.key), plan.key)), max_shard_bytes)
+    weight_map: dict[str, str] = {}
+    total = 0
+    for number, shard in enumerate(shards, start=1):
+        name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        with write_atomically(folder / name) as stream:
+            write_safetensors(stream, shard, on_tensor=on_tensor)
+        total += (folder / name).stat().st_size
+        weight_map.update((plan.key, name) for plan in shard)
+    if len(shards) > 1:
+        size = sum(plan.nbytes for shard in shards for plan in shard)
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+        with write_atomically(folder / INDEX_NAME) as stream:
+            stream.write((json.dumps(index, indent=2) + "\n").encode())
+    return total
+
+
+def write_safetensors(
+    stream: BinaryIO, plans: Sequence[TensorPlan], *, on_tensor: Callable[[str], None] = lambda _key: None
+) -> None:
+    """Writes one safetensors file.
+
+    Tensors lie by falling item size and then by name, as the safetensors library has it: every tensor is then aligned
+    to its item size without padding, which the format forbids.
+
+    Args:
+        stream: where to write.
+        plans: the tensors.
+        on_tensor: called with each name before it is written.
+    """
+    ordered = sorted(plans, key=lambda plan: (-_itemsize(plan), plan.key))
+    header: dict[str, object] = {"__metadata__": _METADATA}
+    position = 0
+    for plan in ordered:
+        header[plan.key] = {
+            "dtype": plan.dtype,
+            "shape": list(plan.shape),
+            "data_offsets": [position, position + plan.nbytes],
+        }
+        position += plan.nbytes
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    stream.write(struct.pack("<Q", len(encoded)) + encoded)
+    for plan in ordered:
+        on_tensor(plan.key)
+        written = 0
+        for chunk in plan.chunks():
+            written += stream.write(chunk)
+        assert written == plan.nbytes, (plan.key, written, plan.nbytes)
+
+
+@contextmanager
+def write_atomically(path: Path) -> Iterator[BinaryIO]:
+    """A stream to a file that appears under its name complete and on disk, or not at all."""
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename within a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _itemsize(plan: TensorPlan) -> int:
+    # Dtypes that torch does not compute with are copied all the same; these are the small ones.
+    return DTYPES[plan.dtype].itemsize if plan.dtype in DTYPES else 1
+
+
+def _shards(plans: Sequence[TensorPlan], max_bytes: int) -> list[list[TensorPlan]]:
+    shards: list[list[TensorPlan]] = [[]]
+    size = 0
+    for plan in plans:
+        if shards[-1] and size + plan.nbytes > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(plan)
+        size += plan.nbytes
+    return shards
+
+
+def _natural(key: str) -> list[tuple[int, int, str]]:
+    """Sorts `layers.10` behind `layers.9`, so that a shard holds neighbouring blocks."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", key) if part]

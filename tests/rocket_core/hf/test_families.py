@@ -1,0 +1,89 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel
+from transformers.pytorch_utils import Conv1D
+
+from rocket_core.hf import FORMAT_VERSION
+from rocket_core.modules import compose_weight
+from tests.reference.factored_models import (
+    INPUT_IDS,
+    block_linears,
+    factored_layers,
+    file_bytes,
+    load,
+    logits,
+    random_factors,
+)
+from tests.reference.tiny_models import FAMILIES
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+class TestEveryFamily:
+    def test_loads_with_the_logits_it_had_in_memory(self, artifacts, family):
+        model, folder = artifacts[family]
+        loaded, report = load(folder, output_loading_info=True)
+        assert factored_layers(loaded).keys() == random_factors(FAMILIES[family]()).keys()
+        assert not any(report.values())
+        assert torch.equal(logits(loaded), logits(model))
+        assert not torch.allclose(logits(loaded), logits(FAMILIES[family]()))
+
+    def test_saves_the_bytes_it_loaded(self, artifacts, family, tmp_path):
+        _, folder = artifacts[family]
+        load(folder).save_pretrained(tmp_path)
+        assert file_bytes(tmp_path) == file_bytes(folder)
+        assert (tmp_path / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+
+    def test_generates_the_same_tokens(self, artifacts, family):
+        model, folder = artifacts[family]
+        tokens = [
+            each.generate(INPUT_IDS[:1, :8], max_new_tokens=12, do_sample=False, cache_implementation=cache)
+            for each, cache in ((model, None), (load(folder), None), (load(folder), "static"))
+        ]
+        assert torch.equal(tokens[0], tokens[1])
+        assert torch.equal(tokens[0], tokens[2])
+
+    def test_files_hold_what_the_table_says(self, artifacts, family):
+        _, folder = artifacts[family]
+        config = json.loads((folder / "config.json").read_text())["quantization_config"]
+        tensors = load_file(folder / "model.safetensors")
+        assert {key: value for key, value in config.items() if key != "layers"} == {
+            "quant_method": "rocket",
+            "format_version": FORMAT_VERSION,
+        }
+        assert len(config["layers"]) == len(random_factors(FAMILIES[family]()))
+        for name, entry in config["layers"].items():
+            assert tensors[f"{name}.weight"].shape == (entry["nnz"],)
+            assert tensors[f"{name}.weight_u"].shape[0] == entry["rank"]
+            mask = tensors.get(f"{name}.weight_mask")
+            assert mask is None or int(mask.view(-1, 1).bitwise_and(2 ** torch.arange(8)).ne(0).sum()) == entry["nnz"]
+
+    def test_dequantizes_to_stock_layers(self, artifacts, family, tmp_path):
+        stock = FAMILIES[family]()
+        factors = random_factors(stock)
+        model = load(artifacts[family][1]).dequantize()
+        for name, module in block_linears(model).items():
+            weight = compose_weight(factors[name].dictionary, factors[name].coefficients, torch.float32)
+            assert type(module) is type(stock.get_submodule(name))
+            assert torch.equal(module.weight, weight.T if type(module) is Conv1D else weight)
+        assert not factored_layers(model)
+        torch.testing.assert_close(logits(model), logits(artifacts[family][0]), rtol=1e-4, atol=1e-4)
+        model.save_pretrained(tmp_path)
+        assert (tmp_path / "config.json").read_text() == saved_config(stock, tmp_path)
+
+    def test_base_model_loads_and_saves(self, artifacts, family, tmp_path):
+        model, folder = artifacts[family]
+        base = AutoModel.from_pretrained(folder)
+        base.save_pretrained(tmp_path)
+        reloaded = AutoModel.from_pretrained(tmp_path)
+        expected = model.base_model(INPUT_IDS).last_hidden_state
+        assert torch.equal(reloaded(INPUT_IDS).last_hidden_state, expected)
+        table = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["layers"]
+        assert all(f"{name}.weight_u" in load_file(tmp_path / "model.safetensors") for name in table)
+
+
+def saved_config(model, folder):
+    model.save_pretrained(folder / "stock")
+    return (folder / "stock" / "config.json").read_text()

@@ -1,0 +1,78 @@
+import json
+import subprocess
+import sys
+
+import torch
+
+from tests.reference.factored_models import INPUT_IDS, load, logits
+from tests.reference.tiny_models import FAMILIES
+
+
+def run_python(script, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+WITHOUT_ROCKET = """
+import json, sys, torch
+torch.set_num_threads(1)
+from pathlib import Path
+from transformers import AutoModelForCausalLM
+root, ids = Path(sys.argv[1]), torch.load(sys.argv[1] + "/ids.pt", weights_only=True)
+answer = {}
+for family in sys.argv[2:]:
+    model = AutoModelForCausalLM.from_pretrained(root / family / "dense")
+    with torch.no_grad():
+        torch.save(model(ids).logits, root / family / "logits.pt")
+    try:
+        AutoModelForCausalLM.from_pretrained(root / family / "factored")
+    except RuntimeError as error:
+        answer[family] = str(error)
+assert "rocket_core" not in sys.modules
+print(json.dumps(answer))
+"""
+
+
+def test_without_the_import_dense_models_load_and_factored_ones_fail_loudly(artifacts, tmp_path):
+    torch.save(INPUT_IDS, tmp_path / "ids.pt")
+    expected = {}
+    for family, (model, folder) in artifacts.items():
+        model.save_pretrained(tmp_path / family / "factored")
+        dense = load(folder).dequantize()
+        dense.save_pretrained(tmp_path / family / "dense")
+        expected[family] = logits(dense)
+    errors = run_python(WITHOUT_ROCKET, tmp_path, *FAMILIES)
+    assert errors.keys() == FAMILIES.keys()
+    assert all("size" in message or "shape" in message for message in errors.values())
+    for family, wanted in expected.items():
+        assert torch.equal(torch.load(tmp_path / family / "logits.pt", weights_only=True), wanted)
+
+
+# In a process of its own: reloading makes new classes, and run-time type checks cannot be compiled.
+RELOAD_AND_COMPILE = """
+import importlib, json, sys, torch
+torch.set_num_threads(1)
+import rocket_core.hf
+importlib.reload(importlib.reload(rocket_core.hf))
+from transformers import AutoConfig, AutoModelForCausalLM
+config = AutoConfig.from_pretrained(sys.argv[1])
+models = [AutoModelForCausalLM.from_pretrained(sys.argv[1])]
+assert type(models[0].hf_quantizer) is rocket_core.hf.RocketHfQuantizer
+config.quantization_config["keep_packed"] = True
+models.append(AutoModelForCausalLM.from_pretrained(sys.argv[1], config=config))
+answer, ids = [], torch.arange(10)[None]
+for model in models:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(model.model.layers[0].mlp, fullgraph=True, backend="eager")
+        x = torch.ones(1, 2, model.config.hidden_size)
+        answer.append(torch.equal(compiled(x), model.model.layers[0].mlp(x)))
+print(json.dumps(answer))
+"""
+
+
+def test_survives_reloading_and_compiles(artifacts):
+    assert run_python(RELOAD_AND_COMPILE, artifacts["llama"][1]) == [True, True]
