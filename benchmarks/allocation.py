@@ -1,0 +1,157 @@
+"""Allocating a budget to proven optimality, on the layer shapes of real models, against a plain dynamic programme.
+
+Costs are those of real profiles: a dense candidate, and one per ratio 0.05, 0.10 ... 0.70 with the layer's budget
+either spent to the last parameter (`exact`) or rounded down to whole atoms and columns (`rounded`). Errors follow
+measured curves, with each layer's own scale, curvature and noise. Objectives: `whitened` squares the errors, `weight`
+caps them at 1.01 times the smallest feasible cap, `charge` makes each layer's error an affine function of what it
+loses, which is the correlation that knapsack solvers find hardest.
+
+    python -m benchmarks.allocation
+"""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from rocket_core.allocation import smallest_cap, solve_knapsack
+from tests.reference.knapsack import dynamic_programme
+
+RATIOS = (0.2, 0.33, 0.5)
+SEEDS = (0, 1)
+OBJECTIVES = ("whitened", "weight", "charge")
+BINS = 50_000
+# Relative error of a layer at ratio 0.05, 0.10 ... 0.70.
+ERROR_CURVE = (0.192, 0.209, 0.226, 0.245, 0.264, 0.285, 0.305, 0.327, 0.351, 0.375, 0.402, 0.432, 0.463, 0.495)
+
+_LLAMA_BLOCK = [(2048, 2048), (2048, 512), (2048, 512), (2048, 2048), (2048, 8192), (2048, 8192), (8192, 2048)]
+_QWEN_BLOCK = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 12288), (4096, 12288), (12288, 4096)]
+_EXPERTS = [(2048, 768), (2048, 768), (768, 2048)] * 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """Layer shapes, how often an instance is timed, and how many seconds it may take."""
+
+    name: str
+    shapes: list[tuple[int, int]]
+    runs: int
+    bar: float | None
+    with_reference: bool
+
+
+MODELS = (
+    Model(name="Llama, 112 x 15", shapes=_LLAMA_BLOCK * 16, runs=9, bar=5e-3, with_reference=True),
+    Model(name="Qwen3, 252 x 15", shapes=_QWEN_BLOCK * 36, runs=9, bar=None, with_reference=True),
+    Model(name="experts, 18,432 x 15", shapes=_EXPERTS * 48, runs=3, bar=5.0, with_reference=False),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """Timings of one model under one objective.
+
+    Attributes:
+        median: seconds, over all instances, of the median run.
+        slowest: the same of the slowest instance.
+        proven: instances solved to proven optimality.
+        instances: all of them.
+        speedup: how often an instance is solved while the dynamic programme solves it once; the median.
+        reference_excess: by how much the dynamic programme's rounding raises the error; the largest.
+    """
+
+    median: float
+    slowest: float
+    proven: int
+    instances: int
+    speedup: float | None
+    reference_excess: float | None
+
+
+def instance(
+    shapes: list[tuple[int, int]], *, objective: str, rounded: bool, ratio: float, seed: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Costs, errors and budget."""
+    generator = np.random.default_rng(seed)
+    d_in, d_out = np.array(shapes, dtype=np.int64).T[:, :, None]
+    sizes, layers, steps = d_in * d_out, len(shapes), np.arange(1, 15)
+    costs = sizes - -(-sizes * steps // 20)
+    if rounded:
+        atoms_per_nonzero = generator.normal(2, 0.15, (layers, 1)).clip(1.2, 3)
+        rank = costs / (d_in + d_out / atoms_per_nonzero)
+        costs = d_in * rank.astype(np.int64) + d_out * (rank / atoms_per_nonzero).astype(np.int64)
+    if objective == "charge":
+        errors = generator.lognormal(0, 0.3, (layers, 1)) * (1 - costs / sizes + 0.1)
+    else:
+        curvature = generator.normal(1, 0.25, (layers, 1))
+        errors = np.array(ERROR_CURVE) ** curvature * 0.3 ** (1 - curvature)
+        errors = errors * generator.lognormal(0, 0.35, (layers, 1)) * generator.normal(1, 0.004, errors.shape)
+    costs = np.concatenate((sizes, costs), axis=1)
+    errors = np.concatenate((np.zeros((layers, 1)), errors), axis=1)
+    budget = int((1 - ratio) * sizes.sum())
+    if objective == "weight":
+        return costs, np.where(errors <= 1.01 * smallest_cap(costs, errors, budget), errors, np.inf), budget
+    return costs, errors**2 if objective == "whitened" else errors, budget
+
+
+def _measure(model: Model, objective: str) -> Result:
+    seconds, speedups, excesses, proven = [], [], [], 0
+    for ratio in RATIOS:
+        for rounded in (False, True):
+            for seed in SEEDS:
+                costs, errors, budget = instance(
+                    model.shapes, objective=objective, rounded=rounded, ratio=ratio, seed=seed
+                )
+                runs = []
+                for _ in range(model.runs):
+                    began = time.perf_counter()
+                    solution = solve_knapsack(costs, errors, budget)
+                    runs.append(time.perf_counter() - began)
+                assert solution is not None
+                seconds.append(statistics.median(runs))
+                proven += solution.proven
+                if model.with_reference and not rounded:
+                    unit = -(-budget // BINS)
+                    began = time.perf_counter()
+                    least = dynamic_programme(-(-costs // unit), errors, budget // unit)
+                    speedups.append((time.perf_counter() - began) / seconds[-1])
+                    # None where no choice fits once every cost is rounded up to a whole bin.
+                    excesses.append(np.inf if least is None else least / solution.total_error - 1)
+    return Result(
+        median=statistics.median(seconds),
+        slowest=max(seconds),
+        proven=proven,
+        instances=len(seconds),
+        speedup=statistics.median(speedups) if speedups else None,
+        reference_excess=max(excesses, default=None),
+    )
+
+
+def run() -> dict[tuple[str, str], Result]:
+    """Results by model and objective."""
+    return {(model.name, objective): _measure(model, objective) for model in MODELS for objective in OBJECTIVES}
+
+
+def main() -> None:
+    """Prints one line per model and objective."""
+    bars = {model.name: model.bar for model in MODELS}
+    print(f"allocating; reference: plain dynamic programme on {BINS} bins, costs rounded up")
+    for (name, objective), result in run().items():
+        bar = bars[name]
+        verdict = "" if bar is None else f" (bar {bar * 1e3:g} ms: {'met' if result.slowest <= bar else 'MISSED'})"
+        reference = ""
+        if result.speedup is not None:
+            reference = (
+                f", {result.speedup:.0f} times faster than the reference, whose error is up to "
+                f"{result.reference_excess:.1%} higher"
+            )
+        print(
+            f"  {name}, {objective}: median {result.median * 1e3:.1f} ms, slowest {result.slowest * 1e3:.1f} ms"
+            f"{verdict}, proven {result.proven} of {result.instances}{reference}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

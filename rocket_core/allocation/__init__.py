@@ -1,0 +1,10 @@
+"""The allocation of a parameter budget over layers: one multiple-choice knapsack, solved to proven optimality.
+
+`allocator` turns profiles and a ratio into costs, errors, cap and budget, and back; `knapsack` solves; `relaxation` and
+`labels` are its linear relaxation and its exact search. Loads no torch.
+"""
+
+from rocket_core.allocation.allocator import Allocation, allocate, reachable_ratio, smallest_cap
+from rocket_core.allocation.knapsack import KnapsackSolution, solve_knapsack
+
+__all__ = ["Allocation", "KnapsackSolution", "allocate", "reachable_ratio", "smallest_cap", "solve_knapsack"]

@@ -1,0 +1,11 @@
+"""The whole compression: a model in, a smaller model that loads out.
+
+Stages: `preflight` looks before anything long begins; `calibrating` walks the dense model block by block and profiles
+its layers; `allocating` solves the knapsack; `factorizing` walks the blocks again; `exporting` writes the artifacts.
+`work_folder` holds what is finished, so that a run resumes where it stopped.
+"""
+
+from rocket_core.pipeline.progress import Progress
+from rocket_core.pipeline.run import compress
+
+__all__ = ["Progress", "compress"]

@@ -1,0 +1,94 @@
+"""The model card of an artifact."""
+
+import re
+from pathlib import Path
+
+from rocket_core.config import ExportKind
+from rocket_core.report import CompressionReport
+
+_LOADING = {
+    "factored": """```python
+import rocket_core.hf  # pip install 'rocket-compress[worker]'
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+```
+
+Without `import rocket_core.hf` loading stops with an error about the shape of a weight. `model.dequantize()` turns the
+factors into plain dense layers.""",
+    "dense": """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+```
+
+Names, shapes and configuration are those of the original model, so any tool that reads the original reads this. The
+weights are the products of the factors: this export is as large as the original and behaves like the factored one.""",
+}
+
+
+def model_card(report: CompressionReport, kind: ExportKind, source: Path) -> str:
+    """The README.md of an artifact.
+
+    Args:
+        report: what was done.
+        kind: which artifact.
+        source: folder of the original, whose card may name its licence.
+    """
+    totals, allocation, calibration = report.totals, report.allocation, report.calibration
+    licence = _licence(source)
+    export = next(item for item in report.exports if item.kind == kind)
+    dense_layers = sum(layer.kind == "dense" for layer in report.layers)
+    front = ["library_name: transformers", f"base_model: {report.model}", "tags: [rocket, compressed]"]
+    front += [f"license: {licence}"] if licence else []
+    licence_text = f"That of the base model: {licence}." if licence else "That of the base model; see there."
+    return f"""---
+{chr(10).join(front)}
+---
+# {report.model}, {totals.achieved_ratio:.1%} of its linear layers removed
+
+Compressed from `{report.model}` (revision `{report.revision}`) by rocket-compress {report.rocket_version} with the
+ROCKET method: sparse matrix factorization of each linear layer from calibration statistics, and one knapsack over all
+layers. No training was involved.
+
+| | original | this artifact |
+|---|---|---|
+| parameters of compressible layers | {totals.compressible_parameters:,} | {totals.kept_parameters:,} |
+| parameters of the model | {totals.model_parameters:,} | {_model_parameters(report):,} |
+| bytes of safetensors | {totals.dense_bytes:,} | {export.stored_bytes:,} |
+
+- target ratio {report.settings.ratio}, objective `{allocation.objective}`
+- {dense_layers} of {len(report.layers)} layers left dense
+- calibrated on {calibration.samples} windows of {calibration.sequence_length} tokens of
+  `{calibration.dataset}` (seed {calibration.seed})
+
+Rank, sparsity and error of every layer stand in `report.json`.
+
+## Loading
+
+{_LOADING[kind]}
+
+## Limits
+
+Compression loses quality; how much depends on the ratio and on how close the calibration text is to yours. Measure with
+`rocket evaluate` on your own text before you rely on it. Limits and biases of the base model remain.
+
+## Licence
+
+{licence_text}
+"""
+
+
+def _model_parameters(report: CompressionReport) -> int:
+    totals = report.totals
+    return totals.model_parameters - totals.compressible_parameters + totals.kept_parameters
+
+
+def _licence(source: Path) -> str | None:
+    card = source / "README.md"
+    if not card.is_file():
+        return None
+    match = re.search(r"^license:\s*(\S+)\s*$", card.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    return match.group(1) if match else None

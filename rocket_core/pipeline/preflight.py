@@ -1,0 +1,259 @@
+"""Everything that can be known before long work begins."""
+
+import hashlib
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Int64
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from rocket_core import __version__, budget
+from rocket_core.architectures import (
+    Architecture,
+    build_architecture,
+    ignored_layers,
+    read_config,
+    window_length,
+)
+from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
+from rocket_core.checkpoint.reader import DTYPES
+from rocket_core.config import (
+    HUB_DATASETS,
+    PROFILE_RANK_NNZ_RATIOS,
+    PROFILE_RATIOS,
+    CalibrationConfig,
+    CompressionConfig,
+)
+from rocket_core.datasets import documents, local_path_of, token_windows
+from rocket_core.devices import resolve_device
+from rocket_core.errors import (
+    AlreadyQuantizedError,
+    CalibrationError,
+    CheckpointFormatError,
+    InfeasibleBudgetError,
+    UnsupportedArchitectureError,
+    WorkFolderError,
+)
+from rocket_core.factorization import FactorizerSettings
+from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
+
+# Enough tokens in one batch to keep matrix products busy; more would only take memory.
+TOKENS_PER_BATCH = 8192
+
+_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One compression: the model, what is to be compressed of it, and how.
+
+    Attributes:
+        config: all settings.
+        source: where the model's files are.
+        checkpoint: its safetensors.
+        architecture: the model without weights.
+        loader: fills its modules.
+        tokenizer: its tokenizer.
+        device: device that computes.
+        dtype: dtype in which the model runs and is stored.
+        sequence_length: tokens per calibration window.
+        layers: compressible layers of each block, without the ignored ones.
+        skipped: layers left alone, with the reason.
+    """
+
+    config: CompressionConfig
+    source: ModelSource
+    checkpoint: Checkpoint
+    architecture: Architecture
+    loader: WeightLoader
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    dtype: torch.dtype
+    sequence_length: int
+    layers: tuple[tuple[str, ...], ...]
+    skipped: dict[str, str]
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Dtype of supports and least squares."""
+        return _FLOATS[self.config.precision]
+
+    @property
+    def factorizer(self) -> FactorizerSettings:
+        """What the factorizer is told."""
+        return FactorizerSettings(
+            importance_balance=self.config.importance_balance,
+            over_sparsification=self.config.over_sparsification,
+            ridge=self.config.ridge,
+        )
+
+    def stored_bytes(self, layer: str) -> int:
+        """Bytes of a layer's dense weight in the artifact: as stored, unless another dtype is asked for."""
+        entry = self.checkpoint.entries[f"{self.disk_name(layer)}.weight"]
+        return entry.nbytes if self.config.dtype == "auto" else math.prod(entry.shape) * self.dtype.itemsize
+
+    def disk_name(self, layer: str) -> str:
+        """Name of a layer in the checkpoint files."""
+        key = self.loader.disk_key(f"{layer}.weight")
+        assert key is not None
+        return key.removesuffix(".weight")
+
+
+def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
+    """Reads what describes the model, and refuses what cannot work.
+
+    Args:
+        source: where the model's files are.
+        config: all settings.
+
+    Raises:
+        RocketError: of the kind that says what is wrong: device, files, architecture, sequence length, ignore
+            patterns, or a ratio that no choice of candidates can reach.
+    """
+    device = resolve_device(config.device)
+    model_config = read_config(source.folder)
+    checkpoint = open_checkpoint(source.folder)
+    dtype = _storage_dtype(checkpoint, config)
+    architecture = build_architecture(model_config, dtype)
+    loader = WeightLoader(architecture.model, checkpoint, device)
+    layers, skipped = _select(architecture, loader, config)
+    _refuse_unreachable(architecture, layers, config.ratio)
+    return Run(
+        config=config,
+        source=source,
+        checkpoint=checkpoint,
+        architecture=architecture,
+        loader=loader,
+        tokenizer=_read_tokenizer(source.folder),
+        device=device,
+        dtype=dtype,
+        sequence_length=window_length(model_config, config.calibration.sequence_length),
+        layers=layers,
+        skipped=skipped,
+    )
+
+
+def run_identity(run: Run) -> RunIdentity:
+    """What work on this run belongs to. A calibration file counts by its content; quotas change nothing."""
+    settings = run.config.model_dump(mode="json", exclude={"statistics_quota_bytes"})
+    path = local_path_of(run.config.calibration.dataset)
+    if path is not None:
+        with path.open("rb") as stream:
+            settings["calibration"]["dataset"] = f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+    return RunIdentity(
+        rocket_version=__version__,
+        model=run.source.name,
+        revision=run.source.revision(run.checkpoint),
+        settings=settings,
+    )
+
+
+def calibration_tokens(run: Run, work: WorkFolder) -> Int64[torch.Tensor, "windows tokens"]:
+    """Draws the calibration windows, or takes those that a resumed run has drawn.
+
+    Raises:
+        CalibrationError: too little text, or tokens that the model does not have.
+        WorkFolderError: the text has changed since the run that is resumed.
+    """
+    kept = work.tokens()
+    settings = run.config.calibration
+    if kept is not None and settings.dataset in HUB_DATASETS:
+        return kept
+    tokens = _draw(run, settings)
+    if kept is not None and not torch.equal(kept, tokens):
+        raise WorkFolderError(
+            f"{work.path} was begun with another text of calibration {settings.dataset!r}; give that text back, or "
+            "remove the folder to start afresh"
+        )
+    return tokens
+
+
+def token_hash(tokens: Int64[torch.Tensor, "windows tokens"]) -> str:
+    """SHA-256 of token ids."""
+    return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
+
+
+def _draw(run: Run, settings: CalibrationConfig) -> Int64[torch.Tensor, "windows tokens"]:
+    tokens = token_windows(
+        documents(settings.dataset, seed=settings.seed),
+        run.tokenizer,
+        count=settings.samples,
+        length=run.sequence_length,
+    )
+    vocabulary = run.architecture.vocabulary
+    highest = int(tokens.max())
+    if highest >= vocabulary:
+        raise CalibrationError(
+            f"the tokenizer of {run.source.name} gives token {highest}, but the model has {vocabulary} embeddings; use "
+            "the tokenizer that belongs to the model"
+        )
+    return tokens
+
+
+def _storage_dtype(checkpoint: Checkpoint, config: CompressionConfig) -> torch.dtype:
+    sizes: Counter[str] = Counter()
+    for entry in checkpoint.entries.values():
+        if len(entry.shape) >= 2:
+            sizes[entry.dtype] += entry.nbytes
+    stored = sizes.most_common(1)[0][0] if sizes else "none"
+    dtype = DTYPES.get(stored)
+    if dtype is None or dtype not in _FLOATS.values():
+        raise AlreadyQuantizedError(
+            f"most weights in {checkpoint.folder} are stored as {stored}, not as plain floating-point numbers; start "
+            "from the original weights"
+        )
+    return dtype if config.dtype == "auto" else _FLOATS[config.dtype]
+
+
+def _read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (ValueError, OSError, KeyError, ImportError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise CheckpointFormatError(f"{folder} has no tokenizer that transformers can read: {reason}") from error
+    return tokenizer
+
+
+def _select(
+    architecture: Architecture, loader: WeightLoader, config: CompressionConfig
+) -> tuple[tuple[tuple[str, ...], ...], dict[str, str]]:
+    names = [name for block in architecture.layers for name in block]
+    ignored = ignored_layers(names, config.ignore)
+    skipped = {name: f"ignored by {pattern!r}" for name, pattern in ignored.items()}
+    for name in names:
+        if name not in skipped and loader.disk_key(f"{name}.weight") is None:
+            skipped[name] = "stored merged with other tensors in the checkpoint"
+    layers = tuple(tuple(name for name in block if name not in skipped) for block in architecture.layers)
+    if not any(layers):
+        raise UnsupportedArchitectureError(
+            f"no layer is left to compress: {len(ignored)} of {len(names)} are ignored and "
+            f"{len(names) - len(ignored)} are stored merged with others"
+        )
+    return layers, skipped
+
+
+def _refuse_unreachable(architecture: Architecture, layers: tuple[tuple[str, ...], ...], ratio: float) -> None:
+    """Refuses a ratio that no profile can reach; which shapes a profile will hold is not known yet."""
+    total = possible = certain = 0
+    for d_in, d_out in (architecture.shape(name) for block in layers for name in block):
+        total += d_in * d_out
+        kept = [
+            [budget.kept_parameters(d_in, *shape) for shape in shapes]
+            for shapes in (
+                budget.candidate_shapes(d_in, d_out, layer_ratio, PROFILE_RANK_NNZ_RATIOS)
+                for layer_ratio in PROFILE_RATIOS
+            )
+            if shapes
+        ]
+        possible += min(map(min, kept), default=d_in * d_out)
+        certain += min(map(max, kept), default=d_in * d_out)
+    if possible > budget.parameter_budget(total, ratio):
+        nearest = int((1 - certain / total) * 10_000) / 10_000
+        raise InfeasibleBudgetError(
+            f"ratio {ratio} is out of reach: the selected layers can lose at most {nearest} of their parameters; ask "
+            f"for {nearest} or less",
+            nearest_ratio=nearest,
+        )

@@ -1,0 +1,268 @@
+"""`compress`: the stages in order."""
+
+import errno
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from jaxtyping import Int64
+from pydantic import ValidationError
+
+from rocket_core import __version__, budget
+from rocket_core.allocation import Allocation
+from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.checkpoint import find_model
+from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig, ExportKind
+from rocket_core.datasets import local_path_of
+from rocket_core.devices import resolve_device
+from rocket_core.errors import (
+    CalibrationError,
+    CheckpointError,
+    IllConditionedGramError,
+    InfeasibleBudgetError,
+    InsufficientDiskError,
+    InsufficientMemoryError,
+    InvalidConfigError,
+)
+from rocket_core.pipeline.card import model_card
+from rocket_core.pipeline.export import stored_bytes, write_export
+from rocket_core.pipeline.preflight import Run, calibration_tokens, prepare_run, run_identity, token_hash
+from rocket_core.pipeline.progress import Monitor, Progress
+from rocket_core.pipeline.resources import require_resources
+from rocket_core.pipeline.stages import allocate_layers, factorize_layers, profile_layers
+from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder, write_text
+from rocket_core.report import (
+    AllocationReport,
+    CalibrationReport,
+    CompressionReport,
+    ExportReport,
+    TotalsReport,
+    layer_report,
+)
+
+REPORT_NAME = "report.json"
+
+
+def compress(
+    model: str,
+    output: Path,
+    config: CompressionConfig,
+    *,
+    revision: str | None = None,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda _progress: None,
+    should_cancel: Callable[[], bool] = lambda: False,
+) -> CompressionReport:
+    """Compresses a model and writes the artifacts, each into a folder of its own under `output`.
+
+    Memory is that of one block of the model; see `rocket_core.pipeline.resources`. Finished layers are kept in
+    `output/.rocket-work` until the artifacts are complete.
+
+    Args:
+        model: folder of a checkpoint, or repository id on the Hub.
+        output: folder to write to; created if need be.
+        config: all settings.
+        revision: branch, tag or commit of a repository.
+        resume: go on with what an earlier run with the same choices left in `output`; the result is the same to the
+            byte (on the CPU, at an equal number of threads). If that run had finished, its report is returned.
+        on_progress: told of every step, at least once per layer.
+        should_cancel: asked at every step; True ends the run with what is finished kept.
+
+    Returns:
+        The report, which also lies in `output` and beside each artifact.
+
+    Raises:
+        RocketError: see `rocket_core.errors` for the kinds.
+    """
+    device = resolve_device(config.device)
+    if output.exists() and not output.is_dir():
+        raise InvalidConfigError(f"{output} is a file; give a folder to write to")
+    work = WorkFolder(output / WORK_FOLDER_NAME)
+    monitor = Monitor(on_progress, should_cancel, device, work.stages())
+    with _resource_errors(output), _tidying(work, monitor):
+        source = find_model(model, revision)
+        with monitor.stage("preflight"):
+            run = prepare_run(source, config)
+            identity = run_identity(run)
+            finished = _finished_report(output, identity, resume=resume)
+            if finished is not None:
+                return finished
+            work.check(identity, resume=resume)
+            _refuse_occupied(output, work, config)
+            tokens = calibration_tokens(run, work)
+            require_resources(run, len(tokens), output, held=work.stored_bytes)
+            work.claim(identity, tokens)
+        report = _compress(run, output, work, identity, tokens, monitor)
+        monitor.finish()
+        return report
+
+
+@contextmanager
+def _tidying(work: WorkFolder, monitor: Monitor) -> Iterator[None]:
+    """Keeps a run's costs and lets go of its work folder; without finished layers only a wish to stop keeps that."""
+    try:
+        yield
+    except (CalibrationError, CheckpointError, IllConditionedGramError, InfeasibleBudgetError):
+        if work.is_ours:
+            work.remove_if_idle()
+        raise
+    finally:
+        if work.is_ours and work.is_claimed:
+            work.save_stages(monitor.stages)
+        work.release()
+
+
+def _compress(
+    run: Run,
+    output: Path,
+    work: WorkFolder,
+    identity: RunIdentity,
+    tokens: Int64[torch.Tensor, "windows tokens"],
+    monitor: Monitor,
+) -> CompressionReport:
+    with monitor.stage("calibrating"):
+        profiled = profile_layers(run, tokens, work, monitor)
+    with monitor.stage("allocating"):
+        allocation = allocate_layers(run, profiled.profiles, work)
+        chosen = [
+            (profile, profile.candidates[choice])
+            for profile, choice in zip(profiled.profiles, allocation.choices, strict=True)
+        ]
+    with monitor.stage("factorizing"):
+        factorize_layers(run, tokens, work, chosen, monitor)
+    layers = tuple(layer_report(profile, candidate) for profile, candidate in chosen)
+    with monitor.stage("exporting"):
+        by_name = {layer.name: layer for layer in layers}
+        folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
+    exports = tuple(
+        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
+    )
+    report = CompressionReport(
+        rocket_version=__version__,
+        fingerprint=_fingerprint(identity),
+        model=identity.model,
+        revision=identity.revision,
+        settings=_without_paths(run.config),
+        calibration=_calibration_report(run, tokens),
+        stages=monitor.stages,
+        allocation=_allocation_report(allocation),
+        totals=_totals(run, chosen, exports),
+        exports=exports,
+        layers=layers,
+        skipped=run.skipped | profiled.skipped,
+    )
+    _publish(run, output, work, report, folders)
+    return report
+
+
+def _publish(
+    run: Run, output: Path, work: WorkFolder, report: CompressionReport, folders: dict[ExportKind, Path]
+) -> None:
+    """Moves the complete artifacts to their place; the report in `output` says that all are there."""
+    text = report.model_dump_json(indent=1) + "\n"
+    for export in report.exports:
+        folder = folders[export.kind]
+        write_text(folder / "README.md", model_card(report, export.kind, run.source.folder))
+        write_text(folder / REPORT_NAME, text)
+    _refuse_occupied(output, work, run.config)
+    work.begin_publishing()
+    for export in report.exports:
+        # What a run killed between these moves has left: its own artifact, made again since.
+        shutil.rmtree(output / export.folder, ignore_errors=True)
+        folders[export.kind].replace(output / export.folder)
+    write_text(output / REPORT_NAME, text)
+    work.remove()
+
+
+def _finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> CompressionReport | None:
+    """The report of a run that had finished; raises where that was another run."""
+    file = output / REPORT_NAME
+    if not file.is_file():
+        return None
+    try:
+        finished = CompressionReport.model_validate_json(file.read_bytes())
+    except ValidationError:
+        finished = None
+    if resume and finished is not None and finished.fingerprint == _fingerprint(identity):
+        # A run killed behind its last move may have left this.
+        shutil.rmtree(output / WORK_FOLDER_NAME, ignore_errors=True)
+        return finished
+    raise InvalidConfigError(
+        f"{output} already holds the result of another compression; choose another output folder, or remove what is "
+        "there"
+    )
+
+
+def _refuse_occupied(output: Path, work: WorkFolder, config: CompressionConfig) -> None:
+    """Refuses to write over folders that are not this run's own."""
+    occupied = [kind for kind in config.export if (output / kind).exists()]
+    if occupied and not work.is_publishing:
+        raise InvalidConfigError(
+            f"{output} already holds {occupied[0]}, which this run has not made; choose another output folder, or "
+            "remove what is there"
+        )
+
+
+def _fingerprint(identity: RunIdentity) -> str:
+    return hashlib.sha256(json.dumps(identity.model_dump(), sort_keys=True).encode()).hexdigest()
+
+
+def _calibration_report(run: Run, tokens: Int64[torch.Tensor, "windows tokens"]) -> CalibrationReport:
+    calibration = _without_paths(run.config).calibration
+    return CalibrationReport(
+        dataset=calibration.dataset,
+        samples=tokens.shape[0],
+        sequence_length=tokens.shape[1],
+        seed=calibration.seed,
+        tokens=tokens.numel(),
+        token_sha256=token_hash(tokens),
+    )
+
+
+def _without_paths(config: CompressionConfig) -> CompressionConfig:
+    """The settings without folders of this machine: reports travel with the model."""
+    path = local_path_of(config.calibration.dataset)
+    if path is None:
+        return config
+    return config.model_copy(update={"calibration": config.calibration.model_copy(update={"dataset": path.name})})
+
+
+def _allocation_report(allocation: Allocation) -> AllocationReport:
+    return AllocationReport.model_validate({name: getattr(allocation, name) for name in AllocationReport.model_fields})
+
+
+def _totals(run: Run, chosen: list[tuple[LayerProfile, Candidate]], exports: tuple[ExportReport, ...]) -> TotalsReport:
+    compressible = sum(profile.parameters for profile, _ in chosen)
+    kept = sum(candidate.kept_parameters for _, candidate in chosen)
+    whole = run.architecture.parameters
+    return TotalsReport(
+        compressible_parameters=compressible,
+        kept_parameters=kept,
+        achieved_ratio=budget.achieved_ratio(compressible, kept),
+        model_parameters=whole,
+        model_compression_ratio=budget.achieved_ratio(whole, whole - compressible + kept),
+        stored_bytes=min(export.stored_bytes for export in exports),
+        dense_bytes=run.checkpoint.stored_bytes,
+    )
+
+
+@contextmanager
+def _resource_errors(output: Path) -> Iterator[None]:
+    """Says what ran out, where torch and the system only say that something did."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise InsufficientMemoryError(
+            f"memory ran out: {str(error).strip().splitlines()[0] if str(error) else 'no more to be had'}; finished "
+            "layers are kept; resume with more memory free, or start again with fewer samples"
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise InsufficientDiskError(
+            f"the disk of {output} is full; finished layers are kept: free some space and resume"
+        ) from error

@@ -1,0 +1,124 @@
+"""Walking the dense model block by block: only one block's weights are in memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from rocket_core.calibration import (
+    Activations,
+    InputGroup,
+    collect_statistics,
+    find_input_groups,
+    record_block_inputs,
+)
+from rocket_core.devices import return_freed_memory
+from rocket_core.pipeline.preflight import TOKENS_PER_BATCH, Run
+from rocket_core.whitening import GramStatistics
+
+
+class BlockWalk:
+    """The hidden states of all calibration windows, on their way through the dense model.
+
+    Args:
+        run: the run.
+        tokens: calibration windows.
+    """
+
+    def __init__(self, run: Run, tokens: Int64[Tensor, "windows tokens"]) -> None:
+        self._run = run
+        self._tokens = tokens
+        self._activations: Activations | None = None
+        self._position = 0
+
+    def advance_to(self, index: int) -> None:
+        """Brings the hidden states to the input of block `index`."""
+        self._begin()
+        while self._position < index:
+            with self.block(self._position) as block:
+                self._states.advance(block, self._position)
+            self._position += 1
+
+    def statistics(self, index: int, layers: tuple[str, ...]) -> tuple[dict[str, GramStatistics], dict[str, str]]:
+        """Collects the Gram matrices of a block's layers while taking the hidden states through it.
+
+        Args:
+            index: the block, where the walk stands.
+            layers: names of the layers to look at.
+
+        Returns:
+            Statistics by layer, and for each layer the first one that reads the same input. A layer that the model
+            never calls is in neither.
+        """
+        self.advance_to(index)
+        prefix = f"{self._run.architecture.blocks_name}.{index}."
+        states = self._states
+        with self.block(index) as block:
+            modules = {name: block.get_submodule(name.removeprefix(prefix)) for name in layers}
+            shapes = {name: self._run.architecture.shape(name) for name in layers}
+            groups = find_input_groups(modules, shapes, lambda: states.run(block, index, 0))
+            statistics = collect_statistics(
+                modules,
+                groups,
+                lambda batch: states.step(block, index, batch),
+                batches=len(states.hidden),
+                dtype=self._run.precision,
+            )
+        self._position = index + 1
+        return statistics, _leaders(groups)
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[nn.Module]:
+        """A block with its weights, for as long as the context lasts."""
+        block = self._run.architecture.blocks[index]
+        self._run.loader.load([f"{self._run.architecture.blocks_name}.{index}"])
+        try:
+            yield block
+        finally:
+            self._run.loader.unload(block)
+            return_freed_memory()
+
+    @property
+    def _states(self) -> Activations:
+        assert self._activations is not None
+        return self._activations
+
+    def _begin(self) -> None:
+        if self._activations is not None:
+            return
+        run, model = self._run, self._run.architecture.model
+        prelude = _modules_before_blocks(run)
+        run.loader.load(prelude)
+        _move_buffers(model, run.device)
+        size = max(1, TOKENS_PER_BATCH // run.sequence_length)
+        batches = [batch.to(run.device) for batch in torch.split(self._tokens, size)]
+        self._activations = record_block_inputs(model, run.architecture.blocks, batches)
+        for name in prelude:
+            run.loader.unload(model.get_submodule(name))
+        return_freed_memory()
+
+
+def _modules_before_blocks(run: Run) -> list[str]:
+    """Modules outside the blocks that own parameters, but for the head: recording stops before it is called."""
+    model = run.architecture.model
+    head = model.get_output_embeddings()
+    return [
+        name
+        for name, module in model.named_modules()
+        if module is not head
+        and any(parameter is not None for parameter in module._parameters.values())
+        and not f"{name}.".startswith(f"{run.architecture.blocks_name}.")
+    ]
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+
+
+def _leaders(groups: tuple[InputGroup, ...]) -> dict[str, str]:
+    return {name: group.members[0] for group in groups for name in group.members}

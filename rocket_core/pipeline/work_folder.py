@@ -1,0 +1,302 @@
+"""What a run has finished, on disk: each file appears complete or not at all, so a killed run resumes from it."""
+
+import fcntl
+import functools
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rocket_core.allocation import Allocation
+from rocket_core.candidates import LayerProfile
+from rocket_core.checkpoint import TensorEntry, plan_tensor, write_atomically, write_safetensors
+from rocket_core.checkpoint.reader import read_header
+from rocket_core.errors import CorruptCheckpointError, InvalidConfigError, RocketError, WorkFolderError
+from rocket_core.report import StageReport
+from rocket_core.whitening import Eigenbasis
+
+_LOCK_NAME = "lock"
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class RunIdentity(BaseModel):
+    """What a work folder belongs to. Work done under one identity is of no use under another.
+
+    Attributes:
+        rocket_version: version of the library.
+        model: name of the model.
+        revision: commit, or hash of the weights.
+        settings: all settings, as JSON has them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rocket_version: str
+    model: str
+    revision: str
+    settings: dict[str, object]
+
+
+class BlockRecord(BaseModel):
+    """A block that has been profiled.
+
+    Attributes:
+        layers: its profiled layers, in model order.
+        skipped: layers left alone, with the reason.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: tuple[str, ...]
+    skipped: dict[str, str]
+
+
+class WorkFolder:
+    """The folder of one unfinished run.
+
+    Args:
+        path: the folder; created by `claim`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: BinaryIO | None = None
+
+    def check(self, identity: RunIdentity, *, resume: bool) -> None:
+        """Refuses to go on with work that is not this run's.
+
+        Args:
+            identity: what the run computes.
+            resume: whether to go on with what an earlier run left.
+
+        Raises:
+            InvalidConfigError: there is unfinished work and `resume` is false.
+            WorkFolderError: the work was done with another model, calibration, setting or version.
+        """
+        if self.is_claimed:
+            if not resume:
+                raise InvalidConfigError(
+                    f"{self.path} holds the work of an unfinished run; resume it, or remove that folder to start afresh"
+                )
+            _refuse_another(self.path, _read_model(self._identity_file, RunIdentity), identity)
+
+    def claim(self, identity: RunIdentity, tokens: torch.Tensor) -> None:
+        """Takes the folder for this process, creating it unless a checked one is there.
+
+        The calibration windows are kept, as a resumed run must not depend on a remote dataset standing still.
+
+        Raises:
+            WorkFolderError: another process works in it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self.path / _LOCK_NAME)
+        if not self.is_claimed:
+            # Remains that say not whose they are belong to nobody: a run killed while it removed its folder.
+            for remains in self.path.iterdir():
+                if remains.name != _LOCK_NAME:
+                    shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
+        for folder in ("blocks", "profiles", "bases", "factors"):
+            (self.path / folder).mkdir(parents=True, exist_ok=True)
+        _write_model(self._identity_file, identity)
+        if self.tokens() is None:
+            _write_tensors(self._tokens_file, {"tokens": tokens})
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether it says whose work it holds; without that nothing in it counts."""
+        return self._identity_file.is_file()
+
+    @property
+    def stored_bytes(self) -> int:
+        """Disk that it takes."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+    def release(self) -> None:
+        """Lets other processes have the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has claimed it."""
+        return self._lock is not None
+
+    def remove(self) -> None:
+        """Deletes the folder; first what says whose it is, so that no half of it is ever taken for work."""
+        self._identity_file.unlink(missing_ok=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def remove_if_idle(self) -> None:
+        """Deletes the folder if no layer in it is finished, so that a corrected run need not step around it."""
+        if not any((self.path / "profiles").glob("*.json")):
+            self.remove()
+
+    def tokens(self) -> torch.Tensor | None:
+        """The calibration windows, if they have been drawn."""
+        known = self.is_claimed and self._tokens_file.is_file()
+        return _read_tensors(self._tokens_file)["tokens"] if known else None
+
+    @property
+    def _identity_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def _tokens_file(self) -> Path:
+        return self.path / "tokens.safetensors"
+
+    def stages(self) -> dict[str, StageReport]:
+        """Cost of the stages in earlier runs."""
+        file = self.path / "stages.json"
+        if not (self.is_claimed and file.is_file()):
+            return {}
+        return {item["name"]: StageReport.model_validate(item) for item in json.loads(file.read_text())}
+
+    def save_stages(self, stages: tuple[StageReport, ...]) -> None:
+        """Keeps the cost of the stages so far."""
+        write_text(self.path / "stages.json", json.dumps([stage.model_dump() for stage in stages]))
+
+    def block(self, index: int) -> BlockRecord | None:
+        """The record of a finished block."""
+        file = self.path / "blocks" / f"{index:05}.json"
+        return _read_model(file, BlockRecord) if file.is_file() else None
+
+    def save_block(self, index: int, record: BlockRecord) -> None:
+        """Marks a block as profiled."""
+        _write_model(self.path / "blocks" / f"{index:05}.json", record)
+
+    def profile(self, layer: str) -> LayerProfile | None:
+        """The profile of a finished layer."""
+        file = self.path / "profiles" / f"{layer}.json"
+        return _read_model(file, LayerProfile) if file.is_file() else None
+
+    def save_profile(self, profile: LayerProfile) -> None:
+        """Marks a layer as profiled."""
+        _write_model(self.path / "profiles" / f"{profile.name}.json", profile)
+
+    def basis(self, layer: str) -> Eigenbasis | None:
+        """The eigenbasis of a layer; None if the quota left no room for it."""
+        file = self.path / "bases" / f"{layer}.safetensors"
+        if not file.is_file():
+            return None
+        tensors = _read_tensors(file)
+        return Eigenbasis(directions=tensors["directions"], singular_values=tensors["singular_values"])
+
+    def has_basis(self, layer: str) -> bool:
+        """Whether the eigenbasis of a layer was kept."""
+        return (self.path / "bases" / f"{layer}.safetensors").is_file()
+
+    def save_basis(self, layer: str, basis: Eigenbasis, *, quota: int) -> None:
+        """Keeps an eigenbasis if all that are kept stay within `quota` bytes."""
+        size = basis.directions.nbytes + basis.singular_values.nbytes
+        taken = sum(file.stat().st_size for file in (self.path / "bases").glob("*.safetensors"))
+        if taken + size <= quota:
+            tensors = {"directions": basis.directions, "singular_values": basis.singular_values}
+            _write_tensors(self.path / "bases" / f"{layer}.safetensors", tensors)
+
+    def allocation(self) -> Allocation | None:
+        """The allocation, if it has been made."""
+        file = self.path / "allocation.json"
+        return _read_model(file, Allocation) if file.is_file() else None
+
+    def save_allocation(self, allocation: Allocation) -> None:
+        """Keeps the allocation."""
+        _write_model(self.path / "allocation.json", allocation)
+
+    def factors(self, layer: str) -> dict[str, TensorEntry] | None:
+        """Where the stored tensors of a factorized layer lie, by what follows the layer's name in theirs."""
+        file = self.path / "factors" / f"{layer}.safetensors"
+        return {entry.key: entry for entry in read_header(file)} if file.is_file() else None
+
+    def save_factors(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Marks a layer as factorized."""
+        _write_tensors(self.path / "factors" / f"{layer}.safetensors", tensors)
+
+    def begin_publishing(self) -> None:
+        """Notes that artifacts are being moved to their place: what lies there from now on is this run's."""
+        write_text(self.path / "publishing", "")
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether a run was stopped while it moved artifacts to their place."""
+        return self.is_claimed and (self.path / "publishing").is_file()
+
+    def new_export(self, kind: str) -> Path:
+        """An empty folder for an artifact in the making."""
+        path = self.path / "exports" / kind
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
+
+
+@contextmanager
+def _naming_the_folder(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValidationError, RocketError) as error:
+        raise CorruptCheckpointError(f"{file} is damaged; remove {file} and resume ({error})") from error
+
+
+def _lock(file: Path) -> BinaryIO:
+    stream = file.open("wb")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        stream.close()
+        raise WorkFolderError(
+            f"another process works in {file.parent}; wait for it to end, or choose another output folder"
+        ) from error
+    return stream
+
+
+def _refuse_another(path: Path, found: RunIdentity, wanted: RunIdentity) -> None:
+    differences = [
+        f"{name} was {getattr(found, name)!r} and is now {getattr(wanted, name)!r}"
+        for name in ("rocket_version", "model", "revision")
+        if getattr(found, name) != getattr(wanted, name)
+    ]
+    differences += [
+        f"{name} was {found.settings.get(name)!r} and is now {value!r}"
+        for name, value in wanted.settings.items()
+        if found.settings.get(name) != value
+    ]
+    if differences:
+        raise WorkFolderError(
+            f"{path} holds the work of another run: {'; '.join(differences)}. Resume with the same choices, or remove "
+            "that folder to start afresh"
+        )
+
+
+def write_text(file: Path, text: str) -> None:
+    """Writes a text file that appears complete or not at all."""
+    with write_atomically(file) as stream:
+        stream.write(text.encode())
+
+
+def _write_model(file: Path, model: BaseModel) -> None:
+    write_text(file, model.model_dump_json(indent=1))
+
+
+def _read_model(file: Path, model: type[Model]) -> Model:
+    with _naming_the_folder(file):
+        return model.model_validate_json(file.read_bytes())
+
+
+def _write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    plans = [
+        plan_tensor(key, tensor.dtype, tensor.shape, functools.partial(tensors.__getitem__, key))
+        for key, tensor in tensors.items()
+    ]
+    with write_atomically(file) as stream:
+        write_safetensors(stream, plans)
+
+
+def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    with _naming_the_folder(file):
+        return {entry.key: entry.read() for entry in read_header(file)}

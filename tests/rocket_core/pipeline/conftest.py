@@ -1,0 +1,73 @@
+import hashlib
+import json
+
+import pytest
+
+from rocket_core.config import compression_config
+from rocket_core.pipeline import compress
+from tests.reference.tiny_models import save_tiny_model
+
+RATIO = 0.3
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A calibration file that has nothing to do with any real text."""
+    file = tmp_path_factory.mktemp("text") / "calibration.jsonl"
+    words = ["rocket", "atom", "layer", "sparse", "rank", "budget", "gram", "the", "a", "of"]
+    lines = [
+        json.dumps({"text": " ".join(words[(7 * line + 3 * word * word) % len(words)] for word in range(60))})
+        for line in range(40)
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """Complete checkpoints of the tiny families, made once."""
+    made = {}
+
+    def make(family):
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp("models") / family
+            save_tiny_model(family, made[family])
+        return made[family]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def settings(text):
+    """Settings of a small run; keywords override."""
+
+    def make(**changes):
+        calibration = {"dataset": str(text), "samples": 12, "sequence_length": 32}
+        return compression_config(**({"ratio": RATIO, "calibration": calibration} | changes))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, model_folder, settings):
+    """An uninterrupted run of a family: its output folder and report."""
+    made = {}
+
+    def make(family):
+        if family not in made:
+            output = tmp_path_factory.mktemp("finished") / family
+            made[family] = output, compress(str(model_folder(family)), output, settings())
+        return made[family]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fingerprint():
+    """Hashes of all weights and configurations under an output folder; times stand in the report alone."""
+
+    def of(output):
+        files = [*output.rglob("*.safetensors"), *output.rglob("config.json"), *output.rglob("*.index.json")]
+        return {str(file.relative_to(output)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+    return of
