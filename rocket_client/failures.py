@@ -1,0 +1,180 @@
+"""What a command says and with which code it exits when it cannot do what it was asked."""
+
+import errno
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+
+import typer
+
+from rocket_core import errors
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command. 75 is EX_TEMPFAIL of sysexits.h, 130 is what shells give for Ctrl-C."""
+
+    OK = 0
+    INTERNAL = 1
+    INVALID = 2
+    UNUSABLE_INPUT = 3
+    OUT_OF_REACH = 4
+    MACHINE_TOO_SMALL = 5
+    SAVED_STATE = 6
+    TEMPORARY = 75
+    INTERRUPTED = 130
+
+
+MEANINGS: Mapping[ExitCode, str] = {
+    ExitCode.OK: "done",
+    ExitCode.INTERNAL: "unexpected error; please report it",
+    ExitCode.INVALID: "wrong usage or settings",
+    ExitCode.UNUSABLE_INPUT: "the model or the text cannot be used",
+    ExitCode.OUT_OF_REACH: "ratio out of reach; the message names the nearest one",
+    ExitCode.MACHINE_TOO_SMALL: "too little memory or disk",
+    ExitCode.SAVED_STATE: "weights on disk are damaged, or the work folder is another run's",
+    ExitCode.TEMPORARY: "the model hub cannot be reached; try again later",
+    ExitCode.INTERRUPTED: "interrupted; a compression can be resumed",
+}
+
+EXIT_CODES: Mapping[type[errors.RocketError], ExitCode] = {
+    errors.RocketError: ExitCode.INTERNAL,
+    errors.InvalidConfigError: ExitCode.INVALID,
+    errors.UnknownDatasetError: ExitCode.UNUSABLE_INPUT,
+    errors.UnmatchedIgnoreError: ExitCode.INVALID,
+    errors.ModelNotFoundError: ExitCode.UNUSABLE_INPUT,
+    errors.HubUnavailableError: ExitCode.TEMPORARY,
+    errors.UnsupportedArchitectureError: ExitCode.UNUSABLE_INPUT,
+    errors.AlreadyQuantizedError: ExitCode.UNUSABLE_INPUT,
+    errors.CalibrationError: ExitCode.UNUSABLE_INPUT,
+    errors.EmptyCalibrationError: ExitCode.UNUSABLE_INPUT,
+    errors.NonFiniteCalibrationError: ExitCode.UNUSABLE_INPUT,
+    errors.IllConditionedGramError: ExitCode.UNUSABLE_INPUT,
+    errors.InfeasibleBudgetError: ExitCode.OUT_OF_REACH,
+    errors.ResourceError: ExitCode.MACHINE_TOO_SMALL,
+    errors.InsufficientMemoryError: ExitCode.MACHINE_TOO_SMALL,
+    errors.InsufficientDiskError: ExitCode.MACHINE_TOO_SMALL,
+    errors.WorkFolderError: ExitCode.SAVED_STATE,
+    errors.CheckpointError: ExitCode.SAVED_STATE,
+    errors.CheckpointFormatError: ExitCode.SAVED_STATE,
+    errors.CorruptCheckpointError: ExitCode.SAVED_STATE,
+    errors.CompressionCancelledError: ExitCode.INTERRUPTED,
+}
+
+# What the `worker` extra brings; a base install lacks them.
+_WORKER_PACKAGES = frozenset(
+    {
+        "accelerate",
+        "datasets",
+        "httpx2",
+        "huggingface_hub",
+        "psutil",
+        "safetensors",
+        "tokenizers",
+        "torch",
+        "transformers",
+    }
+)
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """What the user is told.
+
+    Attributes:
+        code: stable name of the problem, for programs.
+        message: what is wrong and what to do.
+        exit_code: the command's exit code.
+    """
+
+    code: str
+    message: str
+    exit_code: ExitCode
+
+
+def _no_advice(code: ExitCode) -> None:
+    """Default of `advice`."""
+
+
+@contextmanager
+def reported_failures(*, as_json: bool, advice: Callable[[ExitCode], None] = _no_advice) -> Iterator[None]:
+    """Ends the command with one message and an exit code for every error that is not a bug of ours.
+
+    Bugs pass through: Python prints their traceback and exits with 1.
+
+    Args:
+        as_json: also write `{"error": {"code", "message"}}` to stdout.
+        advice: called behind the message with the exit code, to write what the user can do next.
+
+    Raises:
+        typer.Exit: with the exit code, once the message is written.
+    """
+    try:
+        yield
+    except (errors.RocketError, ImportError, MemoryError, OSError, RuntimeError, KeyboardInterrupt) as error:
+        failure = describe(error)
+        if failure is None:
+            raise
+        report_failure(failure, as_json=as_json)
+        advice(failure.exit_code)
+        raise typer.Exit(failure.exit_code) from error
+
+
+def report_failure(failure: Failure, *, as_json: bool) -> None:
+    """Writes the message to stderr, and as JSON to stdout."""
+    if as_json:
+        typer.echo(json.dumps({"error": {"code": failure.code, "message": failure.message}}))
+    severity = "" if failure.exit_code is ExitCode.INTERRUPTED else "error: "
+    typer.echo(f"rocket: {severity}{failure.message}", err=True)
+
+
+def describe(error: BaseException) -> Failure | None:
+    """Says what an error means to the user; None if it is a bug of ours."""
+    failure: Failure | None
+    match error:
+        case errors.RocketError():
+            failure = Failure(code=error.code, message=str(error), exit_code=exit_code_of(error))
+        case KeyboardInterrupt():
+            failure = Failure(code="cancelled", message="interrupted", exit_code=ExitCode.INTERRUPTED)
+        case ImportError() if _top_level(error) in _WORKER_PACKAGES:
+            failure = _missing_worker_extra(error)
+        case OSError() if error.errno in _DISK_FULL:
+            failure = _too_small(errors.InsufficientDiskError, f"the disk is full ({_where(error)}); free some space")
+        case FileExistsError() | NotADirectoryError() | IsADirectoryError() | PermissionError():
+            failure = Failure(code="file_error", message=_where(error), exit_code=ExitCode.INVALID)
+        case MemoryError():
+            failure = _too_small(errors.InsufficientMemoryError, "out of memory; use fewer or shorter samples")
+        case RuntimeError() if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            reason = str(error).partition(". ")[0]
+            failure = _too_small(errors.InsufficientMemoryError, f"{reason}; use shorter sequences, or --device cpu")
+        case _:
+            failure = None
+    return failure
+
+
+def exit_code_of(error: errors.RocketError) -> ExitCode:
+    """Exit code of an error; that of its nearest known base where the table does not have its class."""
+    return next(EXIT_CODES[base] for base in type(error).__mro__ if base in EXIT_CODES)
+
+
+def _top_level(error: ImportError) -> str:
+    return (error.name or "").partition(".")[0]
+
+
+def _missing_worker_extra(error: ImportError) -> Failure:
+    return Failure(
+        code="missing_worker_extra",
+        message=f"this command needs {_top_level(error)}, which is not installed or too old; "
+        "run: pip install 'rocket-compress[worker]'",
+        exit_code=ExitCode.INVALID,
+    )
+
+
+def _too_small(kind: type[errors.ResourceError], message: str) -> Failure:
+    return Failure(code=kind.code, message=message, exit_code=EXIT_CODES[kind])
+
+
+def _where(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)

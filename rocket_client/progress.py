@@ -1,0 +1,157 @@
+"""What a person sees while a run goes on: a bar at a terminal, now and then a line elsewhere. Always on stderr."""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+STOPPING = "stopping after this layer; press Ctrl-C again to stop at once"
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class ProgressView(Protocol):
+    """Shows how far a run is."""
+
+    def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
+        """Shows the state of the run.
+
+        Args:
+            stage: what is being done.
+            detail: to what, or how much of it; may be empty.
+            fraction: of the whole run, 0 to 1.
+            seconds_left: None where it cannot be told yet.
+        """
+
+    def announce_stop(self) -> None:
+        """Says that the run is about to stop; safe within a signal handler."""
+
+
+class SilentView:
+    """Shows nothing; for programs that read stdout and keep stderr."""
+
+    def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
+        """Shows nothing."""
+
+    def announce_stop(self) -> None:
+        """Shows nothing."""
+
+
+class LineView:
+    """A line for each stage, and one every ten seconds in between; for logs."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stage = ""
+        self._written_at = -math.inf
+
+    def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
+        """Writes a line if one is due."""
+        now = self._clock()
+        if stage == self._stage and now - self._written_at < _SECONDS_BETWEEN_LINES:
+            return
+        self._stage, self._written_at = stage, now
+        left = "" if seconds_left is None else f", {duration(seconds_left)} left"
+        print_line(" ".join(part for part in (f"{percentage(fraction)}{left}:", stage, detail) if part))
+
+    def announce_stop(self) -> None:
+        """Writes past the stream, which may be in the middle of a write."""
+        os.write(2, f"rocket: {STOPPING}\n".encode())
+
+
+class BarView:
+    """A bar that is drawn by a thread of its own and vanishes at the end."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = _BarWithNotice(
+            TextColumn("{task.description:<11}", markup=False),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[percent]:>4}", markup=False),
+            TextColumn("{task.fields[left]:>8} left", markup=False),
+            TextColumn(
+                "{task.fields[detail]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            ),
+            console=console,
+            transient=True,
+            expand=True,
+        )
+        self._task = self._progress.add_task("starting", total=1.0, percent="0%", left="-:--", detail="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
+        """Hands the state to the thread that draws."""
+        self._progress.update(
+            self._task,
+            description=stage,
+            completed=fraction,
+            percent=percentage(fraction),
+            left="-:--" if seconds_left is None else duration(seconds_left),
+            detail=detail,
+        )
+
+    def announce_stop(self) -> None:
+        """Leaves a note that is drawn with the next frame."""
+        self._progress.notice = STOPPING
+
+
+class _BarWithNotice(Progress):
+    notice = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.notice:
+            yield Text(self.notice, style="yellow")
+
+
+def progress_view(*, quiet: bool) -> AbstractContextManager[ProgressView]:
+    """Chooses how to show progress.
+
+    Args:
+        quiet: show nothing unless stderr is a terminal.
+    """
+    console = Console(stderr=True)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return BarView(console)
+    return nullcontext(SilentView() if quiet else LineView())
+
+
+def hide_library_bars() -> None:
+    """Stops the bars of transformers and of the hub's client, which would be drawn over ours. Imports transformers."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+
+
+def print_line(text: str) -> None:
+    """Writes a line to stderr."""
+    sys.stderr.write(f"rocket: {text}\n")
+    sys.stderr.flush()
+
+
+def percentage(fraction: float) -> str:
+    """Rounded down, so that 100% means done."""
+    return f"{math.floor(100 * min(max(fraction, 0.0), 1.0))}%"
+
+
+def duration(seconds: float) -> str:
+    """Minutes and seconds, with hours where there are any: 0:07, 12:40, 3:05:00."""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,145 @@
+"""The report of a compression as a table for people."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from itertools import takewhile
+from pathlib import Path
+
+from rich.console import Console
+from rich.filesize import decimal as bytes_text
+from rich.table import Table
+from rich.text import Text
+
+from rocket_client.progress import duration
+from rocket_core.config import ExportKind
+from rocket_core.report import CompressionReport, LayerReport
+
+# Wider than any table here: a narrow terminal wraps whole lines, where a table made to fit would lose columns.
+_UNBOUNDED_WIDTH = 1000
+
+_COLUMNS = ("kind", "rank", "nnz", "sparsity", "kept", "ratio", "output\nerror", "weight\nerror")
+
+_SNIPPETS: dict[ExportKind, tuple[str, ...]] = {
+    "factored": (
+        "import rocket_core.hf  # teaches transformers the factored layers",
+        "from transformers import AutoModelForCausalLM",
+    ),
+    "dense": ("from transformers import AutoModelForCausalLM",),
+}
+
+
+def print_report(report: CompressionReport, output: Path) -> None:
+    """Writes the report to stdout: a row for each layer, totals, folders, and how to load them.
+
+    Args:
+        report: of a finished compression.
+        output: the folder that holds the exports, as the user typed it.
+    """
+    console = Console(width=_UNBOUNDED_WIDTH, markup=False, highlight=False, emoji=False)
+    prefix = common_prefix(layer.name for layer in report.layers)
+    console.print(_layer_table(report, prefix))
+    if prefix:
+        console.print(f"All layer names begin with {prefix}", style="dim")
+    for reason, count in Counter(report.skipped.values()).items():
+        console.print(f"Left alone: {count} {_plural('layer', count)} ({reason})", style="dim")
+    console.print()
+    for line in _totals(report):
+        console.print(line)
+    console.print()
+    console.print(_size_table(report, output))
+    console.print()
+    for line in _loading_lines(report, output):
+        console.print(line)
+
+
+def common_prefix(names: Iterable[str]) -> str:
+    """Longest beginning, up to and with a dot, that all names share; it never takes a whole name."""
+    parents = [name.split(".")[:-1] for name in names]
+    shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*parents, strict=False))]
+    return "".join(f"{part}." for part in shared)
+
+
+def count_text(count: int) -> str:
+    """A count to three digits: 999, 12.3k, 1.24M, 7.61B."""
+    rounded = float(f"{count:.3g}")
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if rounded >= size:
+            return f"{rounded / size:.3g}{unit}"
+    return str(count)
+
+
+def _layer_table(report: CompressionReport, prefix: str) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True, show_footer=True)
+    table.add_column("layer", footer="total", overflow="fold")
+    totals = report.totals
+    footers = {"kept": count_text(totals.kept_parameters), "ratio": _percent(totals.achieved_ratio)}
+    for column in _COLUMNS:
+        table.add_column(
+            column,
+            footer=footers.get(column, ""),
+            justify="left" if column == "kind" else "right",
+            no_wrap=True,
+        )
+    for layer in report.layers:
+        table.add_row(Text(layer.name.removeprefix(prefix)), *_cells(layer))
+    return table
+
+
+def _cells(layer: LayerReport) -> tuple[str, ...]:
+    return (
+        layer.kind,
+        "-" if layer.rank is None else str(layer.rank),
+        "-" if layer.nnz is None else count_text(layer.nnz),
+        "-" if layer.sparsity is None else _percent(layer.sparsity),
+        count_text(layer.kept_parameters),
+        _percent(layer.compression_ratio),
+        "-" if layer.kind == "dense" else f"{layer.reconstruction_error:.4f}",
+        "-" if layer.kind == "dense" else f"{layer.weight_error:.4f}",
+    )
+
+
+def _totals(report: CompressionReport) -> Iterable[str]:
+    totals = report.totals
+    asked, used = report.settings.calibration.samples, report.calibration.samples
+    if used < asked:
+        yield f"Calibrated on {used} windows, not the {asked} asked for: the text has no more"
+    yield (
+        f"Parameters: {count_text(totals.kept_parameters)} of {count_text(totals.compressible_parameters)} "
+        f"compressible ones kept, {_percent(totals.achieved_ratio)} removed "
+        f"({_percent(totals.model_compression_ratio)} of the whole model's {count_text(totals.model_parameters)})"
+    )
+    seconds = sum(stage.seconds for stage in report.stages)
+    memory = max((stage.peak_memory_bytes for stage in report.stages), default=0)
+    yield f"Took {duration(seconds)}, with at most {bytes_text(memory)} of memory"
+
+
+def _size_table(report: CompressionReport, output: Path) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    table.add_column()
+    before = report.totals.dense_bytes
+    table.add_row("original", bytes_text(before, precision=2), "", report.model)
+    for export in report.exports:
+        change = _percent(export.stored_bytes / before - 1, sign="+")
+        table.add_row(export.kind, bytes_text(export.stored_bytes, precision=2), change, str(output / export.folder))
+    return table
+
+
+def _loading_lines(report: CompressionReport, output: Path) -> Iterable[str]:
+    export = next((export for export in report.exports if export.kind == "factored"), report.exports[0])
+    yield "To load it:"
+    yield ""
+    for line in _SNIPPETS[export.kind]:
+        yield f"    {line}"
+    yield f"    model = AutoModelForCausalLM.from_pretrained({json.dumps(str(output / export.folder))})"
+
+
+def _percent(fraction: float, sign: str = "-") -> str:
+    return f"{100 * fraction:{sign}.1f}%"
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"

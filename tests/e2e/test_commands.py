@@ -1,0 +1,82 @@
+"""What the README shows, typed as it stands there, on the model that comes with the repository."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROCKET = Path(sys.executable).parent / "rocket"
+MODEL = "examples/tiny-llama"
+TEXT = "examples/tiny-llama/heldout.txt"
+
+
+def run(*command, code=0):
+    result = subprocess.run([str(part) for part in command], check=False, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == code, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory):
+    """The bundled model after `rocket compress`, with fewer samples than the README asks for."""
+    out = tmp_path_factory.mktemp("commands") / "out"
+    result = run(ROCKET, "compress", MODEL, out, "--ratio", "0.3", "--samples", "8")
+    return out, result
+
+
+def test_compress_prints_a_table_and_writes_both_artifacts(compressed):
+    out, result = compressed
+    assert sorted(path.name for path in out.iterdir()) == ["dense", "factored", "report.json"]
+    report = json.loads((out / "report.json").read_text())
+    for layer in report["layers"]:
+        assert layer["name"].removeprefix("model.layers.") in result.stdout
+    assert "30.0% removed" in result.stdout
+    assert "import rocket_core.hf" in result.stdout
+
+
+def test_evaluate_measures_dense_and_compressed_models_alike(compressed):
+    out, _ = compressed
+    perplexities = [
+        json.loads(run(ROCKET, "evaluate", model, "--text", TEXT, "--limit", "8").stdout)["perplexity"]
+        for model in (MODEL, out / "factored", out / "dense")
+    ]
+    dense, factored, composed = perplexities
+    assert dense < factored < 20 * dense
+    assert composed == pytest.approx(factored, rel=0.02)
+
+
+def test_the_snippet_that_compress_prints_loads_the_model(compressed):
+    _, result = compressed
+    snippet = "\n".join(line.strip() for line in result.stdout.split("To load it:")[1].splitlines())
+    run(sys.executable, "-W", "error", "-c", f"{snippet}\nassert model.num_parameters() > 0")
+
+
+def test_the_artifact_does_not_load_without_rocket(compressed):
+    out, _ = compressed
+    code = f"from transformers import AutoModelForCausalLM as A; A.from_pretrained({str(out / 'factored')!r})"
+    result = run(sys.executable, "-c", code, code=1)
+    assert "size" in result.stderr or "shape" in result.stderr
+
+
+def test_the_result_is_not_overwritten(compressed):
+    out, _ = compressed
+    result = run(ROCKET, "compress", MODEL, out, "--ratio", "0.2", "--samples", "8", code=2)
+    assert "choose another output folder" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_mistakes_are_told_apart_by_their_exit_codes(tmp_path):
+    cases = [
+        (3, [tmp_path / "nowhere", tmp_path / "o", "--ratio", "0.3"]),
+        (2, [MODEL, tmp_path / "o", "--ratio", "1.3"]),
+        (4, [MODEL, tmp_path / "o", "--ratio", "0.95"]),
+        (2, [MODEL, tmp_path / "o", "--ratio", "0.3", "--ignore", "nothing"]),
+    ]
+    for code, arguments in cases:
+        result = run(ROCKET, "compress", *arguments, code=code)
+        assert any(line.startswith(("rocket: error: ", "╭─ Error")) for line in result.stderr.splitlines())
+        assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []

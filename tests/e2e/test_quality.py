@@ -1,0 +1,24 @@
+"""Quality on a real model, held to the figures of the paper's own implementation."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.stories import excess
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+
+pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the real model and text of ../shared/data")
+
+
+@pytest.mark.parametrize(("ratio", "bar"), [(0.2, 2.4), (0.3, 4.4), (0.4, 8.9), (0.5, 22.5)])
+def test_perplexity_over_dense_is_no_worse_than_the_papers_implementation(ratio, bar):
+    over_dense, achieved = excess(
+        SHARED / "models" / "stories260K-hf",
+        SHARED / "text" / "tinystories_train.jsonl",
+        SHARED / "text" / "tinystories_val.jsonl",
+        "weight",
+        ratio,
+    )
+    assert over_dense <= bar
+    assert ratio <= achieved <= ratio + 0.015 * (1 - ratio)
