@@ -23,6 +23,10 @@ _MAX_LABELS = 2**25
 _MAX_PRODUCTS = 2**21
 # Extended labels beyond which it pays to look for useless ones before sorting.
 _SORT_ALL = 4096
+# Steps from which on cumulated sums are corrected rather than summed anew, and how often they are all the same, so that
+# rounding errors do not pile up.
+_LONG_SUM = 2000
+_SUM_ANEW = 256
 # Labels that the frontier of the flexible layers may have before the other frontier is grown at all.
 _FIRST_FRONTIER = 50
 
@@ -84,7 +88,9 @@ def _common_unit(cost: Int64[np.ndarray, " candidates"], starts: Int64[np.ndarra
     """
     sizes = np.unique(np.abs(cost))
     sizes = sizes[sizes > 0].astype(np.float64)
-    for parts in range(1, 9):
+    # Beyond 2^50, sums of costs are not exact in floating point.
+    most_parts = 8 if np.abs(cost).sum(dtype=np.float64) < 2**50 else 0
+    for parts in range(1, most_parts + 1):
         unit = float(sizes[0]) / parts
         if unit < len(starts):
             break
@@ -117,12 +123,22 @@ class _Completion:
         self._costs = np.concatenate(([0], steps.cost))
         self._gains = np.concatenate(([0.0], steps.gain))
         self._slopes = np.concatenate((steps.gain / steps.cost, [0.0]))
+        self._reached, self._saved = self._costs.cumsum(), self._gains.cumsum()
+        self._decided = 0
 
     def decide(self, layer: int) -> None:
         """Takes a layer out."""
         steps = self._by_layer[self._starts[layer] : self._starts[layer + 1]]
+        self._decided += 1
+        summed_anew = len(self._costs) < _LONG_SUM or self._decided % _SUM_ANEW == 0
+        if not summed_anew:
+            for step in steps.tolist():
+                self._reached[step:] -= self._costs[step]
+                self._saved[step:] -= self._gains[step]
         self._costs[steps] = 0
         self._gains[steps] = 0.0
+        if summed_anew:
+            self._reached, self._saved = self._costs.cumsum(), self._gains.cumsum()
         self._excess_left -= float(self._excess[layer])
         self._first_cost_left -= int(self._first_cost[layer])
         self._first_error_left -= float(self._first_error[layer])
@@ -138,11 +154,9 @@ class _Completion:
             # The 1 is far above the rounding errors of this line and of the excesses, and far below the unit.
             room = np.floor((room + (self._excess_left + 1)) / self._unit).astype(np.int64)
         room = room - self._first_cost_left
-        reached = self._costs.cumsum()
-        saved = self._gains.cumsum()
-        step = reached.searchsorted(room, side="right") - 1
+        step = self._reached.searchsorted(room, side="right") - 1
         slope = self._slopes[step]
-        error = self._first_error_left - saved[step] - slope * (room - reached[step])
+        error = self._first_error_left - self._saved[step] - slope * (room - self._reached[step])
         error[step < 0] = np.inf
         return error, slope
 
@@ -179,13 +193,13 @@ class _Frontier:
         candidates = slice(self._starts[layer], self._starts[layer + 1])
         self._thin(min(width, _MAX_PRODUCTS // (candidates.stop - candidates.start)))
         costs, errors, before = core.cost[candidates], core.error[candidates], len(self.cost)
-        if len(costs) * before <= _SORT_ALL:
-            cost, error = (self.cost + costs[:, None]).ravel(), (self.error + errors[:, None]).ravel()
+        cost, error = (self.cost + costs[:, None]).ravel(), (self.error + errors[:, None]).ravel()
+        if len(cost) <= _SORT_ALL:
             origin = np.arange(len(cost))
         else:
-            candidate, label = self._completion.affords(candidates, self._slope, cutoff - self._bound).nonzero()
-            cost, error = self.cost[label] + costs[candidate], self.error[label] + errors[candidate]
-            origin = candidate * before + label
+            affordable = self._completion.affords(candidates, self._slope, cutoff - self._bound)
+            origin = affordable.ravel().nonzero()[0]
+            cost, error = cost[origin], error[origin]
         kept = _undominated(cost, error)
         self.cost, self.error = cost[kept], error[kept]
         self._completion.decide(layer)
@@ -215,7 +229,7 @@ class _Frontier:
         least = np.minimum.reduceat(self._bound, starts)
         keep = np.flatnonzero(self._bound == np.repeat(least, np.diff(np.append(starts, len(bucket)))))
         keep = keep[np.append(True, bucket[keep[1:]] != bucket[keep[:-1]])]
-        self.open_bound = min(self.open_bound, float(np.delete(self._bound, keep).min()))
+        self.open_bound = min(self.open_bound, float(np.delete(self._bound, keep).min(initial=np.inf)))
         self._keep(keep)
 
     def cheapest_error(self, room: int) -> tuple[float, int]:

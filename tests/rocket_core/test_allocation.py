@@ -78,11 +78,14 @@ def test_finds_the_optimum_of_brute_force_and_never_exceeds_the_budget(instance)
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(instance=instances(), width=st.integers(1, 3), first_frontier=st.integers(0, 3))
-def test_finds_the_optimum_from_the_smallest_searches_on(monkeypatch, instance, width, first_frontier):
+def test_finds_the_optimum_with_every_device_of_large_searches(monkeypatch, instance, width, first_frontier):
     monkeypatch.setattr(knapsack, "_FIRST_LAYERS", 1)
     monkeypatch.setattr(knapsack, "_FIRST_WIDTH", width)
     monkeypatch.setattr(labels, "_FIRST_FRONTIER", first_frontier)
+    # What otherwise serves only large searches.
     monkeypatch.setattr(labels, "_SORT_ALL", 0)
+    monkeypatch.setattr(labels, "_LONG_SUM", 0)
+    monkeypatch.setattr(labels, "_SUM_ANEW", 2)
     assert_optimal(solve_knapsack(*instance), *instance, reference.brute_force(*instance))
 
 
@@ -94,6 +97,16 @@ def test_error_does_not_rise_as_the_budget_grows(instance):
     solutions = [solve_knapsack(costs, errors, budget) for budget in budgets]
     found = [np.inf if solution is None else solution.total_error for solution in solutions]
     assert all(later <= earlier * (1 + 1e-11) for earlier, later in itertools.pairwise(found))
+
+
+@pytest.fixture(params=["small searches", "large searches"])
+def devices(request, monkeypatch):
+    """What otherwise serves only large searches, applied to all."""
+    if request.param == "large searches":
+        monkeypatch.setattr(labels, "_FIRST_FRONTIER", 1)
+        monkeypatch.setattr(labels, "_SORT_ALL", 0)
+        monkeypatch.setattr(labels, "_LONG_SUM", 0)
+        monkeypatch.setattr(labels, "_SUM_ANEW", 5)
 
 
 def medium(kind, seed, layers=30, candidates=10):
@@ -117,6 +130,7 @@ def medium(kind, seed, layers=30, candidates=10):
 
 @pytest.mark.parametrize("kind", ["unrelated", "profiles", "fixed charge", "equal layers", "equal layers, linear"])
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.usefixtures("devices")
 def test_finds_the_optimum_of_the_plain_dynamic_programme(kind, seed):
     costs, errors = medium(kind, seed)
     low, high = int(costs.min(axis=1).sum()), int(costs.max(axis=1).sum())
@@ -171,15 +185,25 @@ def test_a_search_remembers_a_bounded_number_of_labels(monkeypatch):
             super().__init__(*arguments)
             frontiers.append(self)
 
+    def remembered():
+        stored = [sum(len(origin) for _, origin, _ in frontier._history) for frontier in frontiers]
+        return max(front + back for front, back in zip(stored[::2], stored[1::2], strict=True))
+
     monkeypatch.setattr(labels, "_Frontier", Recorded)
-    monkeypatch.setattr(labels, "_MAX_LABELS", 2**11)
-    costs, errors = medium("fixed charge", seed=3, layers=60)
-    budget = int(costs.mean(axis=1).sum())
-    solution = solve_knapsack(costs * 1000 + np.arange(60)[:, None] * np.arange(10), errors, budget * 1000)
-    stored = [sum(len(origin) for _, origin, _ in frontier._history) for frontier in frontiers]
-    assert max(stored) > 2**9
-    assert max(front + back for front, back in zip(stored[::2], stored[1::2], strict=True)) <= 3 * 2**11
-    assert solution.lower_bound <= solution.total_error
+    generator = np.random.default_rng(0)
+    sizes = generator.integers(10**6, 10**7, (30, 1))
+    kept = generator.uniform(0.3, 0.95, (30, 10))
+    kept[:, 0] = 1
+    costs, errors = (kept * sizes).astype(np.int64), np.where(kept < 1, 1.1 - kept, 0)
+    budget = int(0.65 * sizes.sum())
+    unbounded = solve_knapsack(costs, errors, budget)
+    limit = 2**5
+    assert remembered() > 20 * limit
+    frontiers.clear()
+    monkeypatch.setattr(labels, "_MAX_LABELS", limit)
+    bounded = solve_knapsack(costs, errors, budget)
+    assert remembered() <= 2 * limit
+    assert bounded.lower_bound <= unbounded.total_error <= bounded.total_error
 
 
 @pytest.mark.parametrize(
@@ -257,7 +281,7 @@ def profile(name, candidates, d_in=10, d_out=10):
 
 
 LAYERS = (
-    profile("q", [(100, 0.0, 0.0), (80, 0.2, 0.3), (60, 0.3, 0.35), (40, 0.5, 0.4)]),
+    profile("q", [(100, 0.0, 0.0), (80, 0.2, 0.3), (60, 0.3, 0.35), (50, 0.29, 0.5), (40, 0.5, 0.4)]),
     profile("k", [(100, 0.0, 0.0), (80, 0.05, 0.2), (60, 0.2, 0.5), (40, 0.4, 0.9)]),
     profile("down", [(200, 0.0, 0.0), (160, 0.3, 0.1), (120, 0.35, 0.2)], d_out=20),
 )
