@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+from hypothesis import strategies as st
 
 
 def brute_force(costs, errors, budget):
@@ -46,3 +47,36 @@ def smallest_cap(costs, errors, budget):
     return min(
         (cap for cap in set(errors.ravel().tolist()) if cap_is_feasible(costs, errors, budget, cap)), default=None
     )
+
+
+@st.composite
+def instances(draw):
+    """Few layers, with the cost structures that real profiles and mean ones have."""
+    layers, candidates = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+
+    def table(elements):
+        row = st.lists(elements, min_size=candidates, max_size=candidates)
+        return draw(st.lists(row, min_size=layers, max_size=layers))
+
+    costs = np.array(table(st.integers(0, 12)), dtype=np.int64)
+    structure = draw(st.sampled_from(["small", "wide", "common unit", "nearly a common unit", "equal layers"]))
+    if structure == "wide":
+        costs = np.array(table(st.integers(0, 10**12)), dtype=np.int64)
+    elif structure == "common unit":
+        costs *= 1000
+    elif structure == "nearly a common unit":
+        costs = costs * 1000 + np.array(table(st.integers(0, 2)), dtype=np.int64)
+    elif structure == "equal layers":
+        costs[:] = costs[:1]
+    kind = draw(st.sampled_from(["any", "tied", "falling with cost", "fixed charge"]))
+    if kind == "any":
+        errors = np.array(table(st.floats(0, 1)))
+    elif kind == "tied":
+        errors = np.array(table(st.integers(0, 3)), dtype=np.float64)
+    else:
+        removed = 1 - costs / max(1, costs.max())
+        errors = removed + 0.3 * (removed > 0) * (kind == "fixed charge")
+    absent = np.array(table(st.sampled_from([False, False, False, True])))
+    errors[absent] = np.inf
+    budget = draw(st.integers(0, int(costs.max(axis=1).sum()) + 1))
+    return costs, errors, budget
