@@ -10,11 +10,15 @@ import pytest
 import rocket_core
 
 ROOT = Path(rocket_core.__file__).parent.parent
-SOURCES = sorted(file for package in ("rocket_core", "rocket_client") for file in (ROOT / package).rglob("*.py"))
+PACKAGES = ("app", "migrations", "rocket_core", "rocket_client")
+SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 WITHOUT_TORCH = ["errors", "config", "budget", "candidates", "allocation", "report"]
 
 
-@pytest.mark.parametrize("module", [f"rocket_core.{name}" for name in WITHOUT_TORCH] + ["rocket_client.main"])
+BASE_INSTALL = [*(f"rocket_core.{name}" for name in WITHOUT_TORCH), "rocket_client.main", "app.main"]
+
+
+@pytest.mark.parametrize("module", BASE_INSTALL)
 def test_what_the_base_install_imports_loads_no_torch(module):
     # In a process of its own: import-linter misses what a package's __init__ imports, and this process has torch.
     code = (

@@ -1,0 +1,204 @@
+"""Errors as RFC 9457 problem documents; the only place that knows HTTP statuses. No document repeats what was sent."""
+
+import logging
+import re
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import iter_route_contexts
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from app.shared import errors
+from rocket_core import errors as core_errors
+
+PROBLEM_TYPE = "application/problem+json"
+RETRY_AFTER_SECONDS = 5
+
+STATUSES: dict[type[Exception], HTTPStatus] = {
+    errors.AppError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.InvalidSettingsError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.IdempotencyKeyReusedError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.NotFoundError: HTTPStatus.NOT_FOUND,
+    errors.JobNotFoundError: HTTPStatus.NOT_FOUND,
+    errors.ArtifactNotFoundError: HTTPStatus.NOT_FOUND,
+    errors.ArtifactExpiredError: HTTPStatus.GONE,
+    errors.ConflictError: HTTPStatus.CONFLICT,
+    errors.ReportNotReadyError: HTTPStatus.CONFLICT,
+    errors.FencedOutError: HTTPStatus.CONFLICT,
+    errors.PermissionDeniedError: HTTPStatus.FORBIDDEN,
+    errors.QuotaExceededError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.TooManyStreamsError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.StorageError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.DiskFullError: HTTPStatus.INSUFFICIENT_STORAGE,
+    errors.DataFolderLockedError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.QueueError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.WorkerLostError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    # Of the library's errors a request meets only those about what it asks for; the rest end jobs.
+    core_errors.RocketError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    core_errors.HubUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+# What the framework refuses before any code of ours is asked.
+_FRAMEWORK_CODES = {
+    HTTPStatus.BAD_REQUEST: "bad_request",
+    HTTPStatus.NOT_FOUND: "not_found",
+    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body_too_large",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "unsupported_media_type",
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "range_not_satisfiable",
+}
+# Raised by us, with words of ours; the framework's own may repeat what was sent.
+_OUR_OWN_WORDS = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}
+_FIELD = re.compile(r"[a-z_]{1,40}")
+_log = logging.getLogger(__name__)
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 has it.
+
+    Attributes:
+        type: names the kind of error.
+        title: the status in words.
+        status: the HTTP status.
+        detail: what is wrong, where, and what to do.
+        code: stable code of the kind of error.
+        request_id: names the request in the service's log.
+        param: the member of the request that is wrong.
+        errors: `param` and `message` of all members that are wrong.
+        missing: what the service lacks.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    request_id: str | None
+    param: str | None = None
+    errors: list[dict[str, str]] | None = None
+    missing: list[str] | None = None
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The problem documents of an endpoint, for the OpenAPI document; `default` stands for failures of the service."""
+    # Written out, as the framework would file a model under the media type of the endpoint's success.
+    content = {PROBLEM_TYPE: {"schema": Problem.model_json_schema()}}
+    answers: dict[int | str, dict[str, Any]] = {"default": {"content": content, "description": "The service failed"}}
+    for status in statuses:
+        answers[status] = {"content": content, "description": HTTPStatus(status).phrase}
+    return answers
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Makes a problem document of every error."""
+    app.add_exception_handler(errors.AppError, _on_known_error)
+    app.add_exception_handler(core_errors.RocketError, _on_known_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(HTTPException, _on_framework_error)
+    app.add_exception_handler(Exception, _on_unknown_error)
+
+
+def status_of(kind: type[Exception]) -> HTTPStatus:
+    """The status of an error's class, or of the nearest class above it."""
+    return next(STATUSES[parent] for parent in kind.__mro__ if parent in STATUSES)
+
+
+def problem(
+    request: Request, status: HTTPStatus, code: str, detail: str, *, headers: dict[str, str] | None = None, **more: Any
+) -> JSONResponse:
+    """A problem document.
+
+    Args:
+        request: what is answered.
+        status: HTTP status.
+        code: stable code of the error.
+        detail: what is wrong, where, and what to do.
+        headers: further headers.
+        more: further members.
+    """
+    request_id = request.scope.get("state", {}).get("request_id")
+    document = Problem(
+        type=f"urn:rocket:error:{code}",
+        title=status.phrase,
+        status=status.value,
+        detail=detail,
+        code=code,
+        request_id=request_id,
+        **more,
+    )
+    body = document.model_dump(exclude_unset=True)
+    return JSONResponse(body, status.value, headers, media_type=PROBLEM_TYPE)
+
+
+def _on_known_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, errors.AppError | core_errors.RocketError)
+    status = status_of(type(error))
+    headers, detail = {}, str(error)
+    if status is HTTPStatus.CONFLICT:
+        # Clients of other job services take a conflict for passing and repeat the request.
+        headers["x-should-retry"] = "false"
+    if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
+        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        # The message is for the operator: it names folders of this machine.
+        _log.error("%s", error, extra={"code": error.code})
+        detail = (type(error).__doc__ or "").partition("\n")[0]
+    return problem(request, status, error.code, detail, headers=headers, param=getattr(error, "param", None))
+
+
+def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    if any(item["type"] == "json_invalid" for item in error.errors()):
+        return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", "the body is no JSON")
+    found = [{"param": _param(item["loc"]), "message": _message(item)} for item in error.errors()]
+    detail = "; ".join(f"{item['param']}: {item['message']}" for item in found[:3])
+    code = errors.InvalidRequestError.code
+    return problem(request, HTTPStatus.UNPROCESSABLE_ENTITY, code, detail, param=found[0]["param"], errors=found)
+
+
+def _on_framework_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    code = _FRAMEWORK_CODES.get(status, status.name.lower())
+    headers = dict(error.headers or {})
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        # The framework names the methods of the first route that matches, and one path may have several.
+        headers["Allow"] = ", ".join(sorted(_methods(request)))
+    detail = error.detail if status in _OUR_OWN_WORDS else status.description or status.phrase
+    return problem(request, status, code, detail, headers=headers)
+
+
+def _on_unknown_error(request: Request, error: Exception) -> JSONResponse:
+    _log.error("unexpected error", exc_info=error)
+    detail = "an error inside the service; its log has the details under this request id"
+    request_id = request.scope.get("state", {}).get("request_id", "")
+    # Raised outside of the middleware that adds this header.
+    headers = {"X-Request-Id": request_id}
+    return problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", detail, headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    methods: set[str] = set()
+    for route in iter_route_contexts(request.app.routes):
+        if route.original_route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return methods
+
+
+def _param(location: tuple[int | str, ...]) -> str:
+    # Labels are named by the client; what looks unlike a field of ours is not repeated either.
+    parts = [str(part) for part in location if isinstance(part, int) or _FIELD.fullmatch(part)]
+    if parts[:1] == ["body"] and len(parts) > 1:
+        parts = parts[1:]
+    return ".".join(parts[: parts.index("metadata") + 1] if "metadata" in parts else parts)
+
+
+def _message(item: dict[str, Any]) -> str:
+    return str(item["msg"]).removeprefix("Value error, ")

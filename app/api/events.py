@@ -1,0 +1,137 @@
+"""`/jobs/{id}/events`: a page of what happened, or a stream of what happens.
+
+The stream is one of the few asynchronous endpoints: it sleeps without a thread and asks the database in the pool.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from app.api.dependencies import ContextDep, JobId, OwnerDep
+from app.api.errors import problems
+from app.api.views import EventList, ProgressView, event_view, progress_view
+from app.services import jobs
+from app.services.context import Context
+from app.shared.errors import AppError, TooManyStreamsError
+from app.shared.lifecycle import Status
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+_STREAM_TYPE = "text/event-stream"
+_PAGE = 200
+# Proxies close connections that are silent for longer.
+_KEEP_ALIVE_SECONDS = 15.0
+_MAX_SECONDS_BETWEEN_LOOKS = 1.0
+_MAX_SEQUENCE = 2**31 - 1
+
+
+class Streams:
+    """The open streams of this process; used from the event loop only.
+
+    Args:
+        limit: how many may be open.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open = 0
+        self.are_closing = False
+
+    def take(self) -> None:
+        """Counts a stream that opens.
+
+        Raises:
+            TooManyStreamsError: all are in use.
+        """
+        if self._open >= self._limit:
+            raise TooManyStreamsError("all event streams are in use; poll GET /jobs/{id}, or try again later")
+        self._open += 1
+
+    def give_back(self) -> None:
+        """Counts a stream that closes."""
+        self._open -= 1
+
+    def close(self) -> None:
+        """Ends all streams within a second; called when the service stops, which would otherwise wait for them."""
+        self.are_closing = True
+
+
+class _CountedStream(StreamingResponse):
+    """A stream that is given back when it ends, however it ends."""
+
+    def __init__(self, content: AsyncIterator[str], streams: Streams) -> None:
+        # Buffering proxies would hold events back.
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(content, media_type=_STREAM_TYPE, headers=headers)
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.give_back()
+
+
+@router.get(
+    "/{job_id}/events",
+    response_model=EventList,
+    responses=problems(404, 422, 429) | {200: {"content": {_STREAM_TYPE: {"schema": {"type": "string"}}}}},
+)
+async def list_events(
+    job_id: JobId,
+    request: Request,
+    context: ContextDep,
+    owner: OwnerDep,
+    after: Annotated[int, Query(ge=0, le=_MAX_SEQUENCE)] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    last_event_id: Annotated[int | None, Header(ge=0, le=_MAX_SEQUENCE)] = None,
+) -> EventList | Response:
+    """What happened to a job, oldest first; with `Accept: text/event-stream` also what happens, until the job ends."""
+    page = await run_in_threadpool(jobs.list_events, context, owner, job_id, after=after, limit=limit)
+    if _STREAM_TYPE in request.headers.get("accept", ""):
+        streams: Streams = request.app.state.streams
+        streams.take()
+        return _CountedStream(_follow(context, streams, owner, job_id, last_event_id or after), streams)
+    last = page.events[-1].sequence if page.events else None
+    return EventList(data=[event_view(event) for event in page.events], has_more=page.has_more, last_id=last)
+
+
+async def _follow(context: Context, streams: Streams, owner: str, job_id: str, after: int) -> AsyncIterator[str]:
+    """Events as they happen, progress as it changes, and `done` once there will be nothing more."""
+    told: ProgressView | None = None
+    spoke = time.monotonic()
+    while not streams.are_closing:
+        try:
+            page = await run_in_threadpool(jobs.list_events, context, owner, job_id, after=after, limit=_PAGE)
+        except AppError:
+            # The answer has begun, so that it can only end; the client comes back and is told why.
+            return
+        for event in page.events:
+            yield _message(event.type, event_view(event), number=event.sequence)
+            after = event.sequence
+        progress = progress_view(page.job)
+        if progress != told:
+            yield _message("progress", progress)
+            told, spoke = progress, time.monotonic()
+        if page.has_more:
+            continue
+        if Status(page.job.status).is_terminal:
+            yield _message("done", progress)
+            return
+        if time.monotonic() - spoke > _KEEP_ALIVE_SECONDS:
+            yield ": still here\n\n"
+            spoke = time.monotonic()
+        await asyncio.sleep(min(_MAX_SECONDS_BETWEEN_LOOKS, context.settings.poll_seconds))
+
+
+def _message(kind: str, data: BaseModel, *, number: int | None = None) -> str:
+    # Progress has no number: a client that comes back is told of it anyway.
+    head = "" if number is None else f"id: {number}\n"
+    return f"{head}event: {kind}\ndata: {data.model_dump_json()}\n\n"

@@ -1,0 +1,88 @@
+"""What every request goes through: it gets an id, its body is counted, and its answer is logged."""
+
+import logging
+import re
+import secrets
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.shared.logging import log_context
+
+REQUEST_ID = "X-Request-Id"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
+_log = logging.getLogger(__name__)
+
+
+class RequestIdMiddleware:
+    """Names each request, in its answer and in every line that it logs.
+
+    Args:
+        app: what comes next.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = sent if _REQUEST_ID.fullmatch(sent) else secrets.token_hex(8)
+        scope.setdefault("state", {})["request_id"] = request_id
+        began = time.monotonic()
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                # Paths carry names that clients chose; the route does not.
+                milliseconds = round(1000 * (time.monotonic() - began), 1)
+                fields = {"method": scope["method"], "status": message["status"], "milliseconds": milliseconds}
+                _log.info("request", extra=fields | {"route": getattr(scope.get("route"), "path", None)})
+            await send(message)
+
+        with log_context(request_id=request_id):
+            await self._app(scope, receive, named)
+
+
+class BodyLimitMiddleware:
+    """Refuses bodies that are too large, by what they announce and by what arrives.
+
+    The framework's own limit answers with plain text; this one with an error that becomes a problem document.
+
+    Args:
+        app: what comes next.
+        max_bytes: largest body accepted.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "0")
+        total = int(announced) if announced.isdecimal() else 0
+        arrived = 0
+
+        async def counted() -> Message:
+            nonlocal arrived
+            if total > self._max_bytes:
+                raise self._too_large()
+            message = await receive()
+            arrived += len(message.get("body", b""))
+            if arrived > self._max_bytes:
+                raise self._too_large()
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"the body is larger than {self._max_bytes} bytes")

@@ -1,0 +1,181 @@
+"""Rows as a client sees them."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from app.services.outputs import Layer
+from app.shared.lifecycle import Status
+from app.shared.models import Artifact, Job, JobEvent
+from app.shared.outcomes import JobError, JobResult
+from app.shared.requests import CalibrationRequest, JobOptions, JobRequest
+from rocket_core.candidates import Candidate, LayerProfile
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class JobView(_Frozen):
+    """A job.
+
+    Attributes:
+        status: queued, running, cancelling, succeeded, failed or cancelled; new ones may be added.
+        stage: what a running job does.
+        progress: of the whole job, [0, 1].
+        attempt: how often it has started.
+        retry_of: the job that this one repeats.
+        links: where its parts are.
+    """
+
+    id: str
+    object: Literal["job"] = "job"
+    status: Status
+    stage: str | None
+    progress: float
+    model_id: str
+    revision: str | None
+    ratio: float
+    calibration: CalibrationRequest
+    options: JobOptions
+    metadata: dict[str, str]
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    estimated_finish_at: datetime | None
+    attempt: int
+    retry_of: str | None
+    error: JobError | None
+    result: JobResult | None
+    links: dict[str, str]
+
+
+class JobList(_Frozen):
+    """A page of jobs, newest first; `after=last_id` is the next."""
+
+    object: Literal["list"] = "list"
+    data: list[JobView]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class EventView(_Frozen):
+    """Something that happened to a job; `id` counts from 1 without gaps."""
+
+    id: int
+    created_at: datetime
+    level: str
+    type: str
+    message: str
+    data: dict[str, Any]
+
+
+class EventList(_Frozen):
+    """A page of events, oldest first; `after=last_id` is the next."""
+
+    object: Literal["list"] = "list"
+    data: list[EventView]
+    has_more: bool
+    last_id: int | None
+
+
+class ProgressView(_Frozen):
+    """Where a job is, as its stream of events tells it."""
+
+    status: Status
+    stage: str | None
+    progress: float
+    estimated_finish_at: datetime | None
+
+
+class LayerView(LayerProfile):
+    """A layer's profile, and the candidate that it got."""
+
+    chosen: Candidate | None
+
+
+class LayerList(_Frozen):
+    """All layers profiled so far, in the order of the model."""
+
+    object: Literal["list"] = "list"
+    data: list[LayerView]
+
+
+class ArtifactView(_Frozen):
+    """A file to download, until it expires."""
+
+    name: str
+    size: int
+    sha256: str
+    media_type: str
+    expires_at: datetime
+
+
+class ArtifactList(_Frozen):
+    """All files of a job."""
+
+    data: list[ArtifactView]
+
+
+class NamedView(_Frozen):
+    """Something that this server offers by name."""
+
+    id: str
+
+
+class NamedList(_Frozen):
+    """All that this server offers by name."""
+
+    object: Literal["list"] = "list"
+    data: list[NamedView]
+
+
+def job_view(job: Job) -> JobView:
+    """A job's row as a client sees it."""
+    request = JobRequest.model_validate(job.request)
+    path = job_path(job)
+    parts = ("events", "layers", "report", "artifacts", "cancel", "retry")
+    return JobView(
+        id=job.id,
+        status=Status(job.status),
+        stage=job.stage,
+        progress=job.progress,
+        **{name: getattr(request, name) for name in JobRequest.model_fields},
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        estimated_finish_at=job.estimated_finish_at,
+        attempt=job.attempt,
+        retry_of=job.retry_of,
+        error=None if job.error is None else JobError.model_validate(job.error),
+        result=None if job.result is None else JobResult.model_validate(job.result),
+        links={"self": path, **{part: f"{path}/{part}" for part in parts}},
+    )
+
+
+def job_path(job: Job) -> str:
+    """Where a job is."""
+    return f"/jobs/{job.id}"
+
+
+def event_view(event: JobEvent) -> EventView:
+    """An event's row as a client sees it."""
+    fields = {name: getattr(event, name) for name in EventView.model_fields if name != "id"}
+    return EventView(id=event.sequence, **fields)
+
+
+def progress_view(job: Job) -> ProgressView:
+    """The part of a job's row that changes all the time."""
+    return ProgressView(**{name: getattr(job, name) for name in ProgressView.model_fields})
+
+
+def layer_view(layer: Layer) -> LayerView:
+    """A layer as a client sees it."""
+    return LayerView(**{name: getattr(layer.profile, name) for name in LayerProfile.model_fields}, chosen=layer.chosen)
+
+
+def artifact_view(artifact: Artifact) -> ArtifactView:
+    """An artifact's row as a client sees it."""
+    return ArtifactView(**{name: getattr(artifact, name) for name in ArtifactView.model_fields})

@@ -1,0 +1,38 @@
+"""The web application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from app.api import artifacts, catalog, events, health, jobs
+from app.api.errors import install_error_handlers
+from app.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from app.services.context import open_context
+from app.shared.settings import Settings
+from rocket_core import __version__
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application for these settings; the database must have been upgraded.
+
+    Raises:
+        StorageError: the data folder cannot be used.
+    """
+    context = open_context(settings)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        context.database.close()
+
+    # The framework's own documentation pages load their scripts from elsewhere.
+    app = FastAPI(title="Rocket", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.context = context
+    app.state.streams = events.Streams(settings.max_streams)
+    for router in (jobs.router, events.router, artifacts.router, catalog.router, health.router):
+        app.include_router(router)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
+    app.add_middleware(RequestIdMiddleware)
+    install_error_handlers(app)
+    return app

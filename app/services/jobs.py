@@ -1,0 +1,127 @@
+"""Submitting jobs and steering them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from app.services.admission import admit
+from app.services.context import Context
+from app.shared.lifecycle import Status
+from app.shared.models import Job, JobEvent
+from app.shared.repositories import events, jobs
+from app.shared.repositories.jobs import Idempotency, Submission
+from app.shared.requests import JobRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventPage:
+    """Events of a job, and the job as it was when they were read.
+
+    Attributes:
+        job: the job.
+        events: in order.
+        has_more: whether there are later ones.
+    """
+
+    job: Job
+    events: Sequence[JobEvent]
+    has_more: bool
+
+
+def submit_job(context: Context, owner: str, request: JobRequest, idempotency_key: str | None) -> Submission:
+    """Accepts a job, or finds the one that the same request made before.
+
+    Raises:
+        RocketError: the request cannot be carried out.
+        IdempotencyKeyReusedError: the key belongs to another request.
+    """
+    idempotency = None
+    if idempotency_key is not None:
+        lifetime = timedelta(hours=context.settings.idempotency_hours)
+        idempotency = Idempotency(key=idempotency_key, lifetime=lifetime)
+        with context.database.snapshot() as session:
+            earlier = jobs.find_replayed(session, request, owner=owner, key=idempotency_key)
+        # What was accepted once is not judged again: the model's folder may be gone by now.
+        if earlier is not None:
+            return Submission(job=earlier, created=False)
+    admit(context.settings, request)
+    with context.database.transaction() as session:
+        return jobs.create_job(
+            session, request, max_attempts=context.settings.max_attempts, owner=owner, idempotency=idempotency
+        )
+
+
+def get_job(context: Context, owner: str, job_id: str) -> Job:
+    """One job.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+    """
+    with context.database.snapshot() as session:
+        return jobs.get_job(session, job_id, owner)
+
+
+def list_jobs(
+    context: Context, owner: str, *, after: str | None, limit: int, status: Status | None
+) -> tuple[Sequence[Job], bool]:
+    """A page of jobs, newest first, and whether there are more."""
+    with context.database.snapshot() as session:
+        page = jobs.list_jobs(session, owner=owner, after=after, limit=limit + 1, status=status)
+    return page[:limit], len(page) > limit
+
+
+def list_events(context: Context, owner: str, job_id: str, *, after: int, limit: int) -> EventPage:
+    """A page of a job's events in order.
+
+    Args:
+        context: the service.
+        owner: the tenant.
+        job_id: the job.
+        after: number of the last event already seen.
+        limit: how many at most.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+    """
+    with context.database.snapshot() as session:
+        job = jobs.get_job(session, job_id, owner)
+        page = events.list_events(session, job.id, after=after, limit=limit + 1)
+    return EventPage(job=job, events=page[:limit], has_more=len(page) > limit)
+
+
+def cancel_job(context: Context, owner: str, job_id: str) -> Job:
+    """Cancels a job that waits, asks the worker of a running one to stop.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+        ConflictError: it has succeeded or failed.
+    """
+    with context.database.transaction() as session:
+        return jobs.cancel_job(session, job_id, owner)
+
+
+def retry_job(context: Context, owner: str, job_id: str) -> Submission:
+    """Makes a new job that goes on from the checkpoints of one that failed or was cancelled.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+        ConflictError: it has succeeded, or has not ended.
+    """
+    with context.database.transaction() as session:
+        return jobs.retry_job(session, job_id, max_attempts=context.settings.max_attempts, owner=owner)
+
+
+def delete_job(context: Context, owner: str, job_id: str) -> None:
+    """Deletes a job that has ended, its rows and its files.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+        ConflictError: it has not ended.
+    """
+    with context.database.transaction() as session:
+        removed = jobs.delete_job(session, job_id, owner)
+    # Only now that nothing refers to them; what a crash leaves here is swept later.
+    for key in removed.storage_keys:
+        context.artifacts.remove(key)
+    if removed.work_key is not None:
+        context.work.remove(removed.work_key)

@@ -1,0 +1,92 @@
+"""What a job has produced."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.services.context import Context
+from app.shared.errors import ArtifactExpiredError, ReportNotReadyError
+from app.shared.models import Artifact
+from app.shared.repositories import jobs, outputs
+from rocket_core.candidates import Candidate, LayerProfile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """A layer as far as it is known.
+
+    Attributes:
+        profile: its candidates.
+        chosen: the candidate that the knapsack chose; None before it has run.
+    """
+
+    profile: LayerProfile
+    chosen: Candidate | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Download:
+    """A file to send.
+
+    Attributes:
+        artifact: what is known of it.
+        path: where it lies.
+    """
+
+    artifact: Artifact
+    path: Path
+
+
+def list_layers(context: Context, owner: str, job_id: str) -> Sequence[Layer]:
+    """Layers profiled so far, in the order of the model.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+    """
+    with context.database.snapshot() as session:
+        job = jobs.get_job(session, job_id, owner)
+        chosen = dict(outputs.list_allocation(session, job.id))
+        profiles = outputs.list_layer_profiles(session, job.id)
+    return [Layer(profile=profile, chosen=chosen.get(profile.name)) for profile in profiles]
+
+
+def get_report(context: Context, owner: str, job_id: str) -> dict[str, Any]:
+    """The allocation report, a `CompressionReport` as JSON.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+        ReportNotReadyError: the job has not succeeded.
+    """
+    with context.database.snapshot() as session:
+        job = jobs.get_job(session, job_id, owner)
+        report = outputs.find_report(session, job)
+    if report is None:
+        raise ReportNotReadyError(f"the job is {job.status}; only one that has succeeded has a report")
+    return report.body
+
+
+def list_artifacts(context: Context, owner: str, job_id: str) -> Sequence[Artifact]:
+    """Files to download, by name; empty unless the job has succeeded.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+    """
+    with context.database.snapshot() as session:
+        return outputs.list_artifacts(session, jobs.get_job(session, job_id, owner))
+
+
+def open_artifact(context: Context, owner: str, job_id: str, name: str) -> Download:
+    """A file to download.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+        ArtifactNotFoundError: it has no artifact of that name.
+        ArtifactExpiredError: its retention time is over.
+        StorageError: its file is missing.
+    """
+    with context.database.snapshot() as session:
+        artifact = outputs.find_artifact(session, jobs.get_job(session, job_id, owner), name)
+    if artifact.storage_key is None:
+        raise ArtifactExpiredError("the artifact was deleted when its retention time was over; run the job again")
+    return Download(artifact=artifact, path=context.artifacts.path(artifact.storage_key))

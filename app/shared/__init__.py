@@ -1,0 +1,1 @@
+"""What web side and worker share: settings, rows, life cycle, queue, files. No web framework and no torch."""

@@ -1,0 +1,55 @@
+"""What this server offers by name: models and calibration files in the operator's folders.
+
+A client's name is compared with what lies in the folder; it never becomes part of a path.
+"""
+
+from pathlib import Path
+
+from app.shared.requests import LOCAL
+from app.shared.settings import Settings
+from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS
+from rocket_core.errors import ModelNotFoundError, UnknownDatasetError
+
+_DATASET_SUFFIXES = (".jsonl", ".txt")
+
+
+def list_models(settings: Settings) -> list[str]:
+    """Model ids of the models folder: its subfolders that hold a config.json."""
+    return [LOCAL + path.name for path in _entries(settings.models_folder) if (path / "config.json").is_file()]
+
+
+def list_calibrations(settings: Settings) -> list[str]:
+    """Dataset names: those that the library knows, and the files of the datasets folder."""
+    files = [path for path in _entries(settings.datasets_folder) if path.suffix in _DATASET_SUFFIXES and path.is_file()]
+    return [BUILTIN_DATASET, *HUB_DATASETS, *(LOCAL + path.name for path in files)]
+
+
+def find_local_model(settings: Settings, model_id: str) -> Path:
+    """The folder of `local/NAME`.
+
+    Raises:
+        ModelNotFoundError: the models folder has no such model.
+    """
+    for path in _entries(settings.models_folder):
+        if LOCAL + path.name == model_id and (path / "config.json").is_file():
+            return path
+    raise ModelNotFoundError("this server has no local model of that name; GET /models lists what it has")
+
+
+def find_dataset(settings: Settings, dataset: str) -> str:
+    """The dataset as the library wants it: a name it knows, or the path of a file.
+
+    Raises:
+        UnknownDatasetError: the datasets folder has no such file.
+    """
+    if not dataset.startswith(LOCAL):
+        return dataset
+    for path in _entries(settings.datasets_folder):
+        if LOCAL + path.name == dataset and path.suffix in _DATASET_SUFFIXES and path.is_file():
+            return str(path)
+    raise UnknownDatasetError("this server has no calibration file of that name; GET /calibrations lists what it has")
+
+
+def _entries(folder: Path) -> list[Path]:
+    # The folders are the operator's own choice; without them there is nothing to offer, which is no error.
+    return sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []

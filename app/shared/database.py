@@ -1,0 +1,222 @@
+"""The database: engine, transactions, its clock, and the migrations."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, DateTime, Engine, create_engine, event, func, make_url, select
+from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.types import TypeDecorator
+
+from app.shared.errors import DatabaseUnavailableError, DiskFullError
+
+# How long a transaction waits for another writer of the SQLite file.
+_BUSY_SECONDS = 15.0
+_CONNECT_SECONDS = 5
+# Beyond the pool's 5. The web side has 40 threads; a file has room for all, a server is shared by several processes.
+_SQLITE_OVERFLOW = 35
+_POSTGRES_OVERFLOW = 15
+_READ_ONLY = "rocket_read_only"
+_CLOCK = "rocket_clock"
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An instant, in UTC on both sides; SQLite has no time zones and would return naive values."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To the database."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("an instant needs a time zone")
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """From the database."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Database:
+    """One database, SQLite or Postgres, and the only way to a transaction.
+
+    Args:
+        url: where it is.
+        clock: seconds since the epoch; None takes the database's clock on Postgres, where several machines must agree
+            on one, and this machine's on SQLite. Tests pass their own.
+    """
+
+    def __init__(self, url: URL | str, *, clock: Callable[[], float] | None = None) -> None:
+        self.url = make_url(url)
+        self.engine = _create_engine(self.url)
+        self._sessions = sessionmaker(self.engine, expire_on_commit=False, info={_CLOCK: clock})
+        reader = self.engine.execution_options(**{_READ_ONLY: True}, **_snapshot_options(self.url))
+        self._readers = sessionmaker(reader, expire_on_commit=False, info={_CLOCK: clock})
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """A transaction that writes: committed at the end of the block, rolled back if it raises.
+
+        Raises:
+            DatabaseUnavailableError: the database cannot be reached or stays locked.
+            DiskFullError: the database has no room left.
+        """
+        with _database_errors(), self._sessions.begin() as session:
+            yield session
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Session]:
+        """A transaction that only reads, all of it as of one moment; it waits for no writer.
+
+        Raises:
+            DatabaseUnavailableError: the database cannot be reached.
+        """
+        with _database_errors(), self._readers.begin() as session:
+            yield session
+
+    def is_current(self) -> bool:
+        """Whether the schema is that of this version of the code.
+
+        Raises:
+            DatabaseUnavailableError: the database cannot be reached.
+        """
+        with _database_errors(), self.engine.connect() as connection:
+            heads = MigrationContext.configure(connection).get_current_heads()
+        return set(heads) == set(ScriptDirectory.from_config(_alembic(self.url)).get_heads())
+
+    def close(self) -> None:
+        """Gives all connections back."""
+        self.engine.dispose()
+
+
+def now(session: Session) -> datetime:
+    """The time by which leases and retention are judged."""
+    clock = session.info[_CLOCK]
+    if clock is None and session.get_bind().dialect.name == "postgresql":
+        # Not `now()`, which stands still during a transaction.
+        return session.execute(select(func.clock_timestamp(type_=UtcDateTime))).scalar_one()
+    return datetime.fromtimestamp(time.time() if clock is None else clock(), UTC)
+
+
+def upgrade(url: URL | str, revision: str = "head") -> None:
+    """Brings the schema to a revision, creating an SQLite file and its folder if need be.
+
+    Raises:
+        DatabaseUnavailableError: the database cannot be reached.
+    """
+    location = make_url(url)
+    if location.get_backend_name() == "sqlite" and location.database:
+        Path(location.database).parent.mkdir(parents=True, exist_ok=True)
+    _migrate(location, command.upgrade, revision)
+
+
+def downgrade(url: URL | str, revision: str) -> None:
+    """Takes the schema back to a revision; what only later revisions know is lost.
+
+    Raises:
+        DatabaseUnavailableError: the database cannot be reached.
+    """
+    _migrate(make_url(url), command.downgrade, revision)
+
+
+def check_migrations(url: URL | str) -> None:
+    """Compares the models with a migrated database.
+
+    Raises:
+        alembic.util.exc.AutogenerateDiffsDetected: they differ.
+    """
+    _migrate(make_url(url), command.check)
+
+
+def _migrate(url: URL, action: Callable[..., Any], *arguments: str) -> None:
+    engine = _create_engine(url)
+    try:
+        with _database_errors(), engine.begin() as connection:
+            action(_alembic(url, connection), *arguments)
+    finally:
+        engine.dispose()
+
+
+def _alembic(url: URL, connection: Connection | None = None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(resources.files("migrations")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    config.attributes["dialect"] = url.get_backend_name()
+    return config
+
+
+def _snapshot_options(url: URL) -> dict[str, Any]:
+    # An SQLite transaction is a snapshot in any case.
+    if url.get_backend_name() == "sqlite":
+        return {}
+    return {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+
+
+def _create_engine(url: URL) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        # A pooled connection does not survive a restart of the server; asking first costs a round trip.
+        return create_engine(
+            url,
+            pool_pre_ping=True,
+            max_overflow=_POSTGRES_OVERFLOW,
+            connect_args={"connect_timeout": _CONNECT_SECONDS},
+        )
+    engine = create_engine(url, max_overflow=_SQLITE_OVERFLOW, connect_args={"timeout": _BUSY_SECONDS})
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+    assert isinstance(connection, sqlite3.Connection)
+    # Python's own transaction handling would begin too late and never IMMEDIATE.
+    connection.isolation_level = None
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that begins by reading and then writes fails at once, whatever the timeout, if another has written
+    # in between; one that may write takes the lock first.
+    mode = "DEFERRED" if connection.get_execution_options().get(_READ_ONLY) else "IMMEDIATE"
+    connection.exec_driver_sql(f"BEGIN {mode}")
+
+
+@contextmanager
+def _database_errors() -> Iterator[None]:
+    try:
+        yield
+    except OperationalError as error:
+        if isinstance(error.orig, sqlite3.Error) and error.orig.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            raise DiskFullError("the database has no room left; free space in the data folder") from error
+        raise _unavailable(error) from error
+    except PoolTimeoutError as error:
+        raise DatabaseUnavailableError("all connections to the database are in use; try again later") from error
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise _unavailable(error) from error
+        raise
+
+
+def _unavailable(error: DBAPIError) -> DatabaseUnavailableError:
+    return DatabaseUnavailableError(f"the database does not answer ({type(error.orig).__name__}); try again later")

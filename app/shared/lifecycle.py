@@ -1,0 +1,79 @@
+"""The life of a job: its statuses, the moves between them, and the one function that makes a move.
+
+queued ──> running ──> succeeded | failed
+  │  ^        │ │
+  │  └────────┘ └────> cancelling ──> cancelled
+  └─────────────────────────────────────^
+
+A running job goes back to queued when its worker lets go of it or dies. Nothing leaves succeeded, failed, cancelled.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import ColumnElement, CursorResult, update
+from sqlalchemy.orm import Session
+
+from app.shared.models import Job
+
+
+class Status(StrEnum):
+    """Where a job is in its life."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether it stays for ever."""
+        return not MOVES[self]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a worker holds the job."""
+        return self in {Status.RUNNING, Status.CANCELLING}
+
+
+MOVES: dict[Status, frozenset[Status]] = {
+    Status.QUEUED: frozenset({Status.RUNNING, Status.CANCELLED}),
+    Status.RUNNING: frozenset({Status.QUEUED, Status.CANCELLING, Status.SUCCEEDED, Status.FAILED}),
+    Status.CANCELLING: frozenset({Status.CANCELLED}),
+    Status.SUCCEEDED: frozenset(),
+    Status.FAILED: frozenset(),
+    Status.CANCELLED: frozenset(),
+}
+
+
+def move(
+    session: Session, job_id: str, target: Status, *conditions: ColumnElement[bool], at: datetime, **changes: Any
+) -> bool:
+    """Moves a job to a status if the table allows it from where the job is.
+
+    One conditional UPDATE, so that of several callers at most one succeeds, on both databases.
+
+    Args:
+        session: a writing transaction.
+        job_id: the job.
+        target: where to.
+        conditions: what else must hold of the row, the fence for instance.
+        at: the time.
+        changes: columns that change with the status.
+
+    Returns:
+        Whether the job moved.
+    """
+    sources = [source for source, targets in MOVES.items() if target in targets]
+    values = {"status": target, **changes}
+    if not target.is_held:
+        values |= {"fence": None, "lease_until": None, "claimed_by": None, "estimated_finish_at": None}
+    if target.is_terminal:
+        values["finished_at"] = at
+    statement = update(Job).where(Job.id == job_id, Job.status.in_(sources), *conditions).values(values)
+    result = session.execute(statement, execution_options={"synchronize_session": False})
+    assert isinstance(result, CursorResult)
+    return result.rowcount == 1

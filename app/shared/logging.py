@@ -1,0 +1,74 @@
+"""Structured logs: one line per event, with the request and the job it belongs to, and without secrets."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import TextIO
+
+from app.shared.settings import Settings
+
+_CONTEXT: ContextVar[dict[str, str]] = ContextVar("log_context")
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_MASK = "[secret]"
+
+
+@contextmanager
+def log_context(**fields: str) -> Iterator[None]:
+    """Adds fields, such as `request_id` and `job_id`, to every line logged inside."""
+    token = _CONTEXT.set({**_CONTEXT.get({}), **fields})
+    try:
+        yield
+    finally:
+        _CONTEXT.reset(token)
+
+
+def configure_logging(settings: Settings, stream: TextIO | None = None) -> None:
+    """Sends every log line of this process to one stream, standard error unless told otherwise."""
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(StructuredFormatter(as_json=settings.log_format == "json", secrets=settings.secrets()))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(settings.log_level.upper())
+
+
+class StructuredFormatter(logging.Formatter):
+    """One line per record: JSON, or text for people.
+
+    Args:
+        as_json: JSON rather than text.
+        secrets: strings that are masked wherever they turn up, in messages, fields and tracebacks alike.
+    """
+
+    def __init__(self, *, as_json: bool, secrets: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._as_json = as_json
+        self._secrets = tuple(secrets)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Renders a record."""
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_CONTEXT.get({}),
+            **{name: value for name, value in vars(record).items() if name not in _STANDARD},
+        }
+        if record.exc_info:
+            fields["trace"] = self.formatException(record.exc_info)
+        line = json.dumps(fields, default=str) if self._as_json else _text(fields)
+        for secret in self._secrets:
+            line = line.replace(secret, _MASK)
+        return line
+
+
+def _text(fields: dict[str, object]) -> str:
+    head = f"{fields.pop('time')} {fields.pop('level'):<7} {fields.pop('logger')}: {fields.pop('message')}"
+    trace = fields.pop("trace", None)
+    # A line break inside a value would let a client forge log lines.
+    line = " ".join([head.replace("\n", "\\n"), *(f"{name}={value!r}" for name, value in fields.items())])
+    return line if trace is None else f"{line}\n{trace}"

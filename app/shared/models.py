@@ -1,0 +1,224 @@
+"""The tables.
+
+jobs ─┬─ job_events         what happened, numbered without gaps
+      ├─ layer_profiles     one row per layer: its candidates
+      ├─ allocations        one row per layer: the candidate chosen
+      ├─ reports            the allocation report, once the job has succeeded
+      ├─ artifacts          files to download, by name
+      ├─ outbox             jobs to announce to the workers
+      └─ idempotency_keys   which request made the job
+
+Everything below a job goes with it. Enumerations are text with a check, so that both databases treat them alike.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from app.shared.database import UtcDateTime
+
+LOCAL_OWNER = "local"
+"""The one tenant of a service without API keys."""
+
+_Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+# SQLite numbers only a plain INTEGER key by itself.
+_Serial = BigInteger().with_variant(Integer, "sqlite")
+_JOB_ID = String(40)
+
+
+class Base(DeclarativeBase):
+    """Names every constraint, so that a migration can alter it on both databases."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: _Json, list[dict[str, Any]]: _Json}  # noqa: RUF012
+
+
+def _job_key(*, primary: bool = False) -> Mapped[str]:
+    # Without an index of its own, deleting a job would read the whole table.
+    return mapped_column(
+        _JOB_ID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=primary, index=None if primary else True
+    )
+
+
+class Job(Base):
+    """A compression that a user asked for.
+
+    Attributes:
+        id: rises with the time of creation, so that it is also the order of the list.
+        owner: the tenant.
+        request: what was asked for, a `JobRequest`.
+        status: see `lifecycle`, the only place that changes it.
+        attempt: how often the job has started, orderly releases taken back.
+        fence: names the attempt that may write; None if nobody may.
+        claimed_by: the worker that holds the job.
+        lease_until: when the worker counts as dead; None if nobody holds the job.
+        available_at: not to be claimed before.
+        rung_at: when the workers were last told of it.
+        last_event: number of the newest event.
+        work_key: name of the folder of checkpoints; a retry takes it over.
+        retry_of: the job that this one repeats.
+        error: why it failed, a `JobError`.
+        result: what it achieved, a `JobResult`.
+    """
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        CheckConstraint(
+            "status IN ('queued', 'running', 'cancelling', 'succeeded', 'failed', 'cancelled')", name="status"
+        ),
+        CheckConstraint("attempt >= 0 AND attempt <= max_attempts", name="attempt"),
+        CheckConstraint("progress >= 0 AND progress <= 1", name="progress"),
+        CheckConstraint("(status IN ('running', 'cancelling')) = (fence IS NOT NULL)", name="fence"),
+        CheckConstraint("(fence IS NULL) = (lease_until IS NULL)", name="lease"),
+        Index("ix_jobs_owner_id", "owner", "id"),
+        Index("ix_jobs_status_available_at", "status", "available_at"),
+    )
+
+    id: Mapped[str] = mapped_column(_JOB_ID, primary_key=True)
+    owner: Mapped[str] = mapped_column(String(64), default=LOCAL_OWNER, server_default=LOCAL_OWNER)
+    request: Mapped[dict[str, Any]]
+    status: Mapped[str] = mapped_column(String(16))
+    stage: Mapped[str | None] = mapped_column(String(32))
+    progress: Mapped[float] = mapped_column(Float, default=0.0)
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    estimated_finish_at: Mapped[datetime | None]
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    max_attempts: Mapped[int]
+    fence: Mapped[str | None] = mapped_column(String(32))
+    claimed_by: Mapped[str | None] = mapped_column(String(128))
+    lease_until: Mapped[datetime | None]
+    available_at: Mapped[datetime]
+    rung_at: Mapped[datetime | None]
+    last_event: Mapped[int] = mapped_column(Integer, default=0)
+    work_key: Mapped[str | None] = mapped_column(String(32), unique=True)
+    retry_of: Mapped[str | None] = mapped_column(_JOB_ID, ForeignKey("jobs.id", ondelete="SET NULL"), unique=True)
+    error: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    result: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+
+
+class JobEvent(Base):
+    """Something that happened to a job; `sequence` counts from 1 without gaps."""
+
+    __tablename__ = "job_events"
+
+    job_id: Mapped[str] = _job_key(primary=True)
+    sequence: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    created_at: Mapped[datetime]
+    level: Mapped[str] = mapped_column(String(8))
+    type: Mapped[str] = mapped_column(String(32))
+    message: Mapped[str] = mapped_column(Text)
+    data: Mapped[dict[str, Any]]
+
+
+class LayerProfileRow(Base):
+    """The candidates of one layer, written once.
+
+    The candidates are one JSON value and no table: they never change, and API, knapsack and frontier read a layer's
+    candidates only as a whole. `position` is the order of the model.
+    """
+
+    __tablename__ = "layer_profiles"
+
+    job_id: Mapped[str] = _job_key(primary=True)
+    name: Mapped[str] = mapped_column(String(512), primary_key=True)
+    position: Mapped[int]
+    d_in: Mapped[int]
+    d_out: Mapped[int]
+    input_group: Mapped[str] = mapped_column(String(512))
+    tokens: Mapped[int] = mapped_column(BigInteger)
+    candidates: Mapped[list[dict[str, Any]]]
+    created_at: Mapped[datetime]
+
+
+class AllocationRow(Base):
+    """The candidate that the knapsack chose for one layer; `rank` and `nnz` are null where it stays dense."""
+
+    __tablename__ = "allocations"
+    __table_args__ = (CheckConstraint("(kind = 'dense') = (rank IS NULL AND nnz IS NULL)", name="kind"),)
+
+    job_id: Mapped[str] = _job_key(primary=True)
+    name: Mapped[str] = mapped_column(String(512), primary_key=True)
+    position: Mapped[int]
+    kind: Mapped[str] = mapped_column(String(16))
+    rank: Mapped[int | None]
+    nnz: Mapped[int | None] = mapped_column(BigInteger)
+    kept_parameters: Mapped[int] = mapped_column(BigInteger)
+    stored_bytes: Mapped[int] = mapped_column(BigInteger)
+    reconstruction_error: Mapped[float] = mapped_column(Float)
+    weight_error: Mapped[float] = mapped_column(Float)
+    created_at: Mapped[datetime]
+
+
+class ReportRow(Base):
+    """The report of a job that has succeeded, a `CompressionReport`."""
+
+    __tablename__ = "reports"
+
+    job_id: Mapped[str] = _job_key(primary=True)
+    body: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+
+
+class Artifact(Base):
+    """A file to download; `storage_key` is null once it has expired."""
+
+    __tablename__ = "artifacts"
+    __table_args__ = (UniqueConstraint("storage_key"), Index(None, "expires_at"))
+
+    job_id: Mapped[str] = _job_key(primary=True)
+    name: Mapped[str] = mapped_column(String(512), primary_key=True)
+    storage_key: Mapped[str | None] = mapped_column(String(64))
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    media_type: Mapped[str] = mapped_column(String(128))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+
+
+class OutboxRow(Base):
+    """A job to announce; deleted when the broker has it."""
+
+    __tablename__ = "outbox"
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    job_id: Mapped[str] = _job_key()
+    created_at: Mapped[datetime]
+
+
+class IdempotencyKey(Base):
+    """The request that a tenant sent under a key, and the job that it made."""
+
+    __tablename__ = "idempotency_keys"
+    __table_args__ = (Index(None, "expires_at"),)
+
+    owner: Mapped[str] = mapped_column(String(64), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str] = _job_key()
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]

@@ -1,0 +1,81 @@
+"""How a job ended and what happened on the way, as it travels from the worker through the row to the API."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+EventLevel = Literal["info", "warning", "error"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class JobError(_Frozen):
+    """Why a job failed.
+
+    Attributes:
+        code: stable code of the error's class.
+        message: what, where and what to do.
+        stage: stage in which it happened; None if it was none.
+        layer: layer at which it happened; None if it was none.
+        retryable: whether the same job may succeed later.
+    """
+
+    code: str
+    message: str
+    stage: str | None = None
+    layer: str | None = None
+    retryable: bool = False
+
+
+class JobResult(_Frozen):
+    """What a job achieved.
+
+    Attributes:
+        achieved_ratio: fraction of the compressible parameters removed, [0, 1).
+        kept_parameters: what is left of them.
+        compressible_parameters: parameters of the selected linear layers.
+        stored_bytes: all safetensors of the smallest export.
+        dense_bytes: all safetensors of the original.
+    """
+
+    achieved_ratio: float
+    kept_parameters: Annotated[int, Field(ge=0)]
+    compressible_parameters: Annotated[int, Field(ge=0)]
+    stored_bytes: Annotated[int, Field(ge=0)]
+    dense_bytes: Annotated[int, Field(ge=0)]
+
+
+class NewEvent(_Frozen):
+    """Something worth telling about a job.
+
+    Attributes:
+        type: what kind of thing happened: `status`, `stage`, `layer`, `message` ...
+        message: a line for people.
+        level: how serious it is.
+        data: the same for programs.
+    """
+
+    type: str
+    message: str
+    level: EventLevel = "info"
+    data: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class NewArtifact(_Frozen):
+    """A file that a job publishes.
+
+    Attributes:
+        name: its name for the client; may hold `/`.
+        storage_key: its name in the artifact store.
+        size: bytes.
+        sha256: hash of its content, hexadecimal.
+        media_type: what it is.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=512)]
+    storage_key: str
+    size: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    media_type: str = "application/octet-stream"

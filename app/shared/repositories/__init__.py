@@ -1,0 +1,8 @@
+"""What can be asked of and done to the rows; every function works inside a transaction that its caller opened.
+
+`events`    what happened, numbered without gaps
+`jobs`      create, find, cancel, retry, delete
+`leases`    claim, keep, let go, end: who may work on a job
+`outputs`   progress, events, layers, allocations, artifacts, reports; writes only under a lease
+`sweeps`    what the reconciler does: announce, reclaim, expire
+"""

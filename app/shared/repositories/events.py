@@ -1,0 +1,39 @@
+"""Events of a job: numbered without gaps, so that a client can ask for what came after the last it saw."""
+
+from datetime import datetime
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from app.shared.models import Job, JobEvent
+from app.shared.outcomes import NewEvent
+
+
+def append_event(session: Session, job_id: str, event: NewEvent, at: datetime) -> int:
+    """Adds an event and returns its number.
+
+    The counter in the job's row serializes writers on both databases; `max + 1` would give two of them one number.
+    """
+    statement = update(Job).where(Job.id == job_id).values(last_event=Job.last_event + 1).returning(Job.last_event)
+    sequence = session.execute(statement, execution_options={"synchronize_session": False}).scalar_one()
+    session.add(JobEvent(job_id=job_id, sequence=sequence, created_at=at, **event.model_dump()))
+    session.flush()
+    return sequence
+
+
+def list_events(session: Session, job_id: str, *, after: int = 0, limit: int = 100) -> list[JobEvent]:
+    """Events in order.
+
+    Args:
+        session: a transaction.
+        job_id: the job.
+        after: number of the last event already seen.
+        limit: how many at most.
+    """
+    statement = (
+        select(JobEvent)
+        .where(JobEvent.job_id == job_id, JobEvent.sequence > after)
+        .order_by(JobEvent.sequence)
+        .limit(limit)
+    )
+    return list(session.scalars(statement))

@@ -1,0 +1,263 @@
+"""What a client does to a job."""
+
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import Select, delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from app.shared.database import now
+from app.shared.errors import ConflictError, IdempotencyKeyReusedError, JobNotFoundError
+from app.shared.lifecycle import Status, move
+from app.shared.models import LOCAL_OWNER, Artifact, IdempotencyKey, Job, OutboxRow
+from app.shared.outcomes import NewEvent
+from app.shared.repositories.events import append_event
+from app.shared.requests import JobRequest
+
+# Crockford's base 32: no letter that could be taken for a digit, and in order.
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
+_RANDOM_BITS = 80
+_ID_DIGITS = 26
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Idempotency:
+    """A key under which a client may send the same request again.
+
+    Attributes:
+        key: the client's key.
+        lifetime: how long it is remembered.
+    """
+
+    key: str
+    lifetime: timedelta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """The answer to a request for a job.
+
+    Attributes:
+        job: the job.
+        created: False if an earlier request had already made it.
+    """
+
+    job: Job
+    created: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Removed:
+    """What a deleted job leaves in the file system.
+
+    Attributes:
+        storage_keys: its artifacts.
+        work_key: its folder of checkpoints; None if it had none.
+    """
+
+    storage_keys: tuple[str, ...]
+    work_key: str | None
+
+
+def create_job(
+    session: Session,
+    request: JobRequest,
+    *,
+    max_attempts: int,
+    owner: str = LOCAL_OWNER,
+    idempotency: Idempotency | None = None,
+) -> Submission:
+    """Writes a job and its announcement, or finds the job that the same request made before.
+
+    Raises:
+        IdempotencyKeyReusedError: the key belongs to another request.
+    """
+    at = now(session)
+    job_id = _new_id(at)
+    if idempotency is not None:
+        earlier = find_replayed(session, request, owner=owner, key=idempotency.key)
+        if earlier is not None:
+            return Submission(job=earlier, created=False)
+    job = Job(
+        id=job_id,
+        owner=owner,
+        request=request.model_dump(mode="json"),
+        status=Status.QUEUED,
+        created_at=at,
+        available_at=at,
+        max_attempts=max_attempts,
+        work_key=secrets.token_hex(16),
+    )
+    session.add(job)
+    session.flush()
+    if idempotency is not None and not _remember(session, job, idempotency, request.fingerprint()):
+        # Another request with this key has committed since the look above.
+        session.delete(job)
+        session.flush()
+        return create_job(session, request, max_attempts=max_attempts, owner=owner, idempotency=idempotency)
+    announce(session, job_id, at)
+    append_event(session, job_id, NewEvent(type="status", message="queued", data={"status": Status.QUEUED}), at)
+    return Submission(job=get_job(session, job_id, owner), created=True)
+
+
+def find_replayed(session: Session, request: JobRequest, *, owner: str, key: str) -> Job | None:
+    """The job that the same request made before under a key, if any.
+
+    Raises:
+        IdempotencyKeyReusedError: the key belongs to another request.
+    """
+    current = (IdempotencyKey.owner == owner, IdempotencyKey.key == key, IdempotencyKey.expires_at > now(session))
+    row = session.scalars(select(IdempotencyKey).where(*current)).one_or_none()
+    if row is None:
+        return None
+    if not secrets.compare_digest(row.fingerprint, request.fingerprint()):
+        raise IdempotencyKeyReusedError(
+            "this Idempotency-Key was used for another request; choose a new one", param="Idempotency-Key"
+        )
+    return get_job(session, row.job_id, owner)
+
+
+def get_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Job:
+    """One job of a tenant, as it is now.
+
+    Raises:
+        JobNotFoundError: there is none, or it is somebody else's.
+    """
+    return _only(session, select(Job).where(Job.id == job_id, Job.owner == owner))
+
+
+def list_jobs(
+    session: Session, *, owner: str = LOCAL_OWNER, after: str | None = None, limit: int = 20, status: str | None = None
+) -> list[Job]:
+    """Jobs of a tenant, newest first.
+
+    Args:
+        session: a transaction.
+        owner: the tenant.
+        after: id of the last job already seen; it need not exist any more.
+        limit: how many at most.
+        status: only those.
+    """
+    statement = select(Job).where(Job.owner == owner).order_by(Job.id.desc()).limit(limit)
+    if after is not None:
+        statement = statement.where(Job.id < after)
+    if status is not None:
+        statement = statement.where(Job.status == status)
+    return list(session.scalars(statement))
+
+
+def count_active_jobs(session: Session, owner: str = LOCAL_OWNER) -> int:
+    """Jobs of a tenant that have not ended."""
+    active = [status for status in Status if not status.is_terminal]
+    statement = select(func.count()).select_from(Job).where(Job.owner == owner, Job.status.in_(active))
+    return session.execute(statement).scalar_one()
+
+
+def cancel_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Job:
+    """Cancels a queued job at once, and asks the worker of a running one to stop; doing it twice changes nothing.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+        ConflictError: it has succeeded or failed.
+    """
+    at = now(session)
+    job = _locked(session, job_id, owner)
+    if job.status in {Status.SUCCEEDED, Status.FAILED}:
+        raise ConflictError(f"the job has {job.status} and can no longer be cancelled")
+    target = Status.CANCELLED if job.status == Status.QUEUED else Status.CANCELLING
+    if move(session, job_id, target, at=at):
+        append_event(session, job_id, NewEvent(type="status", message=target, data={"status": target}), at)
+    return get_job(session, job_id, owner)
+
+
+def retry_job(session: Session, job_id: str, *, max_attempts: int, owner: str = LOCAL_OWNER) -> Submission:
+    """Makes a new job of a failed or cancelled one, which goes on from its checkpoints.
+
+    A new one, because a terminal status never changes and a job never starts more than `max_attempts` times. Retried
+    again, the same new job is the answer.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+        ConflictError: it has succeeded, or has not ended.
+    """
+    old = _locked(session, job_id, owner)
+    if old.status not in {Status.FAILED, Status.CANCELLED}:
+        raise ConflictError(f"only a failed or cancelled job can be retried; this one is {old.status}")
+    retried = session.scalars(select(Job).where(Job.retry_of == job_id)).one_or_none()
+    if retried is not None:
+        return Submission(job=retried, created=False)
+    work_key, old.work_key = old.work_key, None
+    session.flush()
+    job = create_job(session, JobRequest.model_validate(old.request), max_attempts=max_attempts, owner=owner).job
+    # Checkpoints have one owner; without any the new job starts afresh.
+    job.work_key = work_key or job.work_key
+    job.retry_of = job_id
+    session.flush()
+    return Submission(job=job, created=True)
+
+
+def delete_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Removed:
+    """Deletes a job that has ended, with all its rows.
+
+    Returns:
+        The files to remove once the transaction is committed; a sweep finds those that a crash leaves.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+        ConflictError: it has not ended.
+    """
+    job = _locked(session, job_id, owner)
+    if not Status(job.status).is_terminal:
+        raise ConflictError(f"the job is {job.status}; cancel it before deleting it")
+    keys = session.scalars(select(Artifact.storage_key).where(Artifact.job_id == job_id)).all()
+    removed = Removed(storage_keys=tuple(key for key in keys if key is not None), work_key=job.work_key)
+    session.execute(delete(Job).where(Job.id == job_id), execution_options={"synchronize_session": False})
+    session.expunge(job)
+    return removed
+
+
+def announce(session: Session, job_id: str, at: datetime) -> None:
+    """Has the workers told of a job once this transaction is committed."""
+    session.add(OutboxRow(job_id=job_id, created_at=at))
+    session.flush()
+
+
+def _locked(session: Session, job_id: str, owner: str) -> Job:
+    # Nobody else moves the job before this transaction is over; on SQLite that holds for every writing transaction.
+    return _only(session, select(Job).where(Job.id == job_id, Job.owner == owner).with_for_update())
+
+
+def _only(session: Session, statement: Select[Job]) -> Job:
+    job = session.scalars(statement.execution_options(populate_existing=True)).one_or_none()
+    if job is None:
+        raise JobNotFoundError("there is no job of this id; GET /jobs lists yours")
+    return job
+
+
+def _new_id(at: datetime) -> str:
+    number = (int(at.timestamp() * 1000) << _RANDOM_BITS) | secrets.randbits(_RANDOM_BITS)
+    digits = [_DIGITS[number >> 5 * place & 31] for place in reversed(range(_ID_DIGITS))]
+    return "job_" + "".join(digits)
+
+
+def _remember(session: Session, job: Job, idempotency: Idempotency, fingerprint: str) -> bool:
+    mine = (IdempotencyKey.owner == job.owner, IdempotencyKey.key == idempotency.key)
+    session.execute(delete(IdempotencyKey).where(*mine, IdempotencyKey.expires_at <= job.created_at))
+    # On Postgres this waits for a transaction that is writing the same key, and then finds it taken.
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    statement = (
+        insert(IdempotencyKey)
+        .values(
+            owner=job.owner,
+            key=idempotency.key,
+            fingerprint=fingerprint,
+            job_id=job.id,
+            created_at=job.created_at,
+            expires_at=job.created_at + idempotency.lifetime,
+        )
+        .on_conflict_do_nothing()
+        .returning(IdempotencyKey.key)
+    )
+    return session.execute(statement).one_or_none() is not None

@@ -1,0 +1,171 @@
+"""What the reconciler does: announces jobs, takes them from dead workers, and forgets what is past its time.
+
+Several reconcilers may sweep at once: each statement does its work once, whoever comes first.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, delete, exists, or_, select, update
+from sqlalchemy.orm import Session
+
+from app.shared.database import now
+from app.shared.errors import WorkerLostError
+from app.shared.lifecycle import Status
+from app.shared.models import Artifact, IdempotencyKey, Job, OutboxRow
+from app.shared.outcomes import JobError, NewEvent
+from app.shared.repositories.events import append_event
+from app.shared.repositories.jobs import announce
+from app.shared.repositories.leases import end_job, give_up
+
+_BATCH = 100
+_UNSYNCHRONIZED = {"synchronize_session": False}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Announcement:
+    """A job that the workers must hear of.
+
+    Attributes:
+        id: of the outbox row.
+        job_id: the job.
+    """
+
+    id: int
+    job_id: str
+
+
+def list_announcements(session: Session, *, limit: int = _BATCH) -> list[Announcement]:
+    """What has not reached the broker yet, oldest first."""
+    statement = select(OutboxRow.id, OutboxRow.job_id).order_by(OutboxRow.id).limit(limit)
+    return [Announcement(id=row.id, job_id=row.job_id) for row in session.execute(statement)]
+
+
+def forget_announcements(session: Session, sent: Sequence[Announcement]) -> None:
+    """Notes that the broker has these.
+
+    Called after sending: a crash in between sends a message twice, which is harmless, rather than never.
+    """
+    at = now(session)
+    session.execute(delete(OutboxRow).where(OutboxRow.id.in_([row.id for row in sent])))
+    rung = update(Job).where(Job.id.in_([row.job_id for row in sent])).values(rung_at=at)
+    session.execute(rung, execution_options=_UNSYNCHRONIZED)
+
+
+def ring_again(session: Session, *, ring_seconds: float) -> int:
+    """Announces jobs that have waited for longer than that since they were last announced.
+
+    Returns:
+        How many.
+    """
+    at = now(session)
+    statement = (
+        select(Job.id)
+        .where(
+            Job.status == Status.QUEUED,
+            Job.available_at <= at,
+            or_(Job.rung_at.is_(None), Job.rung_at <= at - timedelta(seconds=ring_seconds)),
+            ~exists().where(OutboxRow.job_id == Job.id),
+        )
+        .order_by(Job.id)
+        .limit(_BATCH)
+        .with_for_update(skip_locked=True)
+    )
+    waiting = session.scalars(statement).all()
+    for job_id in waiting:
+        announce(session, job_id, at)
+    return len(waiting)
+
+
+def reclaim_expired(session: Session) -> list[str]:
+    """Takes the jobs of workers whose lease is over: queued again, failed if no attempt is left, or cancelled.
+
+    Returns:
+        The jobs taken.
+    """
+    return _reclaim(session, Job.lease_until <= now(session))
+
+
+def reclaim_from(session: Session, worker: str | None = None) -> list[str]:
+    """Takes the jobs of a worker that is known to be dead, without waiting for its leases.
+
+    Args:
+        session: a writing transaction.
+        worker: the worker; None means all, for a service that holds the lock on its data folder and so knows that no
+            worker of an earlier one is left.
+
+    Returns:
+        The jobs taken.
+    """
+    return _reclaim(session, Job.fence.is_not(None) if worker is None else Job.claimed_by == worker)
+
+
+def expire_artifacts(session: Session) -> list[str]:
+    """Forgets where expired artifacts lie.
+
+    Returns:
+        The storage keys to remove once the transaction is committed.
+    """
+    statement = (
+        select(Artifact)
+        .where(Artifact.expires_at <= now(session), Artifact.storage_key.is_not(None))
+        .limit(_BATCH)
+        .with_for_update(skip_locked=True)
+    )
+    keys = []
+    for artifact in session.scalars(statement):
+        keys.append(str(artifact.storage_key))
+        artifact.storage_key = None
+    session.flush()
+    return keys
+
+
+def forget_checkpoints(session: Session, *, retention: timedelta) -> None:
+    """Lets go of the checkpoints of jobs that ended long ago; a retry then starts afresh."""
+    ended = Job.finished_at <= now(session) - retention
+    statement = update(Job).where(ended, Job.work_key.is_not(None)).values(work_key=None)
+    session.execute(statement, execution_options=_UNSYNCHRONIZED)
+
+
+def forget_idempotency_keys(session: Session) -> None:
+    """Deletes the keys that are past their time."""
+    session.execute(delete(IdempotencyKey).where(IdempotencyKey.expires_at <= now(session)))
+
+
+def find_orphans(session: Session, *, storage_keys: Collection[str], work_keys: Collection[str]) -> set[str]:
+    """Of the files and folders found on disk, those that belong to no row.
+
+    Args:
+        session: a transaction that began after the folders were listed.
+        storage_keys: names found in the artifact store.
+        work_keys: names found among the work folders.
+    """
+    stored = session.scalars(select(Artifact.storage_key).where(Artifact.storage_key.in_(storage_keys)))
+    worked = session.scalars(select(Job.work_key).where(Job.work_key.in_(work_keys)))
+    return (set(storage_keys) - set(stored)) | (set(work_keys) - set(worked))
+
+
+def _reclaim(session: Session, condition: ColumnElement[bool]) -> list[str]:
+    at = now(session)
+    held = Job.fence.is_not(None)
+    statement = select(Job).where(held, condition).order_by(Job.id).limit(_BATCH).with_for_update(skip_locked=True)
+    jobs = session.scalars(statement.execution_options(populate_existing=True)).all()
+    for job in jobs:
+        _take(session, job, at)
+    return [job.id for job in jobs]
+
+
+def _take(session: Session, job: Job, at: datetime) -> None:
+    data = {"worker": job.claimed_by or "", "attempt": job.attempt}
+    event = NewEvent(type="message", level="warning", message="the worker no longer reports", data=data)
+    append_event(session, job.id, event, at)
+    if job.attempt < job.max_attempts:
+        give_up(session, job, at, available_at=at)
+        return
+    error = JobError(
+        code=WorkerLostError.code,
+        message=f"the worker was lost {job.attempt} times without saying why; see its log, then retry the job",
+        stage=job.stage,
+    )
+    end_job(session, job, Status.FAILED, at, error=error.model_dump())

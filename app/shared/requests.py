@@ -1,0 +1,142 @@
+"""What a client asks for, as it travels from the API through the row to the worker; checked here and nowhere else."""
+
+import hashlib
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
+
+from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, CompressionConfig, compression_config
+from rocket_core.errors import InvalidConfigError
+
+LOCAL = "local/"
+
+# What a name in the operator's folders, and each half of a repository id, may look like: never a path.
+_NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_MODEL_ID = re.compile(rf"{_NAME}/{_NAME}")
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}")
+# What the operator decides, or what has a place of its own in a request.
+_NOT_OPTIONS = frozenset({"ratio", "calibration", "device", "max_shard_bytes", "statistics_quota_bytes"})
+_MAX_METADATA = 16
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+
+
+def _model_id(text: str) -> str:
+    # "--" and ".." are what the Hub refuses in a repository id; ".." is also a step out of a folder.
+    if not _MODEL_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
+        raise ValueError("is no model; write `namespace/name` of the Hub or `local/NAME` of GET /models")
+    return text
+
+
+def _revision(text: str) -> str:
+    if not _REVISION.fullmatch(text) or ".." in text:
+        raise ValueError("is no branch, tag or commit")
+    return text
+
+
+def _dataset(text: str) -> str:
+    local = text.startswith(LOCAL) and ".." not in text and _MODEL_ID.fullmatch(text)
+    if text not in (BUILTIN_DATASET, *HUB_DATASETS) and not local:
+        raise ValueError("is no calibration dataset; GET /calibrations lists what this server offers")
+    return text
+
+
+class CalibrationRequest(_Frozen):
+    """Which text the model is calibrated on.
+
+    Attributes:
+        dataset: `builtin`, a name of the Hub's datasets, or `local/FILE` with its ending.
+        samples: windows of tokens.
+        sequence_length: tokens per window; None takes 1024 or what the model can attend to, whichever is less.
+        seed: which windows are drawn.
+    """
+
+    dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
+    samples: Annotated[int, Field(ge=1, le=65536)] = 256
+    sequence_length: Annotated[int, Field(ge=2, le=2**20)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+def _options_model() -> Any:
+    # Taken from the library's settings, so that a range or a default is written once.
+    fields: dict[str, Any] = {
+        name: (field.rebuild_annotation(), field.default)
+        for name, field in CompressionConfig.model_fields.items()
+        if name not in _NOT_OPTIONS
+    }
+    return create_model("JobOptions", __base__=_Frozen, __doc__="How to compress; see `rocket_core.config`.", **fields)
+
+
+JobOptions: Any = _options_model()
+
+
+class JobRequest(_Frozen):
+    """A compression to run; only `model_id` and `ratio` have no default.
+
+    Attributes:
+        model_id: `namespace/name` on the Hub, or `local/NAME` in the operator's models folder.
+        revision: branch, tag or commit of a repository on the Hub.
+        ratio: fraction of the compressible parameters to remove, [0, 1).
+        calibration: the calibration text.
+        options: settings of the method.
+        metadata: the client's own labels: at most 16, keys up to 64 and values up to 512 characters.
+    """
+
+    model_id: Annotated[str, AfterValidator(_model_id)]
+    revision: Annotated[str, AfterValidator(_revision)] | None = None
+    ratio: Annotated[float, Field(ge=0, lt=1)]
+    calibration: CalibrationRequest = CalibrationRequest()
+    options: JobOptions = Field(default_factory=JobOptions)
+    metadata: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
+        Field(max_length=_MAX_METADATA),
+    ] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_storable(cls, data: Any) -> Any:
+        # Postgres stores neither NUL nor lone surrogates, and both come through JSON.
+        _require_storable(data)
+        return data
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> "JobRequest":
+        if self.revision is not None and self.model_id.startswith(LOCAL):
+            raise ValueError("a local model has no revision; leave it out")
+        try:
+            self.compression_config()
+        except InvalidConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def compression_config(self, **operator: object) -> CompressionConfig:
+        """The library's settings for this job.
+
+        Args:
+            operator: what the operator decides (`device`, ...), and the `dataset` where the worker knows its path.
+
+        Raises:
+            InvalidConfigError: settings contradict each other.
+        """
+        calibration = self.calibration.model_dump()
+        calibration["dataset"] = operator.pop("dataset", self.calibration.dataset)
+        return compression_config(ratio=self.ratio, calibration=calibration, **self.options.model_dump(), **operator)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of what is asked for; spelling out a default changes nothing."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+def _require_storable(data: Any) -> None:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            _require_storable(key)
+            _require_storable(value)
+    elif isinstance(data, list | tuple):
+        for value in data:
+            _require_storable(value)
+    elif isinstance(data, str) and ("\x00" in data or any("\ud800" <= letter <= "\udfff" for letter in data)):
+        raise ValueError("text holds a NUL or half a surrogate pair, which cannot be stored")

@@ -1,0 +1,246 @@
+"""The settings of the service: one class, read from the environment, that refuses what cannot work."""
+
+import difflib
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_core import PydanticUndefined
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from app.shared.errors import InvalidSettingsError
+
+PREFIX = "ROCKET_"
+# Read by the client and by the tests, not by the service.
+_FOREIGN_VARIABLES = frozenset({"ROCKET_SERVER"})
+_FOREIGN_PREFIXES = ("ROCKET_TEST_", "ROCKET_REQUIRE_")
+
+_DRIVERS = {
+    "sqlite": "sqlite+pysqlite",
+    "sqlite+pysqlite": "sqlite+pysqlite",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+_BROKERS = ("memory://", "redis://", "rediss://")
+_MIB = 2**20
+
+
+class Settings(BaseSettings):
+    """What an operator may choose. Each field is read from `ROCKET_` and its name in capitals.
+
+    The description of a field is its line in the README's table.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        env_ignore_empty=True,
+        populate_by_name=True,
+        hide_input_in_errors=True,
+    )
+
+    data_dir: Path = Field(
+        default=Path("rocket-data"), description="folder of everything the service writes: database, artifacts, work"
+    )
+    models_dir: Path | None = Field(
+        default=None, description="folder whose subfolders are offered as `local/NAME`; default `<data-dir>/models`"
+    )
+    datasets_dir: Path | None = Field(
+        default=None,
+        description="folder whose files are offered as calibration `local/FILE`; default `<data-dir>/datasets`",
+    )
+    database_url: SecretStr | None = Field(
+        default=None,
+        description="`sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`; default a file in the data folder",
+    )
+    broker_url: SecretStr = Field(
+        default=SecretStr("memory://"),
+        description="`memory://` (workers in the same process) or `redis://HOST`; jobs themselves are in the database",
+    )
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=5, description="how often a job may start before it fails for good"
+    )
+    lease_seconds: Annotated[float, Field(ge=2, le=3600)] = Field(
+        default=60.0, description="silence after which a worker counts as dead; it reports four times as often"
+    )
+    poll_seconds: Annotated[float, Field(ge=0.05, le=60)] = Field(
+        default=1.0, description="how often workers look for jobs and the reconciler sweeps"
+    )
+    ring_seconds: Annotated[float, Field(ge=1, le=3600)] = Field(
+        default=30.0, description="time after which a queued job is announced to the workers again"
+    )
+    retry_backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(
+        default=10.0, description="wait before the second attempt at a job; doubles with each further one"
+    )
+    cancel_grace_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
+        default=30.0, description="time a job gets to stop by itself before its process is killed"
+    )
+    artifact_retention_days: Annotated[float, Field(gt=0, le=3650)] = Field(
+        default=7.0, description="days that artifacts can be downloaded after the job has succeeded"
+    )
+    idempotency_hours: Annotated[float, Field(gt=0, le=720)] = Field(
+        default=24.0, description="hours that an `Idempotency-Key` is remembered"
+    )
+    max_body_bytes: Annotated[int, Field(ge=1024, le=64 * _MIB)] = Field(
+        default=_MIB, description="largest request body accepted"
+    )
+    max_streams: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=64, description="event streams open at once; more are told to try again"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least severe line logged"
+    )
+    log_format: Literal["text", "json"] = Field(default="text", description="lines for people or for machines")
+    hf_token: SecretStr | None = Field(
+        default=None, validation_alias="HF_TOKEN", description="token of the model hub, for private and gated models"
+    )
+
+    @field_validator("data_dir", "models_dir", "datasets_dir")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        # The child process runs in another working directory.
+        return None if path is None else path.expanduser().absolute()
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is None:
+            return None
+        try:
+            url = make_url(secret.get_secret_value())
+        except ArgumentError:
+            raise ValueError(
+                "is no database URL; write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
+            ) from None
+        if url.drivername not in _DRIVERS:
+            raise ValueError("names a database that is not supported; use sqlite or postgresql")
+        if url.drivername.startswith("sqlite") and url.database in {None, "", ":memory:"}:
+            raise ValueError("is an SQLite database in memory, which job processes cannot see; name a file")
+        driven = url.set(drivername=_DRIVERS[url.drivername])
+        return SecretStr(driven.render_as_string(hide_password=False))
+
+    @field_validator("broker_url")
+    @classmethod
+    def _known_broker(cls, secret: SecretStr) -> SecretStr:
+        if not secret.get_secret_value().startswith(_BROKERS):
+            raise ValueError(f"names a broker that is not supported; use one of {', '.join(_BROKERS)}")
+        return secret
+
+    @property
+    def models_folder(self) -> Path:
+        """Folder of the models offered by name."""
+        return self.models_dir or self.data_dir / "models"
+
+    @property
+    def datasets_folder(self) -> Path:
+        """Folder of the calibration files offered by name."""
+        return self.datasets_dir or self.data_dir / "datasets"
+
+    @property
+    def database(self) -> URL:
+        """The database, with its driver."""
+        if self.database_url is not None:
+            return make_url(self.database_url.get_secret_value())
+        return URL.create(_DRIVERS["sqlite"], database=str(self.data_dir / "rocket.sqlite3"))
+
+    @property
+    def broker(self) -> str:
+        """The broker's URL, password included."""
+        return self.broker_url.get_secret_value()
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Time between two heartbeats: three may be lost before the lease ends."""
+        return self.lease_seconds / 4
+
+    def secrets(self) -> tuple[str, ...]:
+        """What must never be logged."""
+        passwords = [self.database.password, None if self.hf_token is None else self.hf_token.get_secret_value()]
+        if "@" in self.broker:
+            passwords.append(self.broker.split("://", 1)[1].rsplit("@", 1)[0].split(":", 1)[-1])
+        return tuple(str(password) for password in passwords if password)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingRow:
+    """One line of the README's table.
+
+    Attributes:
+        variable: the environment variable.
+        default: its default as one would type it; empty if there is none.
+        meaning: what it does.
+    """
+
+    variable: str
+    default: str
+    meaning: str
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Reads the settings and refuses variables that look like settings but are none.
+
+    Args:
+        overrides: settings by name that go before the environment, such as options of the command line.
+
+    Raises:
+        InvalidSettingsError: with every variable that is wrong, and no value, as values may be secret.
+    """
+    known = {row.variable for row in describe()}
+    problems = [_unknown(variable, known) for variable in sorted(os.environ) if _is_stray(variable, known)]
+    try:
+        settings = Settings(**overrides)
+    except ValidationError as error:
+        problems += [_problem(problem["loc"], problem["msg"]) for problem in error.errors(include_input=False)]
+        raise InvalidSettingsError("invalid settings: " + "; ".join(problems)) from None
+    if problems:
+        raise InvalidSettingsError("invalid settings: " + "; ".join(problems))
+    return settings
+
+
+def describe() -> tuple[SettingRow, ...]:
+    """The table of all settings, in the order of the class."""
+    return tuple(
+        SettingRow(variable=_variable(name), default=_default_text(field.default), meaning=field.description or "")
+        for name, field in Settings.model_fields.items()
+    )
+
+
+def _variable(name: str) -> str:
+    alias = Settings.model_fields[name].validation_alias
+    return alias if isinstance(alias, str) else PREFIX + name.upper()
+
+
+def _default_text(default: object) -> str:
+    if default is None or default is PydanticUndefined:
+        return ""
+    if isinstance(default, SecretStr):
+        return default.get_secret_value()
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _is_stray(variable: str, known: Collection[str]) -> bool:
+    return (
+        variable.startswith(PREFIX)
+        and variable not in known
+        and variable not in _FOREIGN_VARIABLES
+        and not variable.startswith(_FOREIGN_PREFIXES)
+    )
+
+
+def _unknown(variable: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(variable, known, n=1)
+    return f"{variable} is no setting" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _problem(location: tuple[int | str, ...], message: str) -> str:
+    name = str(location[0]) if location else "settings"
+    variable = _variable(name) if name in Settings.model_fields else name
+    return f"{variable}: {message.removeprefix('Value error, ')}"

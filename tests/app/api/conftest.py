@@ -1,0 +1,90 @@
+"""A service without workers: what a worker would do is done by hand."""
+
+import json
+import shutil
+from datetime import timedelta
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.main import create_app
+from app.shared.outcomes import NewArtifact
+from app.shared.repositories import leases, outputs
+from app.shared.settings import Settings
+
+BODY = {"model_id": "local/tiny", "ratio": 0.3}
+
+
+@pytest.fixture
+def settings(tmp_path, migrated_file):
+    settings = Settings(data_dir=tmp_path / "data", max_body_bytes=4096)
+    model = settings.models_folder / "tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (model / "model.safetensors").touch()
+    settings.datasets_folder.mkdir()
+    (settings.datasets_folder / "mine.jsonl").touch()
+    shutil.copyfile(migrated_file, settings.database.database)
+    return settings
+
+
+@pytest.fixture
+def app(settings):
+    return create_app(settings)
+
+
+@pytest.fixture
+def context(app):
+    return app.state.context
+
+
+@pytest.fixture
+def client(app):
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def submitted(client):
+    return client.post("/jobs", json=BODY).json()["id"]
+
+
+class Worker:
+    """Does to a job what a worker does."""
+
+    def __init__(self, context, profile, factored, report, result):
+        self.context, self.profile, self.factored = context, profile, factored
+        self.report, self.result = report, result
+
+    def do(self, function, *arguments, **options):
+        with self.context.database.transaction() as session:
+            return function(session, *arguments, **options)
+
+    def claim(self, job_id):
+        return self.do(leases.claim_job, job_id, worker="w", lease_seconds=60)
+
+    def fail(self, job_id, error):
+        return self.do(leases.fail_job, self.claim(job_id), error)
+
+    def profile_layers(self, lease):
+        for position, name in enumerate(("b", "a")):
+            self.do(outputs.save_layer_profile, lease, position, self.profile(name))
+
+    def succeed(self, job_id, files, *, retention=timedelta(days=7)):
+        lease = self.claim(job_id)
+        self.profile_layers(lease)
+        self.do(outputs.save_allocation, lease, [("b", self.factored), ("a", self.factored)])
+        artifacts = []
+        for name, content in files.items():
+            source = self.context.settings.data_dir / "made"
+            source.write_bytes(content)
+            stored = self.context.artifacts.put(source)
+            source.unlink()
+            artifacts.append(NewArtifact(name=name, storage_key=stored.key, size=stored.size, sha256=stored.sha256))
+        options = {"result": self.result, "report": self.report, "artifacts": artifacts, "retention": retention}
+        return self.do(outputs.succeed_job, lease, **options)
+
+
+@pytest.fixture
+def worker(context, profile, factored, report, result):
+    return Worker(context, profile, factored, report, result)

@@ -1,0 +1,139 @@
+"""Every status that the OpenAPI document names, produced; and none that it does not name."""
+
+from datetime import timedelta
+
+import pytest
+
+from app.api.events import Streams
+from app.shared.database import downgrade
+from app.shared.outcomes import JobError
+from app.shared.repositories import sweeps
+from tests.app.api.conftest import BODY
+
+UNKNOWN = "/jobs/job_" + "0" * 26
+BROKEN = JobError(code="x", message="m")
+FILE = "/artifacts/model.safetensors"
+
+
+@pytest.fixture
+def jobs(client, worker, context):
+    """A job in each state, made when asked for."""
+
+    class Jobs:
+        @property
+        def queued(self):
+            return f"/jobs/{client.post('/jobs', json=BODY).json()['id']}"
+
+        def _after(self, action, *arguments, **options):
+            path = self.queued
+            action(path.rsplit("/", 1)[-1], *arguments, **options)
+            return path
+
+        @property
+        def running(self):
+            return self._after(worker.claim)
+
+        @property
+        def failed(self):
+            return self._after(worker.fail, BROKEN)
+
+        @property
+        def succeeded(self):
+            return self._after(worker.succeed, {"model.safetensors": b"0123456789", "report.json": b"{}"})
+
+        @property
+        def expired(self):
+            path = self._after(worker.succeed, {"model.safetensors": b"0"}, retention=timedelta(0))
+            for key in worker.do(sweeps.expire_artifacts):
+                context.artifacts.remove(key)
+            return path
+
+    return Jobs()
+
+
+def scenarios(client, jobs, app, settings):
+    """What leads to each documented status."""
+    json_type = {"Content-Type": "application/json"}
+    keyed = {"json": BODY, "headers": {"Idempotency-Key": "k"}}
+    job, file = "/jobs/{job_id}", "/jobs/{job_id}/artifacts/{name}"
+
+    def replay():
+        client.post("/jobs", **keyed)
+        return client.post("/jobs", **keyed)
+
+    def without_streams():
+        app.state.streams = Streams(0)
+        return client.get(f"{jobs.queued}/events", headers={"Accept": "text/event-stream"})
+
+    def without_schema():
+        downgrade(settings.database, "base")
+        return client.get("/readyz")
+
+    return {
+        ("post", "/jobs", 202): lambda: client.post("/jobs", json=BODY),
+        ("post", "/jobs", 200): replay,
+        ("post", "/jobs", 400): lambda: client.post("/jobs", content=b"\xff", headers=json_type),
+        ("post", "/jobs", 413): lambda: client.post("/jobs", content=b" " * 5000, headers=json_type),
+        ("post", "/jobs", 422): lambda: client.post("/jobs", json={}),
+        ("get", "/jobs", 200): lambda: client.get("/jobs"),
+        ("get", "/jobs", 422): lambda: client.get("/jobs?limit=0"),
+        ("get", job, 200): lambda: client.get(jobs.queued),
+        ("get", job, 404): lambda: client.get("/jobs/x"),
+        ("delete", job, 204): lambda: client.delete(jobs.failed),
+        ("delete", job, 404): lambda: client.delete(UNKNOWN),
+        ("delete", job, 409): lambda: client.delete(jobs.running),
+        ("post", f"{job}/cancel", 200): lambda: client.post(f"{jobs.queued}/cancel"),
+        ("post", f"{job}/cancel", 202): lambda: client.post(f"{jobs.running}/cancel"),
+        ("post", f"{job}/cancel", 404): lambda: client.post(f"{UNKNOWN}/cancel"),
+        ("post", f"{job}/cancel", 409): lambda: client.post(f"{jobs.succeeded}/cancel"),
+        ("post", f"{job}/retry", 202): lambda: client.post(f"{jobs.failed}/retry"),
+        ("post", f"{job}/retry", 404): lambda: client.post(f"{UNKNOWN}/retry"),
+        ("post", f"{job}/retry", 409): lambda: client.post(f"{jobs.succeeded}/retry"),
+        ("get", f"{job}/events", 200): lambda: client.get(f"{jobs.queued}/events"),
+        ("get", f"{job}/events", 404): lambda: client.get(f"{UNKNOWN}/events"),
+        ("get", f"{job}/events", 422): lambda: client.get(f"{jobs.queued}/events?after=-1"),
+        ("get", f"{job}/events", 429): without_streams,
+        ("get", f"{job}/layers", 200): lambda: client.get(f"{jobs.succeeded}/layers"),
+        ("get", f"{job}/layers", 404): lambda: client.get(f"{UNKNOWN}/layers"),
+        ("get", f"{job}/report", 200): lambda: client.get(f"{jobs.succeeded}/report"),
+        ("get", f"{job}/report", 404): lambda: client.get(f"{UNKNOWN}/report"),
+        ("get", f"{job}/report", 409): lambda: client.get(f"{jobs.failed}/report"),
+        ("get", f"{job}/artifacts", 200): lambda: client.get(f"{jobs.succeeded}/artifacts"),
+        ("get", f"{job}/artifacts", 404): lambda: client.get(f"{UNKNOWN}/artifacts"),
+        ("get", file, 200): lambda: client.get(jobs.succeeded + FILE),
+        ("get", file, 206): lambda: client.get(jobs.succeeded + FILE, headers={"Range": "bytes=1-2"}),
+        ("get", file, 304): lambda: client.get(jobs.succeeded + FILE, headers={"If-None-Match": "*"}),
+        ("get", file, 404): lambda: client.get(jobs.succeeded + "/artifacts/none"),
+        ("get", file, 410): lambda: client.get(jobs.expired + FILE),
+        ("get", file, 416): lambda: client.get(jobs.succeeded + FILE, headers={"Range": "bytes=99-"}),
+        ("get", "/models", 200): lambda: client.get("/models"),
+        ("get", "/calibrations", 200): lambda: client.get("/calibrations"),
+        ("get", "/healthz", 200): lambda: client.get("/healthz"),
+        ("get", "/readyz", 200): lambda: client.get("/readyz"),
+        # Last, as nothing works after it.
+        ("get", "/readyz", 503): without_schema,
+    }
+
+
+def test_every_documented_status_is_produced_and_every_problem_fits_its_schema(client, jobs, app, settings):
+    documented = {
+        (method, path, int(status)): answer
+        for path, item in app.openapi()["paths"].items()
+        for method, operation in item.items()
+        for status, answer in operation["responses"].items()
+        if status != "default"
+    }
+    produced = scenarios(client, jobs, app, settings)
+    assert set(produced) == set(documented)
+    for (method, path, status), produce in produced.items():
+        answer = produce()
+        assert answer.status_code == status, (method, path, status, answer.text)
+        media_type = answer.headers.get("Content-Type", "").partition(";")[0]
+        assert not answer.content or media_type in documented[method, path, status]["content"], (method, path, status)
+
+
+def test_every_operation_documents_how_the_service_fails(app):
+    for path, item in app.openapi()["paths"].items():
+        for method, operation in item.items():
+            content = operation["responses"]["default"]["content"]
+            assert set(content) == {"application/problem+json"}, (method, path)

@@ -1,0 +1,24 @@
+from starlette.testclient import TestClient
+
+from app.main import create_app
+from app.shared.database import downgrade
+
+
+def test_a_healthy_service_says_so(client):
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ok"}
+
+
+def test_a_service_without_its_schema_lives_but_is_not_ready(client, settings):
+    downgrade(settings.database, "base")
+    assert client.get("/healthz").status_code == 200
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+    assert answer.json()["missing"][0].startswith("database")
+
+
+def test_a_service_without_its_database_lives_but_is_not_ready(settings):
+    broken = settings.model_copy(update={"database_url": type(settings.broker_url)("sqlite:////nowhere/x.sqlite3")})
+    with TestClient(create_app(broken)) as client:
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/readyz").status_code == 503

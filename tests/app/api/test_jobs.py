@@ -1,0 +1,231 @@
+import json
+
+import pytest
+
+from app.shared.outcomes import JobError
+from app.shared.repositories import outputs
+from tests.app.api.conftest import BODY
+
+BROKEN = JobError(code="calibration_empty", message="too little text", stage="calibrating")
+UNKNOWN = "job_" + "0" * 26
+
+
+def test_a_job_is_accepted_with_its_place_and_when_to_look_again(client):
+    answer = client.post("/jobs", json=BODY)
+    job = answer.json()
+    assert answer.status_code == 202
+    assert answer.headers["Location"] == f"/jobs/{job['id']}" == job["links"]["self"]
+    assert int(answer.headers["Retry-After"]) > 0
+    assert (job["object"], job["status"], job["progress"], job["attempt"]) == ("job", "queued", 0.0, 0)
+    assert client.get(answer.headers["Location"]).json() == job
+
+
+def test_a_job_has_the_members_that_are_documented(client, submitted):
+    assert set(client.get(f"/jobs/{submitted}").json()) == {
+        *("id", "object", "status", "stage", "progress", "model_id", "revision", "ratio", "calibration", "options"),
+        *("metadata", "created_at", "started_at", "finished_at", "estimated_finish_at", "attempt", "retry_of"),
+        *("error", "result", "links"),
+    }
+
+
+def test_defaults_are_filled_in(client):
+    job = client.post("/jobs", json=BODY).json()
+    assert job["options"]["export"] == ["factored", "dense"]
+    assert job["options"]["objective"] == "weight"
+    assert job["calibration"] == {"dataset": "builtin", "samples": 256, "sequence_length": None, "seed": 0}
+
+
+def test_the_same_request_under_one_key_makes_one_job(client):
+    headers = {"Idempotency-Key": "k1"}
+    first = client.post("/jobs", json=BODY, headers=headers)
+    # The draft standard's quotes mean the same key.
+    second = client.post("/jobs", json=BODY, headers={"Idempotency-Key": '"k1"'})
+    assert (first.status_code, second.status_code) == (202, 200)
+    assert second.headers["Idempotent-Replayed"] == "true"
+    assert first.json()["id"] == second.json()["id"]
+    assert len(client.get("/jobs").json()["data"]) == 1
+
+
+def test_a_replay_is_answered_although_the_model_has_gone(client, settings):
+    headers = {"Idempotency-Key": "k1"}
+    first = client.post("/jobs", json=BODY, headers=headers)
+    settings.models_folder.rename(settings.data_dir / "moved")
+    assert client.post("/jobs", json=BODY, headers=headers).json()["id"] == first.json()["id"]
+    assert client.post("/jobs", json=BODY).status_code == 422
+
+
+def test_a_key_that_comes_with_another_request_is_refused(client):
+    headers = {"Idempotency-Key": "k1"}
+    client.post("/jobs", json=BODY, headers=headers)
+    answer = client.post("/jobs", json=BODY | {"ratio": 0.4}, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (422, "idempotency_key_reused")
+
+
+@pytest.mark.parametrize("key", ["", " ", '""', "x" * 256, "tab\tinside"])
+def test_what_is_no_key_is_refused(client, key):
+    answer = client.post("/jobs", json=BODY, headers={"Idempotency-Key": key})
+    assert (answer.status_code, answer.json()["param"]) == (422, "Idempotency-Key")
+
+
+def test_the_list_pages_from_newest_to_oldest(client):
+    made = [client.post("/jobs", json=BODY).json()["id"] for _ in range(3)]
+    first = client.get("/jobs", params={"limit": 2}).json()
+    second = client.get("/jobs", params={"limit": 2, "after": first["last_id"]}).json()
+    assert (first["object"], first["has_more"], second["has_more"]) == ("list", True, False)
+    listed = [job["id"] for job in first["data"] + second["data"]]
+    assert sorted(listed) == sorted(made)
+    assert listed == sorted(listed, reverse=True)
+    assert (first["first_id"], first["last_id"]) == (listed[0], listed[1])
+
+
+def test_an_empty_list_is_a_list(client):
+    empty = {"object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None}
+    assert client.get("/jobs").json() == empty
+
+
+def test_the_list_can_be_narrowed_to_a_status(client, submitted):
+    client.post("/jobs", json=BODY)
+    client.post(f"/jobs/{submitted}/cancel")
+    listed = client.get("/jobs", params={"status": "cancelled"}).json()["data"]
+    assert [job["id"] for job in listed] == [submitted]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "after=1", "after=job_%00", "status=lost"])
+def test_a_question_that_makes_no_sense_is_refused(client, query):
+    assert client.get(f"/jobs?{query}").status_code == 422
+
+
+def test_a_waiting_job_is_cancelled_at_once_and_twice_without_harm(client, submitted):
+    for _ in range(2):
+        answer = client.post(f"/jobs/{submitted}/cancel")
+        assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
+    assert "Retry-After" not in client.get(f"/jobs/{submitted}").headers
+
+
+def test_a_running_job_is_asked_to_stop(client, submitted, worker):
+    worker.claim(submitted)
+    answer = client.post(f"/jobs/{submitted}/cancel")
+    assert (answer.status_code, answer.json()["status"]) == (202, "cancelling")
+    assert "Retry-After" in answer.headers
+
+
+def test_progress_shows(client, submitted, worker):
+    lease = worker.claim(submitted)
+    worker.do(outputs.report_progress, lease, stage="calibrating", progress=0.25)
+    job = client.get(f"/jobs/{submitted}").json()
+    assert (job["status"], job["stage"], job["progress"], job["attempt"]) == ("running", "calibrating", 0.25, 1)
+
+
+def test_a_failed_job_says_why_and_is_final(client, submitted, worker):
+    worker.fail(submitted, BROKEN)
+    job = client.get(f"/jobs/{submitted}").json()
+    assert job["status"] == "failed"
+    assert job["error"] == {
+        "code": "calibration_empty",
+        "message": "too little text",
+        "stage": "calibrating",
+        "layer": None,
+        "retryable": False,
+    }
+    answer = client.post(f"/jobs/{submitted}/cancel")
+    assert (answer.status_code, answer.json()["code"]) == (409, "job_state_conflict")
+    assert answer.headers["x-should-retry"] == "false"
+
+
+def test_a_retry_is_a_job_of_its_own_and_the_old_one_stays_as_it_was(client, submitted, worker):
+    worker.fail(submitted, BROKEN)
+    before = client.get(f"/jobs/{submitted}").json()
+    answers = [client.post(f"/jobs/{submitted}/retry") for _ in range(2)]
+    retry = answers[0].json()
+    assert [answer.status_code for answer in answers] == [202, 202]
+    assert answers[1].json()["id"] == retry["id"] != submitted
+    assert (retry["status"], retry["retry_of"]) == ("queued", submitted)
+    assert answers[0].headers["Location"] == f"/jobs/{retry['id']}"
+    assert client.get(f"/jobs/{submitted}").json() == before
+
+
+def test_a_job_that_waits_can_neither_be_retried_nor_deleted(client, submitted):
+    assert client.post(f"/jobs/{submitted}/retry").status_code == 409
+    assert client.delete(f"/jobs/{submitted}").status_code == 409
+
+
+def test_a_deleted_job_is_gone_with_its_files(client, submitted, worker, context):
+    worker.succeed(submitted, {"report.json": b"{}"})
+    assert len(list((context.settings.data_dir / "artifacts").iterdir())) == 1
+    assert client.delete(f"/jobs/{submitted}").status_code == 204
+    assert client.get(f"/jobs/{submitted}").status_code == 404
+    assert client.delete(f"/jobs/{submitted}").status_code == 404
+    assert list((context.settings.data_dir / "artifacts").iterdir()) == []
+
+
+def test_layers_show_as_they_are_profiled_and_then_what_each_got(client, submitted, worker, factored):
+    lease = worker.claim(submitted)
+    worker.profile_layers(lease)
+    layers = client.get(f"/jobs/{submitted}/layers").json()["data"]
+    assert [(layer["name"], layer["chosen"]) for layer in layers] == [("b", None), ("a", None)]
+    assert {candidate["kind"] for candidate in layers[0]["candidates"]} == {"dense", "factored"}
+    worker.do(outputs.save_allocation, lease, [("b", factored), ("a", factored)])
+    layers = client.get(f"/jobs/{submitted}/layers").json()["data"]
+    assert layers[0]["chosen"] == json.loads(factored.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", ""),
+        ("POST", "/cancel"),
+        ("POST", "/retry"),
+        ("DELETE", ""),
+        ("GET", "/events"),
+        ("GET", "/layers"),
+        ("GET", "/report"),
+        ("GET", "/artifacts"),
+        ("GET", "/artifacts/x"),
+        ("HEAD", "/artifacts/x"),
+    ],
+)
+def test_a_job_that_does_not_exist_is_not_found_anywhere(client, method, path):
+    assert client.request(method, f"/jobs/{UNKNOWN}{path}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.json": '{"quantization_config": {}}', "model.safetensors": ""},
+        {"config.json": '{"is_encoder_decoder": true}', "model.safetensors": ""},
+        {"config.json": "{", "model.safetensors": ""},
+        {"config.json": "[]", "model.safetensors": ""},
+        {"config.json": "{}", "pytorch_model.bin": ""},
+    ],
+)
+def test_a_model_that_cannot_be_compressed_is_refused_before_there_is_a_job(client, settings, files):
+    folder = settings.models_folder / "odd"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    assert client.post("/jobs", json=BODY | {"model_id": "local/odd"}).status_code == 422
+    assert client.get("/jobs").json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"model_id": "local/none"}, "model_not_found"),
+        ({"model_id": "local/config.json"}, "model_not_found"),
+        ({"calibration": {"dataset": "local/none.jsonl"}}, "unknown_dataset"),
+        ({"calibration": {"dataset": "local/mine"}}, "unknown_dataset"),
+    ],
+)
+def test_names_that_this_server_does_not_offer_are_refused(client, change, code):
+    answer = client.post("/jobs", json=BODY | change)
+    assert (answer.status_code, answer.json()["code"]) == (422, code)
+
+
+def test_what_the_server_offers_can_be_submitted(client):
+    models = [model["id"] for model in client.get("/models").json()["data"]]
+    calibrations = [dataset["id"] for dataset in client.get("/calibrations").json()["data"]]
+    assert models == ["local/tiny"]
+    assert {"builtin", "wikitext2", "local/mine.jsonl"} <= set(calibrations)
+    for dataset in ("builtin", "local/mine.jsonl"):
+        answer = client.post("/jobs", json=BODY | {"model_id": models[0], "calibration": {"dataset": dataset}})
+        assert answer.status_code == 202

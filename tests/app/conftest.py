@@ -1,0 +1,150 @@
+"""A migrated database per test, a clock that stands still, jobs to play with, and what a worker would publish."""
+
+import shutil
+
+import pytest
+
+from app.shared.database import Database, upgrade
+from app.shared.outcomes import JobResult, NewArtifact
+from app.shared.repositories import jobs
+from app.shared.requests import JobRequest
+from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.config import CompressionConfig
+from rocket_core.report import AllocationReport, CalibrationReport, CompressionReport, TotalsReport
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self):
+        self.seconds = 1_800_000_000.0
+
+    def __call__(self):
+        return self.seconds
+
+    def advance(self, seconds):
+        self.seconds += seconds
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_machine(monkeypatch):
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("ROCKET_") or name == "HF_TOKEN":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("template") / "rocket.sqlite3"
+    upgrade(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def database_url(migrated_file, tmp_path):
+    file = tmp_path / "rocket.sqlite3"
+    shutil.copyfile(migrated_file, file)
+    return f"sqlite+pysqlite:///{file}"
+
+
+@pytest.fixture
+def database(database_url, clock):
+    database = Database(database_url, clock=clock)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def request_body():
+    return JobRequest(model_id="local/tiny", ratio=0.3)
+
+
+@pytest.fixture
+def submit(database, request_body):
+    def submit(request=request_body, *, max_attempts=3, **options):
+        with database.transaction() as session:
+            return jobs.create_job(session, request, max_attempts=max_attempts, **options).job.id
+
+    return submit
+
+
+@pytest.fixture
+def dense():
+    return Candidate(kind="dense", kept_parameters=64, stored_bytes=256, reconstruction_error=0, weight_error=0)
+
+
+@pytest.fixture
+def factored():
+    return Candidate(
+        kind="factored",
+        rank=2,
+        nnz=10,
+        kept_parameters=26,
+        stored_bytes=120,
+        reconstruction_error=0.1,
+        weight_error=0.2,
+    )
+
+
+@pytest.fixture
+def profile(dense, factored):
+    def profile(name):
+        return LayerProfile(name=name, d_in=8, d_out=8, input_group=name, tokens=100, candidates=(dense, factored))
+
+    return profile
+
+
+@pytest.fixture
+def report():
+    return CompressionReport(
+        rocket_version="0",
+        fingerprint="f",
+        model="local/tiny",
+        revision=None,
+        settings=CompressionConfig(ratio=0.3),
+        calibration=CalibrationReport(
+            dataset="builtin", samples=1, sequence_length=2, seed=0, tokens=2, token_sha256="0" * 64
+        ),
+        stages=(),
+        allocation=AllocationReport(
+            objective="weight",
+            budget=1,
+            alpha=None,
+            smallest_alpha=None,
+            reference_error=None,
+            total_error=0.1,
+            lower_bound=0.1,
+            proven=True,
+        ),
+        totals=TotalsReport(
+            compressible_parameters=1,
+            kept_parameters=1,
+            achieved_ratio=0.0,
+            model_parameters=1,
+            model_compression_ratio=0.0,
+            stored_bytes=1,
+            dense_bytes=1,
+        ),
+        exports=(),
+        layers=(),
+        skipped={},
+    )
+
+
+@pytest.fixture
+def result():
+    return JobResult(
+        achieved_ratio=0.3, kept_parameters=7, compressible_parameters=10, stored_bytes=70, dense_bytes=100
+    )
+
+
+@pytest.fixture
+def artifact():
+    return NewArtifact(name="factored/model.safetensors", storage_key="a" * 32, size=3, sha256="0" * 64)

@@ -1,0 +1,150 @@
+from datetime import timedelta
+
+import pytest
+
+from app.shared.outcomes import JobError
+from app.shared.repositories import jobs, leases, outputs, sweeps
+from app.shared.repositories.jobs import Idempotency
+
+WEEK = timedelta(days=7)
+
+
+@pytest.fixture
+def claim(database):
+    def claim(job_id, worker="w"):
+        with database.transaction() as session:
+            return leases.claim_job(session, job_id, worker=worker, lease_seconds=60.0)
+
+    return claim
+
+
+@pytest.fixture
+def sweep(database):
+    def sweep(function, **options):
+        with database.transaction() as session:
+            return function(session, **options)
+
+    return sweep
+
+
+def look(database, job_id):
+    with database.snapshot() as session:
+        return jobs.get_job(session, job_id)
+
+
+def test_an_announcement_waits_until_it_is_sent(submit, sweep):
+    job_id = submit()
+    waiting = sweep(sweeps.list_announcements)
+    assert [row.job_id for row in waiting] == [job_id]
+    assert sweep(sweeps.list_announcements) == waiting
+    sweep(sweeps.forget_announcements, sent=waiting)
+    assert sweep(sweeps.list_announcements) == []
+
+
+def test_a_job_that_nobody_heard_of_is_announced_again(submit, sweep, clock):
+    job_id = submit()
+    sweep(sweeps.forget_announcements, sent=sweep(sweeps.list_announcements))
+    assert sweep(sweeps.ring_again, ring_seconds=30) == 0
+    clock.advance(31)
+    assert sweep(sweeps.ring_again, ring_seconds=30) == 1
+    assert sweep(sweeps.ring_again, ring_seconds=30) == 0
+    assert [row.job_id for row in sweep(sweeps.list_announcements)] == [job_id]
+
+
+def test_a_running_job_is_not_announced(submit, sweep, claim, clock):
+    claim(submit())
+    sweep(sweeps.forget_announcements, sent=sweep(sweeps.list_announcements))
+    clock.advance(31)
+    assert sweep(sweeps.ring_again, ring_seconds=30) == 0
+
+
+def test_a_job_whose_worker_is_silent_goes_back_into_the_queue(database, submit, sweep, claim, clock):
+    job_id = submit()
+    claim(job_id)
+    clock.advance(59)
+    assert sweep(sweeps.reclaim_expired) == []
+    clock.advance(1)
+    assert sweep(sweeps.reclaim_expired) == [job_id]
+    job = look(database, job_id)
+    assert (job.status, job.attempt, job.fence) == ("queued", 1, None)
+    assert claim(job_id) is not None
+
+
+def test_a_job_that_kills_its_workers_starts_max_attempts_times_and_fails(database, submit, sweep, claim, clock):
+    job_id = submit(max_attempts=3)
+    starts = 0
+    while claim(job_id) is not None:
+        starts += 1
+        clock.advance(61)
+        sweep(sweeps.reclaim_expired)
+    job = look(database, job_id)
+    assert starts == 3
+    assert job.status == "failed"
+    assert JobError.model_validate(job.error).code == "worker_lost"
+
+
+def test_a_job_being_cancelled_by_a_dead_worker_is_cancelled(database, submit, sweep, claim, clock):
+    job_id = submit()
+    claim(job_id)
+    sweep(jobs.cancel_job, job_id=job_id)
+    clock.advance(61)
+    sweep(sweeps.reclaim_expired)
+    assert look(database, job_id).status == "cancelled"
+
+
+def test_a_worker_known_to_be_dead_loses_its_jobs_at_once_and_no_other_does(database, submit, sweep, claim):
+    dead, alive = submit(), submit()
+    claim(dead, "dead")
+    claim(alive, "alive")
+    assert sweep(sweeps.reclaim_from, worker="dead") == [dead]
+    assert look(database, alive).status == "running"
+
+
+def test_whoever_holds_the_data_folder_takes_every_job(submit, sweep, claim):
+    job_ids = [submit(), submit()]
+    for job_id in job_ids:
+        claim(job_id)
+    queued = submit()
+    assert sorted(sweep(sweeps.reclaim_from)) == sorted(job_ids)
+    assert queued not in sweep(sweeps.reclaim_from)
+
+
+def test_artifacts_expire_once_and_their_names_stay(database, submit, sweep, claim, clock, report, result, artifact):
+    job_id = submit()
+    lease = claim(job_id)
+    sweep(outputs.succeed_job, lease=lease, result=result, report=report, artifacts=[artifact], retention=WEEK)
+    assert sweep(sweeps.expire_artifacts) == []
+    clock.advance(WEEK.total_seconds())
+    assert sweep(sweeps.expire_artifacts) == [artifact.storage_key]
+    assert sweep(sweeps.expire_artifacts) == []
+    with database.snapshot() as session:
+        found = outputs.find_artifact(session, jobs.get_job(session, job_id), artifact.name)
+        assert found.storage_key is None
+
+
+def test_checkpoints_of_jobs_long_ended_are_let_go(database, submit, sweep, clock):
+    ended, waiting = submit(), submit()
+    sweep(jobs.cancel_job, job_id=ended)
+    clock.advance(WEEK.total_seconds() - 1)
+    sweep(sweeps.forget_checkpoints, retention=WEEK)
+    assert look(database, ended).work_key is not None
+    clock.advance(2)
+    sweep(sweeps.forget_checkpoints, retention=WEEK)
+    assert look(database, ended).work_key is None
+    assert look(database, waiting).work_key is not None
+
+
+def test_keys_past_their_time_are_forgotten(database, submit, sweep, clock, request_body):
+    key = Idempotency(key="k", lifetime=timedelta(hours=1))
+    job_id = submit(idempotency=key)
+    clock.advance(3601)
+    sweep(sweeps.forget_idempotency_keys)
+    assert submit(idempotency=key) != job_id
+
+
+def test_orphans_are_what_no_row_names(database, submit, sweep, claim, report, result, artifact):
+    waiting, done = submit(), submit()
+    sweep(outputs.succeed_job, lease=claim(done), result=result, report=report, artifacts=[artifact], retention=WEEK)
+    known = look(database, waiting).work_key
+    orphans = sweep(sweeps.find_orphans, storage_keys=[artifact.storage_key, "b" * 32], work_keys=[known, "c" * 32])
+    assert orphans == {"b" * 32, "c" * 32}

@@ -1,0 +1,62 @@
+import io
+import json
+import logging
+
+import pytest
+
+from app.shared.logging import configure_logging, log_context
+from app.shared.settings import Settings
+
+
+@pytest.fixture
+def lines():
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    stream = io.StringIO()
+
+    def configure(**settings):
+        configure_logging(Settings(**settings), stream)
+        return stream
+
+    yield configure
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def test_a_line_names_its_request_and_job(lines):
+    stream = lines(log_format="json")
+    with log_context(request_id="r1"), log_context(job_id="j1"):
+        logging.getLogger("app").info("hello %s", "you", extra={"layers": 3})
+    logging.getLogger("app").info("outside")
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert first["message"] == "hello you"
+    assert (first["request_id"], first["job_id"], first["layers"]) == ("r1", "j1", 3)
+    assert "request_id" not in second
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_secrets_are_masked_in_messages_fields_and_traces(lines, monkeypatch, log_format):
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    stream = lines(log_format=log_format)
+    try:
+        raise ValueError("bad token hf_canary")
+    except ValueError:
+        logging.getLogger("app").exception("failed with hf_canary", extra={"token": "hf_canary"})
+    assert "failed with [secret]" in stream.getvalue()
+    assert "ValueError" in stream.getvalue()
+    assert "hf_canary" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_value_cannot_forge_a_line(lines, log_format):
+    stream = lines(log_format=log_format)
+    logging.getLogger("app").info("model %s", "x\n2026-01-01 error all is lost", extra={"name2": "a\nb"})
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_the_level_is_that_of_the_settings(lines):
+    stream = lines(log_level="warning")
+    logging.getLogger("app").info("quiet")
+    logging.getLogger("app").warning("loud")
+    assert "quiet" not in stream.getvalue()
+    assert "loud" in stream.getvalue()

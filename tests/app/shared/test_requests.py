@@ -1,0 +1,103 @@
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from app.shared.requests import JobOptions, JobRequest
+from rocket_core.config import CompressionConfig
+
+
+def test_only_model_and_ratio_must_be_given():
+    request = JobRequest.model_validate({"model_id": "Qwen/Qwen3-0.6B", "ratio": 0.3})
+    assert request.options.export == ("factored", "dense")
+    assert request.calibration.samples == 256
+
+
+def test_a_request_survives_the_row():
+    request = JobRequest(model_id="local/x", ratio=0.3, options={"ignore": ["*.down_proj"]}, metadata={"a": "b"})
+    assert JobRequest.model_validate(json.loads(request.model_dump_json())) == request
+
+
+def test_options_are_the_settings_of_the_library_with_their_defaults():
+    operator = {"ratio", "calibration", "device", "max_shard_bytes", "statistics_quota_bytes"}
+    assert set(JobOptions.model_fields) == set(CompressionConfig.model_fields) - operator
+    request = JobRequest(model_id="local/x", ratio=0.3)
+    assert request.compression_config() == CompressionConfig(ratio=0.3)
+
+
+def test_the_worker_puts_in_what_the_operator_decides():
+    request = JobRequest(model_id="local/x", ratio=0.3, calibration={"dataset": "local/a.jsonl"})
+    config = request.compression_config(device="cpu", dataset="/data/a.jsonl")
+    assert (config.device, config.calibration.dataset) == ("cpu", "/data/a.jsonl")
+
+
+@pytest.mark.parametrize("model_id", ["Qwen/Qwen3-0.6B", "local/tiny-llama", "a/b", "local/model.v1_2"])
+def test_names_of_models_are_accepted(model_id):
+    assert JobRequest(model_id=model_id, ratio=0.3).model_id == model_id
+
+
+@pytest.mark.parametrize(
+    "model_id",
+    [
+        "",
+        "gpt2",
+        "../etc",
+        "/etc/passwd",
+        "local/../x",
+        "local/..",
+        "local/.hidden",
+        "local/a/b",
+        "local/x\n",
+        "local/x\x00",
+        "https://example.org/x",
+        "a/b.git",
+        "a/b--c",
+        "a\\b",
+        "local/" + "x" * 97,
+        "local/é",
+    ],
+)
+def test_what_is_no_name_of_a_model_is_refused(model_id):
+    with pytest.raises(ValidationError):
+        JobRequest(model_id=model_id, ratio=0.3)
+
+
+@pytest.mark.parametrize("dataset", ["../x.jsonl", "/etc/passwd", "local/../x", "unknown", "local/", "file.txt"])
+def test_a_dataset_is_never_a_path(dataset):
+    with pytest.raises(ValidationError):
+        JobRequest(model_id="local/x", ratio=0.3, calibration={"dataset": dataset})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ratio": 1.0},
+        {"ratio": -0.1},
+        {"ratio": float("nan")},
+        {"unknown": 1},
+        {"calibration": {"samples": 0}},
+        {"options": {"device": "cuda"}},
+        {"options": {"export": []}},
+        {"options": {"export": ["dense", "dense"]}},
+        {"options": {"ridge": float("inf")}},
+        {"revision": "../main", "model_id": "a/b"},
+        {"revision": "main"},
+        {"metadata": {f"k{number}": "v" for number in range(17)}},
+        {"metadata": {"k": "v" * 513}},
+        {"metadata": {"k" * 65: "v"}},
+        {"metadata": {"k": "nul\x00"}},
+        {"metadata": {"k\x00": "v"}},
+        {"options": {"ignore": ["half\ud800"]}},
+    ],
+)
+def test_what_cannot_work_or_be_stored_is_refused(change):
+    with pytest.raises(ValidationError):
+        JobRequest.model_validate({"model_id": "local/x", "ratio": 0.3} | change)
+
+
+def test_the_fingerprint_is_that_of_what_is_asked_for_not_of_how_it_is_spelt():
+    plain = JobRequest(model_id="local/x", ratio=0.3)
+    spelt = JobRequest(model_id="local/x", ratio=0.3, calibration={"samples": 256}, options={"objective": "weight"})
+    other = JobRequest(model_id="local/x", ratio=0.31)
+    assert plain.fingerprint() == spelt.fingerprint()
+    assert plain.fingerprint() != other.fingerprint()

@@ -1,0 +1,115 @@
+import pytest
+
+from app.shared.errors import InvalidSettingsError
+from app.shared.settings import Settings, describe, load_settings
+
+
+def test_defaults_need_no_environment_and_live_in_one_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings()
+    assert settings.data_dir == tmp_path / "rocket-data"
+    assert settings.models_folder == tmp_path / "rocket-data" / "models"
+    assert settings.datasets_folder == tmp_path / "rocket-data" / "datasets"
+    assert settings.database.database == str(tmp_path / "rocket-data" / "rocket.sqlite3")
+    assert settings.broker == "memory://"
+    assert settings.max_attempts == 5
+
+
+def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_path):
+    values = {
+        "ROCKET_DATA_DIR": str(tmp_path),
+        "ROCKET_MODELS_DIR": str(tmp_path / "m"),
+        "ROCKET_DATASETS_DIR": str(tmp_path / "d"),
+        "ROCKET_DATABASE_URL": "postgresql+psycopg://u:p@h/n",
+        "ROCKET_BROKER_URL": "redis://h",
+        "ROCKET_MAX_ATTEMPTS": "7",
+        "ROCKET_LEASE_SECONDS": "7",
+        "ROCKET_POLL_SECONDS": "7",
+        "ROCKET_RING_SECONDS": "7",
+        "ROCKET_RETRY_BACKOFF_SECONDS": "7",
+        "ROCKET_CANCEL_GRACE_SECONDS": "7",
+        "ROCKET_ARTIFACT_RETENTION_DAYS": "8",
+        "ROCKET_IDEMPOTENCY_HOURS": "7",
+        "ROCKET_MAX_BODY_BYTES": "7777",
+        "ROCKET_MAX_STREAMS": "7",
+        "ROCKET_LOG_LEVEL": "debug",
+        "ROCKET_LOG_FORMAT": "json",
+        "HF_TOKEN": "hf_secret",
+    }
+    assert [row.variable for row in describe()] == list(values)
+    for variable, value in values.items():
+        monkeypatch.setenv(variable, value)
+    plain = load_settings().model_dump(mode="python")
+    assert {name for name in plain if plain[name] == Settings.model_fields[name].default} == set()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ROCKET_MAX_ATTEMPTS", "0"),
+        ("ROCKET_MAX_ATTEMPTS", "many"),
+        ("ROCKET_LEASE_SECONDS", "-1"),
+        ("ROCKET_LEASE_SECONDS", "nan"),
+        ("ROCKET_POLL_SECONDS", "inf"),
+        ("ROCKET_ARTIFACT_RETENTION_DAYS", "0"),
+        ("ROCKET_DATABASE_URL", "mysql://h/n"),
+        ("ROCKET_DATABASE_URL", "sqlite://"),
+        ("ROCKET_DATABASE_URL", "sqlite:///:memory:"),
+        ("ROCKET_DATABASE_URL", "no url"),
+        ("ROCKET_BROKER_URL", "filesystem://"),
+        ("ROCKET_BROKER_URL", "sqla+sqlite:///x"),
+        ("ROCKET_LOG_LEVEL", "chatty"),
+    ],
+)
+def test_nonsense_is_refused_by_the_name_of_its_variable(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidSettingsError, match=variable):
+        load_settings()
+
+
+def test_a_misspelt_variable_is_refused_with_the_right_spelling(monkeypatch):
+    monkeypatch.setenv("ROCKET_MAX_ATTEMPT", "3")
+    with pytest.raises(InvalidSettingsError, match="did you mean ROCKET_MAX_ATTEMPTS"):
+        load_settings()
+
+
+def test_all_problems_are_told_at_once_and_no_value_with_them(monkeypatch):
+    monkeypatch.setenv("ROCKET_LEASE_SECONDS", "canary1")
+    monkeypatch.setenv("ROCKET_DATABASE_URL", "mysql://canary2@h")
+    with pytest.raises(InvalidSettingsError) as caught:
+        load_settings()
+    assert "ROCKET_LEASE_SECONDS" in str(caught.value)
+    assert "ROCKET_DATABASE_URL" in str(caught.value)
+    assert "canary" not in str(caught.value)
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch):
+    monkeypatch.setenv("ROCKET_LEASE_SECONDS", "")
+    assert load_settings().lease_seconds == 60
+
+
+def test_options_of_the_command_line_go_before_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROCKET_DATA_DIR", "/elsewhere")
+    assert load_settings(data_dir=tmp_path).data_dir == tmp_path
+
+
+@pytest.mark.parametrize("url", ["postgres://u:pw@h/n", "postgresql://u:pw@h/n", "postgresql+psycopg://u:pw@h/n"])
+def test_postgres_is_spoken_to_by_psycopg_whatever_the_url_calls_it(url):
+    assert Settings(database_url=url).database.drivername == "postgresql+psycopg"
+    assert Settings(database_url=url).database.password == "p" + "w"
+
+
+def test_secrets_do_not_show(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "canary1")
+    settings = Settings(database_url="postgresql://u:canary2@h/n", broker_url="redis://:canary3@h")
+    assert "canary" not in repr(settings) + str(settings) + settings.model_dump_json()
+    assert set(settings.secrets()) == {"canary1", "canary2", "canary3"}
+
+
+def test_three_heartbeats_fit_into_a_lease():
+    settings = Settings(lease_seconds=8)
+    assert 3 * settings.heartbeat_seconds < settings.lease_seconds
+
+
+def test_every_setting_says_what_it_does():
+    assert all(row.meaning for row in describe())

@@ -1,0 +1,75 @@
+"""What holds of the application as a whole."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fastapi.routing import APIRoute, iter_route_contexts
+
+from app.main import create_app
+from app.shared import settings as settings_module
+from app.shared.settings import Settings, describe
+
+ROOT = Path(settings_module.__file__).parents[2]
+RESIDENT_LIMIT_MIB = 150
+
+
+@pytest.fixture
+def app(tmp_path):
+    return create_app(Settings(data_dir=tmp_path / "data"))
+
+
+def operations(app):
+    return {(method, path) for path, item in app.openapi()["paths"].items() for method in item}
+
+
+def test_the_paths_are_those_that_are_documented(app):
+    assert operations(app) == {
+        ("post", "/jobs"),
+        ("get", "/jobs"),
+        ("get", "/jobs/{job_id}"),
+        ("delete", "/jobs/{job_id}"),
+        ("post", "/jobs/{job_id}/cancel"),
+        ("post", "/jobs/{job_id}/retry"),
+        ("get", "/jobs/{job_id}/events"),
+        ("get", "/jobs/{job_id}/layers"),
+        ("get", "/jobs/{job_id}/report"),
+        ("get", "/jobs/{job_id}/artifacts"),
+        ("get", "/jobs/{job_id}/artifacts/{name}"),
+        ("get", "/models"),
+        ("get", "/calibrations"),
+        ("get", "/healthz"),
+        ("get", "/readyz"),
+    }
+
+
+def test_only_the_stream_of_events_is_asynchronous(app):
+    # Any other asynchronous endpoint would keep the whole process from answering while it asks the database.
+    routes = [route.original_route for route in iter_route_contexts(app.routes)]
+    asynchronous = {
+        route.path for route in routes if isinstance(route, APIRoute) and inspect.iscoroutinefunction(route.endpoint)
+    }
+    assert {path.rsplit("/", 1)[-1] for path in asynchronous} == {"events"}
+
+
+def test_the_web_process_is_small_and_has_no_torch(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from app.main import create_app\n"
+        "from app.shared.settings import Settings\n"
+        "create_app(Settings(data_dir=Path(sys.argv[1]))).openapi()\n"
+        "assert not {'torch', 'transformers', 'safetensors'} & set(sys.modules)\n"
+        # Not getrusage: its peak is inherited from the process that started this one.
+        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "other")]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert int(result.stdout) / 1024 < RESIDENT_LIMIT_MIB
+
+
+@pytest.mark.parametrize("row", describe(), ids=lambda row: row.variable)
+def test_the_readme_has_every_setting(row):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    default = f"`{row.default}`" if row.default else ""
+    assert f"| `{row.variable}` | {default} | {row.meaning} |" in readme
