@@ -8,6 +8,9 @@ import torch
 
 from rocket_core.errors import InvalidConfigError
 
+_M_MMAP_THRESHOLD = -3
+_LARGE_TENSOR = 2**20
+
 
 def resolve_device(name: str) -> torch.device:
     """The device of a name that a user typed.
@@ -45,6 +48,17 @@ def reset_peak_memory(device: torch.device) -> None:
 def peak_memory(device: torch.device) -> int | None:
     """Most bytes allocated on an accelerator since the last reset; None for the CPU."""
     return None if device.type == "cpu" else int(torch.accelerator.max_memory_allocated(device))
+
+
+def map_large_tensors() -> None:
+    """Has large tensors taken from the system and given back one by one, for the rest of this process.
+
+    glibc would soon serve them from its heap, where what is freed between two that live stays this process's.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's; other libraries have no such heap
+        if mallopt is not None:
+            mallopt(_M_MMAP_THRESHOLD, _LARGE_TENSOR)
 
 
 def return_freed_memory() -> None:

@@ -18,7 +18,7 @@ from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import find_model
 from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig, ExportKind
 from rocket_core.datasets import local_path_of
-from rocket_core.devices import resolve_device
+from rocket_core.devices import map_large_tensors, resolve_device
 from rocket_core.errors import (
     CalibrationError,
     CheckpointError,
@@ -81,6 +81,7 @@ def compress(
     device = resolve_device(config.device)
     if output.exists() and not output.is_dir():
         raise InvalidConfigError(f"{output} is a file; give a folder to write to")
+    map_large_tensors()
     work = WorkFolder(output / WORK_FOLDER_NAME)
     monitor = Monitor(on_progress, should_cancel, device, work.stages())
     with _resource_errors(output), _tidying(work, monitor):
