@@ -17,6 +17,7 @@ RocketError
 │   ├── InsufficientMemoryError
 │   └── InsufficientDiskError
 ├── WorkFolderError                 the work folder belongs to another run
+│   └── WorkFolderBusyError         another process works in it (worth retrying)
 ├── CheckpointError                 weights on disk
 │   ├── CheckpointFormatError       a layout or version this library does not read
 │   └── CorruptCheckpointError      a file that is damaged or incomplete
@@ -138,6 +139,13 @@ class WorkFolderError(RocketError):
     """The work folder was written by a run with another model, calibration, settings or version."""
 
     code = "stale_work_folder"
+
+
+class WorkFolderBusyError(WorkFolderError):
+    """Another process works in the work folder; once it has ended, the same request may succeed."""
+
+    code = "work_folder_busy"
+    retryable = True
 
 
 class CheckpointError(RocketError):

@@ -43,6 +43,7 @@ STATUSES: dict[type[Exception], HTTPStatus] = {
     # Of the library's errors a request meets only those about what it asks for; the rest end jobs.
     core_errors.RocketError: HTTPStatus.UNPROCESSABLE_ENTITY,
     core_errors.HubUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    core_errors.WorkFolderBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 # What the framework refuses before any code of ours is asked.

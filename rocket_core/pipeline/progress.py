@@ -4,7 +4,7 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.devices import peak_memory, reset_peak_memory
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.report import StageReport
@@ -45,25 +46,27 @@ class Progress:
     seconds_left: float | None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Callbacks:
+    """What the caller of `compress` wants to hear and say; see there."""
+
+    on_progress: Callable[[Progress], None]
+    on_profile: Callable[[int, LayerProfile], None]
+    on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None]
+    should_cancel: Callable[[], bool]
+
+
 class Monitor:
-    """Reports progress, ends a cancelled run, and adds up what each stage costs.
+    """Reports progress and results, ends a cancelled run, and adds up what each stage costs.
 
     Args:
-        on_progress: told of every step.
-        should_cancel: asked at every step.
+        callbacks: the caller's.
         device: device that computes.
         earlier: costs of the stages in runs that this one resumes.
     """
 
-    def __init__(
-        self,
-        on_progress: Callable[[Progress], None],
-        should_cancel: Callable[[], bool],
-        device: torch.device,
-        earlier: dict[str, StageReport],
-    ) -> None:
-        self._on_progress = on_progress
-        self._should_cancel = should_cancel
+    def __init__(self, callbacks: Callbacks, device: torch.device, earlier: dict[str, StageReport]) -> None:
+        self._callbacks = callbacks
         self._device = device
         self._costs = dict(earlier)
         self._anchor: tuple[float, float] | None = None
@@ -97,14 +100,14 @@ class Monitor:
         Raises:
             CompressionCancelledError: the caller wants the run to end.
         """
-        if self._should_cancel():
+        if self._callbacks.should_cancel():
             raise CompressionCancelledError(
                 f"cancelled while {self._stage}; finished layers are kept, resume to go on from there"
             )
         stages = list(_SHARES)
         before = sum(_SHARES[stage] for stage in stages[: stages.index(self._stage)])
         self._fraction = max(self._fraction, min(1.0, before + share * _SHARES[self._stage]))
-        self._on_progress(
+        self._callbacks.on_progress(
             Progress(stage=self._stage, layer=layer, fraction=self._fraction, seconds_left=self._seconds_left())
         )
 
@@ -113,9 +116,17 @@ class Monitor:
         self.step(share)
         self._anchor = self._fraction, time.monotonic()
 
+    def profiled(self, position: int, profile: LayerProfile) -> None:
+        """Hands over a layer profile, also one that an earlier run has made."""
+        self._callbacks.on_profile(position, profile)
+
+    def allocated(self, chosen: Sequence[tuple[LayerProfile, Candidate]]) -> None:
+        """Hands over the allocation."""
+        self._callbacks.on_allocation([(profile.name, candidate) for profile, candidate in chosen])
+
     def finish(self) -> None:
         """Reports the end of the run."""
-        self._on_progress(Progress(stage=self._stage, layer=None, fraction=1.0, seconds_left=0.0))
+        self._callbacks.on_progress(Progress(stage=self._stage, layer=None, fraction=1.0, seconds_left=0.0))
 
     def _seconds_left(self) -> float | None:
         if self._anchor is None or self._stage == "preflight":

@@ -4,7 +4,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from rocket_core.errors import (
 from rocket_core.pipeline.card import model_card
 from rocket_core.pipeline.export import stored_bytes, write_export
 from rocket_core.pipeline.preflight import Run, calibration_tokens, prepare_run, run_identity, token_hash
-from rocket_core.pipeline.progress import Monitor, Progress
+from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.resources import require_resources
 from rocket_core.pipeline.stages import allocate_layers, factorize_layers, profile_layers
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder, write_text
@@ -55,6 +55,8 @@ def compress(
     revision: str | None = None,
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
+    on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None,
     should_cancel: Callable[[], bool] = lambda: False,
 ) -> CompressionReport:
     """Compresses a model and writes the artifacts, each into a folder of its own under `output`.
@@ -70,6 +72,9 @@ def compress(
         resume: go on with what an earlier run with the same choices left in `output`; the result is the same to the
             byte (on the CPU, at an equal number of threads). If that run had finished, its report is returned.
         on_progress: told of every step, at least once per layer.
+        on_profile: given each layer's place in the model and its profile as soon as that is on disk; a resumed run
+            gives those of the earlier one again.
+        on_allocation: given every layer's name with the candidate that the knapsack chose, in the order of the model.
         should_cancel: asked at every step; True ends the run with what is finished kept.
 
     Returns:
@@ -83,7 +88,10 @@ def compress(
         raise InvalidConfigError(f"{output} is a file; give a folder to write to")
     map_large_tensors()
     work = WorkFolder(output / WORK_FOLDER_NAME)
-    monitor = Monitor(on_progress, should_cancel, device, work.stages())
+    callbacks = Callbacks(
+        on_progress=on_progress, on_profile=on_profile, on_allocation=on_allocation, should_cancel=should_cancel
+    )
+    monitor = Monitor(callbacks, device, work.stages())
     with _resource_errors(output), _tidying(work, monitor):
         source = find_model(model, revision)
         with monitor.stage("preflight"):
@@ -133,6 +141,7 @@ def _compress(
             (profile, profile.candidates[choice])
             for profile, choice in zip(profiled.profiles, allocation.choices, strict=True)
         ]
+        monitor.allocated(chosen)
     with monitor.stage("factorizing"):
         factorize_layers(run, tokens, work, chosen, monitor)
     layers = tuple(layer_report(profile, candidate) for profile, candidate in chosen)

@@ -65,14 +65,15 @@ def profile_layers(run: Run, tokens: Windows, work: WorkFolder, monitor: Monitor
         record = work.block(index)
         if record is None:
             begun = functools.partial(_report_layer, monitor, done, total)
-            record = _profile_block(run, walk, work, index, begun)
+            finished = functools.partial(_hand_over, monitor, profiles)
+            record = _profile_block(run, walk, work, index, begun, finished)
             work.save_block(index, record)
         else:
+            for name in record.layers:
+                profile = work.profile(name)
+                assert profile is not None, name
+                _hand_over(monitor, profiles, profile)
             monitor.skip_to((done + len(names)) / total)
-        for name in record.layers:
-            profile = work.profile(name)
-            assert profile is not None, name
-            profiles.append(profile)
         skipped |= record.skipped
         done += len(names)
     return Profiled(profiles=tuple(profiles), skipped=skipped)
@@ -130,8 +131,18 @@ def _report_layer(monitor: Monitor, done: int, total: int, ahead: int, name: str
     monitor.step((done + ahead) / total, name)
 
 
+def _hand_over(monitor: Monitor, profiles: list[LayerProfile], profile: LayerProfile) -> None:
+    monitor.profiled(len(profiles), profile)
+    profiles.append(profile)
+
+
 def _profile_block(
-    run: Run, walk: BlockWalk, work: WorkFolder, index: int, on_layer: Callable[[int, str], None]
+    run: Run,
+    walk: BlockWalk,
+    work: WorkFolder,
+    index: int,
+    on_layer: Callable[[int, str], None],
+    on_profile: Callable[[LayerProfile], None],
 ) -> BlockRecord:
     names = run.layers[index]
     if not names:
@@ -145,14 +156,16 @@ def _profile_block(
         if layer_statistics is None:
             continue
         on_layer(position, name)
-        if work.profile(name) is None:
-            _profile_one(run, work, name, leaders[name], layer_statistics)
+        profile = work.profile(name)
+        if profile is None:
+            profile = _profile_one(run, work, name, leaders[name], layer_statistics)
             return_freed_memory()
+        on_profile(profile)
         finished.append(name)
     return BlockRecord(layers=tuple(finished), skipped=skipped)
 
 
-def _profile_one(run: Run, work: WorkFolder, name: str, leader: str, statistics: GramStatistics) -> None:
+def _profile_one(run: Run, work: WorkFolder, name: str, leader: str, statistics: GramStatistics) -> LayerProfile:
     weight = _load_weight(run, name)
     d_in, d_out = weight.shape
     with _naming_the_layer(name):
@@ -165,16 +178,11 @@ def _profile_one(run: Run, work: WorkFolder, name: str, leader: str, statistics:
             itemsize=run.dtype.itemsize,
             dense_bytes=run.stored_bytes(name),
         )
-    work.save_profile(
-        LayerProfile(
-            name=name,
-            d_in=d_in,
-            d_out=d_out,
-            input_group=leader,
-            tokens=statistics.tokens,
-            candidates=candidates,
-        )
+    profile = LayerProfile(
+        name=name, d_in=d_in, d_out=d_out, input_group=leader, tokens=statistics.tokens, candidates=candidates
     )
+    work.save_profile(profile)
+    return profile
 
 
 @contextmanager

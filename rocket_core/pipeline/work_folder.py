@@ -16,7 +16,13 @@ from rocket_core.allocation import Allocation
 from rocket_core.candidates import LayerProfile
 from rocket_core.checkpoint import TensorEntry, plan_tensor, write_atomically, write_safetensors
 from rocket_core.checkpoint.reader import read_header
-from rocket_core.errors import CorruptCheckpointError, InvalidConfigError, RocketError, WorkFolderError
+from rocket_core.errors import (
+    CorruptCheckpointError,
+    InvalidConfigError,
+    RocketError,
+    WorkFolderBusyError,
+    WorkFolderError,
+)
 from rocket_core.report import StageReport
 from rocket_core.whitening import Eigenbasis
 
@@ -92,7 +98,7 @@ class WorkFolder:
         The calibration windows are kept, as a resumed run must not depend on a remote dataset standing still.
 
         Raises:
-            WorkFolderError: another process works in it.
+            WorkFolderBusyError: another process works in it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.path / _LOCK_NAME)
@@ -249,7 +255,7 @@ def _lock(file: Path) -> BinaryIO:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         stream.close()
-        raise WorkFolderError(
+        raise WorkFolderBusyError(
             f"another process works in {file.parent}; wait for it to end, or choose another output folder"
         ) from error
     return stream

@@ -1,0 +1,63 @@
+import pytest
+
+from rocket_core.errors import CompressionCancelledError
+from rocket_core.pipeline import compress
+
+
+def test_every_profile_and_the_allocation_are_handed_over_as_the_report_tells_them(tmp_path, model_folder, settings):
+    profiles, allocations = [], []
+    report = compress(
+        str(model_folder("llama")),
+        tmp_path / "out",
+        settings(),
+        on_profile=lambda position, profile: profiles.append((position, profile)),
+        on_allocation=allocations.append,
+    )
+    assert [position for position, _ in profiles] == list(range(len(report.layers)))
+    assert [profile.name for _, profile in profiles] == [layer.name for layer in report.layers]
+    [allocation] = allocations
+    told = [(layer.name, layer.kind, layer.rank, layer.nnz, layer.kept_parameters) for layer in report.layers]
+    assert [(name, it.kind, it.rank, it.nnz, it.kept_parameters) for name, it in allocation] == told
+    assert all(
+        candidate in profile.candidates for (_, profile), (_, candidate) in zip(profiles, allocation, strict=True)
+    )
+
+
+def test_a_resumed_run_hands_over_the_profiles_of_the_earlier_one_too(tmp_path, model_folder, settings, finished):
+    output, before = tmp_path / "out", []
+
+    def first(position, profile):
+        before.append((position, profile))
+
+    with pytest.raises(CompressionCancelledError):
+        compress(
+            str(model_folder("llama")), output, settings(), on_profile=first, should_cancel=lambda: len(before) >= 9
+        )
+    after = []
+    compress(
+        str(model_folder("llama")),
+        output,
+        settings(),
+        resume=True,
+        on_profile=lambda position, profile: after.append((position, profile)),
+    )
+    assert after[: len(before)] == before
+    assert len(after) == len(finished("llama")[1].layers) > len(before)
+
+
+def test_a_profile_is_handed_over_once_it_is_on_disk_and_an_error_of_the_caller_loses_nothing(
+    tmp_path, model_folder, settings
+):
+    class OutOfReachError(Exception):
+        pass
+
+    output = tmp_path / "out"
+
+    def refuse(position, profile):
+        assert (output / ".rocket-work" / "profiles" / f"{profile.name}.json").is_file()
+        if position == 3:
+            raise OutOfReachError
+
+    with pytest.raises(OutOfReachError):
+        compress(str(model_folder("llama")), output, settings(), on_profile=refuse)
+    assert compress(str(model_folder("llama")), output, settings(), resume=True).layers
