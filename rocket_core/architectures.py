@@ -89,7 +89,8 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise ModelNotFoundError(f"{folder} has no config.json; give the folder of a transformers checkpoint")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as error:
+    # The latter two where a field is of another type than transformers takes for granted.
+    except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
         raise UnsupportedArchitectureError(
             f"the installed transformers cannot read {folder / 'config.json'}: {_first_line(error)}. "
             "Architectures that bring their own code are not supported"

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response, status
 from fastapi.responses import FileResponse
 from starlette.exceptions import HTTPException
 
+from app.api.conditions import is_known
 from app.api.dependencies import ContextDep, JobId, OwnerDep
 from app.api.errors import problems
 from app.api.views import ArtifactList, artifact_view
@@ -48,7 +49,7 @@ def download_artifact(job_id: JobId, name: str, request: Request, context: Conte
     download = outputs.open_artifact(context, owner, job_id, name)
     artifact = download.artifact
     headers = _headers(artifact)
-    if _is_known(request.headers.get("if-none-match"), headers["ETag"]):
+    if is_known(request.headers.get("if-none-match"), headers["ETag"]):
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
     _settle_range(request, artifact.size, headers["ETag"])
     filename = artifact.name.rsplit("/", 1)[-1]
@@ -63,13 +64,6 @@ def _headers(artifact: Artifact) -> dict[str, str]:
         "Cache-Control": "private, max-age=86400, immutable",
         "X-Content-Type-Options": "nosniff",
     }
-
-
-def _is_known(if_none_match: str | None, etag: str) -> bool:
-    if if_none_match is None:
-        return False
-    known = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
-    return bool(known & {etag, "*"})
 
 
 def _settle_range(request: Request, size: int, etag: str) -> None:

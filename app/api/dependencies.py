@@ -1,15 +1,21 @@
 """What the endpoints are given."""
 
 import re
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Request
+from starlette.exceptions import HTTPException
 
 from app.services.context import Context
 from app.shared.errors import InvalidRequestError, JobNotFoundError
 from app.shared.models import LOCAL_OWNER
 
+_JSON = "application/json"
 _MAX_KEY = 255
+_LABEL = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
+_MAX_LABELS = 16
+_MAX_LABEL_VALUE = 512
 _JOB_ID = re.compile(r"job_[0-9a-z]{26}")
 
 
@@ -47,7 +53,35 @@ def _idempotency_key(
     return key
 
 
+def _require_json(request: Request) -> None:
+    sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+    # What comes with another type is text to the framework, which would miss the members of an object in it.
+    if sent != _JSON and not sent.endswith("+json") and (sent or has_body):
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send the body as `Content-Type: {_JSON}`")
+
+
+def _labels(request: Request) -> tuple[tuple[str, str], ...]:
+    sent = [(_LABEL.fullmatch(name), value) for name, value in request.query_params.multi_items() if _is_label(name)]
+    labels = tuple((found[1], value) for found, value in sent if found)
+    # The limits of what a job can be labelled with; Postgres takes no NUL in a question either.
+    sane = all(len(value) <= _MAX_LABEL_VALUE and "\x00" not in key + value for key, value in labels)
+    if len(labels) < len(sent) or len(sent) > _MAX_LABELS or not sane:
+        raise InvalidRequestError(
+            f"labels are asked for as `metadata[key]=value`, at most {_MAX_LABELS}, with keys up to 64 and values "
+            f"up to {_MAX_LABEL_VALUE} characters",
+            param="metadata",
+        )
+    return labels
+
+
+def _is_label(name: str) -> bool:
+    return name.partition("[")[0] == "metadata"
+
+
+JSON_BODY = Depends(_require_json)
 ContextDep = Annotated[Context, Depends(_context)]
 OwnerDep = Annotated[str, Depends(_owner)]
 IdempotencyKeyDep = Annotated[str | None, Depends(_idempotency_key)]
+LabelsDep = Annotated[tuple[tuple[str, str], ...], Depends(_labels)]
 JobId = Annotated[str, Depends(_job_id)]

@@ -56,7 +56,11 @@ _FRAMEWORK_CODES = {
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "range_not_satisfiable",
 }
 # Raised by us, with words of ours; the framework's own may repeat what was sent.
-_OUR_OWN_WORDS = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}
+_OUR_OWN_WORDS = {
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+}
 _FIELD = re.compile(r"[a-z_]{1,40}")
 _log = logging.getLogger(__name__)
 
@@ -74,6 +78,7 @@ class Problem(BaseModel):
         param: the member of the request that is wrong.
         errors: `param` and `message` of all members that are wrong.
         missing: what the service lacks.
+        nearest_ratio: the ratio nearest to the one asked for that can be reached.
     """
 
     type: str
@@ -85,6 +90,7 @@ class Problem(BaseModel):
     param: str | None = None
     errors: list[dict[str, str]] | None = None
     missing: list[str] | None = None
+    nearest_ratio: float | None = None
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -151,7 +157,8 @@ def _on_known_error(request: Request, error: Exception) -> JSONResponse:
         # The message is for the operator: it names folders of this machine.
         _log.error("%s", error, extra={"code": error.code})
         detail = (type(error).__doc__ or "").partition("\n")[0]
-    return problem(request, status, error.code, detail, headers=headers, param=getattr(error, "param", None))
+    more = {"nearest_ratio": error.nearest_ratio} if isinstance(error, core_errors.InfeasibleBudgetError) else {}
+    return problem(request, status, error.code, detail, headers=headers, param=getattr(error, "param", None), **more)
 
 
 def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:

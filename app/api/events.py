@@ -28,7 +28,7 @@ _STREAM_TYPE = "text/event-stream"
 _PAGE = 200
 # Proxies close connections that are silent for longer.
 _KEEP_ALIVE_SECONDS = 15.0
-_MAX_SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_LOOKS = 1.0
 _MAX_SEQUENCE = 2**31 - 1
 
 
@@ -128,7 +128,7 @@ async def _follow(context: Context, streams: Streams, owner: str, job_id: str, a
         if time.monotonic() - spoke > _KEEP_ALIVE_SECONDS:
             yield ": still here\n\n"
             spoke = time.monotonic()
-        await asyncio.sleep(min(_MAX_SECONDS_BETWEEN_LOOKS, context.settings.poll_seconds))
+        await asyncio.sleep(min(SECONDS_BETWEEN_LOOKS, context.settings.poll_seconds))
 
 
 def _message(kind: str, data: BaseModel, *, number: int | None = None) -> str:

@@ -1,49 +1,77 @@
 """`/jobs`: submitting, watching and steering."""
 
-from typing import Annotated
+import hashlib
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response, status
+from fastapi import APIRouter, Query, Request, Response, status
+from fastapi.concurrency import run_in_threadpool
 
-from app.api.dependencies import ContextDep, IdempotencyKeyDep, JobId, OwnerDep
+from app.api.conditions import is_known
+from app.api.dependencies import JSON_BODY, ContextDep, IdempotencyKeyDep, JobId, LabelsDep, OwnerDep
 from app.api.errors import problems
 from app.api.views import JobList, JobView, LayerList, job_path, job_view, layer_view
+from app.api.waiting import WaitDep, wait_for_end
 from app.services import jobs, outputs
 from app.shared.lifecycle import Status
 from app.shared.models import Job
+from app.shared.repositories.jobs import JobFilter
 from app.shared.requests import JobRequest
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 # How soon a client that polls should look again, in seconds.
 _POLL_SECONDS = 2
+# The framework has no word for `metadata[key]=value`.
+_LABELS: dict[str, Any] = {
+    "name": "metadata",
+    "in": "query",
+    "description": "`metadata[key]=value`: only jobs with this label; several must all be there.",
+    "style": "deepObject",
+    "explode": True,
+    "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+}
 
 
 @router.post(
     "",
     status_code=status.HTTP_202_ACCEPTED,
-    responses=problems(400, 413, 422) | {200: {"model": JobView, "description": "The job of an earlier request"}},
+    dependencies=[JSON_BODY],
+    responses=problems(400, 413, 415, 422, 503, 507)
+    | {200: {"model": JobView, "description": "The job of an earlier request"}},
 )
-def submit_job(
-    request: JobRequest, response: Response, context: ContextDep, owner: OwnerDep, key: IdempotencyKeyDep
+async def submit_job(
+    body: JobRequest,
+    request: Request,
+    response: Response,
+    context: ContextDep,
+    owner: OwnerDep,
+    key: IdempotencyKeyDep,
+    wait: WaitDep,
 ) -> JobView:
-    """Accepts a compression; a replay under the same `Idempotency-Key` answers 200 with the job of the first."""
-    submission = jobs.submit_job(context, owner, request, key)
+    """Accepts a compression; a replay under the same `Idempotency-Key` answers 200 with the job of the first.
+
+    What the model's config.json and safetensors headers show to be impossible is refused here, with the code that the
+    job would fail with.
+    """
+    submission = await run_in_threadpool(jobs.submit_job, context, owner, body, key)
     if not submission.created:
         response.status_code = status.HTTP_200_OK
         response.headers["Idempotent-Replayed"] = "true"
-    return _accepted(response, submission.job)
+    return _accepted(response, await wait_for_end(request, response, context, submission.job, wait))
 
 
-@router.get("", responses=problems(422))
+@router.get("", responses=problems(422), openapi_extra={"parameters": [_LABELS]})
 def list_jobs(
     context: ContextDep,
     owner: OwnerDep,
+    labels: LabelsDep,
     after: Annotated[str | None, Query(pattern=r"^job_[0-9a-z]{26}$")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     status: Status | None = None,
 ) -> JobList:
     """Jobs, newest first."""
-    page, has_more = jobs.list_jobs(context, owner, after=after, limit=limit, status=status)
+    choice = JobFilter(status=status, metadata=labels)
+    page, has_more = jobs.list_jobs(context, owner, choice, after=after, limit=limit)
     return JobList(
         data=[job_view(job) for job in page],
         has_more=has_more,
@@ -52,12 +80,24 @@ def list_jobs(
     )
 
 
-@router.get("/{job_id}", responses=problems(404))
-def get_job(job_id: JobId, response: Response, context: ContextDep, owner: OwnerDep) -> JobView:
+@router.get(
+    "/{job_id}",
+    response_model=JobView,
+    responses=problems(404) | {304: {"description": "The client has it already"}},
+)
+async def get_job(
+    job_id: JobId, request: Request, response: Response, context: ContextDep, owner: OwnerDep, wait: WaitDep
+) -> JobView | Response:
     """One job; `Retry-After` says when to look again."""
-    job = jobs.get_job(context, owner, job_id)
+    job = await run_in_threadpool(jobs.get_job, context, owner, job_id)
+    job = await wait_for_end(request, response, context, job, wait)
+    view = job_view(job)
     _hint(response, job)
-    return job_view(job)
+    response.headers["ETag"] = f'"{hashlib.sha256(view.model_dump_json().encode()).hexdigest()[:32]}"'
+    response.headers["Cache-Control"] = "private, no-cache"
+    if is_known(request.headers.get("if-none-match"), response.headers["ETag"]):
+        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=dict(response.headers))
+    return view
 
 
 @router.post(

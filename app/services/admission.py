@@ -1,47 +1,88 @@
 """What can be told of a request before there is a job: names that do not exist, models that cannot be compressed.
 
-The rest is found in the job's `preflight` stage, under the same codes.
+The rest is found in the job's `preflight` stage, under the same codes. Messages name a local model as the client did,
+never by its folder on this machine.
 """
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import BoundedSemaphore
 
 from app.shared.catalog import find_dataset, find_local_model
 from app.shared.requests import LOCAL, JobRequest
 from app.shared.settings import Settings
-from rocket_core.errors import AlreadyQuantizedError, CheckpointFormatError, UnsupportedArchitectureError
+from rocket_core.errors import HubUnavailableError, ModelNotFoundError, UnsupportedArchitectureError
+from rocket_core.headers import local_weight_files, read_header, sum_summaries, summarize
+from rocket_core.hub import find_repository
+from rocket_core.inspection import parse_config, refuse_config, refuse_weights
 
-_MAX_CONFIG_BYTES = 2**20
+# A request waits no longer than this for the Hub, and while it hangs no more threads than these wait for it.
+_HUB_SECONDS = 10.0
+_HUB_REQUESTS = 8
+_MAX_CONFIG_BYTES = 2**22
 
 
-def admit(settings: Settings, request: JobRequest) -> None:
-    """Refuses a request that no worker could carry out.
+class Admission:
+    """Judges requests.
 
-    Raises:
-        RocketError: with the code that the job would have failed with.
+    Args:
+        settings: what the operator chose.
     """
-    find_dataset(settings, request.calibration.dataset)
-    if request.model_id.startswith(LOCAL):
-        _admit_local_model(find_local_model(settings, request.model_id))
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._hub_requests = BoundedSemaphore(_HUB_REQUESTS)
+
+    def admit(self, request: JobRequest) -> None:
+        """Refuses a request that no worker could carry out.
+
+        Raises:
+            HubUnavailableError: the Hub cannot be asked; the same request may be admitted later.
+            RocketError: with the code that the job would have failed with.
+        """
+        find_dataset(self._settings, request.calibration.dataset)
+        if request.model_id.startswith(LOCAL):
+            _admit_local_model(find_local_model(self._settings, request.model_id), request)
+            return
+        with self._asking_the_hub():
+            _admit_hub_model(request, self._token())
+
+    @contextmanager
+    def _asking_the_hub(self) -> Iterator[None]:
+        if not self._hub_requests.acquire(blocking=False):
+            raise HubUnavailableError("too many requests wait for the Hub already; try again later")
+        try:
+            yield
+        finally:
+            self._hub_requests.release()
+
+    def _token(self) -> str | None:
+        token = self._settings.hf_token
+        return None if token is None else token.get_secret_value()
 
 
-def _admit_local_model(folder: Path) -> None:
-    config = _read_config(folder / "config.json")
-    if "quantization_config" in config:
-        raise AlreadyQuantizedError("the model is quantized already; submit the original floating-point checkpoint")
-    if config.get("is_encoder_decoder"):
-        raise UnsupportedArchitectureError("the model is an encoder-decoder; only decoder-only models are supported")
-    if not any(folder.glob("*.safetensors")):
-        raise CheckpointFormatError("the model has no safetensors; other formats can run code and are not read")
-
-
-def _read_config(file: Path) -> dict[str, object]:
-    if file.stat().st_size > _MAX_CONFIG_BYTES:
-        raise UnsupportedArchitectureError("the model's config.json is too large to be one")
+def _admit_local_model(folder: Path, request: JobRequest) -> None:
+    name = request.model_id
     try:
-        config = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise UnsupportedArchitectureError("the model's config.json is no JSON; repair the model folder") from error
-    if not isinstance(config, dict):
-        raise UnsupportedArchitectureError("the model's config.json is no JSON object; repair the model folder")
-    return config
+        with (folder / "config.json").open("rb") as stream:
+            raw = stream.read(_MAX_CONFIG_BYTES + 1)
+        if len(raw) > _MAX_CONFIG_BYTES:
+            raise UnsupportedArchitectureError(f"the config.json of {name} is too large to be one")
+        refuse_config(parse_config(raw, name), name)
+        files = local_weight_files(folder, name)
+        weights = sum_summaries(summarize(read_header(file, f"{name}/{file.name}")) for file in files)
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"a file of {name} cannot be read ({type(error).__name__}); ask the operator of this server"
+        ) from error
+    refuse_weights(weights, request.ratio, name)
+
+
+def _admit_hub_model(request: JobRequest, token: str | None) -> None:
+    repository = find_repository(request.model_id, request.revision, token=token, seconds=_HUB_SECONDS)
+    name = "the model repository"
+    refuse_config(parse_config(repository.read_config(), name), name)
+    weights = repository.read_weights()
+    if weights is not None:
+        refuse_weights(weights, request.ratio, name)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from app.services.admission import Admission
 from app.shared.database import Database
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders
@@ -16,12 +17,14 @@ class Context:
         database: the rows.
         artifacts: files to download.
         work: checkpoints of jobs.
+        admission: judges what clients ask for.
     """
 
     settings: Settings
     database: Database
     artifacts: ArtifactStore
     work: WorkFolders
+    admission: Admission
 
 
 def open_context(settings: Settings) -> Context:
@@ -35,4 +38,5 @@ def open_context(settings: Settings) -> Context:
         database=Database(settings.database),
         artifacts=ArtifactStore(settings.data_dir / "artifacts"),
         work=WorkFolders(settings.data_dir / "work"),
+        admission=Admission(settings),
     )

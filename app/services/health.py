@@ -1,9 +1,13 @@
 """Whether the service can do its work."""
 
 import os
+import shutil
 
 from app.services.context import Context
 from app.shared.errors import DatabaseUnavailableError
+
+# Less would not take the rows of one job.
+_LEAST_FREE_BYTES = 2**24
 
 
 def missing_dependencies(context: Context) -> list[str]:
@@ -16,4 +20,6 @@ def missing_dependencies(context: Context) -> list[str]:
         missing.append(f"database: {error}")
     if not os.access(context.settings.data_dir, os.W_OK | os.X_OK):
         missing.append("data folder: it cannot be written")
+    elif shutil.disk_usage(context.settings.data_dir).free < _LEAST_FREE_BYTES:
+        missing.append("data folder: its disk is full")
     return missing

@@ -1,16 +1,18 @@
 """Submitting jobs and steering them."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from app.services.admission import admit
 from app.services.context import Context
-from app.shared.lifecycle import Status
+from app.shared.errors import StorageError
 from app.shared.models import Job, JobEvent
 from app.shared.repositories import events, jobs
-from app.shared.repositories.jobs import Idempotency, Submission
+from app.shared.repositories.jobs import Idempotency, JobFilter, Submission
 from app.shared.requests import JobRequest
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +34,7 @@ def submit_job(context: Context, owner: str, request: JobRequest, idempotency_ke
     """Accepts a job, or finds the one that the same request made before.
 
     Raises:
-        RocketError: the request cannot be carried out.
+        RocketError: the request cannot be carried out, or the Hub not be asked.
         IdempotencyKeyReusedError: the key belongs to another request.
     """
     idempotency = None
@@ -44,7 +46,7 @@ def submit_job(context: Context, owner: str, request: JobRequest, idempotency_ke
         # What was accepted once is not judged again: the model's folder may be gone by now.
         if earlier is not None:
             return Submission(job=earlier, created=False)
-    admit(context.settings, request)
+    context.admission.admit(request)
     with context.database.transaction() as session:
         return jobs.create_job(
             session, request, max_attempts=context.settings.max_attempts, owner=owner, idempotency=idempotency
@@ -62,11 +64,11 @@ def get_job(context: Context, owner: str, job_id: str) -> Job:
 
 
 def list_jobs(
-    context: Context, owner: str, *, after: str | None, limit: int, status: Status | None
+    context: Context, owner: str, choice: JobFilter, *, after: str | None, limit: int
 ) -> tuple[Sequence[Job], bool]:
     """A page of jobs, newest first, and whether there are more."""
     with context.database.snapshot() as session:
-        page = jobs.list_jobs(session, owner=owner, after=after, limit=limit + 1, status=status)
+        page = jobs.list_jobs(session, choice, owner=owner, after=after, limit=limit + 1)
     return page[:limit], len(page) > limit
 
 
@@ -120,8 +122,11 @@ def delete_job(context: Context, owner: str, job_id: str) -> None:
     """
     with context.database.transaction() as session:
         removed = jobs.delete_job(session, job_id, owner)
-    # Only now that nothing refers to them; what a crash leaves here is swept later.
-    for key in removed.storage_keys:
-        context.artifacts.remove(key)
-    if removed.work_key is not None:
-        context.work.remove(removed.work_key)
+    # Only now that nothing refers to them. The job is gone in any case; what is left here is swept later.
+    try:
+        for key in removed.storage_keys:
+            context.artifacts.remove(key)
+        if removed.work_key is not None:
+            context.work.remove(removed.work_key)
+    except StorageError as error:
+        _log.warning("files of a deleted job are left: %s", error)

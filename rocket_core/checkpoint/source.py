@@ -4,26 +4,13 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx2
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.utils._validators import validate_repo_id
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from rocket_core.checkpoint.reader import Checkpoint
-from rocket_core.errors import HubUnavailableError, ModelNotFoundError
-
-# Weights as safetensors, configuration and tokenizer; never pickles, never code.
-_PATTERNS = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*", "README.md"]
-_IGNORED = ["*/*", "consolidated*"]
+from rocket_core.errors import ModelNotFoundError
+from rocket_core.hub import IGNORED, PATTERNS, hub_errors, resolve_commit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,25 +64,8 @@ def find_model(model: str, revision: str | None = None) -> ModelSource:
         raise ModelNotFoundError(
             f"{model!r} is neither a folder nor a repository id of the form namespace/name; check the spelling"
         ) from error
-    try:
-        commit = HfApi().model_info(model, revision=revision).sha
-        path = snapshot_download(model, revision=commit, allow_patterns=_PATTERNS, ignore_patterns=_IGNORED)
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.TransportError) as error:
-        raise HubUnavailableError(
-            f"there is no folder {model!r}, and the Hub cannot be reached to look for a repository of that name "
-            f"({type(error).__name__}); check the spelling, or try again later"
-        ) from error
-    except GatedRepoError as error:
-        raise ModelNotFoundError(
-            f"{model} is gated: accept its terms on the Hub and set HF_TOKEN to a token of that account"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ModelNotFoundError(f"{model} has no revision {revision!r}; check the branch, tag or commit") from error
-    except (RepositoryNotFoundError, EntryNotFoundError) as error:
-        raise ModelNotFoundError(
-            f"there is no folder {model!r} and no repository of that name that you may read; check the spelling, or "
-            "set HF_TOKEN for a private one"
-        ) from error
-    except HfHubHTTPError as error:
-        raise HubUnavailableError(f"the Hub failed to answer for {model} ({error}); try again later") from error
+    subject = f"repository {model} (there is no such folder)"
+    commit = resolve_commit(model, revision, subject)
+    with hub_errors(subject):
+        path = snapshot_download(model, revision=commit, allow_patterns=[*PATTERNS], ignore_patterns=[*IGNORED])
     return ModelSource(name=model, folder=Path(path), commit=commit)

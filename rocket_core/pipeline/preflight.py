@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from jaxtyping import Int64
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from rocket_core import __version__, budget
+from rocket_core import __version__
 from rocket_core.architectures import (
     Architecture,
     build_architecture,
@@ -20,24 +19,18 @@ from rocket_core.architectures import (
 )
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
-from rocket_core.config import (
-    HUB_DATASETS,
-    PROFILE_RANK_NNZ_RATIOS,
-    PROFILE_RATIOS,
-    CalibrationConfig,
-    CompressionConfig,
-)
+from rocket_core.config import HUB_DATASETS, CalibrationConfig, CompressionConfig
 from rocket_core.datasets import documents, local_path_of, token_windows
 from rocket_core.devices import resolve_device
 from rocket_core.errors import (
-    AlreadyQuantizedError,
     CalibrationError,
     CheckpointFormatError,
-    InfeasibleBudgetError,
     UnsupportedArchitectureError,
     WorkFolderError,
 )
 from rocket_core.factorization import FactorizerSettings
+from rocket_core.headers import storage_dtype
+from rocket_core.inspection import refuse_config, refuse_unreachable
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 
 # Enough tokens in one batch to keep matrix products busy; more would only take memory.
@@ -115,12 +108,13 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     """
     device = resolve_device(config.device)
     model_config = read_config(source.folder)
+    refuse_config(model_config.to_dict(), source.name)
     checkpoint = open_checkpoint(source.folder)
     dtype = _storage_dtype(checkpoint, config)
     architecture = build_architecture(model_config, dtype)
     loader = WeightLoader(architecture.model, checkpoint, device)
     layers, skipped = _select(architecture, loader, config)
-    _refuse_unreachable(architecture, layers, config.ratio)
+    refuse_unreachable([architecture.shape(name) for block in layers for name in block], config.ratio)
     return Run(
         config=config,
         source=source,
@@ -194,18 +188,8 @@ def _draw(run: Run, settings: CalibrationConfig) -> Int64[torch.Tensor, "windows
 
 
 def _storage_dtype(checkpoint: Checkpoint, config: CompressionConfig) -> torch.dtype:
-    sizes: Counter[str] = Counter()
-    for entry in checkpoint.entries.values():
-        if len(entry.shape) >= 2:
-            sizes[entry.dtype] += entry.nbytes
-    stored = sizes.most_common(1)[0][0] if sizes else "none"
-    dtype = DTYPES.get(stored)
-    if dtype is None or dtype not in _FLOATS.values():
-        raise AlreadyQuantizedError(
-            f"most weights in {checkpoint.folder} are stored as {stored}, not as plain floating-point numbers; start "
-            "from the original weights"
-        )
-    return dtype if config.dtype == "auto" else _FLOATS[config.dtype]
+    stored = DTYPES[storage_dtype(checkpoint.weights, str(checkpoint.folder))]
+    return stored if config.dtype == "auto" else _FLOATS[config.dtype]
 
 
 def _read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -233,27 +217,3 @@ def _select(
             f"{len(names) - len(ignored)} are stored merged with others"
         )
     return layers, skipped
-
-
-def _refuse_unreachable(architecture: Architecture, layers: tuple[tuple[str, ...], ...], ratio: float) -> None:
-    """Refuses a ratio that no profile can reach; which shapes a profile will hold is not known yet."""
-    total = possible = certain = 0
-    for d_in, d_out in (architecture.shape(name) for block in layers for name in block):
-        total += d_in * d_out
-        kept = [
-            [budget.kept_parameters(d_in, *shape) for shape in shapes]
-            for shapes in (
-                budget.candidate_shapes(d_in, d_out, layer_ratio, PROFILE_RANK_NNZ_RATIOS)
-                for layer_ratio in PROFILE_RATIOS
-            )
-            if shapes
-        ]
-        possible += min(map(min, kept), default=d_in * d_out)
-        certain += min(map(max, kept), default=d_in * d_out)
-    if possible > budget.parameter_budget(total, ratio):
-        nearest = int((1 - certain / total) * 10_000) / 10_000
-        raise InfeasibleBudgetError(
-            f"ratio {ratio} is out of reach: the selected layers can lose at most {nearest} of their parameters; ask "
-            f"for {nearest} or less",
-            nearest_ratio=nearest,
-        )

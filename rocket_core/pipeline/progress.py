@@ -81,6 +81,9 @@ class Monitor:
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
         """Times a stage; a stage that is cut short is counted too."""
+        if self._stage == "preflight":
+            # Its time says nothing about the speed of what follows.
+            self._anchor = None
         self._stage = stage
         self.step(0.0)
         _reset_peak(self._device)
@@ -129,7 +132,7 @@ class Monitor:
         self._callbacks.on_progress(Progress(stage=self._stage, layer=None, fraction=1.0, seconds_left=0.0))
 
     def _seconds_left(self) -> float | None:
-        if self._anchor is None or self._stage == "preflight":
+        if self._anchor is None:
             self._anchor = self._fraction, time.monotonic()
         fraction, began = self._anchor
         if self._fraction <= fraction:

@@ -1,16 +1,20 @@
-"""A migrated database per test, a clock that stands still, jobs to play with, and what a worker would publish."""
+"""A migrated database per test, a clock that stands still, jobs to play with, a worker's results, a service."""
 
 import shutil
 
 import pytest
+from starlette.testclient import TestClient
 
+from app.main import create_app
 from app.shared.database import Database, upgrade
 from app.shared.outcomes import JobResult, NewArtifact
 from app.shared.repositories import jobs
 from app.shared.requests import JobRequest
+from app.shared.settings import Settings
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import CompressionConfig
 from rocket_core.report import AllocationReport, CalibrationReport, CompressionReport, TotalsReport
+from tests.reference.safetensors_files import save_llama
 
 
 class Clock:
@@ -59,6 +63,32 @@ def database(database_url, clock):
     database = Database(database_url, clock=clock)
     yield database
     database.close()
+
+
+@pytest.fixture
+def settings(tmp_path, migrated_file):
+    settings = Settings(data_dir=tmp_path / "data", max_body_bytes=4096)
+    save_llama(settings.models_folder / "tiny")
+    settings.datasets_folder.mkdir()
+    (settings.datasets_folder / "mine.jsonl").touch()
+    shutil.copyfile(migrated_file, settings.database.database)
+    return settings
+
+
+@pytest.fixture
+def app(settings):
+    return create_app(settings)
+
+
+@pytest.fixture
+def context(app):
+    return app.state.context
+
+
+@pytest.fixture
+def client(app):
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
 
 
 @pytest.fixture

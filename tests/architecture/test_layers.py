@@ -12,7 +12,7 @@ import rocket_core
 ROOT = Path(rocket_core.__file__).parent.parent
 PACKAGES = ("app", "migrations", "rocket_core", "rocket_client")
 SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
-WITHOUT_TORCH = ["errors", "config", "budget", "candidates", "allocation", "report"]
+WITHOUT_TORCH = ("errors", "config", "budget", "headers", "candidates", "hub", "inspection", "allocation", "report")
 
 
 BASE_INSTALL = [*(f"rocket_core.{name}" for name in WITHOUT_TORCH), "rocket_client.main", "app.main"]

@@ -138,3 +138,12 @@ def test_configs_of_all_families_have_a_window_length():
     for build in FAMILIES.values():
         config = AutoConfig.for_model(**build().config.to_dict())
         assert window_length(config, None) == 64
+
+
+@pytest.mark.parametrize(
+    "field", [{"quantization_config": "x"}, {"quantization_config": []}, {"model_type": ["llama"]}]
+)
+def test_a_config_with_fields_of_the_wrong_type_is_refused(tmp_path, field):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | field))
+    with pytest.raises(UnsupportedArchitectureError):
+        read_config(tmp_path)

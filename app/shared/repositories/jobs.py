@@ -4,14 +4,14 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import Select, delete, func, select
+from sqlalchemy import ColumnElement, Select, delete, exists, func, insert, literal, select, type_coerce
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from app.shared.database import now
 from app.shared.errors import ConflictError, IdempotencyKeyReusedError, JobNotFoundError
 from app.shared.lifecycle import Status, move
-from app.shared.models import LOCAL_OWNER, Artifact, IdempotencyKey, Job, OutboxRow
+from app.shared.models import LOCAL_OWNER, AllocationRow, Artifact, IdempotencyKey, Job, LayerProfileRow, OutboxRow
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.requests import JobRequest
@@ -59,6 +59,22 @@ class Removed:
 
     storage_keys: tuple[str, ...]
     work_key: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFilter:
+    """Which jobs of a list are wanted.
+
+    Attributes:
+        status: only those; None is all.
+        metadata: labels with their values, all of which a job must have.
+    """
+
+    status: str | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+ALL_JOBS = JobFilter()
 
 
 def create_job(
@@ -129,22 +145,29 @@ def get_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Job:
 
 
 def list_jobs(
-    session: Session, *, owner: str = LOCAL_OWNER, after: str | None = None, limit: int = 20, status: str | None = None
+    session: Session,
+    choice: JobFilter = ALL_JOBS,
+    *,
+    owner: str = LOCAL_OWNER,
+    after: str | None = None,
+    limit: int = 20,
 ) -> list[Job]:
     """Jobs of a tenant, newest first.
 
     Args:
         session: a transaction.
+        choice: which of them.
         owner: the tenant.
         after: id of the last job already seen; it need not exist any more.
         limit: how many at most.
-        status: only those.
     """
     statement = select(Job).where(Job.owner == owner).order_by(Job.id.desc()).limit(limit)
     if after is not None:
         statement = statement.where(Job.id < after)
-    if status is not None:
-        statement = statement.where(Job.status == status)
+    if choice.status is not None:
+        statement = statement.where(Job.status == choice.status)
+    for key, value in choice.metadata:
+        statement = statement.where(_has_label(session, key, value))
     return list(session.scalars(statement))
 
 
@@ -191,9 +214,11 @@ def retry_job(session: Session, job_id: str, *, max_attempts: int, owner: str = 
     work_key, old.work_key = old.work_key, None
     session.flush()
     job = create_job(session, JobRequest.model_validate(old.request), max_attempts=max_attempts, owner=owner).job
-    # Checkpoints have one owner; without any the new job starts afresh.
-    job.work_key = work_key or job.work_key
     job.retry_of = job_id
+    if work_key is not None:
+        # Checkpoints have one owner; without any the new job starts afresh.
+        job.work_key = work_key
+        _inherit_layers(session, job_id, job.id)
     session.flush()
     return Submission(job=job, created=True)
 
@@ -222,6 +247,22 @@ def announce(session: Session, job_id: str, at: datetime) -> None:
     """Has the workers told of a job once this transaction is committed."""
     session.add(OutboxRow(job_id=job_id, created_at=at))
     session.flush()
+
+
+def _inherit_layers(session: Session, old_id: str, new_id: str) -> None:
+    """Copies what the checkpoints stand for: a job that finds all its layers done publishes none again."""
+    for rows in (LayerProfileRow, AllocationRow):
+        names = [column.name for column in rows.__table__.columns if column.name != "job_id"]
+        copied = select(literal(new_id), *(getattr(rows, name) for name in names)).where(rows.job_id == old_id)
+        session.execute(insert(rows).from_select(["job_id", *names], copied))
+
+
+def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
+    # Key and value are bound, not part of a JSON path, in which a key could hold quotes.
+    if session.get_bind().dialect.name == "postgresql":
+        return type_coerce(Job.request, postgresql.JSONB).contains({"metadata": {key: value}})
+    label = func.json_each(Job.request, "$.metadata").table_valued("key", "value")
+    return exists(select(1).select_from(label).where(label.c.key == key, label.c.value == value))
 
 
 def _locked(session: Session, job_id: str, owner: str) -> Job:

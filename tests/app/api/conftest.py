@@ -1,47 +1,13 @@
 """A service without workers: what a worker would do is done by hand."""
 
-import json
-import shutil
 from datetime import timedelta
 
 import pytest
-from starlette.testclient import TestClient
 
-from app.main import create_app
 from app.shared.outcomes import NewArtifact
 from app.shared.repositories import leases, outputs
-from app.shared.settings import Settings
 
 BODY = {"model_id": "local/tiny", "ratio": 0.3}
-
-
-@pytest.fixture
-def settings(tmp_path, migrated_file):
-    settings = Settings(data_dir=tmp_path / "data", max_body_bytes=4096)
-    model = settings.models_folder / "tiny"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    (model / "model.safetensors").touch()
-    settings.datasets_folder.mkdir()
-    (settings.datasets_folder / "mine.jsonl").touch()
-    shutil.copyfile(migrated_file, settings.database.database)
-    return settings
-
-
-@pytest.fixture
-def app(settings):
-    return create_app(settings)
-
-
-@pytest.fixture
-def context(app):
-    return app.state.context
-
-
-@pytest.fixture
-def client(app):
-    with TestClient(app, raise_server_exceptions=False) as client:
-        yield client
 
 
 @pytest.fixture

@@ -1,14 +1,17 @@
 """Every status that the OpenAPI document names, produced; and none that it does not name."""
 
+import socket
 from datetime import timedelta
 
 import pytest
 
 from app.api.events import Streams
-from app.shared.database import downgrade
+from app.shared.database import Database, downgrade
+from app.shared.errors import DiskFullError
 from app.shared.outcomes import JobError
 from app.shared.repositories import sweeps
 from tests.app.api.conftest import BODY
+from tests.reference.fake_hub import FakeHub
 
 UNKNOWN = "/jobs/job_" + "0" * 26
 BROKEN = JobError(code="x", message="m")
@@ -51,7 +54,7 @@ def jobs(client, worker, context):
     return Jobs()
 
 
-def scenarios(client, jobs, app, settings):
+def scenarios(client, jobs, app, settings, monkeypatch):
     """What leads to each documented status."""
     json_type = {"Content-Type": "application/json"}
     keyed = {"json": BODY, "headers": {"Idempotency-Key": "k"}}
@@ -60,6 +63,24 @@ def scenarios(client, jobs, app, settings):
     def replay():
         client.post("/jobs", **keyed)
         return client.post("/jobs", **keyed)
+
+    def without_a_hub():
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            FakeHub.replace(monkeypatch, f"http://127.0.0.1:{free.getsockname()[1]}")
+        return client.post("/jobs", json=BODY | {"model_id": "org/model"})
+
+    def without_room():
+        def full(_self):
+            raise DiskFullError("the database has no room left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "transaction", full)
+            return client.post("/jobs", json=BODY)
+
+    def known():
+        path = jobs.queued
+        return client.get(path, headers={"If-None-Match": client.get(path).headers["ETag"]})
 
     def without_streams():
         app.state.streams = Streams(0)
@@ -74,10 +95,14 @@ def scenarios(client, jobs, app, settings):
         ("post", "/jobs", 200): replay,
         ("post", "/jobs", 400): lambda: client.post("/jobs", content=b"\xff", headers=json_type),
         ("post", "/jobs", 413): lambda: client.post("/jobs", content=b" " * 5000, headers=json_type),
+        ("post", "/jobs", 415): lambda: client.post("/jobs", content=b"{}", headers={"Content-Type": "text/plain"}),
         ("post", "/jobs", 422): lambda: client.post("/jobs", json={}),
+        ("post", "/jobs", 503): without_a_hub,
+        ("post", "/jobs", 507): without_room,
         ("get", "/jobs", 200): lambda: client.get("/jobs"),
         ("get", "/jobs", 422): lambda: client.get("/jobs?limit=0"),
         ("get", job, 200): lambda: client.get(jobs.queued),
+        ("get", job, 304): known,
         ("get", job, 404): lambda: client.get("/jobs/x"),
         ("delete", job, 204): lambda: client.delete(jobs.failed),
         ("delete", job, 404): lambda: client.delete(UNKNOWN),
@@ -115,7 +140,9 @@ def scenarios(client, jobs, app, settings):
     }
 
 
-def test_every_documented_status_is_produced_and_every_problem_fits_its_schema(client, jobs, app, settings):
+def test_every_documented_status_is_produced_and_every_problem_fits_its_schema(
+    client, jobs, app, settings, monkeypatch
+):
     documented = {
         (method, path, int(status)): answer
         for path, item in app.openapi()["paths"].items()
@@ -123,7 +150,7 @@ def test_every_documented_status_is_produced_and_every_problem_fits_its_schema(c
         for status, answer in operation["responses"].items()
         if status != "default"
     }
-    produced = scenarios(client, jobs, app, settings)
+    produced = scenarios(client, jobs, app, settings, monkeypatch)
     assert set(produced) == set(documented)
     for (method, path, status), produce in produced.items():
         answer = produce()

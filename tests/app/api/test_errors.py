@@ -77,6 +77,7 @@ def test_a_wrong_method_is_told_all_that_are_right(client, path, allowed):
         {"model_id": "local/tiny", "ratio": 0.3, "calibration": {"dataset": CANARY}},
         {"model_id": "local/tiny", "ratio": 0.3, "calibration": {"dataset": f"local/{CANARY}"}},
         {"model_id": "a/b", "ratio": 0.3, "revision": "../" + CANARY},
+        {"model_id": "local/tiny", "ratio": 0.95, "metadata": {CANARY: CANARY}},
         [CANARY],
         CANARY,
     ],
@@ -109,6 +110,19 @@ def test_what_is_no_json_is_refused(client, content, status):
     answer = client.post("/jobs", content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == status
     assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "json"])
+def test_a_body_that_is_not_called_json_is_told_how(client, kind):
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = client.post("/jobs", content=json.dumps(BODY), headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    assert "application/json" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "application/problem+json"])
+def test_a_body_that_is_called_json_is_read(client, kind):
+    assert client.post("/jobs", content=json.dumps(BODY), headers={"Content-Type": kind}).status_code == 202
 
 
 @pytest.mark.parametrize("value", ["nul\\u0000", "half\\ud800"])

@@ -1,3 +1,5 @@
+import shutil
+
 from starlette.testclient import TestClient
 
 from app.main import create_app
@@ -22,3 +24,10 @@ def test_a_service_without_its_database_lives_but_is_not_ready(settings):
     with TestClient(create_app(broken)) as client:
         assert client.get("/healthz").status_code == 200
         assert client.get("/readyz").status_code == 503
+
+
+def test_a_service_on_a_full_disk_is_not_ready(client, monkeypatch):
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=2**20))
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["missing"]) == (503, ["data folder: its disk is full"])

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from app.shared.errors import StorageError
 from app.shared.outcomes import JobError
 from app.shared.repositories import outputs
 from tests.app.api.conftest import BODY
@@ -90,6 +91,62 @@ def test_the_list_can_be_narrowed_to_a_status(client, submitted):
     assert [job["id"] for job in listed] == [submitted]
 
 
+def test_the_list_can_be_narrowed_to_labels(client):
+    odd = 'é "quoted" $.x[0] \\ %'
+    labelled = [{"team": "a", "run": "1"}, {"team": "a", "run": "2"}, {"team": "b", odd: odd}, {}]
+    made = [client.post("/jobs", json=BODY | {"metadata": labels}).json()["id"] for labels in labelled]
+
+    def found(**labels):
+        answer = client.get("/jobs", params={f"metadata[{key}]": value for key, value in labels.items()})
+        return {made.index(job["id"]) for job in answer.json()["data"]}
+
+    assert found(team="a") == {0, 1}
+    assert found(team="a", run="2") == {1}
+    assert found(team="b", run="2") == set()
+    assert found(**{odd: odd}) == {2}
+    assert found(run="a") == found(**{"x' OR '1'='1": "1"}) == found(team="%") == set()
+    assert found() == {0, 1, 2, 3}
+    both = client.get("/jobs?metadata[team]=a&metadata[team]=b&limit=5").json()
+    assert both["data"] == []
+
+
+def test_labels_page_like_everything_else(client):
+    made = [client.post("/jobs", json=BODY | {"metadata": {"k": str(n % 2)}}).json()["id"] for n in range(4)]
+    first = client.get("/jobs?metadata[k]=1&limit=1").json()
+    assert (first["first_id"], first["has_more"]) == (made[3], True)
+    second = client.get(f"/jobs?metadata[k]=1&limit=1&after={first['last_id']}").json()
+    assert (second["first_id"], second["has_more"]) == (made[1], False)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "metadata=x",
+        "metadata[a=x",
+        "metadata[]=x",
+        f"metadata[{'k' * 65}]=x",
+        f"metadata[k]={'v' * 513}",
+        "metadata[k]=%00",
+        "metadata[%00]=v",
+        "&".join(f"metadata[{number}]=x" for number in range(17)),
+    ],
+)
+def test_labels_that_no_job_can_have_are_refused(client, query):
+    answer = client.get(f"/jobs?{query}")
+    assert (answer.status_code, answer.json()["param"]) == (422, "metadata")
+
+
+def test_a_job_that_has_not_changed_is_not_sent_again(client, submitted, worker):
+    first = client.get(f"/jobs/{submitted}")
+    again = client.get(f"/jobs/{submitted}", headers={"If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["ETag"] == first.headers["ETag"]
+    worker.claim(submitted)
+    changed = client.get(f"/jobs/{submitted}", headers={"If-None-Match": first.headers["ETag"]})
+    assert changed.json()["status"] == "running"
+    assert changed.headers["ETag"] != first.headers["ETag"]
+
+
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "after=1", "after=job_%00", "status=lost"])
 def test_a_question_that_makes_no_sense_is_refused(client, query):
     assert client.get(f"/jobs?{query}").status_code == 422
@@ -158,6 +215,16 @@ def test_a_deleted_job_is_gone_with_its_files(client, submitted, worker, context
     assert list((context.settings.data_dir / "artifacts").iterdir()) == []
 
 
+def test_a_job_whose_files_cannot_be_removed_is_deleted_nonetheless(client, submitted, worker, context, monkeypatch):
+    def stuck(_store, _key):
+        raise StorageError("the file is stuck")
+
+    worker.succeed(submitted, {"report.json": b"{}"})
+    monkeypatch.setattr(type(context.artifacts), "remove", stuck)
+    assert client.delete(f"/jobs/{submitted}").status_code == 204
+    assert client.get(f"/jobs/{submitted}").status_code == 404
+
+
 def test_layers_show_as_they_are_profiled_and_then_what_each_got(client, submitted, worker, factored):
     lease = worker.claim(submitted)
     worker.profile_layers(lease)
@@ -186,25 +253,6 @@ def test_layers_show_as_they_are_profiled_and_then_what_each_got(client, submitt
 )
 def test_a_job_that_does_not_exist_is_not_found_anywhere(client, method, path):
     assert client.request(method, f"/jobs/{UNKNOWN}{path}").status_code == 404
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"config.json": '{"quantization_config": {}}', "model.safetensors": ""},
-        {"config.json": '{"is_encoder_decoder": true}', "model.safetensors": ""},
-        {"config.json": "{", "model.safetensors": ""},
-        {"config.json": "[]", "model.safetensors": ""},
-        {"config.json": "{}", "pytorch_model.bin": ""},
-    ],
-)
-def test_a_model_that_cannot_be_compressed_is_refused_before_there_is_a_job(client, settings, files):
-    folder = settings.models_folder / "odd"
-    folder.mkdir()
-    for name, content in files.items():
-        (folder / name).write_text(content)
-    assert client.post("/jobs", json=BODY | {"model_id": "local/odd"}).status_code == 422
-    assert client.get("/jobs").json()["data"] == []
 
 
 @pytest.mark.parametrize(

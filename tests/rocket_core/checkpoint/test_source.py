@@ -1,41 +1,18 @@
-import httpx2
 import pytest
-from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub import utils
 
 from rocket_core.checkpoint import find_model, open_checkpoint, source
 from rocket_core.errors import HubUnavailableError, ModelNotFoundError
+from tests.reference.fake_hub import COMMIT, FakeHub
 from tests.reference.tiny_models import save_tiny_model
-
-
-class FakeHub:
-    def __init__(self, *, error=None, folder=None):
-        self.error, self.folder, self.asked = error, folder, []
-
-    def model_info(self, model, *, revision):
-        self.asked.append((model, revision))
-        if self.error:
-            raise self.error
-        return type("Info", (), {"sha": "c0ffee"})()
-
-    def snapshot_download(self, model, **kwargs):
-        self.asked.append((model, kwargs))
-        return str(self.folder)
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    def install(**kwargs):
-        fake = FakeHub(**kwargs)
-        monkeypatch.setattr(source, "HfApi", lambda: fake)
-        monkeypatch.setattr(source, "snapshot_download", fake.snapshot_download)
-        return fake
-
-    return install
-
-
-def hub_error(kind, status):
-    request = httpx2.Request("GET", "http://hub.invalid")
-    return kind("gone", response=httpx2.Response(status, request=request))
+    with FakeHub() as fake:
+        fake.replace_the_hub(monkeypatch)
+        yield fake
+        utils.close_session()
 
 
 def test_a_folder_wins_and_is_made_absolute(tmp_path, monkeypatch):
@@ -50,35 +27,42 @@ def test_a_folder_has_no_revision(tmp_path):
         find_model(str(tmp_path), "main")
 
 
-def test_a_repository_is_pinned_to_a_commit_and_only_safe_files_are_fetched(hub, tmp_path):
-    fake = hub(folder=tmp_path)
+def test_a_repository_is_pinned_to_a_commit_and_only_safe_files_are_fetched(hub, tmp_path, monkeypatch):
+    hub.repositories["org/name"] = {}
+    asked = []
+    monkeypatch.setattr(source, "snapshot_download", lambda model, **how: asked.append((model, how)) or str(tmp_path))
     found = find_model("org/name", "v1")
-    assert found.commit == "c0ffee"
-    assert fake.asked[0] == ("org/name", "v1")
-    assert fake.asked[1][1]["revision"] == "c0ffee"
-    assert not any(pattern.endswith((".bin", ".pt", ".py", ".pkl")) for pattern in fake.asked[1][1]["allow_patterns"])
+    assert (found.commit, found.folder) == (COMMIT, tmp_path)
+    ((model, how),) = asked
+    assert (model, how["revision"]) == ("org/name", COMMIT)
+    assert not any(pattern.endswith((".bin", ".pt", ".py", ".pkl")) for pattern in how["allow_patterns"])
 
 
 @pytest.mark.parametrize("name", ["../etc", "/no/such/folder", "https://example.org/x", "a--b/c..d", "models/"])
 def test_what_can_be_no_repository_is_refused_without_asking(hub, name):
-    fake = hub()
     with pytest.raises(ModelNotFoundError, match="neither a folder nor a repository"):
         find_model(name)
-    assert fake.asked == []
+    assert hub.asked == []
 
 
 @pytest.mark.parametrize(
-    ("error", "raised", "says"),
+    ("status", "code", "raised", "says"),
     [
-        (httpx2.ConnectError("no route"), HubUnavailableError, "try again later"),
-        (OfflineModeIsEnabled("offline"), HubUnavailableError, "cannot be reached"),
-        (hub_error(RepositoryNotFoundError, 404), ModelNotFoundError, "HF_TOKEN"),
-        (hub_error(RevisionNotFoundError, 404), ModelNotFoundError, "revision"),
+        (404, "RepoNotFound", ModelNotFoundError, r"org/name \(there is no such folder\): not on the Hub.*HF_TOKEN"),
+        (404, "RevisionNotFound", ModelNotFoundError, "no such revision"),
+        (403, "GatedRepo", ModelNotFoundError, "accept its terms"),
+        (500, None, HubUnavailableError, "try again later"),
     ],
 )
-def test_hub_errors_say_what_to_do(hub, error, raised, says):
-    hub(error=error)
+def test_hub_errors_say_what_to_do(hub, status, code, raised, says):
+    hub.refusals = [("/api/models/org/name", status, code)]
     with pytest.raises(raised, match=says):
+        find_model("org/name", "v1")
+
+
+def test_a_hub_that_has_gone_is_worth_another_try(hub):
+    hub.__exit__()
+    with pytest.raises(HubUnavailableError, match="cannot be reached"):
         find_model("org/name", "v1")
 
 

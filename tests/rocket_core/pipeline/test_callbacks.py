@@ -61,3 +61,12 @@ def test_a_profile_is_handed_over_once_it_is_on_disk_and_an_error_of_the_caller_
     with pytest.raises(OutOfReachError):
         compress(str(model_folder("llama")), output, settings(), on_profile=refuse)
     assert compress(str(model_folder("llama")), output, settings(), resume=True).layers
+
+
+def test_the_time_left_is_judged_by_the_layers_and_not_by_what_comes_before(tmp_path, model_folder, settings):
+    told = []
+    compress(str(model_folder("llama")), tmp_path / "out", settings(), on_progress=told.append)
+    first_layer = next(index for index, progress in enumerate(told) if progress.layer is not None)
+    assert [progress.seconds_left for progress in told[: first_layer + 1]] == [None] * (first_layer + 1)
+    assert all(progress.seconds_left is not None for progress in told[first_layer + 2 :])
+    assert told[-1].seconds_left == 0

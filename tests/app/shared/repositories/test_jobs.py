@@ -134,7 +134,7 @@ def test_the_list_can_be_narrowed_to_a_status(database, submit):
     cancelled = submit()
     end(database, cancelled, Status.CANCELLED)
     with database.snapshot() as session:
-        assert [job.id for job in jobs.list_jobs(session, status="cancelled")] == [cancelled]
+        assert [job.id for job in jobs.list_jobs(session, jobs.JobFilter(status="cancelled"))] == [cancelled]
 
 
 def test_nothing_of_another_tenant_is_seen_or_touched(database, submit):

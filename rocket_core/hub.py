@@ -1,0 +1,280 @@
+"""Asking the Hugging Face Hub about a model: its commit, config.json and safetensors headers. Loads no torch.
+
+Nothing is downloaded but those few kilobytes, and nothing is kept on disk.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from http import HTTPStatus
+from urllib.parse import quote
+
+import httpx2
+from huggingface_hub import constants, get_session, get_token, hf_hub_url, hf_raise_for_status
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id
+
+from rocket_core import __version__
+from rocket_core.errors import HubUnavailableError, ModelNotFoundError
+from rocket_core.headers import (
+    INDEX_NAME,
+    PREFIX_BYTES,
+    WeightSummary,
+    header_length,
+    parse_header,
+    sum_summaries,
+    summarize,
+    weight_files,
+)
+
+# Weights as safetensors, configuration and tokenizer; never pickles, never code.
+PATTERNS = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*", "README.md")
+IGNORED = ("*/*", "consolidated*")
+
+# A service repeats no name that a client sent.
+_SUBJECT = "the model repository"
+_RESOLVE_SECONDS = 30.0
+# Beyond these, whoever asks has to do without the headers: the work must stay small.
+_MAX_FILES = 64
+_MAX_LISTING_BYTES = 2**24
+_MAX_CONFIG_BYTES = 2**22
+_MAX_INDEX_BYTES = 2**24
+_MAX_HEADER_BYTES = 2**22
+_CONNECTIONS = 4
+# Most headers are shorter, so that one request reads them.
+_FIRST_BYTES = 100_000
+_MAY_SUCCEED_LATER = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+
+
+class _GivenUpError(Exception):
+    """Reading on would take too long or too much memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    status: int
+    headers: httpx2.Headers
+    body: bytes
+
+    def whole_size(self) -> int:
+        part, length = self.headers.get("Content-Range", ""), self.headers.get("Content-Length", "")
+        size: str = part.rpartition("/")[2] or length
+        if not size.isdecimal():
+            # Hidden by a proxy; then a header can be held against nothing.
+            raise _GivenUpError
+        return int(size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repository:
+    """A model repository at one commit.
+
+    Attributes:
+        model: its id, `namespace/name`.
+        commit: the commit.
+        files: names of the files at its top.
+        token: the Hub's token; None takes that of this machine's user, if any.
+        deadline: when the Hub must have answered everything, in the time of `time.monotonic`.
+    """
+
+    model: str
+    commit: str
+    files: frozenset[str]
+    token: str | None
+    deadline: float
+
+    def read_config(self) -> bytes:
+        """The file config.json.
+
+        Raises:
+            ModelNotFoundError: there is none, or no access to it.
+            HubUnavailableError: the Hub does not answer in time.
+        """
+        if "config.json" not in self.files:
+            raise ModelNotFoundError(f"{_SUBJECT} has no config.json; name that of a transformers checkpoint")
+        with hub_errors(_SUBJECT):
+            return self._read_whole("config.json", _MAX_CONFIG_BYTES)
+
+    def read_weights(self) -> WeightSummary | None:
+        """Dtypes and shapes of the weights; None where learning them takes too long or too many requests.
+
+        Raises:
+            CheckpointFormatError: there are no safetensors.
+            CorruptCheckpointError: an index or header is damaged, or a file is missing.
+            HubUnavailableError: the Hub fails to answer.
+        """
+        with hub_errors(_SUBJECT):
+            try:
+                files = weight_files(self.files, self._read_index, _SUBJECT)
+                if len(files) > _MAX_FILES:
+                    return None
+                with ThreadPoolExecutor(min(_CONNECTIONS, len(files))) as pool:
+                    return sum_summaries(pool.map(self._summarize, files))
+            except (_GivenUpError, httpx2.TimeoutException):
+                return None
+
+    def _read_index(self) -> bytes:
+        return self._read_whole(INDEX_NAME, _MAX_INDEX_BYTES)
+
+    def _summarize(self, file: str) -> WeightSummary:
+        name = f"{file} of {_SUBJECT}"
+        answer = self._read_part(file, 0, _FIRST_BYTES)
+        size = answer.whole_size()
+        length = header_length(answer.body[:PREFIX_BYTES], size, name)
+        header = answer.body[PREFIX_BYTES : PREFIX_BYTES + length]
+        if len(header) < length:
+            if length > _MAX_HEADER_BYTES:
+                raise _GivenUpError
+            header = self._read_part(file, PREFIX_BYTES, length).body
+        return summarize(parse_header(header, size, name))
+
+    def _read_whole(self, file: str, most: int) -> bytes:
+        url = hf_hub_url(self.model, file, revision=self.commit)
+        answer = _get(url, token=self.token, deadline=self.deadline, most=most)
+        if len(answer.body) >= most:
+            raise _GivenUpError
+        return answer.body
+
+    def _read_part(self, file: str, first: int, count: int) -> _Answer:
+        """Bytes of a file from a position on."""
+        url = hf_hub_url(self.model, file, revision=self.commit)
+        part = {"Range": f"bytes={first}-{first + count - 1}"}
+        answer = _get(url, token=self.token, deadline=self.deadline, most=first + count, headers=part)
+        # A server may send all of a file instead of the part.
+        skipped = first if answer.status == HTTPStatus.OK else 0
+        return replace(answer, body=answer.body[skipped : skipped + count])
+
+
+def find_repository(model: str, revision: str | None = None, *, token: str | None, seconds: float) -> Repository:
+    """Finds a model on the Hub.
+
+    Args:
+        model: repository id, `namespace/name`.
+        revision: branch, tag or commit; None is the main branch.
+        token: the Hub's token; None takes that of this machine's user, if any.
+        seconds: time for everything that the repository will be asked, this question included.
+
+    Raises:
+        ModelNotFoundError: no such repository or revision, or no access.
+        HubUnavailableError: the Hub does not answer.
+    """
+    deadline = time.monotonic() + seconds
+    with hub_errors(_SUBJECT):
+        commit, names = _look_up(model, revision, token=token, deadline=deadline)
+    files = frozenset(name for name in names if not any(fnmatch(name, pattern) for pattern in IGNORED))
+    return Repository(model=model, commit=commit, files=files, token=token, deadline=deadline)
+
+
+def resolve_commit(model: str, revision: str | None, subject: str) -> str:
+    """The commit that a revision of a repository names now.
+
+    Args:
+        model: repository id, `namespace/name`.
+        revision: branch, tag or commit; None is the main branch.
+        subject: names the repository in messages.
+
+    Raises:
+        ModelNotFoundError: no such repository or revision, or no access.
+        HubUnavailableError: the Hub does not answer.
+    """
+    with hub_errors(subject):
+        commit, _ = _look_up(model, revision, token=None, deadline=time.monotonic() + _RESOLVE_SECONDS)
+    return commit
+
+
+@contextmanager
+def hub_errors(subject: str) -> Iterator[None]:
+    """Turns what the Hub's client raises into errors of this library.
+
+    Args:
+        subject: names the repository in messages.
+
+    Raises:
+        ModelNotFoundError: no such repository or revision, or no access.
+        HubUnavailableError: the Hub does not answer, or not sensibly.
+    """
+    try:
+        yield
+    except GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"{subject}: it is gated; accept its terms on the Hub and set HF_TOKEN to a token of that account"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelNotFoundError(f"{subject}: it has no such revision; check the branch, tag or commit") from error
+    except LocalEntryNotFoundError as error:
+        raise _unreachable(subject, error) from error
+    except (RepositoryNotFoundError, EntryNotFoundError, HFValidationError) as error:
+        raise ModelNotFoundError(
+            f"{subject}: not on the Hub, or not to be read; check the spelling, or set HF_TOKEN for a private one"
+        ) from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _MAY_SUCCEED_LATER:
+            raise HubUnavailableError(f"{subject}: the Hub answers with status {status}; try again later") from error
+        raise ModelNotFoundError(
+            f"{subject}: the Hub refuses to show it (status {status}); check the spelling and HF_TOKEN"
+        ) from error
+    except _GivenUpError as error:
+        raise HubUnavailableError(f"{subject}: the Hub answers too slowly; try again later") from error
+    except (OfflineModeIsEnabled, httpx2.HTTPError) as error:
+        raise _unreachable(subject, error) from error
+
+
+def _look_up(model: str, revision: str | None, *, token: str | None, deadline: float) -> tuple[str, list[str]]:
+    """Commit and names of the files."""
+    validate_repo_id(model)
+    url = f"{constants.ENDPOINT}/api/models/{model}"
+    if revision is not None:
+        url += f"/revision/{quote(revision, safe='')}"
+    answer = _get(url, token=token, deadline=deadline, most=_MAX_LISTING_BYTES)
+    try:
+        listing = json.loads(answer.body)
+        return str(listing["sha"]), [str(sibling["rfilename"]) for sibling in listing["siblings"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise HubUnavailableError("what answers in place of the Hub is not the Hub; check the network") from error
+
+
+def _get(
+    url: str, *, token: str | None, deadline: float, most: int, headers: Mapping[str, str] | None = None
+) -> _Answer:
+    """Asks once, and reads no more than is needed and no longer than there is time.
+
+    The Hub's own client retries, waits without end, and first asks for something else to describe itself.
+    """
+    sent = {"User-Agent": f"rocket-compress/{__version__}", "Accept-Encoding": "identity", **(headers or {})}
+    token = token or get_token()
+    if token is not None:
+        sent["Authorization"] = f"Bearer {token}"
+    body = bytearray()
+    with get_session().stream("GET", url, headers=sent, timeout=_seconds_left(deadline)) as response:
+        hf_raise_for_status(response)
+        for chunk in response.iter_bytes():
+            body += chunk
+            _seconds_left(deadline)
+            if len(body) >= most:
+                break
+    return _Answer(status=response.status_code, headers=response.headers, body=bytes(body))
+
+
+def _seconds_left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise _GivenUpError
+    return left
+
+
+def _unreachable(subject: str, error: Exception) -> HubUnavailableError:
+    return HubUnavailableError(f"{subject}: the Hub cannot be reached ({type(error).__name__}); try again later")

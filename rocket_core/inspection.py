@@ -1,0 +1,148 @@
+"""What config.json and the safetensors headers alone tell of a compression that cannot work. Loads no torch.
+
+Only what is certain is refused here; the rest is for the preflight of a run, which asks the same questions first.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Any
+
+from rocket_core import budget
+from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS
+from rocket_core.errors import AlreadyQuantizedError, InfeasibleBudgetError, UnsupportedArchitectureError
+from rocket_core.headers import WeightSummary, storage_dtype
+
+# Families without any decoder to be had, that are asked for by mistake: encoders, encoder-decoders, vision and sound.
+# Far from complete: preflight knows what the installed transformers can build.
+NO_DECODERS = frozenset(
+    """
+    albert deberta deberta-v2 distilbert esm eurobert flaubert fnet funnel ibert longformer luke mobilebert modernbert
+    mpnet nomic_bert nystromformer squeezebert
+    t5 mt5 umt5 longt5 switch_transformers t5gemma led fsmt m2m_100 nllb-moe pegasus_x
+    beit clip convnext convnextv2 deit detr dinov2 resnet sam sam2 segformer siglip siglip2 swin vit vit_mae yolos
+    encodec hubert seamless_m4t seamless_m4t_v2 speech_to_text speecht5 vits wav2vec2 wav2vec2-bert wavlm
+    """.split()  # noqa: SIM905 - fifty words in quotes are no table that one can read
+)
+
+Shape = tuple[int, int]
+"""Input and output features of a layer."""
+
+
+def parse_config(raw: bytes, model: str) -> dict[str, Any]:
+    """The content of a config.json.
+
+    Args:
+        raw: the file.
+        model: names the model in messages.
+
+    Raises:
+        UnsupportedArchitectureError: it is no JSON object.
+    """
+    try:
+        config = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedArchitectureError(f"the config.json of {model} is no JSON; repair it") from error
+    if not isinstance(config, dict):
+        raise UnsupportedArchitectureError(f"the config.json of {model} is no JSON object; repair it")
+    return config
+
+
+def refuse_config(config: Mapping[str, object], model: str) -> None:
+    """Refuses a model by its config.json.
+
+    Args:
+        config: the content of the file.
+        model: names the model in messages.
+
+    Raises:
+        AlreadyQuantizedError: the weights are quantized or already compressed.
+        UnsupportedArchitectureError: no decoder-only model of transformers.
+    """
+    if config.get("quantization_config") is not None:
+        raise AlreadyQuantizedError(
+            f"{model} is already compressed or quantized; start from the original floating-point weights"
+        )
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise UnsupportedArchitectureError(
+            f"the config.json of {model} has no model_type that transformers could know; architectures that bring "
+            "their own code are not supported"
+        )
+    if config.get("is_encoder_decoder") or kind in NO_DECODERS:
+        raise UnsupportedArchitectureError(f"{model} is no decoder-only language model; only those can be compressed")
+
+
+def refuse_weights(weights: WeightSummary, ratio: float, model: str) -> None:
+    """Refuses a model by its weights.
+
+    Args:
+        weights: what the headers tell.
+        ratio: target compression ratio, [0, 1).
+        model: names the model in messages.
+
+    Raises:
+        AlreadyQuantizedError: most weights are no plain floating-point numbers.
+        UnsupportedArchitectureError: there are no blocks with weight matrices.
+        InfeasibleBudgetError: no layer's profile reaches the ratio.
+    """
+    storage_dtype(weights, model)
+    shapes = {shape: count for shape, count in weights.block_shapes.items() if min(shape) > 0}
+    if not shapes:
+        raise UnsupportedArchitectureError(
+            f"{model} has no repeated blocks with weight matrices, so that there is nothing to compress"
+        )
+    _refuse_ratio_of_any_selection(shapes, ratio)
+
+
+def refuse_unreachable(layers: Collection[Shape], ratio: float) -> None:
+    """Refuses a ratio that no choice of candidates reaches; which of the shapes a profile will hold is not known yet.
+
+    Args:
+        layers: `(d_in, d_out)` of every selected layer.
+        ratio: target compression ratio, [0, 1).
+
+    Raises:
+        InfeasibleBudgetError: with the nearest ratio that is certain to be reached.
+    """
+    total = sum(d_in * d_out for d_in, d_out in layers)
+    if sum(_fewest_kept(*shape)[0] for shape in layers) > budget.parameter_budget(total, ratio):
+        raise _out_of_reach(sum(_fewest_kept(*shape)[1] for shape in layers), total, ratio)
+
+
+def _refuse_ratio_of_any_selection(shapes: Mapping[Shape, int], ratio: float) -> None:
+    """Refuses a ratio that is out of reach whichever of these weights turn out to be the compressible layers.
+
+    If each layer keeps more than its share of the budget, so does every sum of layers. A weight may be stored either
+    way round; the way that keeps less decides.
+    """
+    if any(_fewest_either_way(shape)[0] <= budget.parameter_budget(shape[0] * shape[1], ratio) for shape in shapes):
+        return
+    total = sum(count * shape[0] * shape[1] for shape, count in shapes.items())
+    raise _out_of_reach(sum(count * _fewest_either_way(shape)[1] for shape, count in shapes.items()), total, ratio)
+
+
+def _fewest_either_way(shape: Shape) -> tuple[int, int]:
+    one, other = _fewest_kept(*shape), _fewest_kept(*reversed(shape))
+    return min(one[0], other[0]), max(one[1], other[1])
+
+
+@lru_cache(maxsize=1024)
+def _fewest_kept(d_in: int, d_out: int) -> tuple[int, int]:
+    """Fewest parameters that a layer's profile may keep, and fewest that it keeps for sure."""
+    kept = [
+        [budget.kept_parameters(d_in, *shape) for shape in shapes]
+        for shapes in (budget.candidate_shapes(d_in, d_out, ratio, PROFILE_RANK_NNZ_RATIOS) for ratio in PROFILE_RATIOS)
+        if shapes
+    ]
+    dense = d_in * d_out
+    return min(map(min, kept), default=dense), min(map(max, kept), default=dense)
+
+
+def _out_of_reach(certain: int, total: int, ratio: float) -> InfeasibleBudgetError:
+    nearest = int((1 - certain / total) * 10_000) / 10_000
+    return InfeasibleBudgetError(
+        f"ratio {ratio} is out of reach: the selected layers can lose at most {nearest} of their parameters; ask "
+        f"for {nearest} or less",
+        nearest_ratio=nearest,
+    )
