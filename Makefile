@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test check test-gpu bench format clean
+.PHONY: demo test test-system check test-gpu bench soak format clean
+
+demo: $(STAMP)
+	@$(BIN)/python examples/demo.py
 
 test: $(STAMP)
 	$(BIN)/pytest --jaxtyping-packages=rocket_core,beartype.beartype
@@ -15,11 +18,19 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What pip cannot bring: curl, for the README's walk-through.
+test-system: $(STAMP)
+	@command -v curl >/dev/null || { echo "make test-system needs curl: apt-get install curl"; exit 1; }
+	$(BIN)/pytest -m system
+
 test-gpu: $(STAMP)
 	$(BIN)/pytest -m gpu
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak
 
 format: $(STAMP)
 	$(BIN)/ruff format .

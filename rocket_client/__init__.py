@@ -1,1 +1,17 @@
-"""The `rocket` command."""
+"""The `rocket` command, and the client of its service: `from rocket_client import Rocket`."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rocket_client.client import Rocket
+
+__all__ = ["Rocket"]
+
+
+def __getattr__(name: str) -> Any:
+    # On demand: commands that talk to no server do without the HTTP library.
+    if name == "Rocket":
+        from rocket_client.client import Rocket
+
+        return Rocket
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,11 +4,13 @@ import errno
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from http import HTTPStatus
 
 import typer
 
+from rocket_client import errors as client_errors
 from rocket_core import errors
 
 
@@ -22,6 +24,9 @@ class ExitCode(IntEnum):
     OUT_OF_REACH = 4
     MACHINE_TOO_SMALL = 5
     SAVED_STATE = 6
+    NOT_FOUND = 7
+    CONFLICT = 8
+    CANCELLED = 9
     TEMPORARY = 75
     INTERRUPTED = 130
 
@@ -33,9 +38,12 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.UNUSABLE_INPUT: "the model or the text cannot be used",
     ExitCode.OUT_OF_REACH: "ratio out of reach; the message names the nearest one",
     ExitCode.MACHINE_TOO_SMALL: "too little memory or disk",
-    ExitCode.SAVED_STATE: "weights on disk are damaged, or the work folder is another run's",
-    ExitCode.TEMPORARY: "the model hub cannot be reached; try again later",
-    ExitCode.INTERRUPTED: "interrupted; a compression can be resumed",
+    ExitCode.SAVED_STATE: "weights or a download are damaged, or the work folder is another run's",
+    ExitCode.NOT_FOUND: "the server has no such job or file",
+    ExitCode.CONFLICT: "the job's status does not allow it",
+    ExitCode.CANCELLED: "the job was cancelled",
+    ExitCode.TEMPORARY: "the model hub or the server cannot be reached; try again later",
+    ExitCode.INTERRUPTED: "interrupted; a compression can be resumed, a job goes on",
 }
 
 EXIT_CODES: Mapping[type[errors.RocketError], ExitCode] = {
@@ -57,10 +65,60 @@ EXIT_CODES: Mapping[type[errors.RocketError], ExitCode] = {
     errors.InsufficientDiskError: ExitCode.MACHINE_TOO_SMALL,
     errors.WorkFolderError: ExitCode.SAVED_STATE,
     errors.WorkFolderBusyError: ExitCode.TEMPORARY,
+    errors.WorkFolderBusyError: ExitCode.TEMPORARY,
     errors.CheckpointError: ExitCode.SAVED_STATE,
     errors.CheckpointFormatError: ExitCode.SAVED_STATE,
     errors.CorruptCheckpointError: ExitCode.SAVED_STATE,
     errors.CompressionCancelledError: ExitCode.INTERRUPTED,
+}
+
+# What a server says by the codes of `app.shared.errors`, which a client does not import.
+SERVICE_CODES: Mapping[str, ExitCode] = {
+    "app_error": ExitCode.INTERNAL,
+    "invalid_settings": ExitCode.INVALID,
+    "invalid_request": ExitCode.INVALID,
+    "idempotency_key_reused": ExitCode.INVALID,
+    "not_found": ExitCode.NOT_FOUND,
+    "job_not_found": ExitCode.NOT_FOUND,
+    "artifact_not_found": ExitCode.NOT_FOUND,
+    "artifact_expired": ExitCode.NOT_FOUND,
+    "job_state_conflict": ExitCode.CONFLICT,
+    "report_not_ready": ExitCode.CONFLICT,
+    "fenced_out": ExitCode.CONFLICT,
+    "permission_denied": ExitCode.INVALID,
+    "quota_exceeded": ExitCode.TEMPORARY,
+    "too_many_streams": ExitCode.TEMPORARY,
+    "storage_error": ExitCode.INTERNAL,
+    "disk_full": ExitCode.MACHINE_TOO_SMALL,
+    "data_folder_locked": ExitCode.INVALID,
+    "database_unavailable": ExitCode.TEMPORARY,
+    "queue_unavailable": ExitCode.TEMPORARY,
+    "worker_lost": ExitCode.INTERNAL,
+}
+
+CLIENT_EXIT_CODES: Mapping[type[client_errors.ClientError], ExitCode] = {
+    client_errors.ClientError: ExitCode.INTERNAL,
+    client_errors.InvalidArgumentError: ExitCode.INVALID,
+    client_errors.ServerUnreachableError: ExitCode.TEMPORARY,
+    client_errors.UnexpectedAnswerError: ExitCode.INVALID,
+    client_errors.ProblemError: ExitCode.INVALID,
+    client_errors.DetachedError: ExitCode.INTERRUPTED,
+    client_errors.DownloadError: ExitCode.SAVED_STATE,
+    client_errors.NothingToDownloadError: ExitCode.CONFLICT,
+    client_errors.UnsafeNameError: ExitCode.SAVED_STATE,
+    client_errors.FolderBusyError: ExitCode.TEMPORARY,
+    client_errors.NotEnoughDiskError: ExitCode.MACHINE_TOO_SMALL,
+    client_errors.DigestMismatchError: ExitCode.SAVED_STATE,
+}
+
+_BY_CODE: Mapping[str, ExitCode] = {**{kind.code: exit_code for kind, exit_code in EXIT_CODES.items()}, **SERVICE_CODES}
+# For codes that a newer server may add, and for those of its web framework.
+_BY_STATUS: Mapping[int | None, ExitCode] = {
+    404: ExitCode.NOT_FOUND,
+    409: ExitCode.CONFLICT,
+    410: ExitCode.NOT_FOUND,
+    429: ExitCode.TEMPORARY,
+    503: ExitCode.TEMPORARY,
 }
 
 # What the `worker` extra brings; a base install lacks them.
@@ -68,8 +126,6 @@ _WORKER_PACKAGES = frozenset(
     {
         "accelerate",
         "datasets",
-        "httpx2",
-        "huggingface_hub",
         "psutil",
         "safetensors",
         "tokenizers",
@@ -78,6 +134,8 @@ _WORKER_PACKAGES = frozenset(
     }
 )
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# What the user wanted.
+_NO_ERRORS = frozenset({ExitCode.INTERRUPTED, ExitCode.CANCELLED})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,11 +146,13 @@ class Failure:
         code: stable name of the problem, for programs.
         message: what is wrong and what to do.
         exit_code: the command's exit code.
+        details: what else is known of it, for programs.
     """
 
     code: str
     message: str
     exit_code: ExitCode
+    details: Mapping[str, str | int] = field(default_factory=dict)
 
 
 def _no_advice(code: ExitCode) -> None:
@@ -106,7 +166,7 @@ def reported_failures(*, as_json: bool, advice: Callable[[ExitCode], None] = _no
     Bugs pass through: Python prints their traceback and exits with 1.
 
     Args:
-        as_json: also write `{"error": {"code", "message"}}` to stdout.
+        as_json: also write `{"error": {"code", "message", ...}}` to stdout.
         advice: called behind the message with the exit code, to write what the user can do next.
 
     Raises:
@@ -114,7 +174,15 @@ def reported_failures(*, as_json: bool, advice: Callable[[ExitCode], None] = _no
     """
     try:
         yield
-    except (errors.RocketError, ImportError, MemoryError, OSError, RuntimeError, KeyboardInterrupt) as error:
+    except (
+        errors.RocketError,
+        client_errors.ClientError,
+        ImportError,
+        MemoryError,
+        OSError,
+        RuntimeError,
+        KeyboardInterrupt,
+    ) as error:
         failure = describe(error)
         if failure is None:
             raise
@@ -126,8 +194,8 @@ def reported_failures(*, as_json: bool, advice: Callable[[ExitCode], None] = _no
 def report_failure(failure: Failure, *, as_json: bool) -> None:
     """Writes the message to stderr, and as JSON to stdout."""
     if as_json:
-        typer.echo(json.dumps({"error": {"code": failure.code, "message": failure.message}}))
-    severity = "" if failure.exit_code is ExitCode.INTERRUPTED else "error: "
+        typer.echo(json.dumps({"error": {"code": failure.code, "message": failure.message, **failure.details}}))
+    severity = "" if failure.exit_code in _NO_ERRORS else "error: "
     typer.echo(f"rocket: {severity}{failure.message}", err=True)
 
 
@@ -137,13 +205,17 @@ def describe(error: BaseException) -> Failure | None:
     match error:
         case errors.RocketError():
             failure = Failure(code=error.code, message=str(error), exit_code=exit_code_of(error))
+        case client_errors.ProblemError():
+            failure = _problem(error)
+        case client_errors.ClientError():
+            failure = Failure(code=error.code, message=str(error), exit_code=CLIENT_EXIT_CODES[type(error)])
         case KeyboardInterrupt():
             failure = Failure(code="cancelled", message="interrupted", exit_code=ExitCode.INTERRUPTED)
         case ImportError() if _top_level(error) in _WORKER_PACKAGES:
             failure = _missing_worker_extra(error)
         case OSError() if error.errno in _DISK_FULL:
             failure = _too_small(errors.InsufficientDiskError, f"the disk is full ({_where(error)}); free some space")
-        case FileExistsError() | NotADirectoryError() | IsADirectoryError() | PermissionError():
+        case OSError() if error.filename is not None and error.errno is not None:
             failure = Failure(code="file_error", message=_where(error), exit_code=ExitCode.INVALID)
         case MemoryError():
             failure = _too_small(errors.InsufficientMemoryError, "out of memory; use fewer or shorter samples")
@@ -158,6 +230,31 @@ def describe(error: BaseException) -> Failure | None:
 def exit_code_of(error: errors.RocketError) -> ExitCode:
     """Exit code of an error; that of its nearest known base where the table does not have its class."""
     return next(EXIT_CODES[base] for base in type(error).__mro__ if base in EXIT_CODES)
+
+
+def exit_code_of_code(code: str, status: int | None = None) -> ExitCode:
+    """Exit code of a problem that a server tells of, or with which a job has failed.
+
+    Args:
+        code: stable code of the problem.
+        status: HTTP status it came with; None if it came with none.
+    """
+    if code in _BY_CODE:
+        return _BY_CODE[code]
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    is_ours = status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return ExitCode.INTERNAL if is_ours else ExitCode.INVALID
+
+
+def _problem(error: client_errors.ProblemError) -> Failure:
+    exit_code = exit_code_of_code(error.code, error.status)
+    known = {"status": error.status, "param": error.param, "request_id": error.request_id}
+    message = error.detail
+    if exit_code is ExitCode.INTERNAL and error.request_id is not None:
+        message = f"{message} (the server's log has more under request id {error.request_id})"
+    details = {name: value for name, value in known.items() if value is not None}
+    return Failure(code=error.code, message=message, exit_code=exit_code, details=details)
 
 
 def _top_level(error: ImportError) -> str:

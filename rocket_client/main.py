@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-import rocket_client.compress
-import rocket_client.evaluate
+from rocket_client import cancel, compress, download, evaluate, jobs, report, retry, serve, submit, watch
 from rocket_client.failures import MEANINGS
 from rocket_core import __version__
 
@@ -19,8 +18,20 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command(rocket_client.compress.NAME, epilog=_EXIT_CODES)(rocket_client.compress.compress)
-app.command(rocket_client.evaluate.NAME, epilog=_EXIT_CODES)(rocket_client.evaluate.evaluate)
+# In the order in which a newcomer meets them.
+for _name, _command in (
+    (compress.NAME, compress.compress),
+    (evaluate.NAME, evaluate.evaluate),
+    (serve.NAME, serve.serve),
+    (submit.NAME, submit.submit),
+    (jobs.NAME, jobs.jobs),
+    (watch.NAME, watch.watch),
+    (report.NAME, report.report),
+    (download.NAME, download.download),
+    (cancel.NAME, cancel.cancel),
+    (retry.NAME, retry.retry),
+):
+    app.command(_name, epilog=_EXIT_CODES)(_command)
 
 
 def _print_version(asked: bool) -> None:

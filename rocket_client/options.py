@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rocket_client.defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
 
 
@@ -35,19 +36,19 @@ Calibration = Annotated[
         f"{', '.join(config.HUB_DATASETS)}, or a .txt or .jsonl file.",
     ),
 ]
-Samples = Annotated[int, typer.Option(metavar="N", help="Windows of calibration text.")]
+_SAMPLES = typer.Option(metavar="N", help="Windows of calibration text.")
+Samples = Annotated[int, _SAMPLES]
 SequenceLength = Annotated[
     int | None, typer.Option(metavar="N", help="Tokens per window.", show_default=_WINDOW_DEFAULT)
 ]
-Seed = Annotated[int, typer.Option(metavar="N", help="Which windows are drawn.")]
-Objective = Annotated[
-    config.Objective,
-    typer.Option(
-        metavar="NAME",
-        help="What to minimise: weight (error of the weights, with a cap on each layer) or whitened (error of the "
-        "layers' output).",
-    ),
-]
+_SEED = typer.Option(metavar="N", help="Which windows are drawn.")
+Seed = Annotated[int, _SEED]
+_OBJECTIVE = typer.Option(
+    metavar="NAME",
+    help="What to minimise: weight (error of the weights, with a cap on each layer) or whitened (error of the "
+    "layers' output).",
+)
+Objective = Annotated[config.Objective, _OBJECTIVE]
 Ignore = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="Layers to leave alone, like '*.down_proj'; repeatable."),
@@ -57,17 +58,13 @@ Export = Annotated[
     typer.Option(metavar="KIND", help="What to write: factored or dense; repeatable.", show_default="both"),
 ]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, ...")]
-Dtype = Annotated[
-    config.StorageDtype,
-    typer.Option(
-        metavar="DTYPE",
-        help="In which the model runs and is stored: auto (the checkpoint's own), float32, float16 or bfloat16.",
-    ),
-]
-Precision = Annotated[
-    config.Precision,
-    typer.Option(metavar="DTYPE", help="Of the factorization: float32, or float64, which is slower."),
-]
+_DTYPE = typer.Option(
+    metavar="DTYPE",
+    help="In which the model runs and is stored: auto (the checkpoint's own), float32, float16 or bfloat16.",
+)
+Dtype = Annotated[config.StorageDtype, _DTYPE]
+_PRECISION = typer.Option(metavar="DTYPE", help="Of the factorization: float32, or float64, which is slower.")
+Precision = Annotated[config.Precision, _PRECISION]
 Revision = Annotated[
     str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of the repository.", show_default="main")
 ]
@@ -79,3 +76,48 @@ Limit = Annotated[int | None, typer.Option(metavar="N", help="Windows to read.",
 JsonErrors = Annotated[
     bool, typer.Option("--json", help="Write errors to stdout as JSON too; the result is JSON in any case.")
 ]
+
+# Of commands that talk to a server. What is not given is not sent: the defaults are the server's.
+Server = Annotated[
+    str, typer.Option(metavar="URL", envvar=SERVER_VARIABLE, help="Address of the server.", show_default=DEFAULT_SERVER)
+]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, as `rocket jobs` lists them.")]
+ServerModel = Annotated[
+    str,
+    typer.Argument(metavar="MODEL_ID", help="local/NAME of the server's models folder, or a repository of the Hub."),
+]
+ServerCalibration = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"Calibration text: {config.BUILTIN_DATASET} (the default), {', '.join(config.HUB_DATASETS)}, or "
+        "local/FILE of the server's datasets folder.",
+    ),
+]
+ServerSamples = Annotated[int | None, _SAMPLES]
+ServerSeed = Annotated[int | None, _SEED]
+ServerObjective = Annotated[config.Objective | None, _OBJECTIVE]
+ServerDtype = Annotated[config.StorageDtype | None, _DTYPE]
+ServerPrecision = Annotated[config.Precision | None, _PRECISION]
+Metadata = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label of your own for the job; repeatable.")
+]
+IdempotencyKey = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Submitted again under the same key, the job is the same one.")
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Stay until the job has ended.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Stay until the job has stopped.")]
+Status = Annotated[
+    str | None,
+    typer.Option(metavar="STATUS", help="Only queued, running, cancelling, succeeded, failed or cancelled ones."),
+]
+JobLimit = Annotated[int, typer.Option(metavar="N", min=1, help="How many at most.")]
+After = Annotated[str | None, typer.Option(metavar="JOB", help="Only jobs older than this one.")]
+DownloadFolder = Annotated[
+    Path | None, typer.Argument(metavar="DIR", help="Folder for the files.", show_default="a folder named as the job")
+]
+DownloadExport = Annotated[
+    list[ExportChoice] | None,
+    typer.Option("--export", metavar="KIND", help="Only factored or dense; repeatable.", show_default="all"),
+]
+JsonResult = Annotated[bool, typer.Option("--json", help="Write the result to stdout as JSON, errors too.")]

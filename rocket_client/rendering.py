@@ -29,14 +29,15 @@ _SNIPPETS: dict[ExportKind, tuple[str, ...]] = {
 }
 
 
-def print_report(report: CompressionReport, output: Path) -> None:
+def print_report(report: CompressionReport, output: Path, *, fetched_by: str | None = None) -> None:
     """Writes the report to stdout: a row for each layer, totals, folders, and how to load them.
 
     Args:
         report: of a finished compression.
         output: the folder that holds the exports, as the user typed it.
+        fetched_by: the command that brings the exports there; None if they are there.
     """
-    console = Console(width=_UNBOUNDED_WIDTH, markup=False, highlight=False, emoji=False)
+    console = wide_console()
     prefix = common_prefix(layer.name for layer in report.layers)
     console.print(_layer_table(report, prefix))
     if prefix:
@@ -49,8 +50,15 @@ def print_report(report: CompressionReport, output: Path) -> None:
     console.print()
     console.print(_size_table(report, output))
     console.print()
+    if fetched_by is not None:
+        console.print(f"To download it:\n\n    {fetched_by}\n")
     for line in _loading_lines(report, output):
         console.print(line)
+
+
+def wide_console() -> Console:
+    """Writes to stdout without breaking lines, and takes text as it is."""
+    return Console(width=_UNBOUNDED_WIDTH, markup=False, highlight=False, emoji=False)
 
 
 def common_prefix(names: Iterable[str]) -> str:
@@ -69,11 +77,16 @@ def count_text(count: int) -> str:
     return str(count)
 
 
+def percent(fraction: float, sign: str = "-") -> str:
+    """A fraction in per cent, to one digit; with `sign="+"` always signed."""
+    return f"{100 * fraction:{sign}.1f}%"
+
+
 def _layer_table(report: CompressionReport, prefix: str) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True, show_footer=True)
     table.add_column("layer", footer="total", overflow="fold")
     totals = report.totals
-    footers = {"kept": count_text(totals.kept_parameters), "ratio": _percent(totals.achieved_ratio)}
+    footers = {"kept": count_text(totals.kept_parameters), "ratio": percent(totals.achieved_ratio)}
     for column in _COLUMNS:
         table.add_column(
             column,
@@ -91,9 +104,9 @@ def _cells(layer: LayerReport) -> tuple[str, ...]:
         layer.kind,
         "-" if layer.rank is None else str(layer.rank),
         "-" if layer.nnz is None else count_text(layer.nnz),
-        "-" if layer.sparsity is None else _percent(layer.sparsity),
+        "-" if layer.sparsity is None else percent(layer.sparsity),
         count_text(layer.kept_parameters),
-        _percent(layer.compression_ratio),
+        percent(layer.compression_ratio),
         "-" if layer.kind == "dense" else f"{layer.reconstruction_error:.4f}",
         "-" if layer.kind == "dense" else f"{layer.weight_error:.4f}",
     )
@@ -106,8 +119,8 @@ def _totals(report: CompressionReport) -> Iterable[str]:
         yield f"Calibrated on {used} windows, not the {asked} asked for: the text has no more"
     yield (
         f"Parameters: {count_text(totals.kept_parameters)} of {count_text(totals.compressible_parameters)} "
-        f"compressible ones kept, {_percent(totals.achieved_ratio)} removed "
-        f"({_percent(totals.model_compression_ratio)} of the whole model's {count_text(totals.model_parameters)})"
+        f"compressible ones kept, {percent(totals.achieved_ratio)} removed "
+        f"({percent(totals.model_compression_ratio)} of the whole model's {count_text(totals.model_parameters)})"
     )
     seconds = sum(stage.seconds for stage in report.stages)
     memory = max((stage.peak_memory_bytes for stage in report.stages), default=0)
@@ -123,7 +136,7 @@ def _size_table(report: CompressionReport, output: Path) -> Table:
     before = report.totals.dense_bytes
     table.add_row("original", bytes_text(before, precision=2), "", report.model)
     for export in report.exports:
-        change = _percent(export.stored_bytes / before - 1, sign="+")
+        change = percent(export.stored_bytes / before - 1, sign="+")
         table.add_row(export.kind, bytes_text(export.stored_bytes, precision=2), change, str(output / export.folder))
     return table
 
@@ -135,10 +148,6 @@ def _loading_lines(report: CompressionReport, output: Path) -> Iterable[str]:
     for line in _SNIPPETS[export.kind]:
         yield f"    {line}"
     yield f"    model = AutoModelForCausalLM.from_pretrained({json.dumps(str(output / export.folder))})"
-
-
-def _percent(fraction: float, sign: str = "-") -> str:
-    return f"{100 * fraction:{sign}.1f}%"
 
 
 def _plural(word: str, count: int) -> str:

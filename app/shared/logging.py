@@ -12,7 +12,7 @@ from typing import TextIO
 from app.shared.settings import Settings
 
 _CONTEXT: ContextVar[dict[str, str]] = ContextVar("log_context")
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _MASK = "[secret]"
 
 
@@ -33,6 +33,9 @@ def configure_logging(settings: Settings, stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level.upper())
+    # Each message that rings is two lines of Celery's, and Alembic tells of every plugin.
+    for noisy in ("celery.worker.strategy", "celery.app.trace", "alembic.runtime.plugins"):
+        logging.getLogger(noisy).setLevel(max(root.level, logging.WARNING))
 
 
 class StructuredFormatter(logging.Formatter):

@@ -20,7 +20,7 @@ QUEUE = "rocket"
 
 def create_celery(settings: Settings) -> Celery:
     """The Celery application that both sides of the queue use."""
-    celery = Celery("rocket", broker=settings.broker, set_as_current=False)
+    celery = Celery("rocket", broker=_broker_url(settings), set_as_current=False)
     celery.conf.update(
         task_default_queue=QUEUE,
         # JSON only: a pickled message is code that somebody else chose.
@@ -50,6 +50,11 @@ def ring(celery: Celery, job_id: str) -> None:
         celery.send_task(RUN_JOB, args=[job_id], queue=QUEUE)
     except OperationalError as error:
         raise QueueError(f"the broker does not answer ({type(error).__name__})") from error
+
+
+def _broker_url(settings: Settings) -> str:
+    # Without a host the library warns of one that is missing, though there is none to name.
+    return "memory://localhost/" if settings.broker == "memory://" else settings.broker
 
 
 def _transport_options(settings: Settings) -> dict[str, Any]:

@@ -93,7 +93,8 @@ class Settings(BaseSettings):
         default=_MIB, description="largest request body accepted"
     )
     max_streams: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        default=64, description="event streams open at once; more are told to try again"
+        default=64,
+        description="event streams and waiting requests open at once; more are told to try again, or not waited for",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe line logged"
@@ -160,6 +161,15 @@ class Settings(BaseSettings):
     def heartbeat_seconds(self) -> float:
         """Time between two heartbeats: three may be lost before the lease ends."""
         return self.lease_seconds / 4
+
+    def environment(self) -> dict[str, str]:
+        """These settings as environment variables, for a process that must have the same."""
+        values = {_variable(name): getattr(self, name) for name in Settings.model_fields}
+        return {
+            variable: value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+            for variable, value in values.items()
+            if value is not None
+        }
 
     def secrets(self) -> tuple[str, ...]:
         """What must never be logged."""

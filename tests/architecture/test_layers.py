@@ -10,12 +10,12 @@ import pytest
 import rocket_core
 
 ROOT = Path(rocket_core.__file__).parent.parent
-PACKAGES = ("app", "migrations", "rocket_core", "rocket_client")
+PACKAGES = ("app", "migrations", "rocket_core", "rocket_client", "worker")
 SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 WITHOUT_TORCH = ("errors", "config", "budget", "headers", "candidates", "hub", "inspection", "allocation", "report")
 
 
-BASE_INSTALL = [*(f"rocket_core.{name}" for name in WITHOUT_TORCH), "rocket_client.main", "app.main"]
+BASE_INSTALL = [*(f"rocket_core.{name}" for name in WITHOUT_TORCH), "rocket_client.main", "app.main", "worker.main"]
 
 
 @pytest.mark.parametrize("module", BASE_INSTALL)

@@ -1,3 +1,5 @@
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -5,9 +7,28 @@ from types import ModuleType
 
 import pytest
 
+from app.shared.database import upgrade
+from app.shared.settings import Settings
+from rocket_client import Rocket
 from rocket_client.main import main
 from rocket_core.report import CompressionReport
 from tests.rocket_client.fakes import FakePipeline, Outcome, build_report
+from tests.rocket_client.service import Server, Service
+
+TINY_LLAMA = Path(__file__).parents[2] / "examples" / "tiny-llama"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("ROCKET_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_server_is_left():
+    yield
+    Server.join()
 
 
 @pytest.fixture
@@ -37,3 +58,43 @@ def rocket(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         return Outcome(code=0 if code is None else int(code), out=captured.out, err=captured.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("template") / "rocket.sqlite3"
+    upgrade(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture
+def service(tmp_path, migrated_file):
+    """What lies behind a server: a migrated database, a model, a calibration file."""
+    settings = Settings(data_dir=tmp_path / "data", poll_seconds=0.05)
+    settings.models_folder.mkdir(parents=True)
+    (settings.models_folder / "tiny").symlink_to(TINY_LLAMA)
+    settings.datasets_folder.mkdir()
+    (settings.datasets_folder / "mine.jsonl").touch()
+    shutil.copyfile(migrated_file, settings.database.database)
+    service = Service(settings)
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def server(service):
+    with Server(service.settings) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server):
+    with Rocket(server.url, patience=5) as client:
+        yield client
+
+
+@pytest.fixture
+def remote(rocket, server, monkeypatch):
+    """Runs a command that finds the server in its environment."""
+    monkeypatch.setenv("ROCKET_SERVER", server.url)
+    return rocket

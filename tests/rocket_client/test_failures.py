@@ -6,7 +6,19 @@ import pytest
 import torch
 import typer
 
-from rocket_client.failures import EXIT_CODES, MEANINGS, ExitCode, describe, exit_code_of, reported_failures
+from app.shared import errors as service_errors
+from rocket_client import errors as client_errors
+from rocket_client.failures import (
+    CLIENT_EXIT_CODES,
+    EXIT_CODES,
+    MEANINGS,
+    SERVICE_CODES,
+    ExitCode,
+    describe,
+    exit_code_of,
+    exit_code_of_code,
+    reported_failures,
+)
 from rocket_core import errors
 
 
@@ -21,6 +33,48 @@ def test_every_error_class_has_an_exit_code() -> None:
 
     assert defined == set(EXIT_CODES)
     assert {kind for kind in subclasses(errors.RocketError) if kind.__module__.startswith("rocket")} <= defined
+
+
+def test_every_error_of_the_client_has_an_exit_code_and_is_drawn() -> None:
+    defined = {client_errors.ClientError, *subclasses(client_errors.ClientError)}
+
+    assert defined == set(CLIENT_EXIT_CODES)
+    assert all(kind.__name__ in client_errors.__doc__ for kind in defined - {client_errors.ClientError})
+    assert len({kind.code for kind in defined - {client_errors.ProblemError}}) == len(defined) - 1
+
+
+def test_every_code_of_the_service_has_an_exit_code() -> None:
+    codes = {kind.code for kind in {service_errors.AppError, *subclasses(service_errors.AppError)}}
+
+    assert codes == set(SERVICE_CODES)
+    assert codes.isdisjoint(kind.code for kind in EXIT_CODES)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "exit_code"),
+    [
+        ("job_not_found", 404, 7),
+        ("infeasible_budget", 422, 4),
+        ("hub_unavailable", 503, 75),
+        ("bad_request", 400, 2),
+        ("not_ready", 503, 75),
+        ("of_a_newer_server", 404, 7),
+        ("of_a_newer_server", 409, 8),
+        ("of_a_newer_server", 500, 1),
+        ("of_a_newer_server", None, 1),
+        ("internal_error", None, 1),
+    ],
+)
+def test_what_a_server_says_becomes_an_exit_code(code: str, status: int | None, exit_code: int) -> None:
+    assert exit_code_of_code(code, status) == exit_code
+
+
+def test_an_error_inside_the_server_names_the_request_for_its_log() -> None:
+    failure = describe(client_errors.ProblemError(status=500, code="storage_error", detail="x", request_id="r-1"))
+
+    assert failure is not None
+    assert "r-1" in failure.message
+    assert failure.details == {"status": 500, "request_id": "r-1"}
 
 
 def test_every_exit_code_is_documented_and_none_but_the_internal_one_hides_a_bug() -> None:
@@ -53,6 +107,7 @@ def test_class_that_the_table_does_not_know_has_the_code_of_its_base() -> None:
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. And more"), "insufficient_memory", 5),
         (OSError(errno.ENOSPC, "No space left on device", "/out"), "insufficient_disk", 5),
         (PermissionError(errno.EACCES, "Permission denied", "/out"), "file_error", 2),
+        (OSError(errno.EROFS, "Read-only file system", "/out"), "file_error", 2),
         (ModuleNotFoundError("no torch", name="torch"), "missing_worker_extra", 2),
         (ImportError("cannot import", name="transformers.utils"), "missing_worker_extra", 2),
     ],

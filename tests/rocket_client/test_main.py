@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+import rocket_client
 from rocket_client.failures import MEANINGS
 from rocket_core import __version__
 
@@ -24,7 +25,7 @@ from rocket_client.main import main
 main(sys.argv[1:])
 """
 
-WORKER_PACKAGES = "accelerate,datasets,httpx2,huggingface_hub,psutil,safetensors,tokenizers,torch,transformers"
+WORKER_PACKAGES = "accelerate,datasets,psutil,safetensors,tokenizers,torch,transformers"
 
 IMPORTED_BY_HELP = """
 import atexit, sys
@@ -50,6 +51,7 @@ def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
     assert process.returncode == 0
     assert "rocket_client.compress" in imported
     assert imported.isdisjoint({"torch", "transformers", "datasets", "safetensors", "huggingface_hub", "accelerate"})
+    assert imported.isdisjoint({"app", "worker", "httpx2", "sqlalchemy", "fastapi"})
     assert seconds < 5, "even a busy machine needs less unless something heavy is imported"
 
 
@@ -78,13 +80,21 @@ def test_version_is_that_of_the_library(rocket: Callable) -> None:
     assert (outcome.code, outcome.out) == (0, f"rocket {__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["compress", "evaluate"])
+@pytest.mark.parametrize(
+    "command",
+    ["compress", "evaluate", "serve", "submit", "jobs", "watch", "report", "download", "cancel", "retry"],
+)
 def test_help_documents_every_exit_code(rocket: Callable, command: str) -> None:
     outcome = rocket(command, "--help")
 
     assert outcome.code == 0
     for code, meaning in MEANINGS.items():
         assert f"{int(code):>3}  {meaning}" in outcome.out
+
+
+def test_misspelled_attribute_of_the_package_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Rockt"):
+        rocket_client.Rockt  # noqa: B018
 
 
 def test_misspelled_command_is_answered_with_the_right_one(rocket: Callable) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import insert, select
+from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from app.shared.database import now
@@ -99,6 +99,18 @@ def save_allocation(session: Session, lease: Lease, chosen: Sequence[tuple[str, 
     data = {"layers": len(rows), "kept_parameters": sum(candidate.kept_parameters for _, candidate in chosen)}
     append_event(session, job.id, NewEvent(type="allocation", message="allocated", data=data), at)
     return True
+
+
+def discard_layers(session: Session, lease: Lease, reason: NewEvent) -> None:
+    """Takes back the layers and the allocation that a retry has inherited and cannot go on with.
+
+    Raises:
+        FencedOutError: the job was taken away.
+    """
+    job = hold(session, lease)
+    for rows in (LayerProfileRow, AllocationRow):
+        session.execute(delete(rows).where(rows.job_id == job.id), execution_options={"synchronize_session": False})
+    append_event(session, job.id, reason, now(session))
 
 
 def succeed_job(

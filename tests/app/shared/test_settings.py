@@ -113,3 +113,29 @@ def test_three_heartbeats_fit_into_a_lease():
 
 def test_every_setting_says_what_it_does():
     assert all(row.meaning for row in describe())
+
+
+CHOSEN = {
+    "models_dir": "models with a space",
+    "datasets_dir": "d",
+    "database_url": "postgresql://u:p%40:w@h:5432/n?sslmode=require",
+    "broker_url": "redis://:secret@h:6379/1",
+    "max_attempts": 7,
+    "lease_seconds": 1 / 3 + 2,
+    "log_format": "json",
+    "hf_token": "hf_secret",
+}
+
+
+@pytest.mark.parametrize("chosen", [{}, CHOSEN])
+def test_a_process_that_is_given_the_environment_has_the_same_settings(monkeypatch, tmp_path, chosen):
+    settings = load_settings(data_dir=tmp_path / "data", **chosen)
+    environment = settings.environment()
+    # What is not chosen must not hide a default behind the text `None`.
+    assert "None" not in environment.values()
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.chdir("/")
+    assert load_settings() == settings
+    assert load_settings().secrets() == settings.secrets()
+    assert set(environment) <= {row.variable for row in describe()}

@@ -9,7 +9,7 @@ from app.shared.errors import ConflictError, IdempotencyKeyReusedError, JobNotFo
 from app.shared.lifecycle import Status
 from app.shared.models import Base, IdempotencyKey, Job, OutboxRow
 from app.shared.outcomes import JobError
-from app.shared.repositories import jobs, leases
+from app.shared.repositories import jobs, leases, outputs, sweeps
 from app.shared.repositories.jobs import Idempotency
 from app.shared.requests import JobRequest
 
@@ -195,6 +195,45 @@ def test_a_retry_is_a_new_job_that_takes_the_checkpoints_over(database, submit, 
         old = jobs.get_job(session, job_id)
         assert (old.status, old.work_key) == (status, None)
         assert retry.job.request == old.request
+
+
+def publish(database, job_id, profile, chosen):
+    """An attempt that publishes layers and an allocation, and fails."""
+    with database.transaction() as session:
+        lease = leases.claim_job(session, job_id, worker="w", lease_seconds=9)
+        for position, (name, _) in enumerate(chosen):
+            outputs.save_layer_profile(session, lease, position, profile(name))
+        outputs.save_allocation(session, lease, chosen)
+        leases.fail_job(session, lease, ERROR)
+
+
+def test_a_retry_has_the_layers_and_the_allocation_of_its_checkpoints(database, submit, profile, dense, factored):
+    job_id, bystander = submit(), submit()
+    chosen = [("b", factored), ("a", dense)]
+    publish(database, job_id, profile, chosen)
+    publish(database, bystander, profile, [("c", dense)])
+    with database.transaction() as session:
+        retry = jobs.retry_job(session, job_id, max_attempts=3).job
+        jobs.retry_job(session, job_id, max_attempts=3)
+    with database.transaction() as session:
+        for owner in (job_id, retry.id):
+            assert [layer.name for layer in outputs.list_layer_profiles(session, owner)] == ["b", "a"]
+            assert outputs.list_allocation(session, owner) == chosen
+        # A worker that finds them publishes none again.
+        lease = leases.claim_job(session, retry.id, worker="w", lease_seconds=9)
+        assert not outputs.save_layer_profile(session, lease, 0, profile("b"))
+        assert not outputs.save_allocation(session, lease, chosen)
+
+
+def test_a_retry_without_checkpoints_has_no_layers(database, submit, profile, dense, clock):
+    job_id = submit()
+    publish(database, job_id, profile, [("a", dense)])
+    clock.advance(timedelta(days=8).total_seconds())
+    with database.transaction() as session:
+        sweeps.forget_checkpoints(session, retention=timedelta(days=7))
+        retry = jobs.retry_job(session, job_id, max_attempts=3).job
+        assert outputs.list_layer_profiles(session, retry.id) == []
+        assert outputs.list_allocation(session, retry.id) == []
 
 
 def test_retrying_twice_makes_one_job(database, submit):

@@ -168,6 +168,7 @@ def writes(profile, factored, report, result, artifact, lease):
         "event": lambda s: outputs.add_event(s, lease, NewEvent(type="message", message="hello")),
         "profile": lambda s: outputs.save_layer_profile(s, lease, 0, profile("l0")),
         "allocation": lambda s: outputs.save_allocation(s, lease, [("l0", factored)]),
+        "discard": lambda s: outputs.discard_layers(s, lease, NewEvent(type="message", message="hello")),
         "succeed": lambda s: outputs.succeed_job(
             s, lease, result=result, report=report, artifacts=[artifact], retention=WEEK
         ),

@@ -106,3 +106,24 @@ def test_a_job_being_cancelled_publishes_nothing_although_it_was_done(database, 
         assert job.work_key is not None
         assert outputs.list_artifacts(session, job) == []
         assert outputs.find_report(session, job) is None
+
+
+def test_inherited_layers_can_be_taken_back_and_published_anew(database, held, submit, profile, dense, factored):
+    other = submit()
+    with database.transaction() as session:
+        bystander = leases.claim_job(session, other, worker="w", lease_seconds=60)
+        for lease in (held, bystander):
+            outputs.save_layer_profile(session, lease, 0, profile("a"))
+            outputs.save_allocation(session, lease, [("a", factored)])
+    reason = NewEvent(type="message", level="warning", message="they are of no use")
+    with database.transaction() as session:
+        outputs.discard_layers(session, held, reason)
+    with database.transaction() as session:
+        assert outputs.list_layer_profiles(session, held.job_id) == []
+        assert outputs.list_allocation(session, held.job_id) == []
+        assert outputs.list_layer_profiles(session, other) == [profile("a")]
+        assert outputs.list_allocation(session, other) == [("a", factored)]
+        last = events.list_events(session, held.job_id)[-1]
+        assert (last.message, last.level) == ("they are of no use", "warning")
+        assert outputs.save_layer_profile(session, held, 0, profile("a"))
+        assert outputs.save_allocation(session, held, [("a", dense)])

@@ -1,0 +1,323 @@
+"""A small model becomes smaller, through the real service: `make demo`, or `python examples/demo.py`.
+
+Starts the service on its embedded default, submits the bundled model over HTTP, downloads what comes out, loads it with
+transformers and compares it with the original. The last line of all output is the download folder.
+"""
+
+import math
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.filesize import decimal as bytes_text
+from rich.table import Table
+
+from app.shared.errors import AppError
+from app.shared.settings import load_settings
+from rocket_client import Rocket
+from rocket_client.download import bytes_view
+from rocket_client.errors import ClientError, DetachedError
+from rocket_client.progress import duration, hide_library_bars, progress_view
+from rocket_client.remote import OutageNotice
+from rocket_client.rendering import count_text, percent, wide_console
+from rocket_client.transport import Waiting
+from rocket_client.watch import follow_job
+from rocket_core.errors import RocketError
+from rocket_core.report import CompressionReport, LayerReport
+
+MODEL = Path(__file__).parent / "tiny-llama"
+HELD_OUT = MODEL / "heldout.txt"
+DOWNLOADS = Path("rocket-demo")
+RATIO = 0.3
+# A quarter of the default: enough for a model of this size.
+SAMPLES = 64
+WINDOW = 256
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+_LOG_LINES = 15
+_ANNOUNCED = "Serving on "
+_SERVE = "from rocket_client.main import main; main()"
+
+
+class DemoError(Exception):
+    """A step of the demo has failed; the message says which and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A model as it lies on disk.
+
+    Attributes:
+        name: what it is.
+        parameters: how many it has.
+        stored_bytes: of its safetensors.
+        perplexity: on the held-out text.
+    """
+
+    name: str
+    parameters: int
+    stored_bytes: int
+    perplexity: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Server:
+    """A running service.
+
+    Attributes:
+        address: where it listens.
+        process: `rocket serve`.
+        log: its log.
+    """
+
+    address: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    def require_alive(self, waiting: Waiting) -> None:
+        """Nobody starts this service again: what waits for it would wait in vain.
+
+        Raises:
+            DemoError: it has ended.
+        """
+        if self.process.poll() is not None:
+            raise DemoError(f"the service has ended ({waiting.reason})\n{_tail(self.log)}")
+
+
+def main() -> int:
+    """Runs the demo and returns the exit code."""
+    # However the demo is ended, it ends the service that it has started.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    began = time.monotonic()
+    try:
+        folder = run()
+    except (KeyboardInterrupt, DetachedError):
+        print(
+            "demo: interrupted; the service is stopped, and finishes the job when it is started again", file=sys.stderr
+        )
+        return 130
+    except (DemoError, AppError, ClientError, RocketError, OSError) as error:
+        print(f"demo: failed: {error}", file=sys.stderr)
+        return 1
+    print(f"\nAll of it took {duration(time.monotonic() - began)}. The files are in")
+    sys.stderr.flush()
+    print(folder, flush=True)
+    return 0
+
+
+def run() -> Path:
+    """All steps in order; returns the download folder."""
+    settings = load_settings()
+    model_id = install_model(settings.models_folder)
+    with (
+        service(settings.data_dir / "demo.log") as server,
+        Rocket(server.address, on_wait=server.require_alive) as rocket,
+    ):
+        say(f"the service runs at {server.address}, with its data in {settings.data_dir}")
+        job_id = compress(rocket, model_id)
+        folder = download(rocket, job_id)
+        report = rocket.report(job_id)
+    say("the service is stopped; now the models, with transformers")
+    models = [
+        measure("original", MODEL, report.totals.model_parameters),
+        measure("factored", folder / "factored", _parameters_left(report)),
+        measure("dense", folder / "dense", report.totals.model_parameters),
+    ]
+    print_tables(models, report)
+    require_success(models, report)
+    return folder
+
+
+def install_model(models_folder: Path) -> str:
+    """Puts the bundled model where the service offers it, unless it is there, and returns its id."""
+    target = models_folder / MODEL.name
+    if not target.exists():
+        models_folder.mkdir(parents=True, exist_ok=True)
+        # Half a model must never be offered, should the copy be interrupted; names with a dot are not.
+        with tempfile.TemporaryDirectory(prefix=".", dir=models_folder) as made:
+            shutil.copytree(MODEL, Path(made) / MODEL.name)
+            (Path(made) / MODEL.name).rename(target)
+        say(f"{MODEL.name} is copied to {target}")
+    return f"local/{target.name}"
+
+
+@contextmanager
+def service(log: Path) -> Iterator[Server]:
+    """Runs `rocket serve` on a free port while the block runs."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as stream:
+        # A session of its own: Ctrl-C reaches the demo alone, which then stops the service in good order.
+        process = subprocess.Popen(  # noqa: S603 - this very interpreter
+            [sys.executable, "-c", _SERVE, "serve", "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        yield Server(address=_address(process, log), process=process, log=log)
+    finally:
+        _stop(process)
+
+
+def compress(rocket: Rocket, model_id: str) -> str:
+    """Submits the model, shows the job until it has succeeded, and returns its id."""
+    job = rocket.submit(model_id, ratio=RATIO, calibration={"samples": SAMPLES, "sequence_length": WINDOW})
+    say(f"{job.id}: {model_id} at ratio {RATIO}, calibrated on {SAMPLES} windows of {WINDOW} tokens")
+    job = follow_job(rocket, job, OutageNotice(rocket.server, quiet=False), quiet=False)
+    if job.status != "succeeded":
+        reason = job.error.message if job.error else f"it is {job.status}"
+        raise DemoError(f"the job did not succeed: {reason}")
+    return job.id
+
+
+def download(rocket: Rocket, job_id: str) -> Path:
+    """Downloads what a job made into a folder of its own below the current one."""
+    folder = (DOWNLOADS / job_id).absolute()
+    with progress_view(quiet=False) as view:
+        notice = OutageNotice(rocket.server, quiet=False)
+        files = rocket.download(job_id, folder, on_progress=bytes_view(view, notice))
+    say(f"{len(files)} files downloaded, each verified by its SHA-256")
+    return folder
+
+
+def measure(name: str, folder: Path, parameters: int) -> Measured:
+    """Loads a model with transformers and reads the held-out text with it."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import rocket_core.hf  # noqa: F401 - teaches transformers the factored layers
+    from rocket_core.datasets import file_documents, token_windows
+    from rocket_core.evaluation import perplexity
+
+    hide_library_bars()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    windows = token_windows(file_documents(HELD_OUT), tokenizer, count=None, length=WINDOW)
+    result = perplexity(model, windows, batch_size=4)
+    stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return Measured(name=name, parameters=parameters, stored_bytes=stored_bytes, perplexity=result.perplexity)
+
+
+def print_tables(models: Sequence[Measured], report: CompressionReport) -> None:
+    """What became of the model, as a whole and layer by layer."""
+    sizes = Table(box=None, padding=(0, 2), pad_edge=False)
+    sizes.add_column("")
+    for column in ("parameters", "bytes on disk", "held-out perplexity"):
+        sizes.add_column(column, justify="right")
+    for model in models:
+        size = bytes_text(model.stored_bytes, precision=2)
+        sizes.add_row(model.name, count_text(model.parameters), size, f"{model.perplexity:.2f}")
+    console = wide_console()
+    console.print("\n", sizes, "\n")
+    removed = percent(report.totals.achieved_ratio)
+    console.print(f"{removed} of the parameters of the blocks are gone. Rank and sparsity of each layer:\n")
+    console.print(layer_table(report.layers))
+
+
+def layer_table(layers: Sequence[LayerReport]) -> Table:
+    """A row for each block, a column for each kind of layer; rank and sparsity, or `dense` where it stays as it is."""
+    cells: dict[str, dict[str, str]] = {}
+    for layer in layers:
+        block, name = _block_and_name(layer.name)
+        rank = "dense" if layer.rank is None else str(layer.rank)
+        sparsity = "" if layer.sparsity is None else f" {100 * layer.sparsity:.0f}%"
+        cells.setdefault(block, {})[name] = rank + sparsity
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("block")
+    names = list(dict.fromkeys(name for row in cells.values() for name in row))
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for block, row in cells.items():
+        table.add_row(block, *(row.get(name, "") for name in names))
+    return table
+
+
+def require_success(models: Sequence[Measured], report: CompressionReport) -> None:
+    """Refuses figures that cannot be right.
+
+    Raises:
+        DemoError: there are such figures.
+    """
+    original, factored, dense = models
+    if report.totals.achieved_ratio < RATIO:
+        raise DemoError(f"only {percent(report.totals.achieved_ratio)} were removed instead of {percent(RATIO)}")
+    if factored.stored_bytes >= original.stored_bytes:
+        raise DemoError("the factored model is no smaller than the original")
+    if not math.isclose(factored.perplexity, dense.perplexity, rel_tol=0.02):
+        raise DemoError("the factored and the dense model do not agree")
+
+
+def say(text: str) -> None:
+    """Tells what happens."""
+    print(f"demo: {text}", flush=True)
+
+
+def _address(process: subprocess.Popen[str], log: Path) -> str:
+    lines: queue.Queue[str] = queue.Queue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.put(line)
+        lines.put("")
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        line = lines.get(timeout=_START_SECONDS)
+    except queue.Empty:
+        raise DemoError(f"the service has said nothing for {_START_SECONDS:.0f} seconds\n{_tail(log)}") from None
+    if not line.startswith(_ANNOUNCED):
+        raise DemoError(
+            f"the service did not start\n{_tail(log)}\nif another service uses the data folder, stop it, or set "
+            "ROCKET_DATA_DIR to another folder"
+        )
+    return line.removeprefix(_ANNOUNCED).strip()
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        # With the whole session, so that no job outlives it.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+    return "\n".join([f"the last lines of {log}:", *(f"    {line}" for line in lines)])
+
+
+def _parameters_left(report: CompressionReport) -> int:
+    return report.totals.model_parameters - report.totals.compressible_parameters + report.totals.kept_parameters
+
+
+def _block_and_name(layer: str) -> tuple[str, str]:
+    """`model.layers.3.mlp.up_proj` is `up_proj` of block 3."""
+    parts = layer.split(".")
+    return next((part for part in parts if part.isdecimal()), ""), parts[-1]
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

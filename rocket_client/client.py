@@ -1,0 +1,279 @@
+"""`Rocket`: everything the service offers, as methods."""
+
+import math
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx2
+from pydantic import JsonValue
+
+from rocket_client.defaults import DEFAULT_SERVER, LASTING_PATIENCE, PATIENCE, SERVER_VARIABLE
+from rocket_client.errors import InvalidArgumentError, NothingToDownloadError
+from rocket_client.fetching import DownloadedFile, DownloadProgress, fetch_artifacts
+from rocket_client.resources import (
+    Artifact,
+    ArtifactList,
+    Event,
+    Job,
+    JobPage,
+    Layer,
+    LayerList,
+    NamedList,
+    Progress,
+)
+from rocket_client.streaming import follow_events
+from rocket_client.transport import Transport, Waiting
+from rocket_core.report import CompressionReport
+
+_PAGE = 100
+_JOB_ID = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def _ignore_wait(waiting: Waiting) -> None:
+    """Default of `on_wait`."""
+
+
+def _ignore_news(news: Event | Progress) -> None:
+    """Default of `on_news`."""
+
+
+def _ignore_progress(progress: DownloadProgress) -> None:
+    """Default of `on_progress`."""
+
+
+class Rocket:
+    """A client of the service.
+
+    While the server does not answer, or says that it is busy, requests are sent again: at intervals that grow, or at
+    those that the server asks for. No request takes effect twice.
+
+    Example:
+        with Rocket("http://127.0.0.1:8000") as rocket:
+            job = rocket.submit("local/tiny-llama", ratio=0.3)
+            for told in rocket.events(job.id):
+                print(told)
+            rocket.download(job.id, Path("out"))
+
+    Args:
+        server: its address; None takes that of the environment variable ROCKET_SERVER, or this machine's port 8000.
+        patience: seconds without an answer after which a request fails, >= 0.
+        on_wait: told before each wait for the server.
+
+    Raises:
+        InvalidArgumentError: the address is none.
+    """
+
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        patience: float = PATIENCE,
+        on_wait: Callable[[Waiting], None] = _ignore_wait,
+    ) -> None:
+        address = server or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
+        self._transport = Transport(address, patience=patience, on_wait=on_wait)
+
+    @property
+    def server(self) -> str:
+        """The server's address."""
+        return self._transport.server
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def submit(
+        self,
+        model_id: str,
+        *,
+        ratio: float,
+        revision: str | None = None,
+        calibration: Mapping[str, JsonValue] | None = None,
+        options: Mapping[str, JsonValue] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Submits a job; what is not given takes the server's default.
+
+        Args:
+            model_id: `namespace/name` on the Hub, or `local/NAME` of `models`.
+            ratio: fraction of the compressible parameters to remove, [0, 1).
+            revision: branch, tag or commit of a repository on the Hub.
+            calibration: `dataset`, `samples`, `sequence_length`, `seed`.
+            options: settings of the method, such as `objective`, `ignore` and `export`.
+            metadata: labels of your own.
+            idempotency_key: a second request under the same key gets the job of the first; None makes up a key, so
+                that a request whose answer is lost makes one job and not two.
+
+        Raises:
+            InvalidArgumentError: the ratio is no number.
+            ProblemError: the server cannot carry that out.
+        """
+        if not math.isfinite(ratio):
+            raise InvalidArgumentError(f"the ratio is {ratio}; it is a fraction, from 0 to below 1")
+        given = {"revision": revision, "calibration": calibration, "options": options, "metadata": metadata}
+        body = {"model_id": model_id, "ratio": ratio} | {name: value for name, value in given.items() if value}
+        headers = {"Idempotency-Key": _header(idempotency_key or str(uuid.uuid4()))}
+        return self._job(self._transport.send("POST", "/jobs", json=body, headers=headers))
+
+    def get_job(self, job_id: str) -> Job:
+        """A job as it is now."""
+        return self._transport.get(_path(job_id), Job)
+
+    def wait(
+        self,
+        job_id: str,
+        *,
+        patience: float = LASTING_PATIENCE,
+        on_news: Callable[[Event | Progress], None] = _ignore_news,
+    ) -> Job:
+        """Waits until a job has ended, however often the server goes away and comes back meanwhile.
+
+        Args:
+            job_id: the job.
+            patience: seconds without a word from the server before giving up.
+            on_news: told what `events` yields.
+
+        Returns:
+            The job as it ended.
+        """
+        for news in self.events(job_id, patience=patience):
+            on_news(news)
+        return self._job(self._transport.send("GET", _path(job_id), patience=patience))
+
+    def list_jobs(self, *, status: str | None = None, after: str | None = None, limit: int = 20) -> JobPage:
+        """A page of jobs, newest first.
+
+        Args:
+            status: only those.
+            after: id of the last job already seen.
+            limit: how many at most, 1 to 100.
+        """
+        return self._transport.get("/jobs", JobPage, status=status, after=after, limit=limit)
+
+    def iterate_jobs(self, *, status: str | None = None, after: str | None = None) -> Iterator[Job]:
+        """All jobs, newest first, fetched page by page."""
+        while True:
+            page = self.list_jobs(status=status, after=after, limit=_PAGE)
+            yield from page.data
+            if not page.has_more or page.last_id is None:
+                return
+            after = page.last_id
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancels a job: at once if it waits, as soon as its worker notices if it runs (`cancelling`)."""
+        return self._job(self._transport.send("POST", _path(job_id, "cancel")))
+
+    def retry(self, job_id: str) -> Job:
+        """Makes a new job of one that failed or was cancelled; it goes on from the checkpoints."""
+        return self._job(self._transport.send("POST", _path(job_id, "retry")))
+
+    def delete(self, job_id: str) -> None:
+        """Deletes a job that has ended, with its artifacts."""
+        self._transport.send("DELETE", _path(job_id), is_repeatable=False)
+
+    def events(self, job_id: str, *, after: int = 0, patience: float = LASTING_PATIENCE) -> Iterator[Event | Progress]:
+        """Follows a job until it ends; survives that the server goes away and comes back.
+
+        Args:
+            job_id: the job.
+            after: number of the last event already seen.
+            patience: seconds without a word from the server before giving up.
+
+        Yields:
+            Events, each once and in order, and the progress whenever it changes.
+        """
+        path = _path(job_id, "events")
+        return follow_events(self._transport, path, after=after, patience=patience)
+
+    def layers(self, job_id: str) -> tuple[Layer, ...]:
+        """The layers profiled so far, in the order of the model."""
+        return self._transport.get(_path(job_id, "layers"), LayerList).data
+
+    def report(self, job_id: str) -> CompressionReport:
+        """The report of a job that has succeeded."""
+        return self._transport.get(_path(job_id, "report"), CompressionReport)
+
+    def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
+        """The files of a job that has succeeded; none before."""
+        return self._transport.get(_path(job_id, "artifacts"), ArtifactList).data
+
+    def download(
+        self,
+        job_id: str,
+        folder: Path,
+        *,
+        exports: Sequence[str] = (),
+        patience: float = LASTING_PATIENCE,
+        on_progress: Callable[[DownloadProgress], None] = _ignore_progress,
+    ) -> list[DownloadedFile]:
+        """Brings the artifacts of a job into a folder; called again, it goes on where it stopped.
+
+        Args:
+            job_id: a job that has succeeded.
+            folder: where to; made if need be.
+            exports: only these exports (`factored`, `dense`), and the files outside of any; none takes all.
+            patience: seconds without a byte before giving up.
+            on_progress: told after each piece.
+
+        Returns:
+            The files, each verified by its hash.
+
+        Raises:
+            DownloadError: the artifacts do not exist, do not fit or are not what the server announced.
+            OSError: a file cannot be written.
+        """
+        chosen = self._chosen_artifacts(job_id, exports)
+        path = _path(job_id, "artifacts")
+        return fetch_artifacts(self._transport, path, chosen, folder, patience=patience, on_progress=on_progress)
+
+    def models(self) -> list[str]:
+        """Models of the server's own folder, as `submit` takes them."""
+        return [named.id for named in self._transport.get("/models", NamedList).data]
+
+    def calibrations(self) -> list[str]:
+        """Calibration datasets that the server offers."""
+        return [named.id for named in self._transport.get("/calibrations", NamedList).data]
+
+    def _job(self, response: httpx2.Response) -> Job:
+        return self._transport.parse(response.content, Job)
+
+    def _chosen_artifacts(self, job_id: str, exports: Sequence[str]) -> list[Artifact]:
+        artifacts = self.artifacts(job_id)
+        if not artifacts:
+            status = self.get_job(job_id).status
+            raise NothingToDownloadError(f"{job_id} is {status}; only a job that has succeeded has artifacts")
+        found = {artifact.name.partition("/")[0] for artifact in artifacts if "/" in artifact.name}
+        for export in exports:
+            if export not in found:
+                raise NothingToDownloadError(
+                    f"{job_id} has no export {export!r}; it has {' and '.join(sorted(found)) or 'none'}"
+                )
+        wanted = set(exports or found)
+        return [artifact for artifact in artifacts if "/" not in artifact.name or artifact.name.split("/")[0] in wanted]
+
+
+def _path(job_id: str, *parts: str) -> str:
+    # An id becomes part of a path: nothing that could be another one.
+    if not _JOB_ID.fullmatch(job_id):
+        raise InvalidArgumentError(f"{job_id!r} is no job's id, which look like job_0123456789abcdefghjkmnpqrs")
+    return "/".join(("/jobs", job_id, *parts))
+
+
+def _header(text: str) -> str:
+    if not text.isascii() or not text.isprintable():
+        raise InvalidArgumentError("an idempotency key has printable ASCII characters only")
+    return text

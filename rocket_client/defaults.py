@@ -1,0 +1,11 @@
+"""Where the server is and how long it may be silent, unless somebody says otherwise."""
+
+DEFAULT_SERVER = "http://127.0.0.1:8000"
+SERVER_VARIABLE = "ROCKET_SERVER"
+
+# Seconds without an answer after which a request fails.
+PATIENCE = 30.0
+# The same while a job is followed or a file is fetched: the server may be starting again.
+LASTING_PATIENCE = 300.0
+# The same for somebody who sits at a terminal and has perhaps not started any server.
+COMMAND_PATIENCE = 10.0

@@ -1,0 +1,249 @@
+"""What the service answers, typed.
+
+What a newer server adds is ignored, and a status may be one that this client has never heard of.
+"""
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+
+class _Resource(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Calibration(_Resource):
+    """Which text a model is calibrated on.
+
+    Attributes:
+        dataset: `builtin`, a name of the Hub's datasets, or `local/FILE`.
+        samples: windows of tokens.
+        sequence_length: tokens per window; None takes what suits the model.
+        seed: which windows are drawn.
+    """
+
+    dataset: str
+    samples: int
+    sequence_length: int | None = None
+    seed: int
+
+
+class JobError(_Resource):
+    """Why a job failed.
+
+    Attributes:
+        code: stable code of the kind of error.
+        message: what, where and what to do.
+        stage: stage in which it happened; None if it was none.
+        layer: layer at which it happened; None if it was none.
+        retryable: whether the same job may succeed later.
+    """
+
+    code: str
+    message: str
+    stage: str | None = None
+    layer: str | None = None
+    retryable: bool = False
+
+
+class JobResult(_Resource):
+    """What a job achieved.
+
+    Attributes:
+        achieved_ratio: fraction of the compressible parameters removed, [0, 1).
+        kept_parameters: what is left of them.
+        compressible_parameters: parameters of the selected linear layers.
+        stored_bytes: all safetensors of the smallest export.
+        dense_bytes: all safetensors of the original.
+    """
+
+    achieved_ratio: float
+    kept_parameters: int
+    compressible_parameters: int
+    stored_bytes: int
+    dense_bytes: int
+
+
+class Job(_Resource):
+    """A job.
+
+    Attributes:
+        id: its name.
+        status: queued, running, cancelling, succeeded, failed, cancelled, or a newer one.
+        stage: what a running job does.
+        progress: of the whole job, [0, 1].
+        model_id: the model, as asked for.
+        revision: branch, tag or commit of a repository.
+        ratio: fraction of the compressible parameters to remove.
+        calibration: the calibration text.
+        options: settings of the method, by name.
+        metadata: the client's own labels.
+        created_at: when it was submitted.
+        started_at: when a worker first took it.
+        finished_at: when it ended.
+        estimated_finish_at: when it should end.
+        attempt: how often it has started.
+        retry_of: the job that this one repeats.
+        error: why it failed.
+        result: what it achieved.
+    """
+
+    id: str
+    status: str
+    stage: str | None = None
+    progress: float
+    model_id: str
+    revision: str | None = None
+    ratio: float
+    calibration: Calibration
+    options: dict[str, JsonValue]
+    metadata: dict[str, str]
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    estimated_finish_at: datetime | None = None
+    attempt: int
+    retry_of: str | None = None
+    error: JobError | None = None
+    result: JobResult | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.finished_at is not None
+
+
+class JobPage(_Resource):
+    """Some jobs, newest first.
+
+    Attributes:
+        data: the jobs.
+        has_more: whether there are older ones.
+        last_id: what to list `after` for these.
+    """
+
+    data: tuple[Job, ...]
+    has_more: bool
+    last_id: str | None = None
+
+
+class Event(_Resource):
+    """Something that happened to a job.
+
+    Attributes:
+        id: counts from 1 without gaps.
+        created_at: when.
+        level: info, warning or error.
+        type: what kind of thing: status, stage, layer, ...
+        message: a line for people.
+        data: the same for programs.
+    """
+
+    id: int
+    created_at: datetime
+    level: str
+    type: str
+    message: str
+    data: dict[str, JsonValue]
+
+
+class Progress(_Resource):
+    """Where a job is.
+
+    Attributes:
+        status: its status.
+        stage: what it does.
+        progress: of the whole job, [0, 1].
+        estimated_finish_at: when it should end.
+    """
+
+    status: str
+    stage: str | None = None
+    progress: float
+    estimated_finish_at: datetime | None = None
+
+
+class Candidate(_Resource):
+    """One way to store a layer.
+
+    Attributes:
+        kind: dense or factored.
+        rank: number of atoms; None if dense.
+        nnz: nonzero coefficients; None if dense.
+        kept_parameters: what is left of the layer.
+        stored_bytes: bytes on disk.
+        reconstruction_error: relative error of the layer's output over the calibration tokens.
+        weight_error: relative error of the weights.
+    """
+
+    kind: str
+    rank: int | None = None
+    nnz: int | None = None
+    kept_parameters: int
+    stored_bytes: int
+    reconstruction_error: float
+    weight_error: float
+
+
+class Layer(_Resource):
+    """What profiling has found out about a layer.
+
+    Attributes:
+        name: module name.
+        d_in: input features.
+        d_out: output features.
+        input_group: first layer that reads the same input.
+        tokens: calibration tokens behind it.
+        candidates: ways to store it.
+        chosen: the one it got; None before the allocation.
+    """
+
+    name: str
+    d_in: int
+    d_out: int
+    input_group: str
+    tokens: int
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None = None
+
+
+class LayerList(_Resource):
+    """All layers profiled so far, in the order of the model."""
+
+    data: tuple[Layer, ...]
+
+
+class Artifact(_Resource):
+    """A file of a job.
+
+    Attributes:
+        name: its name; may hold `/`.
+        size: bytes.
+        sha256: hash of its content, hexadecimal.
+        media_type: what it is.
+        expires_at: when the server deletes it.
+    """
+
+    name: str
+    size: int
+    sha256: str
+    media_type: str
+    expires_at: datetime | None = None
+
+
+class ArtifactList(_Resource):
+    """All files of a job."""
+
+    data: tuple[Artifact, ...]
+
+
+class Named(_Resource):
+    """Something that the server offers by name."""
+
+    id: str
+
+
+class NamedList(_Resource):
+    """All that the server offers by name."""
+
+    data: tuple[Named, ...]

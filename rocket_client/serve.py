@@ -1,0 +1,156 @@
+"""`rocket serve`: API, worker and reconciler in one process, with SQLite and no other server."""
+
+import ipaddress
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocket_client.failures import ExitCode, Failure, report_failure, reported_failures
+from rocket_core.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from app.shared.settings import Settings
+
+NAME = "serve"
+
+# Open downloads get this long to end once the service is told to stop.
+_GRACE_SECONDS = 5
+_log = logging.getLogger(__name__)
+
+Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on: one of this machine's own.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Folder for everything the service writes.", show_default="ROCKET_DATA_DIR or ./rocket-data"
+    ),
+]
+
+
+def serve(*, host: Host = "127.0.0.1", port: Port = 8000, data_dir: DataDir = None) -> None:
+    """Run the service, all in one process.
+
+    Ctrl-C has a running job keep what it has finished and put itself back into the queue; the next start goes on.
+    """
+    from app.shared.errors import AppError
+    from app.shared.logging import configure_logging
+    from app.shared.settings import load_settings
+
+    with reported_failures(as_json=False):
+        try:
+            settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
+            configure_logging(settings)
+            _serve(settings, host, port)
+        except AppError as error:
+            exit_code = ExitCode.TEMPORARY if error.retryable else ExitCode.INVALID
+            report_failure(Failure(code=error.code, message=str(error), exit_code=exit_code), as_json=False)
+            raise typer.Exit(exit_code) from error
+
+
+def _serve(settings: "Settings", host: str, port: int) -> None:
+    from app.main import create_app
+    from app.shared.database import upgrade
+    from app.shared.storage import data_folder_lock
+    from worker.main import Worker
+
+    _require_loopback(host)
+    with data_folder_lock(settings.data_dir), _listen(host, port) as listener:
+        for folder in (settings.models_folder, settings.datasets_folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        upgrade(settings.database)
+        worker = Worker(settings)
+        if settings.database_url is None:
+            # Behind the lock on the folder that holds the database, nobody else can have a job.
+            worker.reclaim_all()
+        application = create_app(settings)
+        worker.start()
+        try:
+            _run(application, listener, lambda: _announce(settings, listener))
+        finally:
+            _log.info("stopping; a running job keeps what it has finished")
+            # Who asks a second time does not want to wait.
+            with _on_signals(worker.abort):
+                worker.stop()
+
+
+def _run(application: "FastAPI", listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Tells when it is ready, and ends event streams, which never end by themselves, when it is told to stop."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            on_ready()
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            application.state.streams.close()
+            super().handle_exit(sig, frame)
+
+    # Requests are logged by the application, with their ids.
+    config = uvicorn.Config(
+        application, log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS, server_header=False
+    )
+    # Having stopped, uvicorn sends itself the signal again; it must not end the process before the worker has stopped.
+    with _on_signals(lambda: None):
+        Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def _on_signals(action: Callable[[], None]) -> Iterator[None]:
+    """Takes SIGINT and SIGTERM for a call of `action`."""
+    before = {number: signal.signal(number, lambda *_: action()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _announce(settings: "Settings", listener: socket.socket) -> None:
+    from app.shared.catalog import list_models
+
+    host, port = listener.getsockname()[:2]
+    # The first line of standard output, which scripts read; the log goes to standard error.
+    typer.echo(f"Serving on http://{f'[{host}]' if ':' in host else host}:{port}")
+    typer.echo(f"Data in {settings.data_dir}")
+    models = list_models(settings)
+    typer.echo(f"Models in {settings.models_folder}: {', '.join(models) or 'none yet'}")
+    typer.echo("Ctrl-C stops the service; a running job goes on at the next start")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise InvalidConfigError(
+            f"cannot listen on {host} port {port}: {_reason(error)}; choose another with --port (0 takes a free one)"
+        ) from error
+
+
+def _reason(error: OSError) -> str:
+    # The exception's own text repeats the address.
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+
+
+def _require_loopback(host: str) -> None:
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise InvalidConfigError(
+            f"{host} can be reached from other machines, and the service has no authentication yet; listen on "
+            "127.0.0.1, and put a proxy that authenticates in front of it"
+        )

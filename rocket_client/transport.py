@@ -1,0 +1,241 @@
+"""Requests to one server: sent again while it does not answer, and its refusals turned into errors."""
+
+import ipaddress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx2
+from pydantic import BaseModel, ValidationError
+
+from rocket_client.backoff import Patience, retry_after_seconds
+from rocket_client.errors import (
+    ClientError,
+    InvalidArgumentError,
+    ProblemError,
+    ServerUnreachableError,
+    UnexpectedAnswerError,
+)
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+_PROBLEM_TYPE = "application/problem+json"
+_TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
+# What proxies answer for a server that does not.
+_GATEWAY_STATUSES = frozenset({502, 503, 504})
+# After these the request has not left this machine.
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """Why the client waits.
+
+    Attributes:
+        reason: what the server or the network says.
+        seconds: until it asks again.
+        seconds_left: until it gives up.
+    """
+
+    reason: str
+    seconds: float
+    seconds_left: float
+
+
+class _ProblemDocument(BaseModel):
+    status: int | None = None
+    code: str = "unknown"
+    detail: str = ""
+    title: str = ""
+    param: str | None = None
+    request_id: str | None = None
+
+
+class Transport:
+    """The way to one server.
+
+    Args:
+        server: its address, `http://HOST:PORT`.
+        patience: seconds without an answer after which a request fails.
+        on_wait: told before each wait.
+
+    Raises:
+        InvalidArgumentError: the address is none.
+    """
+
+    def __init__(self, server: str, *, patience: float, on_wait: Callable[[Waiting], None]) -> None:
+        url = _server_url(server)
+        self.server = server.rstrip("/")
+        self._patience = patience
+        self._on_wait = on_wait
+        # A proxy of the environment cannot reach this machine's own loopback.
+        self._http = httpx2.Client(base_url=url, timeout=_TIMEOUT, trust_env=not _is_loopback(url.host))
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._http.close()
+
+    def get(self, path: str, kind: type[Answer], **params: str | int | None) -> Answer:
+        """The resource at a path.
+
+        Args:
+            path: below the server's address.
+            kind: what to expect there.
+            params: the query, without those that are None.
+        """
+        return self.parse(self.send("GET", path, params=params).content, kind)
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int | None] | None = None,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
+        is_repeatable: bool = True,
+        patience: float | None = None,
+    ) -> httpx2.Response:
+        """Sends a request, again and again while the server does not answer or asks for time.
+
+        Args:
+            method: HTTP method.
+            path: below the server's address.
+            params: the query, without those that are None.
+            json: the body.
+            headers: further headers.
+            is_repeatable: whether it does no harm that the server receives it twice.
+            patience: seconds without an answer before giving up; None takes this transport's.
+
+        Returns:
+            The answer, read, with a status below 300.
+
+        Raises:
+            ClientError: there is no such answer.
+        """
+        left = Patience(self._patience if patience is None else patience)
+        while True:
+            try:
+                with self.open(method, path, params=params, json=json, headers=headers) as response:
+                    response.read()
+                    return response
+            except ClientError as error:
+                if not is_repeatable and isinstance(error, ServerUnreachableError) and error.may_have_arrived:
+                    raise
+                self.wait_out(error, left)
+
+    @contextmanager
+    def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int | None] | None = None,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
+        read_seconds: float | None = None,
+    ) -> Iterator[httpx2.Response]:
+        """Sends a request once and gives its answer to be read; what happens while it is read is told alike.
+
+        Args:
+            method: HTTP method.
+            path: below the server's address.
+            params: the query, without those that are None.
+            json: the body.
+            headers: further headers.
+            read_seconds: longest silence within the answer.
+
+        Raises:
+            ServerUnreachableError: there is no answer, or it breaks off.
+            ProblemError: the server refuses.
+            UnexpectedAnswerError: the answer is none of this service.
+        """
+        timeout = _TIMEOUT if read_seconds is None else httpx2.Timeout(read_seconds, connect=5.0)
+        query = {name: value for name, value in (params or {}).items() if value is not None}
+        try:
+            with self._http.stream(method, path, params=query, json=json, headers=headers, timeout=timeout) as response:
+                if not response.is_success:
+                    response.read()
+                    raise self._refusal(response)
+                yield response
+        except httpx2.RequestError as error:
+            arrived = not isinstance(error, _NOT_SENT)
+            raise ServerUnreachableError(self.server, _reason(error), may_have_arrived=arrived) from error
+
+    def wait_out(self, error: ClientError, patience: Patience) -> None:
+        """Waits before a request is sent again.
+
+        Raises:
+            ClientError: the given one, if waiting does not help or has been long enough.
+        """
+        seconds = patience.next_wait(error.retry_after) if error.is_passing else None
+        if seconds is None:
+            raise error
+        reason = error.reason if isinstance(error, ServerUnreachableError) else str(error)
+        self._on_wait(Waiting(reason=reason, seconds=seconds, seconds_left=patience.seconds_left))
+        time.sleep(seconds)
+
+    def parse(self, text: str | bytes, kind: type[Answer]) -> Answer:
+        """A resource from JSON; members that it does not know are ignored.
+
+        Raises:
+            UnexpectedAnswerError: it is none.
+        """
+        try:
+            return kind.model_validate_json(text, extra="ignore")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise self.unexpected(f"{kind.__name__}: {where or 'body'}: {first['msg']}") from error
+
+    def unexpected(self, found: str) -> UnexpectedAnswerError:
+        """The error for an answer that makes no sense."""
+        return UnexpectedAnswerError(self.server, found)
+
+    def _refusal(self, response: httpx2.Response) -> ClientError:
+        status = response.status_code
+        retry_after = retry_after_seconds(response.headers.get("retry-after"))
+        if response.headers.get("content-type", "").partition(";")[0].strip() == _PROBLEM_TYPE:
+            document = self.parse(response.content, _ProblemDocument)
+            return ProblemError(
+                status=status,
+                code=document.code,
+                detail=document.detail or document.title or f"status {status}",
+                param=document.param,
+                request_id=document.request_id,
+                retry_after=retry_after,
+            )
+        if status in _GATEWAY_STATUSES:
+            error = ServerUnreachableError(self.server, f"a proxy answers {status}", may_have_arrived=True)
+            error.retry_after = retry_after
+            return error
+        location = response.headers.get("location")
+        return self.unexpected(f"status {status}" + (f", redirects to {location}" if location else ""))
+
+
+def _server_url(server: str) -> httpx2.URL:
+    try:
+        url = httpx2.URL(server)
+    except httpx2.InvalidURL as error:
+        raise InvalidArgumentError(f"{server!r} is no server's address ({error}); write http://HOST:PORT") from error
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise InvalidArgumentError(f"{server!r} is no server's address; write http://HOST:PORT")
+    return url
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _reason(error: httpx2.RequestError) -> str:
+    if isinstance(error, httpx2.TimeoutException):
+        return "timed out"
+    if isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError):
+        return "the connection broke off"
+    text = str(error).partition("] ")[2] or str(error)
+    return text or type(error).__name__

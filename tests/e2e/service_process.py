@@ -1,0 +1,108 @@
+"""The real service in a process of its own, as a user starts it, and what is needed to hurt it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import psutil
+
+ROCKET = Path(sys.executable).parent / "rocket"
+QUICK = {"ROCKET_POLL_SECONDS": "0.1", "ROCKET_RETRY_BACKOFF_SECONDS": "0.1", "OMP_NUM_THREADS": "1"}
+
+
+class Service:
+    """`rocket serve` on a free port.
+
+    Args:
+        data_dir: its data folder.
+        settings: environment variables.
+    """
+
+    def __init__(self, data_dir: Path, **settings: str) -> None:
+        self.data_dir = data_dir
+        self.log = data_dir.parent / f"{data_dir.name}.log"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROCKET_", "HF_TOKEN"))}
+        self._environment = kept | QUICK | settings
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, and waits until it says where it listens."""
+        command = [str(ROCKET), "serve", "--port", "0", "--data-dir", str(self.data_dir)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=self._environment)
+        assert self.process.stdout is not None
+        # Ends with the process, too, so that one that does not start is no endless wait.
+        line = self.process.stdout.readline().decode()
+        assert line.startswith("Serving on http://"), (line, self.log.read_text()[-2000:])
+        self.url = line.removeprefix("Serving on ").strip()
+        self.client = httpx2.Client(base_url=self.url, timeout=60)
+
+    def children(self) -> list[psutil.Process]:
+        """Processes of jobs that are alive."""
+        try:
+            return [child for child in psutil.Process(self.process.pid).children(recursive=True) if child.is_running()]
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill_job(self) -> bool:
+        """Kills the process of the running job, if there is one."""
+        children = self.children()
+        for child in children:
+            child.kill()
+        return bool(children)
+
+    def kill(self) -> None:
+        """Kills the service itself; says how its jobs' processes take it."""
+        orphans = self.children()
+        self.process.kill()
+        self._ended()
+        psutil.wait_procs(orphans, timeout=10)
+        assert not [orphan for orphan in orphans if orphan.is_running() and orphan.status() != psutil.STATUS_ZOMBIE]
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Stops it as a user would, and returns its exit code."""
+        self.process.send_signal(number)
+        return self._ended()
+
+    def close(self) -> None:
+        """Ends it, whatever it does."""
+        if self.process.poll() is None:
+            self.kill()
+
+    def submit(self, **request: object) -> str:
+        """Submits a job and returns its id."""
+        answer = self.client.post("/jobs", json=request)
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
+
+    def job(self, job_id: str) -> dict:
+        """A job."""
+        return self.client.get(f"/jobs/{job_id}").raise_for_status().json()
+
+    def wait(self, job_id: str, *, until, seconds: float = 180) -> dict:
+        """Waits until something holds of a job."""
+        deadline = time.monotonic() + seconds
+        while not until(job := self.job(job_id)):
+            assert time.monotonic() < deadline, (job, self.log.read_text()[-3000:])
+            time.sleep(0.02)
+        return job
+
+    def finished(self, job_id: str) -> dict:
+        """Waits for the end of a job."""
+        return self.wait(job_id, until=lambda job: job["status"] in {"succeeded", "failed", "cancelled"})
+
+    def hashes(self, job_id: str) -> dict[str, str]:
+        """SHA-256 of a job's artifacts by name; without report and card, which tell times."""
+        data = self.client.get(f"/jobs/{job_id}/artifacts").raise_for_status().json()["data"]
+        return {file["name"]: file["sha256"] for file in data if not file["name"].endswith(("report.json", ".md"))}
+
+    def _ended(self) -> int:
+        self.client.close()
+        code = self.process.wait(timeout=60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code

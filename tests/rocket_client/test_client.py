@@ -1,0 +1,353 @@
+import json
+import socket
+import threading
+import time
+
+import pytest
+from pydantic import BaseModel
+
+from app.main import create_app
+from app.shared.outcomes import JobError
+from rocket_client import Rocket, resources
+from rocket_client.errors import (
+    InvalidArgumentError,
+    ProblemError,
+    ServerUnreachableError,
+    UnexpectedAnswerError,
+)
+from rocket_core.errors import HubUnavailableError
+from rocket_core.report import CompressionReport
+from tests.rocket_client.fakes import build_report
+from tests.rocket_client.service import FACTORED, free_port
+
+
+class EventPage(BaseModel):
+    data: tuple[resources.Event, ...]
+
+
+UNKNOWN = "job_" + "0" * 26
+
+
+READ = [
+    ("post", "/jobs", "202", resources.Job),
+    ("get", "/jobs", "200", resources.JobPage),
+    ("get", "/jobs/{job_id}", "200", resources.Job),
+    ("post", "/jobs/{job_id}/cancel", "202", resources.Job),
+    ("post", "/jobs/{job_id}/retry", "202", resources.Job),
+    ("delete", "/jobs/{job_id}", "204", None),
+    ("get", "/jobs/{job_id}/events", "200", EventPage),
+    ("get", "/jobs/{job_id}/layers", "200", resources.LayerList),
+    ("get", "/jobs/{job_id}/artifacts", "200", resources.ArtifactList),
+    ("get", "/jobs/{job_id}/artifacts/{name}", "206", None),
+    ("get", "/jobs/{job_id}/report", "200", CompressionReport),
+    ("get", "/models", "200", resources.NamedList),
+    ("get", "/calibrations", "200", resources.NamedList),
+]
+
+
+class Relay:
+    """Stands between client and server and loses the first answers."""
+
+    def __init__(self, server_url, *, lost):
+        self._port = int(server_url.rsplit(":", 1)[1])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lost = lost
+        self.requests = []
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection, socket.create_connection(("127.0.0.1", self._port)) as onward:
+                # One request per connection: the client sends it in one or two pieces, and none is longer.
+                request = connection.recv(65536)
+                head, _, body = request.partition(b"\r\n\r\n")
+                length = next(
+                    (int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0
+                )
+                while len(body) < length:
+                    body += connection.recv(65536)
+                self.requests.append(head.decode())
+                onward.sendall(head + b"\r\nConnection: close\r\n\r\n" + body)
+                answer = b"".join(iter(lambda: onward.recv(65536), b""))
+                if len(self.requests) > self._lost:
+                    connection.sendall(answer)
+
+    def close(self):
+        self._listener.close()
+
+
+@pytest.fixture
+def relay(server):
+    made = []
+
+    def relay(*, lost):
+        made.append(Relay(server.url, lost=lost))
+        return made[-1]
+
+    yield relay
+    for one in made:
+        one.close()
+
+
+def test_a_job_is_submitted_with_the_defaults_of_the_server(client):
+    job = client.submit("local/tiny", ratio=0.3)
+
+    assert (job.status, job.model_id, job.ratio, job.progress) == ("queued", "local/tiny", 0.3, 0)
+    assert job.calibration == resources.Calibration(dataset="builtin", samples=256, sequence_length=None, seed=0)
+    assert job.options["export"] == ["factored", "dense"]
+    assert not job.has_ended
+    assert client.get_job(job.id) == job
+
+
+def test_everything_that_can_be_asked_for_arrives(client):
+    job = client.submit(
+        "local/tiny",
+        ratio=0.2,
+        calibration={"dataset": "local/mine.jsonl", "samples": 3, "sequence_length": 64, "seed": 1},
+        options={"objective": "whitened", "ignore": ["*.q_proj"], "export": ["dense"]},
+        metadata={"team": "ours"},
+    )
+
+    assert job.calibration == resources.Calibration(dataset="local/mine.jsonl", samples=3, sequence_length=64, seed=1)
+    assert (job.options["objective"], job.options["ignore"]) == ("whitened", ["*.q_proj"])
+    assert job.metadata == {"team": "ours"}
+
+
+def test_a_key_makes_one_job_of_two_requests(client):
+    jobs = {client.submit("local/tiny", ratio=0.3, idempotency_key="k").id for _ in range(2)}
+    others = {client.submit("local/tiny", ratio=0.3).id for _ in range(2)}
+
+    assert len(jobs) == 1
+    assert len(others) == 2
+
+
+def test_a_request_whose_answer_is_lost_makes_one_job(service, relay):
+    with Rocket(relay(lost=2).url, patience=10) as client:
+        job = client.submit("local/tiny", ratio=0.3)
+
+    assert service.count_jobs() == 1
+    assert client.server
+    assert job.status == "queued"
+
+
+def test_a_deletion_whose_answer_is_lost_is_not_repeated(service, relay):
+    job_id = service.succeeded({})
+    between = relay(lost=1)
+
+    with Rocket(between.url, patience=10) as client, pytest.raises(ServerUnreachableError):
+        client.delete(job_id)
+
+    assert len(between.requests) == 1
+
+
+def test_jobs_are_listed_page_by_page_newest_first(client, service):
+    ids = [service.submit() for _ in range(102)]
+
+    page = client.list_jobs(limit=2)
+    assert [job.id for job in page.data] == ids[:-3:-1]
+    assert (page.has_more, page.last_id) == (True, ids[-2])
+    assert [job.id for job in client.list_jobs(after=page.last_id, limit=1).data] == [ids[-3]]
+    assert [job.id for job in client.iterate_jobs()] == ids[::-1]
+    assert list(client.iterate_jobs(status="failed")) == []
+
+
+def test_a_job_is_cancelled_retried_and_deleted(client):
+    job = client.submit("local/tiny", ratio=0.3)
+
+    cancelled = client.cancel(job.id)
+    assert (cancelled.status, cancelled.has_ended) == ("cancelled", True)
+    retried = client.retry(job.id)
+    assert (retried.status, retried.retry_of) == ("queued", job.id)
+    client.delete(job.id)
+    with pytest.raises(ProblemError) as refused:
+        client.get_job(job.id)
+    assert (refused.value.status, refused.value.code) == (404, "job_not_found")
+
+
+def test_what_a_job_produced_is_read(client, service):
+    job_id = service.submit()
+    lease = service.claim(job_id)
+    service.profile(lease, "model.layers.0.q")
+    service.succeed(lease, {"factored/config.json": b"{}"})
+
+    (layer,) = client.layers(job_id)
+    assert (layer.name, layer.d_in, len(layer.candidates)) == ("model.layers.0.q", 8, 2)
+    assert layer.chosen.model_dump() == FACTORED.model_dump()
+    assert client.report(job_id) == build_report()
+    (artifact,) = client.artifacts(job_id)
+    assert (artifact.name, artifact.size) == ("factored/config.json", 2)
+    assert client.get_job(job_id).result.kept_parameters == 7_000_000
+
+
+def test_a_job_that_failed_says_why(client, service):
+    job_id = service.submit()
+    service.fail(service.claim(job_id), JobError(code="insufficient_disk", message="full", stage="exporting"))
+
+    error = client.get_job(job_id).error
+    assert (error.code, error.message, error.stage, error.layer) == ("insufficient_disk", "full", "exporting", None)
+
+
+def test_the_server_offers_names(client):
+    assert client.models() == ["local/tiny"]
+    assert {"builtin", "wikitext2", "local/mine.jsonl"} <= set(client.calibrations())
+
+
+def test_a_refusal_carries_what_the_problem_document_says(client):
+    with pytest.raises(ProblemError) as refused:
+        client.submit("local/tiny", ratio=1.5)
+
+    error = refused.value
+    assert (error.status, error.code, error.param) == (422, "invalid_request", "ratio")
+    assert "less than 1" in str(error)
+    assert error.request_id
+
+
+def test_a_server_that_is_not_there_is_told_within_the_patience():
+    url, waits = f"http://127.0.0.1:{free_port()}", []
+    began = time.monotonic()
+
+    with Rocket(url, patience=0.6, on_wait=waits.append) as client, pytest.raises(ServerUnreachableError) as gone:
+        client.list_jobs()
+
+    assert 0.5 < time.monotonic() - began < 3
+    assert len(waits) >= 2
+    assert waits[0].reason == "Connection refused"
+    assert "rocket serve" in str(gone.value)
+    assert url in str(gone.value)
+
+
+def test_a_request_to_a_server_that_is_busy_is_sent_again_under_the_same_key(server, service, monkeypatch):
+    monkeypatch.setattr("app.api.errors.RETRY_AFTER_SECONDS", 1)
+    context = server.application.state.context
+    admit, asked = type(context.admission).admit, []
+
+    def hub_is_down_once(self, request):
+        asked.append(time.monotonic())
+        if len(asked) == 1:
+            raise HubUnavailableError("later")
+        admit(self, request)
+
+    monkeypatch.setattr(type(context.admission), "admit", hub_is_down_once)
+
+    with Rocket(server.url, patience=5) as client:
+        client.submit("local/tiny", ratio=0.3)
+
+    assert asked[1] - asked[0] >= 1
+    assert service.count_jobs() == 1
+
+
+def test_a_refusal_that_will_not_pass_is_not_repeated(server):
+    waits = []
+    with Rocket(server.url, on_wait=waits.append) as client, pytest.raises(ProblemError):
+        client.get_job(UNKNOWN)
+
+    assert waits == []
+
+
+@pytest.mark.parametrize("address", ["localhost:8000", "127.0.0.1", "ftp://host", "http://", "http://ho st:x"])
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(InvalidArgumentError, match="http://HOST:PORT"):
+        Rocket(address)
+
+
+@pytest.mark.parametrize("job_id", ["", ".", "..", "a/b", "../healthz", "x?y", "x%2Fy"])
+def test_an_id_that_would_be_another_path_is_not_sent(job_id):
+    client = Rocket("http://127.0.0.1:1")
+    for call in (client.get_job, client.cancel, client.delete, client.layers, client.artifacts):
+        with pytest.raises(InvalidArgumentError, match="no job's id"):
+            call(job_id)
+
+
+def test_numbers_and_keys_that_cannot_be_sent_are_refused():
+    client = Rocket("http://127.0.0.1:1")
+    with pytest.raises(InvalidArgumentError, match="ratio"):
+        client.submit("local/tiny", ratio=float("nan"))
+    with pytest.raises(InvalidArgumentError, match="ASCII"):
+        client.submit("local/tiny", ratio=0.3, idempotency_key="ü")
+
+
+def test_the_address_comes_from_the_environment(server, monkeypatch):
+    monkeypatch.setenv("ROCKET_SERVER", server.url + "/")
+
+    with Rocket() as client:
+        assert client.models() == ["local/tiny"]
+        assert client.server == server.url
+
+
+def test_a_proxy_of_the_environment_does_not_stand_before_this_machine(server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+
+    with Rocket(server.url, patience=0) as client:
+        assert client.models() == ["local/tiny"]
+
+
+def test_another_service_at_the_address_is_recognized(server):
+    with Rocket(server.url + "/jobs", patience=0) as client, pytest.raises(ProblemError):
+        client.list_jobs()
+    # This service speaks HTTP as well, but its OpenAPI document is no list of jobs.
+    with Rocket(server.url, patience=0) as client, pytest.raises(UnexpectedAnswerError, match="JobPage"):
+        client._transport.get("/openapi.json", resources.JobPage)
+
+
+def test_what_a_newer_server_adds_is_ignored(client):
+    answer = client.submit("local/tiny", ratio=0.3).model_dump(mode="json")
+    newer = answer | {"status": "hibernating", "price": 3, "calibration": answer["calibration"] | {"mixture": []}}
+
+    job = resources.Job.model_validate(newer)
+    assert job.status == "hibernating"
+    assert job.calibration.dataset == "builtin"
+    report = json.loads(build_report().model_dump_json()) | {"energy": 5}
+    report["totals"]["joules"] = 5
+    assert client._transport.parse(json.dumps(report), CompressionReport) == build_report()
+
+
+def fields_of(kind):
+    """Every field below a resource, with its path, and the resources among their types."""
+    for name, field in kind.model_fields.items():
+        nested = [
+            part for part in flattened(field.annotation) if isinstance(part, type) and hasattr(part, "model_fields")
+        ]
+        yield name, nested[0] if nested else None
+
+
+def flattened(annotation):
+    inner = getattr(annotation, "__args__", ())
+    return [annotation, *(leaf for part in inner for leaf in flattened(part))]
+
+
+def resolved(document, schema):
+    """The schema behind references, lists and nullable types."""
+    while True:
+        if "$ref" in schema:
+            schema = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+        elif "anyOf" in schema:
+            schema = next(part for part in schema["anyOf"] if part.get("type") != "null")
+        elif "items" in schema:
+            schema = schema["items"]
+        else:
+            return schema
+
+
+def missing_fields(document, schema, kind, where):
+    properties = resolved(document, schema)["properties"]
+    for name, nested in fields_of(kind):
+        if name not in properties:
+            yield f"{where}.{name}"
+        elif nested is not None:
+            yield from missing_fields(document, properties[name], nested, f"{where}.{name}")
+
+
+def test_the_service_documents_every_path_and_field_that_the_client_reads(service):
+    document = create_app(service.settings).openapi()
+    for method, path, status, kind in READ:
+        answer = document["paths"][path][method]["responses"][status]
+        if kind is not None:
+            schema = answer["content"]["application/json"]["schema"]
+            assert list(missing_fields(document, schema, kind, kind.__name__)) == []
+    events = document["paths"]["/jobs/{job_id}/events"]["get"]["responses"]["200"]["content"]
+    assert "text/event-stream" in events

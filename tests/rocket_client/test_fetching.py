@@ -1,0 +1,257 @@
+import hashlib
+import os
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from app.api import artifacts
+from app.shared.repositories import sweeps
+from rocket_client import Rocket
+from rocket_client.errors import (
+    DigestMismatchError,
+    FolderBusyError,
+    NotEnoughDiskError,
+    NothingToDownloadError,
+    ProblemError,
+    UnsafeNameError,
+)
+from rocket_client.fetching import Outcome, _only_download, safe_paths
+from tests.rocket_client.service import ServerProcess, in_background, wait_for
+
+WEIGHTS = bytes(range(256)) * 4096
+FILES = {
+    "factored/model.safetensors": WEIGHTS,
+    "factored/config.json": b"{}",
+    "dense/model.safetensors": WEIGHTS[::-1],
+    "dense/sub folder/ü#?%2F.json": b"[]",
+    "report.json": b'{"report": 1}',
+    "empty": b"",
+}
+PART = "factored/model.safetensors.part"
+
+
+def contents(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def job_id(service):
+    return service.succeeded(FILES)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "out" / "here"
+
+
+@pytest.fixture
+def part(folder):
+    (folder / "factored").mkdir(parents=True)
+    return folder / PART
+
+
+def received(client, job_id, folder):
+    """Downloads, and says how many bytes came over the network."""
+    seen = [0]
+    client.download(job_id, folder, on_progress=lambda progress: seen.append(progress.received))
+    return seen[-1]
+
+
+def test_all_artifacts_arrive_under_their_names(client, job_id, folder):
+    files = client.download(job_id, folder)
+
+    assert contents(folder) == FILES
+    assert {file.artifact.name for file in files} == set(FILES)
+    assert {file.outcome for file in files} == {Outcome.DOWNLOADED}
+    assert all(file.path == folder / file.artifact.name for file in files)
+
+
+def test_progress_counts_bytes_up_to_the_total(client, job_id, folder):
+    told = []
+    client.download(job_id, folder, on_progress=told.append)
+
+    total = sum(map(len, FILES.values()))
+    done = [progress.done for progress in told]
+    assert {progress.total for progress in told} == {total}
+    assert done == sorted(done)
+    assert done[-1] == total
+
+
+def test_only_the_exports_asked_for_are_downloaded(client, job_id, folder):
+    client.download(job_id, folder, exports=["factored"])
+
+    assert set(contents(folder)) == {"factored/model.safetensors", "factored/config.json", "report.json", "empty"}
+
+
+def test_an_export_that_the_job_does_not_have_is_told(client, job_id, folder):
+    with pytest.raises(NothingToDownloadError, match="no export 'gguf'; it has dense and factored"):
+        client.download(job_id, folder, exports=["gguf"])
+    assert not folder.exists()
+
+
+def test_what_is_there_is_verified_and_stays(client, job_id, folder):
+    client.download(job_id, folder)
+    before = (folder / "report.json").stat().st_mtime_ns
+
+    files = client.download(job_id, folder)
+
+    assert {file.outcome for file in files} == {Outcome.KEPT}
+    assert (folder / "report.json").stat().st_mtime_ns == before
+    assert received(client, job_id, folder) == 0
+
+
+def test_what_is_there_and_wrong_is_replaced_and_told(client, job_id, folder):
+    client.download(job_id, folder)
+    (folder / "factored/config.json").write_bytes(b"[]")
+    (folder / "dense/model.safetensors").write_bytes(b"short")
+
+    files = client.download(job_id, folder)
+
+    assert contents(folder) == FILES
+    assert {file.artifact.name for file in files if file.outcome is Outcome.REPLACED} == {
+        *("factored/config.json", "dense/model.safetensors"),
+    }
+
+
+@pytest.mark.parametrize("cut", [1, 4096, len(WEIGHTS) - 1, len(WEIGHTS)])
+def test_a_part_is_gone_on_with(client, job_id, folder, part, cut):
+    part.write_bytes(WEIGHTS[:cut])
+
+    assert received(client, job_id, folder) == sum(map(len, FILES.values())) - cut
+    assert contents(folder) == FILES
+
+
+@pytest.mark.parametrize(
+    "left", [b"x" * 5000, WEIGHTS[:-1] + b"x", WEIGHTS + b"x"], ids=["other", "last byte", "longer"]
+)
+def test_a_part_that_is_none_is_begun_anew(client, job_id, folder, part, left):
+    part.write_bytes(left)
+
+    client.download(job_id, folder)
+
+    assert contents(folder) == FILES
+
+
+def test_a_range_is_asked_for_only_of_the_content_it_belongs_to(client, job_id, folder, part, monkeypatch):
+    part.write_bytes(WEIGHTS[:1000])
+    asked = []
+    settle = artifacts._settle_range
+
+    def spy(request, size, etag):
+        if "range" in request.headers:
+            asked.append((request.headers["range"], request.headers["if-range"]))
+        settle(request, size, etag)
+
+    monkeypatch.setattr(artifacts, "_settle_range", spy)
+    client.download(job_id, folder)
+
+    assert asked == [("bytes=1000-", f'"sha256-{hashlib.sha256(WEIGHTS).hexdigest()}"')]
+
+
+def test_a_tampered_file_is_no_artifact(client, service, job_id, folder):
+    service.stored_file(WEIGHTS).write_bytes(b"x" + WEIGHTS[1:])
+
+    with pytest.raises(DigestMismatchError, match=hashlib.sha256(WEIGHTS).hexdigest()):
+        client.download(job_id, folder)
+
+    assert "factored/model.safetensors" not in contents(folder)
+    assert PART not in contents(folder)
+
+
+def test_a_file_that_goes_on_after_its_end_is_no_artifact(client, service, job_id, folder):
+    service.stored_file(WEIGHTS).write_bytes(WEIGHTS + b"more")
+
+    with pytest.raises(DigestMismatchError, match="larger"):
+        client.download(job_id, folder)
+
+    assert (folder / PART).stat().st_size == 0
+
+
+def test_a_server_that_is_killed_and_started_again_only_interrupts_a_download(service, folder):
+    weights = os.urandom(2**20) * 48
+    job_id = service.succeeded({"model.safetensors": weights})
+    waits, told = [], []
+    with (
+        ServerProcess(service.settings.data_dir) as server,
+        Rocket(server.url, patience=5, on_wait=waits.append) as client,
+    ):
+
+        def kill_once(progress):
+            told.append(progress)
+            if len(told) == 1:
+                server.kill()
+
+        def start_again():
+            wait_for(lambda: waits)
+            server.start()
+
+        with in_background(start_again):
+            client.download(job_id, folder, on_progress=kill_once)
+
+    assert contents(folder) == {"model.safetensors": weights}
+    assert waits
+    assert told[-1].received == len(weights), "nothing came twice"
+
+
+@pytest.mark.parametrize(
+    "name", ["../up", "/etc/passwd", "a/../../b", "a//b", "a\\b", "..", ".", "", "a/", "nul\0", "line\nbreak", "./a"]
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused(name, tmp_path):
+    with pytest.raises(UnsafeNameError):
+        safe_paths(["good", name], tmp_path)
+
+
+@pytest.mark.parametrize("names", [["a", "a"], ["a", "a/b"], ["a.part", "a"], ["a.part/b", "a"]])
+def test_two_names_of_one_file_are_refused(names, tmp_path):
+    with pytest.raises(UnsafeNameError):
+        safe_paths(names, tmp_path)
+
+
+def test_a_server_that_names_a_file_outside_writes_nothing(client, service, folder):
+    job_id = service.succeeded({"fine": b"1", "../outside": b"2"})
+
+    with pytest.raises(UnsafeNameError, match="outside"):
+        client.download(job_id, folder)
+
+    assert not folder.exists()
+    assert not (folder.parent / "outside").exists()
+
+
+def test_two_downloads_do_not_share_a_folder(client, job_id, folder):
+    folder.mkdir(parents=True)
+    with _only_download(folder), pytest.raises(FolderBusyError, match=str(folder)):
+        client.download(job_id, folder)
+
+    client.download(job_id, folder)
+
+
+def test_what_does_not_fit_is_told_before_anything_is_written(client, job_id, folder, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
+
+    with pytest.raises(NotEnoughDiskError, match="bytes are needed"):
+        client.download(job_id, folder)
+    assert contents(folder) == {}
+
+
+def test_a_disk_that_fills_up_is_told_with_the_file(client, job_id, folder, part):
+    part.symlink_to("/dev/full")
+
+    with pytest.raises(OSError, match="No space left") as full:
+        client.download(job_id, folder)
+    assert full.value.filename == str(part)
+
+
+def test_a_job_that_has_not_succeeded_has_nothing(client, service, folder):
+    with pytest.raises(NothingToDownloadError, match="is queued; only a job that has succeeded"):
+        client.download(service.submit(), folder)
+
+
+def test_what_has_expired_is_told(client, service, folder):
+    job_id = service.succeeded({"a": b"1"}, retention=timedelta(0))
+    for key in service.do(sweeps.expire_artifacts):
+        service.artifacts.remove(key)
+
+    with pytest.raises(ProblemError) as refused:
+        client.download(job_id, folder)
+    assert refused.value.code == "artifact_expired"

@@ -1,0 +1,198 @@
+import inspect
+import json
+import subprocess
+import sys
+
+import httpx2
+import pytest
+
+from app.shared.requests import CalibrationRequest, JobOptions
+from rocket_client import submit
+from rocket_client.options import ExportChoice
+from tests.rocket_client.service import free_port, in_background, wait_for
+
+
+def submitted(client):
+    return client.list_jobs().data[0]
+
+
+def test_the_id_goes_to_stdout_and_what_to_do_next_to_stderr(remote, client):
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3")
+
+    job = submitted(client)
+    assert (outcome.code, outcome.out) == (0, f"{job.id}\n")
+    assert outcome.err == f"rocket: submitted; `rocket watch {job.id}` shows how it comes along\n"
+
+
+def test_what_is_not_given_is_not_sent(remote, monkeypatch):
+    sent = []
+    send = httpx2.Client.stream
+
+    def spy(self, method, path, **options):
+        sent.append(options["json"])
+        return send(self, method, path, **options)
+
+    monkeypatch.setattr(httpx2.Client, "stream", spy)
+    remote("submit", "local/tiny", "--ratio", "0.3")
+
+    assert sent == [{"model_id": "local/tiny", "ratio": 0.3}]
+
+
+def test_every_option_reaches_the_server(remote, client):
+    options = (
+        "--ratio 0.2 --calibration local/mine.jsonl --samples 3 --sequence-length 64 --seed 1 --objective whitened "
+        "--ignore *.q_proj --ignore *.k_proj --export dense --dtype float32 --precision float64 --metadata a=b "
+        "--metadata c=d=e --idempotency-key mine"
+    )
+
+    assert remote("submit", "local/tiny", *options.split()).code == 0
+
+    job = submitted(client)
+    assert (job.model_id, job.ratio, job.metadata) == ("local/tiny", 0.2, {"a": "b", "c": "d=e"})
+    assert job.calibration.model_dump() == {
+        "dataset": "local/mine.jsonl",
+        "samples": 3,
+        "sequence_length": 64,
+        "seed": 1,
+    }
+    wanted = {
+        "objective": "whitened",
+        "ignore": ["*.q_proj", "*.k_proj"],
+        "export": ["dense"],
+        "dtype": "float32",
+        "precision": "float64",
+    }
+    assert wanted.items() <= job.options.items()
+    assert (
+        client.submit(
+            "local/tiny",
+            ratio=0.2,
+            calibration=job.calibration.model_dump(),
+            options=job.options,
+            metadata=job.metadata,
+            idempotency_key="mine",
+        ).id
+        == job.id
+    )
+
+
+def test_every_option_is_one_of_the_request():
+    parameters = set(inspect.signature(submit.submit).parameters)
+    text = {"calibration", *CalibrationRequest.model_fields} - {"dataset"}
+    assert text <= parameters
+    own = {"model_id", "ratio", "revision", "metadata", "idempotency_key", "watch", "server", "as_json"}
+    assert parameters - text - own <= set(JobOptions.model_fields)
+    assert all(isinstance(choice, str) for choice in ExportChoice), "choices are sent as they are"
+
+
+def test_json_is_the_job(remote, client):
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--json")
+
+    assert (outcome.code, outcome.err) == (0, "")
+    assert json.loads(outcome.out) == submitted(client).model_dump(mode="json")
+
+
+def test_watching_ends_with_the_result(remote, client, service):
+    def work():
+        wait_for(lambda: client.list_jobs().data)
+        lease = service.claim(submitted(client).id)
+        service.progress(lease, "calibrating", 0.5)
+        service.succeed(lease, {})
+
+    with in_background(work):
+        outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--watch")
+
+    job = submitted(client)
+    lines = outcome.out.splitlines()
+    assert outcome.code == 0
+    assert lines[0] == job.id
+    assert lines[1].startswith(f"{job.id} succeeded in 0:0")
+    assert "Parameters: 7M of 10M compressible ones kept, 30.0% removed" in lines
+    assert f"rocket download {job.id}" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "near"),
+    [("local/tiney", "local/tiny"), ("tiny", "local/tiny"), ("tinny", "local/tiny"), ("local/elephant", None)],
+)
+def test_an_unknown_model_is_answered_with_those_there_are(remote, model, near):
+    outcome = remote("submit", model, "--ratio", "0.3")
+
+    assert outcome.code in {2, 3}
+    assert f"{model!r} is refused" in outcome.err
+    assert "this server has local/tiny" in outcome.err
+    assert (f"did you mean {near}?" in outcome.err) == (near is not None)
+
+
+def test_a_path_is_answered_with_what_to_do_with_it(remote, tmp_path):
+    (tmp_path / "my model").mkdir()
+
+    outcome = remote("submit", tmp_path / "my model", "--ratio", "0.3")
+
+    assert outcome.code == 2
+    assert "a server takes no paths; copy it into the server's models folder" in outcome.err
+
+
+def test_an_unknown_dataset_is_answered_with_those_there_are(remote):
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--calibration", "wikitxt2")
+
+    assert outcome.code == 2
+    assert "did you mean wikitext2?" in outcome.err
+    assert "local/mine.jsonl" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("ratio", "code", "said"), [("1.5", 2, "less than 1"), ("nan", 2, "ratio"), ("0.99", 4, "0.99")]
+)
+def test_a_ratio_that_cannot_be_is_refused(remote, client, ratio, code, said):
+    outcome = remote("submit", "local/tiny", "--ratio", ratio)
+
+    assert outcome.code == code
+    assert said in outcome.err
+    assert outcome.out == ""
+    assert client.list_jobs().data == ()
+
+
+def test_a_refusal_is_json_for_programs(remote):
+    outcome = remote("submit", "local/elephant", "--ratio", "0.3", "--json")
+
+    error = json.loads(outcome.out)["error"]
+    assert outcome.code == 3
+    assert (error["code"], error["status"]) == ("model_not_found", 422)
+    assert error["request_id"]
+
+
+def test_a_label_that_is_none_is_wrong_usage(remote):
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--metadata", "team")
+
+    assert outcome.code == 2
+    assert "KEY=VALUE" in outcome.err
+
+
+def test_without_a_server_it_is_said_how_to_start_one(rocket, monkeypatch):
+    monkeypatch.setattr("rocket_client.remote.COMMAND_PATIENCE", 0.3)
+    url = f"http://127.0.0.1:{free_port()}"
+
+    outcome = rocket("submit", "local/tiny", "--ratio", "0.3", "--server", url)
+
+    assert outcome.code == 75
+    assert f"{url} does not answer (Connection refused); trying again for 0:00" in outcome.err
+    assert "start it with `rocket serve`" in outcome.err
+
+
+def test_the_server_is_named_where_it_is_not_the_usual_one(rocket, server):
+    outcome = rocket("submit", "local/tiny", "--ratio", "0.3", "--server", server.url)
+
+    assert f"rocket watch {outcome.out.strip()} --server {server.url}" in outcome.err
+
+
+def test_a_client_loads_neither_the_service_nor_torch(server):
+    code = (
+        "import sys\nfrom rocket_client.main import main\n"
+        "try:\n    main(['jobs'])\nfinally:\n    print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={"ROCKET_SERVER": server.url}, capture_output=True, text=True, check=True
+    )
+    imported = set(json.loads(result.stdout.splitlines()[-1].replace("'", '"')))
+    assert imported.isdisjoint({"app", "worker", "torch", "transformers", "fastapi", "sqlalchemy"})

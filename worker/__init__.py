@@ -1,0 +1,1 @@
+"""Runs jobs: claims them in the database and gives each to a process of its own."""

@@ -1,0 +1,121 @@
+"""Keeping a lease: a thread inside the job's process says that it lives, and ends it once it may no longer work."""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import NoReturn, Self
+
+from app.shared.database import Database
+from app.shared.errors import FencedOutError
+from app.shared.lifecycle import Status
+from app.shared.repositories import leases
+from app.shared.repositories.leases import Lease
+from app.shared.settings import Settings
+from worker.failures import attempted
+
+EXIT_FENCED_OUT = 76
+
+_LOOK_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
+_log = logging.getLogger(__name__)
+
+
+def exit_at_once() -> NoReturn:
+    """Ends the process without a word: what it holds open, the lock on its work folder too, the system lets go of."""
+    logging.shutdown()
+    os._exit(EXIT_FENCED_OUT)
+
+
+def die_with(parent: int) -> None:
+    """Has the system end this process when its parent dies, so that a restarted service finds the field clear.
+
+    Linux only, and only if the thread that started this process outlives it; `LeaseKeeper` looks too.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        exit_at_once()
+
+
+class LeaseKeeper:
+    """Renews a lease for as long as the context lasts.
+
+    The process ends itself, wherever it stands, when the job was taken from it, when it could not renew for a whole
+    lease, and when its parent is gone: somebody else may have the job then.
+
+    Args:
+        database: where the lease is.
+        lease: the lease.
+        settings: how long it lasts, and how often it is renewed.
+        parent: process id of the supervisor.
+        on_stop: called when the user wants the job to stop; may be called again.
+        on_lost: ends the process.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        lease: Lease,
+        settings: Settings,
+        *,
+        parent: int,
+        on_stop: Callable[[], None],
+        on_lost: Callable[[], None] = exit_at_once,
+    ) -> None:
+        self._database = database
+        self._lease = lease
+        self._settings = settings
+        self._parent = parent
+        self._on_stop = on_stop
+        self._on_lost = on_lost
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begins."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends; the lease itself stays. Whoever ends the job does so after this, or it would count as taken away."""
+        self._done.set()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        interval = self._settings.heartbeat_seconds
+        renewed = time.monotonic()
+        due = renewed
+        while not self._done.is_set():
+            if os.getppid() != self._parent:
+                _log.warning("the worker is gone; this job's process ends, and another will go on from its checkpoints")
+                self._on_lost()
+                return
+            if time.monotonic() >= due:
+                due = time.monotonic() + interval
+                began = time.monotonic()
+                if attempted("renewing the lease", self._renew):
+                    renewed = began
+            if time.monotonic() - renewed > self._settings.lease_seconds:
+                _log.warning("the lease has run out, as the database could not be told; this job's process ends")
+                self._on_lost()
+                return
+            self._done.wait(min(_LOOK_SECONDS, interval))
+
+    def _renew(self) -> None:
+        try:
+            with self._database.transaction() as session:
+                status = leases.heartbeat(session, self._lease, lease_seconds=self._settings.lease_seconds)
+        except FencedOutError as error:
+            _log.warning("%s", error)
+            self._on_lost()
+            raise
+        if status == Status.CANCELLING:
+            self._on_stop()

@@ -1,0 +1,107 @@
+"""A worker: hears messages, polls the database, runs jobs, and keeps the queue in order."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from celery.worker import WorkController
+from celery.worker import state as celery_state
+
+from app.shared.database import Database
+from app.shared.queue import create_celery, ring
+from app.shared.repositories import sweeps
+from app.shared.settings import Settings
+from worker.failures import attempted
+from worker.reconciler import Reconciler
+from worker.runner import JOB_PROGRAM, Runner
+from worker.tasks import register_tasks
+
+_CONSUMER_STOP_SECONDS = 10.0
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """All threads of one worker; it needs the database only, the broker makes it quicker.
+
+    Args:
+        settings: of the service; the database must have been upgraded.
+        program: what a job's process runs.
+    """
+
+    def __init__(self, settings: Settings, program: Sequence[str] = JOB_PROGRAM) -> None:
+        self._settings = settings
+        self._database = Database(settings.database)
+        self._celery = create_celery(settings)
+        self._runner = Runner(settings, self._database, program)
+        self._reconciler = Reconciler(settings, self._database, self._celery)
+        register_tasks(self._celery, self._runner)
+        self._stopped = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._repeat, args=("looking for jobs", self._run_waiting_jobs), name="poller"),
+            threading.Thread(target=self._repeat, args=("sweeping", self._reconciler.sweep), name="reconciler"),
+        ]
+        self._consumer = threading.Thread(
+            target=self._repeat, args=("hearing messages", self._consume), name="consumer", daemon=True
+        )
+
+    def reclaim_all(self) -> None:
+        """Takes back every job that is held, for a service that knows that no other worker is left."""
+        while True:
+            with self._database.transaction() as session:
+                taken = sweeps.reclaim_from(session)
+            if not taken:
+                return
+            for job_id in taken:
+                _log.info("taken over from a service that has died", extra={"job_id": job_id})
+
+    def start(self) -> None:
+        """Starts all threads and returns."""
+        self._consumer.start()
+        for thread in self._threads:
+            thread.start()
+
+    def abort(self) -> None:
+        """Ends the running job at once, for somebody who does not want to wait for `stop`."""
+        self._runner.abort()
+
+    def stop(self) -> None:
+        """Has the running job checkpoint and let go, and waits until all threads have ended."""
+        self._runner.stop()
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+        # Celery's own way to stop a consumer from another thread.
+        celery_state.should_stop = 0
+        self._wake_consumer()
+        self._consumer.join(self._settings.cancel_grace_seconds + _CONSUMER_STOP_SECONDS)
+        celery_state.should_stop = None
+        self._database.close()
+
+    def _wake_consumer(self) -> None:
+        # Between messages it waits two seconds before it looks, and once more before it stops.
+        if self._settings.broker.startswith("memory://"):
+            for _ in range(2):
+                attempted("stopping", lambda: ring(self._celery, ""))
+
+    def _consume(self) -> None:
+        # Where the threads of its pool look for tasks, which is for the whole process: it has one worker.
+        self._celery.set_default()
+        # Threads, one of them: a process pool forks, which neither torch nor a thread of ours survives.
+        controller = WorkController(
+            app=self._celery,
+            pool="threads",
+            concurrency=1,
+            without_mingle=True,
+            without_gossip=True,
+            without_heartbeat=True,
+        )
+        controller.start()
+
+    def _run_waiting_jobs(self) -> None:
+        while self._runner.run():
+            pass
+
+    def _repeat(self, what: str, action: Callable[[], None]) -> None:
+        while not self._stopped.is_set():
+            attempted(what, action)
+            self._stopped.wait(self._settings.poll_seconds)

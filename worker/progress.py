@@ -1,0 +1,92 @@
+"""From the library's callbacks to rows, under the lease."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from sqlalchemy.orm import Session
+
+from app.shared.database import Database
+from app.shared.errors import DatabaseUnavailableError
+from app.shared.repositories import outputs
+from app.shared.repositories.leases import Lease
+from rocket_core.candidates import Candidate, LayerProfile
+
+if TYPE_CHECKING:
+    from rocket_core.pipeline import Progress
+
+Answer = TypeVar("Answer")
+
+_SECONDS_BETWEEN_WRITES = 1.0
+_SECONDS_BETWEEN_TRIES = 1.0
+_log = logging.getLogger(__name__)
+
+
+class ProgressWriter:
+    """Writes what a running job tells.
+
+    Progress is written once a second at most, and lost if the database does not answer; profiles and the allocation
+    are written until it does.
+
+    Args:
+        database: where to write.
+        lease: the right to.
+        patience: seconds after which a database that does not answer is an error.
+    """
+
+    def __init__(self, database: Database, lease: Lease, *, patience: float) -> None:
+        self._database = database
+        self._lease = lease
+        self._patience = patience
+        self._written_at = float("-inf")
+        self._stage: str | None = None
+        self._layer: str | None = None
+
+    def place(self) -> tuple[str | None, str | None]:
+        """Stage and layer being worked on, as far as there are any."""
+        return self._stage, self._layer
+
+    def on_progress(self, progress: "Progress") -> None:
+        """Writes where the job is."""
+        is_new_stage = progress.stage != self._stage
+        self._stage, self._layer = progress.stage, progress.layer
+        if not is_new_stage and time.monotonic() - self._written_at < _SECONDS_BETWEEN_WRITES:
+            return
+        self._written_at = time.monotonic()
+        finish_at = None
+        if progress.seconds_left is not None:
+            finish_at = datetime.now(UTC) + timedelta(seconds=progress.seconds_left)
+        try:
+            with self._database.transaction() as session:
+                outputs.report_progress(
+                    session, self._lease, stage=progress.stage, progress=progress.fraction, finish_at=finish_at
+                )
+        except DatabaseUnavailableError as error:
+            _log.warning("progress is not written: %s", error)
+
+    def on_profile(self, position: int, profile: LayerProfile) -> None:
+        """Writes a layer's profile, unless an earlier attempt has."""
+        self.insist(lambda session: outputs.save_layer_profile(session, self._lease, position, profile))
+
+    def on_allocation(self, chosen: Sequence[tuple[str, Candidate]]) -> None:
+        """Writes the allocation, unless an earlier attempt has."""
+        self.insist(lambda session: outputs.save_allocation(session, self._lease, chosen))
+
+    def insist(self, write: Callable[[Session], Answer]) -> Answer:
+        """Writes in a transaction of its own, again and again until the database answers.
+
+        Raises:
+            DatabaseUnavailableError: it has not answered for too long.
+        """
+        until = time.monotonic() + self._patience
+        while True:
+            try:
+                with self._database.transaction() as session:
+                    return write(session)
+            except DatabaseUnavailableError as error:
+                if time.monotonic() > until:
+                    raise
+                _log.warning("trying again: %s", error)
+                time.sleep(_SECONDS_BETWEEN_TRIES)

@@ -1,0 +1,119 @@
+"""Setting right what crashes and lost messages leave behind; every sweep may run beside others and again."""
+
+import functools
+import logging
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+
+from celery import Celery
+
+from app.shared.database import Database
+from app.shared.errors import QueueError
+from app.shared.queue import ring
+from app.shared.repositories import sweeps
+from app.shared.settings import Settings
+from app.shared.storage import ArtifactStore, WorkFolders
+from worker.failures import attempted
+
+# Files younger than this may belong to a row that is still to be written.
+_ORPHAN_SECONDS = 3600.0
+_SECONDS_BETWEEN_CLEANINGS = 600.0
+# What a clock may be corrected by while leases are judged by it.
+_LEAP_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Announces jobs, takes them from dead workers, and removes what is past its time.
+
+    Args:
+        settings: of the service.
+        database: the rows.
+        celery: the way to the broker.
+    """
+
+    def __init__(self, settings: Settings, database: Database, celery: Celery) -> None:
+        self._settings = settings
+        self._database = database
+        self._celery = celery
+        self._artifacts = ArtifactStore(settings.data_dir / "artifacts")
+        self._work = WorkFolders(settings.data_dir / "work")
+        self._cleaned_at = float("-inf")
+        self._clock_offset = time.time() - time.monotonic()
+        self._patient_until = float("-inf")
+
+    def sweep(self) -> None:
+        """Does what is due.
+
+        Raises:
+            AppError: the database or the data folder cannot be used; the next sweep tries again.
+        """
+        self.reclaim()
+        self.announce()
+        if time.monotonic() - self._cleaned_at >= _SECONDS_BETWEEN_CLEANINGS:
+            self._cleaned_at = time.monotonic()
+            self.clean()
+
+    def reclaim(self) -> None:
+        """Takes jobs whose lease is over."""
+        if self._has_just_woken():
+            return
+        with self._database.transaction() as session:
+            taken = sweeps.reclaim_expired(session)
+        for job_id in taken:
+            _log.warning("its worker fell silent; taken from it", extra={"job_id": job_id})
+
+    def _has_just_woken(self) -> bool:
+        """Whether this machine slept, or its clock was set, less than a lease ago.
+
+        The leases of those who live have run out then too, and they get the time to say that they do.
+        """
+        offset = time.time() - time.monotonic()
+        if offset - self._clock_offset > _LEAP_SECONDS:
+            _log.info("the clock has leapt by %.0f seconds; leases are judged later", offset - self._clock_offset)
+            self._patient_until = time.monotonic() + self._settings.lease_seconds
+        self._clock_offset = offset
+        return time.monotonic() < self._patient_until
+
+    def announce(self) -> None:
+        """Rings for jobs that the workers have not heard of, or not for long."""
+        with self._database.transaction() as session:
+            sweeps.ring_again(session, ring_seconds=self._settings.ring_seconds)
+        with self._database.snapshot() as session:
+            waiting = sweeps.list_announcements(session)
+        sent = []
+        try:
+            for announcement in waiting:
+                ring(self._celery, announcement.job_id)
+                sent.append(announcement)
+        except QueueError as error:
+            _log.warning("%s; workers find the jobs by polling", error)
+        if sent:
+            with self._database.transaction() as session:
+                sweeps.forget_announcements(session, sent)
+
+    def clean(self) -> None:
+        """Removes what is past its time, and files that belong to no row."""
+        retention = timedelta(days=self._settings.artifact_retention_days)
+        with self._database.transaction() as session:
+            sweeps.forget_checkpoints(session, retention=retention)
+            sweeps.forget_idempotency_keys(session)
+        while expired := self._expire():
+            self._remove(self._artifacts, expired)
+        # Listed before the rows are read: what appears in between is too young to be listed.
+        before = time.time() - _ORPHAN_SECONDS
+        stored, worked = self._artifacts.keys(before=before), self._work.keys(before=before)
+        with self._database.snapshot() as session:
+            orphans = sweeps.find_orphans(session, storage_keys=stored, work_keys=worked)
+        self._remove(self._artifacts, orphans & set(stored))
+        self._remove(self._work, orphans & set(worked))
+
+    def _expire(self) -> list[str]:
+        with self._database.transaction() as session:
+            return sweeps.expire_artifacts(session)
+
+    def _remove(self, place: ArtifactStore | WorkFolders, keys: Iterable[str]) -> None:
+        for key in keys:
+            # One that cannot be removed must not keep the others.
+            attempted(f"removing {key}", functools.partial(place.remove, key))

@@ -1,0 +1,197 @@
+"""Running jobs: one at a time, each in a child process that is watched until it ends."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from app.shared.database import Database
+from app.shared.errors import AppError, FencedOutError, WorkerLostError
+from app.shared.lifecycle import Status
+from app.shared.models import Job
+from app.shared.outcomes import JobError
+from app.shared.repositories import leases
+from app.shared.repositories.leases import Lease
+from app.shared.settings import Settings
+from app.shared.storage import WorkFolders
+
+JOB_PROGRAM = ("-m", "worker.job")
+"""What the interpreter runs for a job, given the job's id, the fence and the id of this process."""
+
+# How soon a process that has ended, and a wish to stop, are noticed.
+_LOOK_SECONDS = 0.1
+# Of the column that says who holds a job, less the process id.
+_NAME_LENGTH = 100
+_log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Claims jobs and gives each to a process of its own.
+
+    Args:
+        settings: of the service.
+        database: the rows.
+        program: what a job's process runs.
+    """
+
+    def __init__(self, settings: Settings, database: Database, program: Sequence[str] = JOB_PROGRAM) -> None:
+        self._settings = settings
+        self._database = database
+        self._program = program
+        self._work = WorkFolders(settings.data_dir / "work")
+        self._name = f"{socket.gethostname()[:_NAME_LENGTH]}:{os.getpid()}"
+        self._slot = threading.Lock()
+        # No `Event`: a signal handler that sets one could wait for a lock that its own thread holds.
+        self._is_stopping = False
+        self._grace_seconds = settings.cancel_grace_seconds
+
+    def run(self, job_id: str | None = None) -> bool:
+        """Runs a job to the end of one attempt.
+
+        Args:
+            job_id: the job; None takes the oldest that waits.
+
+        Returns:
+            Whether there was one to run; False also while another is running.
+
+        Raises:
+            AppError: the database or the data folder cannot be used.
+        """
+        if not self._slot.acquire(blocking=False):
+            return False
+        try:
+            lease = None if self._is_stopping else self._claim(job_id)
+            if lease is None:
+                return False
+            self._supervise(lease)
+            return True
+        finally:
+            self._slot.release()
+
+    def stop(self) -> None:
+        """Has the running job end at its next step, and takes no other."""
+        self._is_stopping = True
+
+    def abort(self) -> None:
+        """Ends the running job at once; its next attempt goes on from the last layer that is finished."""
+        self._grace_seconds = 0.0
+        self._is_stopping = True
+
+    def _claim(self, job_id: str | None) -> Lease | None:
+        lease_seconds = self._settings.lease_seconds
+        with self._database.transaction() as session:
+            if job_id is None:
+                return leases.claim_next(session, worker=self._name, lease_seconds=lease_seconds)
+            return leases.claim_job(session, job_id, worker=self._name, lease_seconds=lease_seconds)
+
+    def _supervise(self, lease: Lease) -> None:
+        try:
+            child = self._start(lease)
+        except (OSError, AppError) as error:
+            _log.error("cannot start a process for %s: %s", lease.job_id, error)
+            self._settle(lease, "its process could not be started")
+            return
+        _log.info("started", extra={"job_id": lease.job_id, "child": child.pid})
+        was_asked = False
+        try:
+            was_asked = self._watch(child, lease)
+        finally:
+            # Nothing of this job may go on once its slot is free.
+            _kill(child)
+        _log.info("ended", extra={"job_id": lease.job_id, "child": child.pid, "exit_code": child.returncode})
+        self._settle(lease, None if was_asked else _last_words(child.returncode))
+
+    def _start(self, lease: Lease) -> "subprocess.Popen[bytes]":
+        with self._database.snapshot() as session:
+            job = session.get_one(Job, lease.job_id)
+        assert job.work_key is not None
+        # Empty, because transformers takes a folder of the working directory for a repository of that name.
+        empty = self._work.path(job.work_key) / "empty"
+        empty.mkdir(exist_ok=True)
+        return subprocess.Popen(  # noqa: S603  # our own interpreter and module; the arguments are ids of ours
+            [sys.executable, "-P", *self._program, lease.job_id, lease.fence, str(os.getpid())],
+            cwd=empty,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            # Out of reach of the terminal's Ctrl-C: the service decides when its jobs stop.
+            start_new_session=True,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROCKET_")}
+        quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        # No request to the Hub to convert a model that has no safetensors.
+        safe = {"DISABLE_SAFETENSORS_CONVERSION": "1"}
+        return {**inherited, **quiet, **safe, **self._settings.environment()}
+
+    def _watch(self, child: "subprocess.Popen[bytes]", lease: Lease) -> bool:
+        """Waits for the process to end; returns whether it was asked to."""
+        look_at = time.monotonic() + self._settings.poll_seconds
+        asked_at: float | None = None
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_LOOK_SECONDS)
+                return asked_at is not None
+            now = time.monotonic()
+            if asked_at is not None:
+                if now - asked_at > self._grace_seconds:
+                    _log.warning("killed, as it did not stop by itself", extra={"job_id": lease.job_id})
+                    return True
+                continue
+            shall_stop = self._is_stopping
+            if not shall_stop and now >= look_at:
+                look_at = now + self._settings.poll_seconds
+                shall_stop = self._shall_stop(lease)
+            if shall_stop:
+                child.send_signal(signal.SIGTERM)
+                asked_at = now
+
+    def _shall_stop(self, lease: Lease) -> bool:
+        try:
+            with self._database.snapshot() as session:
+                job = session.get(Job, lease.job_id)
+        except AppError as error:
+            _log.warning("cannot look after %s: %s", lease.job_id, error)
+            return False
+        # A job without this fence was taken away, or the process has just ended it and gets its grace to tidy up.
+        return job is None or job.fence != lease.fence or job.status == Status.CANCELLING
+
+    def _settle(self, lease: Lease, fault: str | None) -> None:
+        """Says how the attempt ended unless the process has said it; without a fault the job is let go."""
+        try:
+            with self._database.transaction() as session:
+                if fault is None:
+                    leases.release_job(session, lease)
+                    return
+                error = JobError(code=WorkerLostError.code, message=fault, retryable=True)
+                leases.fail_job(session, lease, error, backoff_seconds=self._settings.retry_backoff_seconds)
+        except FencedOutError:
+            _log.debug("%s was let go before", lease.job_id)
+        except AppError as error:
+            # The lease runs out, and the reconciler says it then.
+            _log.warning("cannot say how %s ended: %s", lease.job_id, error)
+
+
+def _kill(child: "subprocess.Popen[bytes]") -> None:
+    """Ends a process and all that it has started: it leads a group of its own."""
+    # Not there any more, which macOS calls not permitted.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _last_words(exit_code: int) -> str:
+    if exit_code == -signal.SIGKILL:
+        return (
+            "the job's process was killed, as the system does when memory runs out; use fewer or shorter samples, or a "
+            "machine with more memory"
+        )
+    if exit_code < 0:
+        return f"the job's process crashed ({signal.strsignal(-exit_code)}); see the worker's log"
+    return f"the job's process ended with exit code {exit_code}; see the worker's log"
