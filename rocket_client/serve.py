@@ -17,9 +17,12 @@ from rocket_client.failures import ExitCode, Failure, report_failure, reported_f
 from rocket_core.errors import InvalidConfigError
 
 if TYPE_CHECKING:
+    import uvicorn
     from fastapi import FastAPI
 
+    from app.api.events import Streams
     from app.shared.settings import Settings
+    from worker.main import Worker
 
 NAME = "serve"
 
@@ -73,43 +76,55 @@ def _serve(settings: "Settings", host: str, port: int) -> None:
             # Behind the lock on the folder that holds the database, nobody else can have a job.
             worker.reclaim_all()
         application = create_app(settings)
-        worker.start()
-        try:
-            _run(application, listener, lambda: _announce(settings, listener))
-        finally:
-            _log.info("stopping; a running job keeps what it has finished")
-            # Who asks a second time does not want to wait.
-            with _on_signals(worker.abort):
+        server = _server(application, on_ready=lambda: _announce(settings, listener))
+        with _stopping_on_signals(server, application.state.streams, worker):
+            worker.start()
+            try:
+                server.run(sockets=[listener])
+            finally:
+                _log.info("stopping; a running job keeps what it has finished")
                 worker.stop()
 
 
-def _run(application: "FastAPI", listener: socket.socket, on_ready: Callable[[], None]) -> None:
+def _server(application: "FastAPI", *, on_ready: Callable[[], None]) -> "uvicorn.Server":
     import uvicorn
 
     class Server(uvicorn.Server):
-        """Tells when it is ready, and ends event streams, which never end by themselves, when it is told to stop."""
+        """Tells when it is ready, and leaves signals to us: its own handlers end the process before the worker has."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             on_ready()
 
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            application.state.streams.close()
-            super().handle_exit(sig, frame)
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
 
     # Requests are logged by the application, with their ids.
-    config = uvicorn.Config(
-        application, log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS, server_header=False
+    return Server(
+        uvicorn.Config(
+            application,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+            server_header=False,
+        )
     )
-    # Having stopped, uvicorn sends itself the signal again; it must not end the process before the worker has stopped.
-    with _on_signals(lambda: None):
-        Server(config).run(sockets=[listener])
 
 
 @contextmanager
-def _on_signals(action: Callable[[], None]) -> Iterator[None]:
-    """Takes SIGINT and SIGTERM for a call of `action`."""
-    before = {number: signal.signal(number, lambda *_: action()) for number in (signal.SIGINT, signal.SIGTERM)}
+def _stopping_on_signals(server: "uvicorn.Server", streams: "Streams", worker: "Worker") -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the service in good order; whoever sends a second does not want to wait."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        if server.should_exit:
+            server.force_exit = True
+            worker.abort()
+        server.should_exit = True
+        # Event streams never end by themselves.
+        streams.close()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

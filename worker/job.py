@@ -20,7 +20,7 @@ from types import FrameType
 
 from app.shared.catalog import find_dataset, find_local_model
 from app.shared.database import Database
-from app.shared.errors import DiskFullError, FencedOutError
+from app.shared.errors import AppError, DiskFullError, FencedOutError
 from app.shared.lifecycle import Status
 from app.shared.logging import configure_logging, log_context
 from app.shared.models import Job
@@ -43,6 +43,7 @@ from worker.progress import ProgressWriter
 
 _MEDIA_TYPES = {".safetensors": "application/vnd.safetensors", ".md": "text/markdown", ".jinja": "text/plain"}
 _REPORT = "report.json"
+_EXIT_UNSAID = 75
 _log = logging.getLogger(__name__)
 
 
@@ -274,8 +275,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except FencedOutError as error:
             _log.warning("%s", error)
             return EXIT_FENCED_OUT
+        except AppError as error:
+            _log.error("cannot say how the attempt ended, which its supervisor will try to: %s", error)
+            return _EXIT_UNSAID
         finally:
             database.close()
+            # All is said; a signal to stop now would only make a good end look like a bad one.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return 0
 
 

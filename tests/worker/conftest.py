@@ -1,0 +1,222 @@
+"""A migrated database per test, settings that hurry, and small programs that stand in for a job's process."""
+
+import hashlib
+import os
+import shutil
+import textwrap
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+import worker
+from app.shared.database import Database, upgrade
+from app.shared.repositories import events, jobs, leases, outputs
+from app.shared.requests import JobRequest
+from app.shared.settings import Settings
+
+ROOT = Path(worker.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_no_machine(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("ROCKET_") or name == "HF_TOKEN":
+            monkeypatch.delenv(name)
+    # A job's process imports the code under test, wherever the tests are started.
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    threads = set(threading.enumerate())
+    yield
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        child.kill()
+        child.wait()
+    assert children == []
+    # Progress bars of other libraries have one for the whole process.
+    assert {thread.name for thread in set(threading.enumerate()) - threads} <= {"tqdm_monitor"}
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("template") / "rocket.sqlite3"
+    upgrade(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture
+def configure(tmp_path, migrated_file):
+    """Settings of a service with its own data folder, in a hurry unless told otherwise."""
+
+    def configure(**changes):
+        hurry = {"poll_seconds": 0.05, "retry_backoff_seconds": 0, "cancel_grace_seconds": 20}
+        settings = Settings(**{"data_dir": tmp_path / "data", **hurry, **changes})
+        if not Path(settings.database.database).exists():
+            settings.data_dir.mkdir(parents=True)
+            shutil.copyfile(migrated_file, settings.database.database)
+        return settings
+
+    return configure
+
+
+@pytest.fixture
+def settings(configure):
+    return configure()
+
+
+@pytest.fixture
+def database(settings):
+    database = Database(settings.database)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def submit(database):
+    def submit(*, max_attempts=5, **request):
+        wanted = JobRequest(**{"model_id": "local/tiny", "ratio": 0.3, **request})
+        with database.transaction() as session:
+            return jobs.create_job(session, wanted, max_attempts=max_attempts).job.id
+
+    return submit
+
+
+@pytest.fixture
+def look(database):
+    """A job as it is now."""
+
+    def look(job_id):
+        with database.snapshot() as session:
+            return jobs.get_job(session, job_id)
+
+    return look
+
+
+@pytest.fixture
+def claim(database):
+    def claim(job_id, *, lease_seconds=60.0):
+        with database.transaction() as session:
+            return leases.claim_job(session, job_id, worker="test", lease_seconds=lease_seconds)
+
+    return claim
+
+
+@pytest.fixture
+def cancel(database):
+    def cancel(job_id):
+        with database.transaction() as session:
+            jobs.cancel_job(session, job_id)
+
+    return cancel
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Writes a program to run in place of the job; it finds the job's id, the fence and the parent in `sys.argv`."""
+
+    def program(code):
+        file = tmp_path / f"program{len(list(tmp_path.glob('program*')))}.py"
+        file.write_text("import os, signal, sys, time\n" + textwrap.dedent(code))
+        return (str(file),)
+
+    return program
+
+
+@pytest.fixture
+def diary(tmp_path):
+    """A file that programs write to: `note` is the code that adds a line, `read` gives all lines."""
+    file = tmp_path / "diary"
+    file.touch()
+
+    class Diary:
+        def note(self, expression):
+            # One write at the end of the file, so that lines of several processes do not mix.
+            return (
+                f"os.write(os.open({str(file)!r}, os.O_WRONLY | os.O_APPEND), (str({expression}) + chr(10)).encode())"
+            )
+
+        def read(self):
+            return file.read_text().splitlines()
+
+    return Diary()
+
+
+class Away:
+    """Takes a database away, as when its disk is unmounted, and brings it back."""
+
+    def __init__(self, settings, shelter):
+        self._file = Path(settings.database.database)
+        self._shelter = shelter
+
+    def take(self, *databases):
+        self._file.rename(self._shelter)
+        # Cannot be opened as a file.
+        self._file.mkdir()
+        for database in databases:
+            # Connections that are open would go on with the moved file.
+            database.close()
+
+    def bring_back(self):
+        self._file.rmdir()
+        self._shelter.rename(self._file)
+
+
+@pytest.fixture
+def away(settings, tmp_path):
+    return Away(settings, tmp_path / "shelter.sqlite3")
+
+
+@pytest.fixture
+def model(settings):
+    """The folder of `local/tiny`."""
+    from tests.reference.tiny_models import save_tiny_model
+
+    return save_tiny_model("llama", settings.models_folder / "tiny")
+
+
+@pytest.fixture
+def messages(database):
+    def messages(job_id):
+        with database.snapshot() as session:
+            return [event.message for event in events.list_events(session, job_id, limit=1000)]
+
+    return messages
+
+
+@pytest.fixture
+def published(database, settings, look):
+    """The files of a job by name, after a look at each."""
+
+    def published(job_id):
+        files = {}
+        with database.snapshot() as session:
+            for row in outputs.list_artifacts(session, look(job_id)):
+                content = (settings.data_dir / "artifacts" / row.storage_key).read_bytes()
+                assert (row.size, row.sha256) == (len(content), hashlib.sha256(content).hexdigest()), row.name
+                files[row.name] = content
+        return files
+
+    return published
+
+
+@pytest.fixture
+def stored(settings):
+    return lambda: sorted(path.name for path in (settings.data_dir / "artifacts").iterdir())
+
+
+@pytest.fixture
+def work(settings):
+    return settings.data_dir / "work"
+
+
+@pytest.fixture
+def retry(database):
+    def retry(job_id):
+        with database.transaction() as session:
+            return jobs.retry_job(session, job_id, max_attempts=5).job.id
+
+    return retry

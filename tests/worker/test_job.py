@@ -1,0 +1,379 @@
+"""A job's process, mostly inside this one: `Attempt` is all of it but the handling of signals and of its end."""
+
+import fcntl
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from app.shared.database import Database
+from app.shared.errors import DatabaseUnavailableError, FencedOutError
+from app.shared.lifecycle import Status
+from app.shared.queue import create_celery
+from app.shared.repositories import outputs, sweeps
+from rocket_core.report import CompressionReport
+from tests.reference.tiny_models import FAMILIES, byte_tokenizer
+from tests.worker.waiting import eventually
+from worker.job import Attempt
+from worker.lease import EXIT_FENCED_OUT
+from worker.reconciler import Reconciler
+from worker.runner import Runner
+
+# Two layers are left to compress.
+QUICK = {
+    "calibration": {"samples": 2, "sequence_length": 16},
+    "options": {"ignore": ["*.mlp.*", "*.k_proj", "*.v_proj", "*.o_proj"]},
+}
+# More than the database ever takes here, less than the model's embeddings.
+SMALL_DISK = 2 * 2**20
+LARGE_VOCABULARY = 2**15
+DAY = 86400.0
+
+
+class StopAfter(threading.Event):
+    """Is set once it has been asked so many times."""
+
+    def __init__(self, questions):
+        super().__init__()
+        self._left = questions
+
+    def is_set(self):
+        self._left -= 1
+        return self._left < 0
+
+
+@pytest.fixture
+def alter(model):
+    """Gives the model other weights."""
+
+    def alter():
+        other = FAMILIES["llama"]()
+        with torch.no_grad():
+            other.model.norm.weight.mul_(2)
+        other.save_pretrained(model)
+
+    return alter
+
+
+@pytest.fixture
+def attempt(settings, database, claim, look):
+    """Claims a job and works on it; tells what has become of it."""
+
+    def attempt(job_id, *, stop=None, own_database=None):
+        lease = claim(job_id)
+        Attempt(settings, own_database or database, lease, stop or threading.Event()).run(os.getppid())
+        return look(job_id)
+
+    return attempt
+
+
+@pytest.fixture
+def quick(submit, model):
+    return submit(**QUICK)
+
+
+def keeps_the_secret_of(job, folder):
+    return str(folder) not in job.error["message"] and str(folder.resolve()) not in job.error["message"]
+
+
+def weights(files):
+    return {name: content for name, content in files.items() if name.endswith(".safetensors")}
+
+
+@contextmanager
+def file_size_limit(limit):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_job_that_succeeds_publishes_what_it_made_and_nothing_else_stays(
+    quick, attempt, published, stored, work, database, messages
+):
+    job = attempt(quick)
+    assert (job.status, job.progress, job.attempt) == ("succeeded", 1.0, 1)
+    assert 0.2 < job.result["achieved_ratio"] < 0.5
+    files = published(quick)
+    assert {"report.json", "factored/model.safetensors", "dense/config.json", "dense/README.md"} <= set(files)
+    assert len(stored()) == len(files)
+    assert list(work.iterdir()) == []
+    with database.snapshot() as session:
+        layers = outputs.list_layer_profiles(session, quick)
+        report = CompressionReport.model_validate(outputs.find_report(session, job).body)
+        assert [layer.name for layer in layers] == [layer.name for layer in report.layers]
+        assert [name for name, _ in outputs.list_allocation(session, quick)] == [layer.name for layer in layers]
+        types = {row.name: row.media_type for row in outputs.list_artifacts(session, job)}
+    assert report == CompressionReport.model_validate_json(files["report.json"])
+    assert types["factored/model.safetensors"] == "application/vnd.safetensors"
+    assert types["report.json"] == "application/json"
+    told = messages(quick)
+    assert told[:3] == ["queued", "running", "preflight"]
+    assert told[-2:] == ["exporting", "succeeded"]
+
+
+def test_a_job_that_was_stopped_goes_on_where_it_was_and_gives_the_same_bytes(
+    quick, attempt, submit, published, messages, look
+):
+    whole = submit(**QUICK)
+    attempt(whole)
+    stops = 0
+    while look(quick).status == "queued":
+        stops += 1
+        job = attempt(quick, stop=StopAfter(4 + 3 * stops))
+    assert stops > 2
+    assert (job.status, job.attempt) == ("succeeded", 1)
+    assert weights(published(quick)) == weights(published(whole))
+    assert len([message for message in messages(quick) if message.startswith("profiled")]) == 2
+
+
+def test_a_job_that_is_cancelled_while_it_works_publishes_nothing(quick, attempt, cancel, stored, look):
+    stop = StopAfter(6)
+    asked = []
+
+    def ask():
+        if not asked:
+            asked.append(cancel(quick))
+        return StopAfter.is_set(stop)
+
+    stop.is_set = ask
+    assert attempt(quick, stop=stop).status == "cancelled"
+    assert stored() == []
+
+
+def test_a_job_that_is_cancelled_while_its_artifacts_are_stored_keeps_none(
+    quick, settings, database, claim, look, stored, cancel
+):
+    class Cancelled(Attempt):
+        def _publish(self, finished, work_key):
+            assert len(stored()) == len(finished.artifacts)
+            cancel(quick)
+            super()._publish(finished, work_key)
+
+    Cancelled(settings, database, claim(quick), threading.Event()).run(os.getppid())
+    assert look(quick).status == "cancelled"
+    assert stored() == []
+
+
+def test_a_retry_goes_on_from_the_checkpoints_and_has_their_layers(quick, attempt, cancel, retry, database, messages):
+    class CancelAfterProfiles(threading.Event):
+        def is_set(self):
+            done = sum(message.startswith("profiled") for message in messages(quick)) == 2
+            if done:
+                cancel(quick)
+            return done
+
+    assert attempt(quick, stop=CancelAfterProfiles()).status == "cancelled"
+    second = retry(quick)
+    job = attempt(second)
+    assert job.status == "succeeded"
+    assert not [message for message in messages(second) if message.startswith("profiled")]
+    with database.snapshot() as session:
+        assert len(outputs.list_layer_profiles(session, second)) == 2
+
+
+def test_a_model_that_has_gone_fails_the_job(quick, attempt, model, tmp_path):
+    shutil.rmtree(model)
+    job = attempt(quick)
+    assert (job.status, job.error["code"], job.error["retryable"]) == ("failed", "model_not_found", False)
+    assert keeps_the_secret_of(job, tmp_path)
+
+
+def test_a_damaged_model_is_named_as_the_client_knows_it(quick, attempt, model, tmp_path):
+    with (model / "model.safetensors").open("r+b") as stream:
+        stream.truncate(1000)
+    job = attempt(quick)
+    assert (job.status, job.error["stage"]) == ("failed", "preflight")
+    assert "local/tiny" in job.error["message"]
+    assert keeps_the_secret_of(job, tmp_path)
+
+
+def test_a_work_folder_that_is_still_in_use_is_tried_again(quick, attempt, look, work, tmp_path):
+    folder = work / look(quick).work_key / "out" / ".rocket-work"
+    folder.mkdir(parents=True)
+    with (folder / "lock").open("wb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        job = attempt(quick)
+        assert (job.status, job.attempt) == ("queued", 1)
+    assert attempt(quick).status == "succeeded"
+
+
+@pytest.mark.parametrize("exhaust", [lambda *_: torch.empty(2**50), lambda *_: bytearray(2**60)])
+def test_memory_that_runs_out_fails_the_job_for_good(quick, attempt, monkeypatch, stored, tmp_path, exhaust):
+    monkeypatch.setattr(torch.linalg, "eigh", exhaust)
+    job = attempt(quick)
+    assert (job.status, job.attempt, job.error["code"]) == ("failed", 1, "insufficient_memory")
+    assert not job.error["retryable"]
+    assert job.error["stage"] == "calibrating"
+    assert keeps_the_secret_of(job, tmp_path)
+    assert stored() == []
+
+
+def test_a_disk_that_is_full_fails_the_job_and_keeps_no_half_of_a_file(
+    quick, attempt, settings, stored, tmp_path, submit, work
+):
+    large = FAMILIES["llama"]()
+    large.resize_token_embeddings(LARGE_VOCABULARY)
+    large.save_pretrained(settings.models_folder / "large")
+    byte_tokenizer().save_pretrained(settings.models_folder / "large")
+    job_id = submit(**QUICK, model_id="local/large")
+    with file_size_limit(SMALL_DISK):
+        job = attempt(job_id)
+    assert (job.status, job.error["code"], job.error["stage"]) == ("failed", "disk_full", "exporting")
+    assert keeps_the_secret_of(job, tmp_path)
+    assert stored() == []
+    assert [path for path in work.rglob("*") if path.name.endswith((".partial", ".tmp"))] == []
+    assert attempt(quick).status == "succeeded"
+
+
+def test_a_full_artifact_store_fails_the_job_and_keeps_none_of_its_files(
+    quick, settings, database, claim, look, stored, monkeypatch
+):
+    real, calls = os.link, []
+
+    def link(*arguments, **options):
+        calls.append(1)
+        if len(calls) > 3:
+            raise OSError(28, "No space left on device")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(os, "link", link)
+    Attempt(settings, database, claim(quick), threading.Event()).run(os.getppid())
+    assert (look(quick).status, look(quick).error["code"]) == ("failed", "disk_full")
+    assert stored() == []
+
+
+def test_an_attempt_that_finds_another_model_s_checkpoints_fails(quick, attempt, alter, tmp_path):
+    assert attempt(quick, stop=StopAfter(8)).status == "queued"
+    alter()
+    job = attempt(quick)
+    assert (job.status, job.error["code"]) == ("failed", "stale_work_folder")
+    assert keeps_the_secret_of(job, tmp_path)
+
+
+@pytest.mark.parametrize("ended", ["half way", "at the end"])
+def test_a_retry_whose_checkpoints_are_of_no_use_any_more_starts_afresh(
+    quick, alter, retry, cancel, messages, published, database, settings, claim, look, ended
+):
+    class CancelledAtTheEnd(Attempt):
+        def _publish(self, finished, work_key):
+            cancel(quick)
+            super()._publish(finished, work_key)
+
+    class Afresh(Attempt):
+        def _start_afresh(self, output, reason):
+            working_directory = output.parent / "empty"
+            working_directory.mkdir()
+            super()._start_afresh(output, reason)
+            assert working_directory.exists()
+
+    lease = claim(quick)
+    if ended == "half way":
+        cancel(quick)
+        Attempt(settings, database, lease, StopAfter(8)).run(os.getppid())
+    else:
+        CancelledAtTheEnd(settings, database, lease, threading.Event()).run(os.getppid())
+    assert look(quick).status == "cancelled"
+    alter()
+    second = retry(quick)
+    Afresh(settings, database, claim(second), threading.Event()).run(os.getppid())
+    assert look(second).status == "succeeded"
+    assert any("starts afresh" in message for message in messages(second))
+    with database.snapshot() as session:
+        assert len(outputs.list_layer_profiles(session, second)) == 2
+    assert published(second)
+
+
+def test_whose_job_was_taken_away_publishes_nothing(quick, settings, database, claim, stored, look):
+    class Robbed(Attempt):
+        def _publish(self, finished, work_key):
+            with database.transaction() as session:
+                sweeps.reclaim_from(session)
+            super()._publish(finished, work_key)
+
+    with pytest.raises(FencedOutError):
+        Robbed(settings, database, claim(quick), threading.Event()).run(os.getppid())
+    assert look(quick).status == "queued"
+    assert stored() == []
+
+
+def test_a_commit_whose_answer_is_lost_does_not_cost_the_artifacts(quick, settings, attempt, published, look):
+    class Forgetful(Database):
+        """Commits, and says once that it does not answer."""
+
+        has_forgotten = False
+
+        @contextmanager
+        def transaction(self):
+            with super().transaction() as session:
+                yield session
+            if not self.has_forgotten and look(quick).status == Status.SUCCEEDED:
+                self.has_forgotten = True
+                raise DatabaseUnavailableError("the connection was lost")
+
+    forgetful = Forgetful(settings.database)
+    with pytest.raises(FencedOutError):
+        attempt(quick, own_database=forgetful)
+    forgetful.close()
+    assert look(quick).status == "succeeded"
+    assert "factored/model.safetensors" in published(quick)
+
+
+@pytest.mark.parametrize("fault", ["fence", "parent"])
+def test_a_process_without_a_claim_ends_before_it_begins(settings, quick, claim, look, fault):
+    lease = claim(quick)
+    fence, parent = ("0" * 32, os.getpid()) if fault == "fence" else (lease.fence, 1)
+    command = [sys.executable, "-m", "worker.job", quick, fence, str(parent)]
+    ended = subprocess.run(command, env={**os.environ, **settings.environment()}, timeout=60, check=False)
+    assert ended.returncode == EXIT_FENCED_OUT
+    assert look(quick).status == "running"
+
+
+def test_a_real_process_that_is_cancelled_lets_go_in_time(configure, database, submit, model, look, cancel, messages):
+    job_id = submit(calibration=QUICK["calibration"])
+    runner = Runner(configure(cancel_grace_seconds=60), database)
+    thread = threading.Thread(target=runner.run, daemon=True)
+    thread.start()
+    eventually(lambda: look(job_id).stage == "calibrating", within=60)
+    cancel(job_id)
+    thread.join(60)
+    assert not thread.is_alive()
+    job = look(job_id)
+    assert (job.status, job.error) == ("cancelled", None)
+    # A retry goes on from there.
+    assert job.work_key is not None
+
+
+def test_a_real_process_killed_while_it_publishes_is_followed_by_one_that_succeeds(
+    settings, database, quick, program, look, published, stored, work, monkeypatch
+):
+    killed = program(
+        """
+        from worker import job
+        job.Attempt._publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        job.main()
+        """
+    )
+    assert Runner(settings, database, killed).run()
+    assert (look(quick).status, look(quick).attempt) == ("queued", 1)
+    left_behind = stored()
+    assert left_behind
+    assert Runner(settings, database).run()
+    assert (look(quick).status, look(quick).attempt) == ("succeeded", 2)
+    files = published(quick)
+    assert len(stored()) == len(left_behind) + len(files)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + DAY)
+    Reconciler(settings, database, create_celery(settings)).clean()
+    assert published(quick) == files
+    assert len(stored()) == len(files)
+    assert list(work.iterdir()) == []

@@ -1,0 +1,176 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+from sqlalchemy import text
+
+from app.shared.database import Database
+from app.shared.repositories import leases, sweeps
+from app.shared.repositories.leases import Lease
+from tests.worker.waiting import eventually
+from worker.lease import EXIT_FENCED_OUT, LeaseKeeper
+
+# The shortest there is; renewed every half second.
+LEASE_SECONDS = 2.0
+
+
+@pytest.fixture
+def settings(configure):
+    return configure(lease_seconds=LEASE_SECONDS)
+
+
+@pytest.fixture
+def held(submit, claim):
+    return claim(submit(), lease_seconds=LEASE_SECONDS)
+
+
+@pytest.fixture
+def own_database(settings):
+    database = Database(settings.database)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def keep(configure, own_database):
+    """A keeper that notes what it is told, and does not end this process."""
+
+    def keep(lease, parent=None, lease_seconds=LEASE_SECONDS):
+        keeper = LeaseKeeper(
+            own_database,
+            lease,
+            configure(lease_seconds=lease_seconds),
+            parent=os.getppid() if parent is None else parent,
+            on_stop=stop.set,
+            on_lost=lost.set,
+        )
+        keeper.stop, keeper.lost = stop, lost
+        return keeper
+
+    stop, lost = threading.Event(), threading.Event()
+    return keep
+
+
+def test_a_lease_is_renewed_beyond_its_length_and_not_after(database, keep, held, look):
+    first = look(held.job_id).lease_until
+    with keep(held) as keeper:
+        eventually(lambda: (look(held.job_id).lease_until - first).total_seconds() > LEASE_SECONDS)
+        with database.transaction() as session:
+            assert sweeps.reclaim_expired(session) == []
+        assert not keeper.lost.is_set()
+        assert not keeper.stop.is_set()
+    last = look(held.job_id).lease_until
+    time.sleep(0.7)
+    assert look(held.job_id).lease_until == last
+
+
+def test_a_wish_to_cancel_is_heard(keep, held, cancel):
+    with keep(held) as keeper:
+        cancel(held.job_id)
+        assert keeper.stop.wait(10)
+        assert not keeper.lost.is_set()
+
+
+def test_who_is_fenced_out_ends(keep, held, database):
+    with database.transaction() as session:
+        sweeps.reclaim_from(session)
+    # Long before a lease has run out.
+    with keep(held, lease_seconds=600) as keeper:
+        assert keeper.lost.wait(20)
+
+
+def test_who_never_held_the_job_ends(keep, held):
+    with keep(Lease(job_id=held.job_id, fence="0" * 32), lease_seconds=600) as keeper:
+        assert keeper.lost.wait(20)
+
+
+def test_who_cannot_reach_the_database_for_a_lease_ends_and_not_before(keep, held, database, own_database, away):
+    with keep(held) as keeper:
+        began = time.monotonic()
+        away.take(database, own_database)
+        assert keeper.lost.wait(20)
+        assert LEASE_SECONDS - 1 < time.monotonic() - began < LEASE_SECONDS + 5
+    away.bring_back()
+
+
+def test_a_database_that_comes_back_in_time_is_forgiven(keep, held, database, own_database, away, look, caplog):
+    with keep(held) as keeper:
+        away.take(database, own_database)
+        eventually(lambda: "renewing the lease" in caplog.text)
+        away.bring_back()
+        back = look(held.job_id).lease_until
+        eventually(lambda: look(held.job_id).lease_until > back)
+        assert not keeper.lost.is_set()
+
+
+def test_an_error_that_nobody_foresaw_does_not_end_the_keeping(keep, held, database, look, caplog):
+    with keep(held) as keeper:
+        before = look(held.job_id).lease_until
+        with database.transaction() as session:
+            session.execute(
+                text("CREATE TRIGGER bug BEFORE UPDATE ON jobs BEGIN SELECT RAISE(ABORT, 'not foreseen'); END")
+            )
+        eventually(lambda: "unexpected error while renewing the lease" in caplog.text)
+        with database.transaction() as session:
+            session.execute(text("DROP TRIGGER bug"))
+        eventually(lambda: look(held.job_id).lease_until > before)
+        assert not keeper.lost.is_set()
+
+
+def test_whose_parent_is_gone_ends(keep, held):
+    with keep(held, parent=2**22 + 1) as keeper:
+        assert keeper.lost.wait(10)
+
+
+def test_a_process_that_slept_past_its_lease_can_write_nothing_and_ends(
+    settings, database, held, program, diary, look, claim
+):
+    code = f"""
+    from app.shared.database import Database
+    from app.shared.errors import FencedOutError
+    from app.shared.repositories import outputs
+    from app.shared.repositories.leases import Lease
+    from app.shared.settings import load_settings
+    from worker.lease import LeaseKeeper
+    settings = load_settings()
+    database, lease = Database(settings.database), Lease(job_id=sys.argv[1], fence=sys.argv[2])
+    number = 0
+    with LeaseKeeper(database, lease, settings, parent=os.getppid(), on_stop=lambda: None):
+        while True:
+            number += 1
+            try:
+                with database.transaction() as session:
+                    outputs.report_progress(session, lease, stage=f"stage{{number}}", progress=0.5)
+            except FencedOutError:
+                {diary.note("'refused'")}
+                time.sleep(60)
+            time.sleep(0.01)
+    """
+    environment = {**os.environ, **settings.environment()}
+    zombie = subprocess.Popen([sys.executable, *program(code), held.job_id, held.fence], env=environment)
+    eventually(lambda: look(held.job_id).stage)
+    # Not in the middle of a transaction, or nobody could write before it goes on.
+    with database.transaction() as session:
+        session.execute(text("SELECT 1"))
+        zombie.send_signal(signal.SIGSTOP)
+        eventually(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED)
+
+    def reclaim():
+        with database.transaction() as session:
+            return sweeps.reclaim_expired(session)
+
+    assert eventually(reclaim) == [held.job_id]
+    heir = claim(held.job_id)
+    before = look(held.job_id)
+    zombie.send_signal(signal.SIGCONT)
+    assert zombie.wait(20) == EXIT_FENCED_OUT
+    after = look(held.job_id)
+    assert set(diary.read()) <= {"refused"}
+    assert (after.stage, after.fence, after.last_event) == (before.stage, heir.fence, before.last_event)
+    with database.transaction() as session:
+        assert leases.release_job(session, heir) == "queued"

@@ -1,0 +1,191 @@
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import pytest
+from celery.signals import worker_init
+from celery.worker import state as celery_state
+from sqlalchemy import text
+
+from app.shared.queue import create_celery, ring
+from tests.worker.waiting import eventually
+from worker.main import Worker
+
+FOREVER = "while True: time.sleep(1)"
+
+
+@pytest.fixture
+def employ():
+    """Starts workers, and stops those that the test has not stopped."""
+    workers = []
+
+    def employ(settings, program):
+        workers.append(Worker(settings, program))
+        workers[-1].start()
+        return workers[-1]
+
+    yield employ
+    for worker in workers:
+        worker.abort()
+        worker.stop()
+
+
+@pytest.fixture
+def closed_port():
+    """A port of this machine on which nobody answers, and nobody can while the test lasts."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@pytest.fixture
+def silent_port():
+    """A port on which somebody listens who never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def statuses(look):
+    def statuses(job_ids):
+        return Counter(look(job_id).status for job_id in job_ids)
+
+    return statuses
+
+
+def test_messages_start_jobs_without_waiting_for_the_poll(configure, employ, program, diary, submit, statuses):
+    # The one look that polling takes in a minute, and the one sweep, are at the start.
+    settings = configure(poll_seconds=60)
+    employ(settings, program(diary.note("sys.argv[1]") + "\ntime.sleep(0.1)"))
+    celery = create_celery(settings)
+    job_ids = []
+
+    def have_ended():
+        return statuses(job_ids) == {"failed": len(job_ids)}
+
+    for number in (1, 3):
+        # Several wait for each other.
+        rung = [submit(max_attempts=1) for _ in range(number)]
+        job_ids.extend(rung)
+        for job_id in rung:
+            ring(celery, job_id)
+        eventually(have_ended)
+    assert sorted(diary.read()) == sorted(job_ids)
+    celery.close()
+
+
+@pytest.mark.parametrize("broker", ["down", "silent"])
+def test_polling_alone_finishes_every_job(
+    configure, employ, program, diary, submit, statuses, closed_port, silent_port, broker
+):
+    job_ids = [submit(max_attempts=1) for _ in range(8)]
+    port = closed_port if broker == "down" else silent_port
+    worker = employ(configure(broker_url=f"redis://127.0.0.1:{port}/0"), program(diary.note("sys.argv[1]")))
+    eventually(lambda: statuses(job_ids) == {"failed": 8})
+    assert sorted(diary.read()) == sorted(job_ids)
+    began = time.monotonic()
+    worker.stop()
+    assert time.monotonic() - began < 40
+
+
+def test_a_consumer_that_gives_up_is_replaced(configure, employ, program, diary, submit):
+    begun = []
+
+    def note(sender, **_):
+        begun.append(sender)
+
+    worker_init.connect(note)
+    try:
+        employ(configure(), program(""))
+        eventually(lambda: len(begun) == 1)
+        # As Celery does by itself after a hundred attempts to reach its broker.
+        celery_state.should_stop = 1
+        eventually(lambda: len(begun) == 2)
+    finally:
+        celery_state.should_stop = None
+        worker_init.disconnect(note)
+
+
+def test_jobs_that_wait_for_another_attempt_are_run_again(configure, employ, program, diary, submit, look):
+    job_id = submit(max_attempts=2)
+    employ(configure(retry_backoff_seconds=1), program(diary.note("time.monotonic()")))
+    eventually(lambda: look(job_id).status == "failed")
+    first, second = map(float, diary.read())
+    assert second - first >= 1
+
+
+def test_a_stop_puts_the_running_job_back_and_leaves_no_thread(configure, employ, program, diary, submit, look):
+    job_id = submit()
+    before = set(threading.enumerate())
+    worker = employ(configure(poll_seconds=60), program(diary.note("os.getpid()") + "\n" + FOREVER))
+    eventually(diary.read)
+    began = time.monotonic()
+    worker.stop()
+    assert time.monotonic() - began < 15
+    assert set(threading.enumerate()) <= before
+    assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)
+
+
+def test_a_worker_can_be_stopped_as_soon_as_it_has_started(configure, employ, program):
+    for _ in range(3):
+        employ(configure(), program(FOREVER)).stop()
+
+
+def test_a_worker_survives_an_error_that_nobody_foresaw(settings, employ, program, submit, database, look, caplog):
+    job_id = submit(max_attempts=1)
+    with database.transaction() as session:
+        session.execute(text("CREATE TRIGGER bug BEFORE UPDATE ON jobs BEGIN SELECT RAISE(ABORT, 'not foreseen'); END"))
+    employ(settings, program("pass"))
+    eventually(lambda: "unexpected error while looking for jobs" in caplog.text)
+    eventually(lambda: "unexpected error while sweeping" in caplog.text)
+    with database.transaction() as session:
+        session.execute(text("DROP TRIGGER bug"))
+    eventually(lambda: look(job_id).status == "failed")
+
+
+def test_a_worker_survives_a_database_that_is_away(configure, employ, program, submit, database, away, look, caplog):
+    job_id = submit(max_attempts=1)
+    away.take(database)
+    employ(configure(), program("pass"))
+    eventually(lambda: "looking for jobs: the database" in caplog.text)
+    eventually(lambda: "sweeping: the database" in caplog.text)
+    away.bring_back()
+    eventually(lambda: look(job_id).status == "failed")
+
+
+def test_whoever_owns_the_folder_takes_over_what_a_dead_service_held(settings, program, submit, claim, look):
+    job_ids = [submit() for _ in range(120)]
+    for job_id in job_ids:
+        claim(job_id)
+    worker = Worker(settings, program(""))
+    worker.reclaim_all()
+    assert {(look(job_id).status, look(job_id).attempt) for job_id in job_ids} == {("queued", 1)}
+    worker._database.close()
+
+
+def test_two_workers_share_the_jobs_and_no_job_is_run_twice(configure, employ, program, diary, submit, statuses):
+    job_ids = [submit(max_attempts=1) for _ in range(50)]
+    shared = program(diary.note("sys.argv[1]"))
+    # One in this process and one in its own.
+    settings = configure()
+    code = f"""
+    from app.shared.settings import load_settings
+    from worker.main import Worker
+    worker = Worker(load_settings(), {shared!r})
+    worker.start()
+    {diary.note("'other'")}
+    sys.stdin.read()
+    worker.stop()
+    """
+    environment = {**os.environ, **settings.environment()}
+    other = subprocess.Popen([sys.executable, *program(code)], env=environment, stdin=subprocess.PIPE)
+    eventually(diary.read)
+    employ(settings, shared)
+    eventually(lambda: statuses(job_ids) == {"failed": 50})
+    other.communicate()
+    assert other.returncode == 0
+    assert Counter(diary.read()) == Counter(["other", *job_ids])

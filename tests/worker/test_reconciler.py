@@ -1,0 +1,202 @@
+import socket
+import time
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import text
+
+from app.shared.outcomes import JobResult, NewArtifact
+from app.shared.queue import QUEUE, create_celery
+from app.shared.repositories import outputs, sweeps
+from app.shared.storage import ArtifactStore, WorkFolders
+from rocket_core.report import CompressionReport
+from tests.worker.waiting import eventually
+from worker.reconciler import Reconciler
+
+DAY = 86400.0
+# What a job publishes beside its files; nobody reads it here.
+SUCCESS = {
+    "result": JobResult(achieved_ratio=0, kept_parameters=0, compressible_parameters=0, stored_bytes=0, dense_bytes=0),
+    "report": CompressionReport.model_construct(),
+}
+
+
+@pytest.fixture
+def reconcile(database):
+    """A reconciler for some settings."""
+    celeries = []
+
+    def reconcile(settings):
+        celeries.append(create_celery(settings))
+        return Reconciler(settings, database, celeries[-1])
+
+    yield reconcile
+    for celery in celeries:
+        celery.close()
+
+
+@pytest.fixture
+def reconciler(reconcile, settings):
+    return reconcile(settings)
+
+
+@pytest.fixture
+def messages(settings):
+    """Job ids of the messages that wait for a worker."""
+    celery = create_celery(settings)
+
+    def messages():
+        with celery.connection_for_read() as connection:
+            queue = connection.SimpleQueue(QUEUE)
+            received = []
+            while queue.qsize():
+                message = queue.get(block=False)
+                message.ack()
+                received.append(message.payload[0][0])
+            queue.close()
+        return received
+
+    messages()
+    yield messages
+    celery.close()
+
+
+@pytest.fixture
+def closed_port():
+    """A port of this machine on which nobody answers, and nobody can while the test lasts."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@pytest.fixture
+def waiting(database):
+    def waiting():
+        with database.snapshot() as session:
+            return [row.job_id for row in sweeps.list_announcements(session)]
+
+    return waiting
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_every_job_is_announced_once(reconciler, submit, messages, waiting):
+    job_ids = [submit(), submit()]
+    reconciler.sweep()
+    assert messages() == job_ids
+    assert waiting() == []
+    reconciler.sweep()
+    assert messages() == []
+
+
+def test_a_job_that_nobody_heard_of_is_announced_again(reconcile, configure, submit, messages):
+    job_id = submit()
+    reconciler = reconcile(configure(ring_seconds=1))
+    reconciler.sweep()
+    assert messages() == [job_id]
+    began = time.monotonic()
+    assert eventually(lambda: reconciler.sweep() or messages()) == [job_id]
+    assert time.monotonic() - began > 0.5
+
+
+def test_a_broker_that_is_down_keeps_the_announcements_and_stops_nothing_else(
+    reconcile, configure, closed_port, submit, claim, look, waiting, caplog
+):
+    announced, lost = submit(), submit()
+    claim(lost, lease_seconds=0)
+    reconcile(configure(broker_url=f"redis://127.0.0.1:{closed_port}/0")).sweep()
+    assert look(lost).status == "queued"
+    assert set(waiting()) == {announced, lost}
+    assert "polling" in caplog.text
+
+
+def test_only_jobs_whose_lease_is_over_are_taken(reconciler, submit, claim, look):
+    silent, alive = submit(), submit()
+    claim(silent, lease_seconds=0)
+    claim(alive)
+    reconciler.sweep()
+    assert (look(silent).status, look(silent).attempt) == ("queued", 1)
+    assert look(alive).status == "running"
+
+
+def test_a_machine_that_slept_gives_its_jobs_a_lease_to_report(reconcile, configure, submit, claim, look, monkeypatch):
+    job_id = submit()
+    reconciler = reconcile(configure(lease_seconds=2))
+    claim(job_id, lease_seconds=2)
+    reconciler.sweep()
+    # While a machine sleeps the time of day goes on, and the monotonic clock does not.
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600)
+    woken = time.monotonic()
+    reconciler.sweep()
+    assert look(job_id).status == "running"
+    eventually(lambda: reconciler.sweep() or look(job_id).status == "queued")
+    assert time.monotonic() - woken >= 2
+
+
+def test_files_without_a_row_are_removed_once_they_are_old(reconcile, settings, submit, look, tmp_path, monkeypatch):
+    artifacts, work = ArtifactStore(settings.data_dir / "artifacts"), WorkFolders(settings.data_dir / "work")
+    source = tmp_path / "source"
+    source.write_text("x")
+    orphan = artifacts.put(source).key
+    used, unused = look(submit()).work_key, "c" * 32
+    for key in (used, unused):
+        (work.path(key) / "file").write_text("x")
+    reconcile(settings).clean()
+    assert artifacts.path(orphan).exists()
+    assert names(settings.data_dir / "work") == sorted([used, unused])
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + DAY)
+    reconcile(settings).clean()
+    assert names(settings.data_dir / "artifacts") == []
+    assert names(settings.data_dir / "work") == [used]
+
+
+def test_a_file_that_cannot_be_removed_does_not_keep_the_others(reconcile, settings, monkeypatch, caplog):
+    store = settings.data_dir / "artifacts"
+    reconciler = reconcile(settings)
+    # Folders where files are expected.
+    for letter in "abc":
+        (store / (letter * 32)).mkdir()
+    (store / ("d" * 32)).touch()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + DAY)
+    reconciler.clean()
+    assert names(store) == [letter * 32 for letter in "abc"]
+    assert "a" * 32 in caplog.text
+
+
+def test_expired_artifacts_are_removed_all_at_once(reconciler, settings, database, submit, claim, look, tmp_path):
+    store = ArtifactStore(settings.data_dir / "artifacts")
+    source = tmp_path / "source"
+    source.write_text("x")
+    expired, kept = submit(), submit()
+    # More than one transaction forgets.
+    for job_id, number, retention in ((expired, 120, timedelta(0)), (kept, 1, timedelta(days=1))):
+        stored = [store.put(source) for _ in range(number)]
+        artifacts = [
+            NewArtifact(name=f"file{index}", storage_key=file.key, size=file.size, sha256=file.sha256)
+            for index, file in enumerate(stored)
+        ]
+        lease = claim(job_id)
+        with database.transaction() as session:
+            outputs.succeed_job(session, lease, artifacts=artifacts, retention=retention, **SUCCESS)
+    reconciler.clean()
+    assert len(names(settings.data_dir / "artifacts")) == 1
+    with database.snapshot() as session:
+        assert {row.storage_key for row in outputs.list_artifacts(session, look(expired))} == {None}
+        assert store.path(outputs.list_artifacts(session, look(kept))[0].storage_key).exists()
+
+
+def test_cleaning_is_seldom_and_sweeping_is_not(reconciler, submit, messages, settings, database):
+    reconciler.sweep()
+    folder = settings.data_dir / "artifacts" / ("d" * 32)
+    folder.touch()
+    with database.transaction() as session:
+        session.execute(text("DELETE FROM outbox"))
+    job_id = submit()
+    reconciler.sweep()
+    assert messages() == [job_id]
+    assert folder.exists()

@@ -1,0 +1,380 @@
+import os
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+from sqlalchemy import text
+
+from app.shared.database import Database
+from app.shared.repositories import events, leases, sweeps
+from tests.worker.waiting import eventually
+from worker.runner import Runner
+
+FOREVER = "while True: time.sleep(1)"
+STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+# Stops at a SIGTERM as a job does: lets go of its job and ends in good order.
+POLITE = """
+    import threading
+    from app.shared.database import Database
+    from app.shared.repositories import leases
+    from app.shared.settings import load_settings
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    {note}
+    while not stop.wait(0.02):
+        pass
+    database = Database(load_settings().database)
+    with database.transaction() as session:
+        leases.release_job(session, leases.Lease(job_id=sys.argv[1], fence=sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def runner(settings, database):
+    def runner(program, changed=None):
+        return Runner(changed or settings, database, program)
+
+    return runner
+
+
+class Background(threading.Thread):
+    """A thread that must end, and that keeps a test which fails from ending no longer than that."""
+
+    def __init__(self, action):
+        super().__init__(target=action, daemon=True)
+        self.start()
+
+    def join(self, timeout=30):
+        super().join(timeout)
+        assert not self.is_alive(), "it has not ended"
+
+
+@pytest.fixture
+def in_background():
+    """Calls functions in threads, which must have ended by the end of the test."""
+    threads = []
+
+    def in_background(action):
+        threads.append(Background(action))
+        return threads[-1]
+
+    yield in_background
+    for thread in threads:
+        thread.join()
+
+
+@pytest.fixture
+def told(database):
+    def told(job_id, kind):
+        with database.snapshot() as session:
+            return [event for event in events.list_events(session, job_id) if event.type == kind]
+
+    return told
+
+
+def is_alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_without_a_job_there_is_nothing_to_run(runner, program):
+    assert not runner(program(FOREVER)).run()
+
+
+def test_a_job_s_process_is_told_which_job_it_has_and_who_watches_it(runner, program, diary, submit, look):
+    job_id = submit(max_attempts=1)
+    assert runner(program(diary.note("sys.argv[1:]"))).run()
+    [line] = diary.read()
+    told_id, fence, parent = eval(line)  # noqa: S307
+    assert (told_id, int(parent)) == (job_id, os.getpid())
+    assert len(fence) == 32
+
+
+def test_one_job_runs_at_a_time(runner, program, diary, submit, in_background, look):
+    first, second = submit(), submit()
+    running = runner(program(diary.note("sys.argv[1]") + "\n" + FOREVER))
+    thread = in_background(lambda: running.run(second))
+    assert eventually(diary.read) == [second]
+    assert not running.run()
+    assert not running.run(first)
+    assert look(first).status == "queued"
+    running.stop()
+    thread.join()
+
+
+def test_the_oldest_job_goes_first_unless_one_is_named(runner, program, diary, submit):
+    job_ids = [submit(max_attempts=1) for _ in range(3)]
+    running = runner(program(diary.note("sys.argv[1]")))
+    assert running.run(job_ids[2])
+    assert running.run()
+    assert running.run()
+    assert not running.run()
+    assert diary.read() == [job_ids[2], *sorted(job_ids[:2])]
+
+
+def test_a_killed_process_costs_an_attempt_and_the_job_waits_before_the_next(
+    configure, runner, program, submit, look, told
+):
+    job_id = submit(max_attempts=2)
+    settings = configure(retry_backoff_seconds=3600)
+    running = runner(program("os.kill(os.getpid(), signal.SIGKILL)"), settings)
+    assert running.run()
+    job = look(job_id)
+    assert (job.status, job.attempt, job.fence) == ("queued", 1, None)
+    assert 3590 < (job.available_at - job.started_at).total_seconds() < 3700
+    [error] = told(job_id, "error")
+    assert "memory" in error.message
+    assert error.data["code"] == "worker_lost"
+    assert not running.run()
+
+
+def test_a_job_that_kills_its_process_fails_after_its_last_attempt_and_the_next_job_runs(
+    runner, program, diary, submit, look
+):
+    poison, innocent = submit(max_attempts=3), submit(max_attempts=1)
+    running = runner(program(diary.note("sys.argv[1]") + "\nos.kill(os.getpid(), signal.SIGKILL)"))
+    while running.run():
+        pass
+    assert diary.read() == [poison] * 3 + [innocent]
+    job = look(poison)
+    assert (job.status, job.attempt, job.error["code"], job.error["retryable"]) == ("failed", 3, "worker_lost", True)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "Segmentation fault"),
+        # One without a name, where there are any.
+        ("os.kill(os.getpid(), getattr(signal, 'SIGRTMIN', signal.SIGSEGV - 1) + 1)", "crashed"),
+        ("sys.exit(3)", "exit code 3"),
+        ("sys.exit(0)", "exit code 0"),
+        ("raise ValueError", "exit code 1"),
+        ("sys.exit(76)", "exit code 76"),
+    ],
+)
+def test_a_process_that_ends_without_a_word_fails_its_attempt(runner, program, submit, look, code, words):
+    job_id = submit(max_attempts=1)
+    assert runner(program(code)).run()
+    job = look(job_id)
+    assert (job.status, job.error["code"]) == ("failed", "worker_lost")
+    assert words in job.error["message"]
+
+
+def test_a_process_that_cannot_be_started_fails_the_attempt(runner, settings, submit, look):
+    job_id = submit(max_attempts=1)
+    running = runner(("-c", "pass"))
+    (settings.data_dir / "work").rmdir()
+    assert running.run()
+    assert look(job_id).error["code"] == "worker_lost"
+
+
+def test_a_cancelled_job_is_asked_to_stop_and_ends_cancelled(
+    runner, program, diary, submit, look, cancel, in_background
+):
+    job_id = submit()
+    thread = in_background(runner(program(POLITE.format(note=diary.note("'ready'")))).run)
+    eventually(diary.read)
+    cancel(job_id)
+    thread.join()
+    assert look(job_id).status == "cancelled"
+
+
+def test_a_process_that_ignores_the_wish_to_cancel_is_killed_after_its_grace(
+    configure, runner, program, diary, submit, look, cancel, in_background
+):
+    job_id = submit()
+    code = f"{STUBBORN}\n{diary.note('os.getpid()')}\n{FOREVER}"
+    thread = in_background(runner(program(code), configure(cancel_grace_seconds=0.5)).run)
+    [pid] = eventually(diary.read)
+    cancel(job_id)
+    thread.join()
+    assert look(job_id).status == "cancelled"
+    assert not is_alive(int(pid))
+
+
+def test_a_process_told_to_stop_before_it_can_listen_lets_go_all_the_same(
+    runner, program, diary, submit, look, in_background
+):
+    job_id = submit()
+    running = runner(program(diary.note("'early'") + "\n" + FOREVER))
+    thread = in_background(running.run)
+    eventually(diary.read)
+    running.stop()
+    thread.join()
+    assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)
+
+
+def test_a_stopping_runner_puts_its_job_back_uncounted_and_takes_no_other(
+    configure, runner, program, diary, submit, look, in_background
+):
+    job_id, other = submit(), submit()
+    # However seldom it asks the database.
+    running = runner(program(POLITE.format(note=diary.note("'ready'"))), configure(poll_seconds=60))
+    thread = in_background(lambda: running.run(job_id))
+    eventually(diary.read)
+    running.stop()
+    thread.join()
+    assert (look(job_id).status, look(job_id).attempt, look(job_id).fence) == ("queued", 0, None)
+    assert not running.run()
+    assert not running.run(other)
+
+
+def test_who_does_not_want_to_wait_for_a_stop_aborts(configure, runner, program, diary, submit, look, in_background):
+    job_id = submit()
+    code = f"{STUBBORN}\n{diary.note(1)}\n{FOREVER}"
+    running = runner(program(code), configure(cancel_grace_seconds=600, poll_seconds=60))
+    thread = in_background(running.run)
+    eventually(diary.read)
+    running.stop()
+    running.abort()
+    thread.join()
+    assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)
+
+
+@pytest.mark.parametrize("fate", ["taken away", "taken by another worker", "deleted"])
+def test_a_process_whose_job_is_no_longer_its_own_is_ended(
+    database, configure, runner, program, diary, submit, look, in_background, fate
+):
+    job_id = submit()
+    # Not even a process that the system has stopped may keep its slot.
+    code = f"{diary.note('os.getpid()')}\nos.kill(os.getpid(), signal.SIGSTOP)"
+    thread = in_background(runner(program(code), configure(cancel_grace_seconds=0.2)).run)
+    [pid] = eventually(diary.read)
+    with database.transaction() as session:
+        if fate == "deleted":
+            session.execute(text("DELETE FROM jobs"))
+        else:
+            assert sweeps.reclaim_from(session) == [job_id]
+            if fate == "taken by another worker":
+                leases.claim_job(session, job_id, worker="thief", lease_seconds=60)
+    thread.join()
+    assert not is_alive(int(pid))
+    if fate != "deleted":
+        job = look(job_id)
+        assert (job.status, job.attempt) == (("queued", 1) if fate == "taken away" else ("running", 2))
+
+
+def test_a_database_that_is_away_does_not_cost_a_running_process_its_life(
+    database, away, runner, program, diary, submit, look, in_background, caplog
+):
+    job_id = submit()
+    running = runner(program(POLITE.format(note=diary.note("'ready'"))))
+    thread = in_background(running.run)
+    eventually(diary.read)
+    away.take(database)
+    eventually(lambda: "cannot look after" in caplog.text)
+    away.bring_back()
+    assert thread.is_alive()
+    running.stop()
+    thread.join()
+    assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)
+
+
+def test_a_process_has_the_settings_an_empty_folder_and_no_stray_variable(
+    configure, runner, program, diary, submit, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("ROCKET_SERVER", "http://elsewhere")
+    monkeypatch.setenv("ROCKET_LEASE_SECONDS", "3")
+    submit(max_attempts=1)
+    code = (
+        "from app.shared.settings import load_settings\n"
+        + diary.note("repr((os.environ.get('ROCKET_SERVER'), load_settings().lease_seconds))")
+        + "\n"
+        + diary.note("repr((os.listdir(), sys.path[0]))")
+    )
+    running = runner(program(code), configure(lease_seconds=7))
+    monkeypatch.chdir(tmp_path)
+    assert running.run()
+    environment, place = map(eval, diary.read())
+    assert environment == (None, 7.0)
+    assert place[0] == []
+    assert place[1] not in {"", str(tmp_path)}
+
+
+def test_what_a_process_has_started_ends_with_it(runner, program, diary, submit):
+    submit(max_attempts=1)
+    code = f"""
+    import subprocess
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    {diary.note("child.pid")}
+    """
+    assert runner(program(code)).run()
+    eventually(lambda: not is_alive(int(diary.read()[0])))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the job itself looks after its parent")
+def test_a_process_dies_with_the_worker(settings, submit, program, diary):
+    submit()
+    watched = program(
+        f"{STUBBORN}\n{diary.note('os.getpid()')}\nfrom worker.lease import die_with\n"
+        f"die_with(int(sys.argv[3]))\n{diary.note(1)}\n{FOREVER}"
+    )
+    code = f"""
+    from app.shared.database import Database
+    from app.shared.settings import load_settings
+    from worker.runner import Runner
+    settings = load_settings()
+    Runner(settings, Database(settings.database), {watched!r}).run()
+    """
+    environment = {**os.environ, **settings.environment()}
+    intermediate = subprocess.Popen([sys.executable, *program(code)], env=environment)
+    eventually(lambda: len(diary.read()) == 2)
+    pid = int(diary.read()[0])
+    assert is_alive(pid)
+    intermediate.kill()
+    intermediate.wait()
+    eventually(lambda: not is_alive(pid), within=5)
+
+
+def test_jobs_leave_no_open_file_behind(runner, program, submit):
+    running = runner(program(""))
+    submit(max_attempts=1)
+    running.run()
+    before = psutil.Process().num_fds()
+    for _ in range(5):
+        submit(max_attempts=1)
+        assert running.run()
+    assert psutil.Process().num_fds() == before
+
+
+def test_a_signal_handler_may_stop_a_runner_that_is_being_stopped(settings, database, program):
+    # In a process of its own, which would hang: signals come at every moment of `stop`.
+    code = """
+    from app.shared.database import Database
+    from app.shared.settings import load_settings
+    from worker.runner import Runner
+    settings = load_settings()
+    runner = Runner(settings, Database(settings.database))
+    signal.signal(signal.SIGALRM, lambda *_: runner.abort())
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        runner.stop()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    """
+    environment = {**os.environ, **settings.environment()}
+    subprocess.run([sys.executable, *program(code)], env=environment, check=True, timeout=30)
+
+
+def test_several_runners_never_share_a_job(settings, submit, program, diary, in_background):
+    job_ids = [submit(max_attempts=1) for _ in range(50)]
+    programs = program(diary.note("sys.argv[1]"))
+
+    def work():
+        own = Database(settings.database)
+        running = Runner(settings, own, programs)
+        while running.run():
+            pass
+        own.close()
+
+    threads = [in_background(work) for _ in range(3)]
+    for thread in threads:
+        thread.join()
+    assert sorted(diary.read()) == sorted(job_ids)
+
+
+def test_signals_of_a_terminal_do_not_reach_a_job(runner, program, diary, submit):
+    submit(max_attempts=1)
+    assert runner(program(diary.note("os.getsid(0) == os.getpid()"))).run()
+    assert diary.read() == ["True"]

@@ -1,0 +1,47 @@
+from app.shared.queue import RUN_JOB, create_celery
+from worker.runner import Runner
+from worker.tasks import register_tasks
+
+
+def task_of(settings, database, program):
+    celery = create_celery(settings)
+    register_tasks(celery, Runner(settings, database, program))
+    return celery.tasks[RUN_JOB]
+
+
+def test_a_message_runs_its_job_and_no_other(settings, database, program, diary, submit, look):
+    older, rung = submit(max_attempts=1), submit(max_attempts=1)
+    task_of(settings, database, program(diary.note("sys.argv[1]")))(rung)
+    assert diary.read() == [rung]
+    assert look(older).status == "queued"
+
+
+def test_a_message_that_comes_twice_runs_its_job_once(settings, database, program, diary, submit):
+    job_id = submit(max_attempts=1)
+    task = task_of(settings, database, program(diary.note("sys.argv[1]")))
+    for _ in range(3):
+        task(job_id)
+    assert diary.read() == [job_id]
+
+
+def test_each_application_has_a_runner_of_its_own(settings, database, program, diary, submit):
+    job_id = submit(max_attempts=1)
+    stopped = Runner(settings, database, program("sys.exit(1)"))
+    stopped.stop()
+    register_tasks(create_celery(settings), stopped)
+    task_of(settings, database, program(diary.note("sys.argv[1]")))(job_id)
+    assert diary.read() == [job_id]
+
+
+def test_a_message_of_an_unknown_job_does_nothing(settings, database, program):
+    task_of(settings, database, program("sys.exit(1)"))("job_unknown")
+
+
+def test_a_message_while_the_database_is_away_is_dropped(settings, database, away, program, submit, look, caplog):
+    job_id = submit()
+    task = task_of(settings, database, program("sys.exit(1)"))
+    away.take(database)
+    task(job_id)
+    away.bring_back()
+    assert "running a job" in caplog.text
+    assert look(job_id).status == "queued"
