@@ -13,7 +13,7 @@ from app.shared.errors import QueueError
 from app.shared.queue import ring
 from app.shared.repositories import sweeps
 from app.shared.settings import Settings
-from app.shared.storage import ArtifactStore, WorkFolders
+from app.shared.storage import ArtifactStore, WorkFolders, is_bound_to
 from worker.failures import attempted
 
 # Files younger than this may belong to a row that is still to be written.
@@ -101,6 +101,16 @@ class Reconciler:
             sweeps.forget_idempotency_keys(session)
         while expired := self._expire():
             self._remove(self._artifacts, expired)
+        if is_bound_to(self._settings.data_dir, self._settings.database_name):
+            self._remove_orphans()
+        else:
+            _log.warning(
+                "files that belong to no job are kept: %s was begun with another database; if its files may go, remove "
+                "the file `database` there",
+                self._settings.data_dir,
+            )
+
+    def _remove_orphans(self) -> None:
         # Listed before the rows are read: what appears in between is too young to be listed.
         before = time.time() - _ORPHAN_SECONDS
         stored, worked = self._artifacts.keys(before=before), self._work.keys(before=before)

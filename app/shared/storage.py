@@ -3,6 +3,7 @@
 <data-dir>/
 ├── rocket.sqlite3            the database, unless it is elsewhere
 ├── lock                      held by the running service
+├── database                  names the database whose files these are
 ├── artifacts/<key>           one file per artifact, never altered
 └── work/<key>/               a job's checkpoints and exports in the making
 
@@ -156,6 +157,21 @@ class WorkFolders:
         if not _KEY.fullmatch(key):
             raise StorageError("a work key is 32 hexadecimal digits; this one is not")
         return self._folder / key
+
+
+def is_bound_to(data_dir: Path, database: str) -> bool:
+    """Whether the files below a data folder are those of a database; the first one to ask makes them its own.
+
+    To another database, an empty one for instance, all of them look as if they belonged to nothing.
+
+    Raises:
+        StorageError: the folder cannot be used.
+    """
+    path = data_dir / "database"
+    with _storage_errors(data_dir):
+        with suppress(FileExistsError), path.open("x", encoding="utf-8") as stream:
+            stream.write(database)
+        return path.read_text(encoding="utf-8") == database
 
 
 @contextmanager

@@ -3,6 +3,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import text
 
 from app.shared.outcomes import JobResult, NewArtifact
@@ -152,6 +153,20 @@ def test_files_without_a_row_are_removed_once_they_are_old(reconcile, settings, 
     reconcile(settings).clean()
     assert names(settings.data_dir / "artifacts") == []
     assert names(settings.data_dir / "work") == [used]
+
+
+def test_another_database_does_not_remove_what_it_does_not_know(reconcile, settings, tmp_path, monkeypatch, caplog):
+    file = settings.data_dir / "artifacts" / ("a" * 32)
+    reconcile(settings).clean()
+    file.touch()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + DAY)
+    another = SecretStr(f"sqlite+pysqlite:///{tmp_path}/another.sqlite3")
+    reconcile(settings.model_copy(update={"database_url": another})).clean()
+    assert file.exists()
+    assert "another database" in caplog.text
+    reconcile(settings).clean()
+    assert not file.exists()
 
 
 def test_a_file_that_cannot_be_removed_does_not_keep_the_others(reconcile, settings, monkeypatch, caplog):
