@@ -26,7 +26,7 @@ def report_progress(
         session: a writing transaction.
         lease: the worker's.
         stage: preflight, calibrating, allocating, factorizing or exporting.
-        progress: of the whole job, [0, 1].
+        progress: of the whole job, [0, 1]; a later attempt that has not caught up with an earlier one changes nothing.
         finish_at: when it should be done; None if that cannot be told.
 
     Raises:
@@ -35,7 +35,7 @@ def report_progress(
     job = hold(session, lease)
     if job.stage != stage:
         append_event(session, job.id, NewEvent(type="stage", message=stage, data={"stage": stage}), now(session))
-    change(session, lease, stage=stage, progress=min(1.0, max(0.0, progress)), estimated_finish_at=finish_at)
+    change(session, lease, stage=stage, progress=min(1.0, max(job.progress, progress)), estimated_finish_at=finish_at)
 
 
 def add_event(session: Session, lease: Lease, event: NewEvent) -> int:

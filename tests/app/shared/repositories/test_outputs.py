@@ -38,6 +38,14 @@ def test_progress_stays_within_its_range(database, held, told, kept):
         assert jobs.get_job(session, held.job_id).progress == kept
 
 
+def test_progress_does_not_fall_while_a_later_attempt_catches_up(database, held):
+    with database.transaction() as session:
+        for stage, progress in (("calibrating", 0.5), ("preflight", 0.0), ("calibrating", 0.03)):
+            outputs.report_progress(session, held, stage=stage, progress=progress)
+        job = jobs.get_job(session, held.job_id)
+        assert (job.stage, job.progress) == ("calibrating", 0.5)
+
+
 def test_events_are_numbered_without_gaps_and_read_in_order(database, held):
     with database.transaction() as session:
         for number in range(5):
