@@ -6,20 +6,25 @@ AppError
 │   └── IdempotencyKeyReusedError   the same key with another request
 ├── NotFoundError                   no such thing, or not the caller's
 │   ├── JobNotFoundError
-│   └── ArtifactNotFoundError
+│   ├── ArtifactNotFoundError
+│   └── UploadNotFoundError
 ├── ArtifactExpiredError            the artifact existed; its retention time is over
 ├── ConflictError                   the job's status does not allow it
 │   ├── ReportNotReadyError         the job has not succeeded
 │   └── FencedOutError              a worker writes to a job that is no longer its own
+├── UnauthenticatedError            the caller has not said who it is, or not proven it
 ├── PermissionDeniedError           the caller may not do this
 ├── QuotaExceededError              the caller has used up what it may have
+│   ├── RateLimitedError            too many requests in a short time
 │   └── TooManyStreamsError         all event streams of this process are in use
+├── OverQuotaError                  what is asked for is larger than the caller may ever have
 ├── StorageError                    files cannot be written or read
 │   ├── DiskFullError
 │   └── DataFolderLockedError       another service uses this data folder
 ├── DatabaseUnavailableError        the database does not answer (worth retrying)
 ├── QueueError                      the broker does not answer (worth retrying)
-└── WorkerLostError                 every attempt ended without a word from the worker
+├── WorkerLostError                 every attempt ended without a word from the worker
+└── JobStalledError                 a job's process lived but made no progress
 
 A message says what is wrong, where, and what to do. `code` is stable: it is stored with a job and returned by the API.
 The HTTP status of each class stands in `app/api/errors.py`, nowhere else.
@@ -79,6 +84,12 @@ class ArtifactNotFoundError(NotFoundError):
     code = "artifact_not_found"
 
 
+class UploadNotFoundError(NotFoundError):
+    """The caller has uploaded no calibration file of that id."""
+
+    code = "upload_not_found"
+
+
 class ArtifactExpiredError(AppError):
     """The artifact was deleted when its retention time was over."""
 
@@ -103,6 +114,12 @@ class FencedOutError(ConflictError):
     code = "fenced_out"
 
 
+class UnauthenticatedError(AppError):
+    """The caller has sent no API key, or one that is not valid."""
+
+    code = "unauthenticated"
+
+
 class PermissionDeniedError(AppError):
     """The caller may not do this."""
 
@@ -116,10 +133,30 @@ class QuotaExceededError(AppError):
     retryable = True
 
 
+class RateLimitedError(QuotaExceededError):
+    """The caller sends too many requests in a short time.
+
+    Attributes:
+        retry_after: seconds after which the next one is accepted.
+    """
+
+    code = "rate_limited"
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class TooManyStreamsError(QuotaExceededError):
     """All event streams of this process are in use."""
 
     code = "too_many_streams"
+
+
+class OverQuotaError(AppError):
+    """What is asked for is larger than the caller may ever have."""
+
+    code = "over_quota"
 
 
 class StorageError(AppError):
@@ -158,3 +195,9 @@ class WorkerLostError(AppError):
     """Every attempt at a job ended without a word from the worker."""
 
     code = "worker_lost"
+
+
+class JobStalledError(AppError):
+    """A job's process lived but made no progress."""
+
+    code = "job_stalled"

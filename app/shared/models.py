@@ -8,6 +8,9 @@ jobs ─┬─ job_events         what happened, numbered without gaps
       ├─ outbox             jobs to announce to the workers
       └─ idempotency_keys   which request made the job
 
+tenants ── api_keys         who may come in, as which tenant
+uploads                     calibration files of a tenant
+
 Everything below a job goes with it. Enumerations are text with a check, so that both databases treat them alike.
 """
 
@@ -82,6 +85,9 @@ class Job(Base):
         retry_of: the job that this one repeats.
         error: why it failed, a `JobError`.
         result: what it achieved, a `JobResult`.
+        queue: which workers run it.
+        hub_token: token of the model hub that came with the job, encrypted; forgotten when the job ends.
+        expires_at: when its artifacts are deleted; None unless it has succeeded.
     """
 
     __tablename__ = "jobs"
@@ -94,6 +100,7 @@ class Job(Base):
         CheckConstraint("(status IN ('running', 'cancelling')) = (fence IS NOT NULL)", name="fence"),
         CheckConstraint("(fence IS NULL) = (lease_until IS NULL)", name="lease"),
         Index("ix_jobs_owner_id", "owner", "id"),
+        CheckConstraint("queue IN ('cpu', 'gpu')", name="queue"),
         Index("ix_jobs_status_available_at", "status", "available_at"),
     )
 
@@ -119,6 +126,9 @@ class Job(Base):
     retry_of: Mapped[str | None] = mapped_column(_JOB_ID, ForeignKey("jobs.id", ondelete="SET NULL"), unique=True)
     error: Mapped[dict[str, Any] | None] = mapped_column(_Json)
     result: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    queue: Mapped[str] = mapped_column(String(16), default="cpu", server_default="cpu")
+    hub_token: Mapped[str | None] = mapped_column(Text)
+    expires_at: Mapped[datetime | None]
 
 
 class JobEvent(Base):
@@ -222,3 +232,60 @@ class IdempotencyKey(Base):
     job_id: Mapped[str] = _job_key()
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
+
+
+class Tenant(Base):
+    """Who owns jobs. A quota that is null is that of the settings."""
+
+    __tablename__ = "tenants"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[datetime]
+    max_active_jobs: Mapped[int | None]
+    max_stored_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    max_model_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    max_calibration_tokens: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class ApiKey(Base):
+    """A key `rk_<id>_<secret>`, of which only the hash is kept.
+
+    Attributes:
+        label: what its owner calls it.
+        secret_sha256: SHA-256 of the secret, hexadecimal.
+        scopes: what it may be used for, words separated by blanks.
+    """
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64), ForeignKey("tenants.name", ondelete="CASCADE"), index=True)
+    label: Mapped[str] = mapped_column(String(64))
+    secret_sha256: Mapped[str] = mapped_column(String(64))
+    scopes: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+
+
+class Upload(Base):
+    """A calibration file of a tenant, by its content.
+
+    Attributes:
+        id: the first 32 digits of its SHA-256.
+        suffix: how it is read, `.jsonl` or `.txt`.
+        documents: how many it holds.
+    """
+
+    __tablename__ = "uploads"
+    __table_args__ = (UniqueConstraint("storage_key"),)
+
+    owner: Mapped[str] = mapped_column(String(64), primary_key=True)
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    storage_key: Mapped[str] = mapped_column(String(64))
+    sha256: Mapped[str] = mapped_column(String(64))
+    size: Mapped[int] = mapped_column(BigInteger)
+    suffix: Mapped[str] = mapped_column(String(8))
+    documents: Mapped[int]
+    created_at: Mapped[datetime]

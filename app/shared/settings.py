@@ -2,12 +2,15 @@
 
 import difflib
 import os
+from base64 import urlsafe_b64decode
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+import limits
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import URL, make_url
@@ -29,6 +32,10 @@ _DRIVERS = {
 }
 _BROKERS = ("memory://", "redis://", "rediss://")
 _MIB = 2**20
+_KEY_BYTES = 32
+
+Queue = Literal["cpu", "gpu"]
+"""Which workers run a job."""
 
 
 class Settings(BaseSettings):
@@ -65,6 +72,28 @@ class Settings(BaseSettings):
         default=SecretStr("memory://"),
         description="`memory://` (workers in the same process) or `redis://HOST`; jobs themselves are in the database",
     )
+    storage_url: str | None = Field(
+        default=None,
+        description="where artifacts and uploads are: `file:///FOLDER` or `s3://BUCKET/PREFIX`, with credentials where "
+        "the AWS tools look for them; default a folder in the data folder",
+    )
+    s3_endpoint_url: str | None = Field(default=None, description="URL of an S3-compatible store that is not Amazon's")
+    redirect_downloads: bool = Field(
+        default=False, description="send clients to S3 with a presigned URL instead of passing files on"
+    )
+    secret_key: SecretStr | None = Field(
+        default=None,
+        description="32 random bytes as URL-safe base 64, the same for all processes; encrypts Hub tokens that come "
+        "with jobs; default a file in the data folder",
+    )
+    allowed_hosts: str = Field(
+        default="",
+        description="names under which clients reach the service, separated by commas; this machine's loopback names "
+        "are always among them",
+    )
+    default_queue: Queue = Field(
+        default="cpu", description="queue of jobs that name none: `cpu` or `gpu`; `rocket serve` works on both"
+    )
     max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
         default=5, description="how often a job may start before it fails for good"
     )
@@ -83,8 +112,14 @@ class Settings(BaseSettings):
     cancel_grace_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
         default=30.0, description="time a job gets to stop by itself before its process is killed"
     )
+    stall_seconds: Annotated[float, Field(ge=1, le=7 * 86400)] = Field(
+        default=3600.0, description="time without any progress after which a job's process is killed"
+    )
     artifact_retention_days: Annotated[float, Field(gt=0, le=3650)] = Field(
         default=7.0, description="days that artifacts can be downloaded after the job has succeeded"
+    )
+    job_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = Field(
+        default=None, description="days after which a job that has ended is deleted with all its rows; default never"
     )
     idempotency_hours: Annotated[float, Field(gt=0, le=720)] = Field(
         default=24.0, description="hours that an `Idempotency-Key` is remembered"
@@ -95,6 +130,31 @@ class Settings(BaseSettings):
     max_streams: Annotated[int, Field(ge=1, le=10_000)] = Field(
         default=64,
         description="event streams and waiting requests open at once; more are told to try again, or not waited for",
+    )
+    max_active_jobs: Annotated[int, Field(ge=1)] = Field(
+        default=100, description="quota of a tenant: jobs that have not ended"
+    )
+    max_stored_bytes: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="quota of a tenant: artifacts and uploads; default none"
+    )
+    max_model_bytes: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="quota of a tenant: weights of one model; default none"
+    )
+    max_calibration_tokens: Annotated[int, Field(ge=1)] = Field(
+        default=2**24, description="quota of a tenant: calibration tokens of one job"
+    )
+    max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(
+        default=64 * _MIB, description="largest calibration file that can be uploaded"
+    )
+    max_uploads: Annotated[int, Field(ge=0)] = Field(
+        default=100, description="quota of a tenant: calibration files uploaded"
+    )
+    rate_limit: str = Field(
+        default="1200/minute", description="requests of a tenant, of an address where there are no keys"
+    )
+    submit_rate_limit: str = Field(default="120/minute", description="jobs, estimates and uploads of a tenant")
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        default=None, description="port of a worker's metrics; default none, as in `rocket serve` the API has them"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe line logged"
@@ -134,6 +194,62 @@ class Settings(BaseSettings):
         if not secret.get_secret_value().startswith(_BROKERS):
             raise ValueError(f"names a broker that is not supported; use one of {', '.join(_BROKERS)}")
         return secret
+
+    @field_validator("storage_url")
+    @classmethod
+    def _known_store(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme == "file" and not parts.netloc and len(parts.path) > 1:
+            return url
+        if parts.scheme == "s3" and parts.netloc and not parts.username:
+            return url
+        raise ValueError("is no place for files; write file:///FOLDER or s3://BUCKET/PREFIX, without credentials")
+
+    @field_validator("s3_endpoint_url")
+    @classmethod
+    def _is_endpoint(cls, url: str | None) -> str | None:
+        if url is not None and (urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname):
+            raise ValueError("is no URL of a server; write http://HOST:PORT or https://HOST")
+        return url
+
+    @field_validator("secret_key")
+    @classmethod
+    def _is_key(cls, secret: SecretStr | None) -> SecretStr | None:
+        try:
+            usable = secret is None or len(urlsafe_b64decode(secret.get_secret_value())) == _KEY_BYTES
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ValueError(
+                "is no key; make one with: python3 -c 'import base64, os; "
+                "print(base64.urlsafe_b64encode(os.urandom(32)).decode())'"
+            )
+        return secret
+
+    @field_validator("rate_limit", "submit_rate_limit")
+    @classmethod
+    def _is_rate(cls, rate: str) -> str:
+        try:
+            limits.parse(rate)
+        except ValueError:
+            raise ValueError("is no rate; write something like 100/minute") from None
+        return rate
+
+    @model_validator(mode="after")
+    def _store_has_its_settings(self) -> "Settings":
+        is_s3 = self.storage_url is not None and self.storage_url.startswith("s3://")
+        if self.s3_endpoint_url is not None and not is_s3:
+            raise ValueError("ROCKET_S3_ENDPOINT_URL needs ROCKET_STORAGE_URL to be s3://BUCKET/PREFIX")
+        if self.redirect_downloads and not is_s3:
+            raise ValueError("ROCKET_REDIRECT_DOWNLOADS needs ROCKET_STORAGE_URL to be s3://BUCKET/PREFIX")
+        return self
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Names under which clients may reach the service, beside those of the loopback; in lower case."""
+        return frozenset(name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip())
 
     @property
     def models_folder(self) -> Path:
@@ -182,7 +298,8 @@ class Settings(BaseSettings):
 
     def secrets(self) -> tuple[str, ...]:
         """What must never be logged."""
-        passwords = [self.database.password, None if self.hf_token is None else self.hf_token.get_secret_value()]
+        chosen = (self.hf_token, self.secret_key)
+        passwords = [self.database.password, *(secret.get_secret_value() for secret in chosen if secret is not None)]
         if "@" in self.broker:
             passwords.append(self.broker.split("://", 1)[1].rsplit("@", 1)[0].split(":", 1)[-1])
         return tuple(str(password) for password in passwords if password)
@@ -242,6 +359,8 @@ def _default_text(default: object) -> str:
         return ""
     if isinstance(default, SecretStr):
         return default.get_secret_value()
+    if isinstance(default, bool):
+        return str(default).lower()
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 

@@ -1,8 +1,12 @@
+import base64
+
 import pytest
 from pydantic import SecretStr
 
 from app.shared.errors import InvalidSettingsError
 from app.shared.settings import Settings, describe, load_settings
+
+KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
 
 
 def test_defaults_need_no_environment_and_live_in_one_folder(tmp_path, monkeypatch):
@@ -23,16 +27,33 @@ def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_p
         "ROCKET_DATASETS_DIR": str(tmp_path / "d"),
         "ROCKET_DATABASE_URL": "postgresql+psycopg://u:p@h/n",
         "ROCKET_BROKER_URL": "redis://h",
+        "ROCKET_STORAGE_URL": "s3://bucket/prefix",
+        "ROCKET_S3_ENDPOINT_URL": "http://store:9000",
+        "ROCKET_REDIRECT_DOWNLOADS": "true",
+        "ROCKET_SECRET_KEY": KEY,
+        "ROCKET_ALLOWED_HOSTS": "rocket.example",
+        "ROCKET_DEFAULT_QUEUE": "gpu",
         "ROCKET_MAX_ATTEMPTS": "7",
         "ROCKET_LEASE_SECONDS": "7",
         "ROCKET_POLL_SECONDS": "7",
         "ROCKET_RING_SECONDS": "7",
         "ROCKET_RETRY_BACKOFF_SECONDS": "7",
         "ROCKET_CANCEL_GRACE_SECONDS": "7",
+        "ROCKET_STALL_SECONDS": "7",
         "ROCKET_ARTIFACT_RETENTION_DAYS": "8",
+        "ROCKET_JOB_RETENTION_DAYS": "7",
         "ROCKET_IDEMPOTENCY_HOURS": "7",
         "ROCKET_MAX_BODY_BYTES": "7777",
         "ROCKET_MAX_STREAMS": "7",
+        "ROCKET_MAX_ACTIVE_JOBS": "7",
+        "ROCKET_MAX_STORED_BYTES": "7",
+        "ROCKET_MAX_MODEL_BYTES": "7",
+        "ROCKET_MAX_CALIBRATION_TOKENS": "7",
+        "ROCKET_MAX_UPLOAD_BYTES": "7777",
+        "ROCKET_MAX_UPLOADS": "7",
+        "ROCKET_RATE_LIMIT": "7/second",
+        "ROCKET_SUBMIT_RATE_LIMIT": "7/second",
+        "ROCKET_METRICS_PORT": "7",
         "ROCKET_LOG_LEVEL": "debug",
         "ROCKET_LOG_FORMAT": "json",
         "HF_TOKEN": "hf_secret",
@@ -60,6 +81,20 @@ def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_p
         ("ROCKET_BROKER_URL", "filesystem://"),
         ("ROCKET_BROKER_URL", "sqla+sqlite:///x"),
         ("ROCKET_LOG_LEVEL", "chatty"),
+        ("ROCKET_STORAGE_URL", "ftp://h/x"),
+        ("ROCKET_STORAGE_URL", "s3://"),
+        ("ROCKET_STORAGE_URL", "s3://key:secret@bucket"),
+        ("ROCKET_STORAGE_URL", "file://host/folder"),
+        ("ROCKET_S3_ENDPOINT_URL", "store:9000"),
+        ("ROCKET_S3_ENDPOINT_URL", "http://store:9000"),
+        ("ROCKET_REDIRECT_DOWNLOADS", "true"),
+        ("ROCKET_SECRET_KEY", "short"),
+        ("ROCKET_SECRET_KEY", "ä" * 44),
+        ("ROCKET_DEFAULT_QUEUE", "tpu"),
+        ("ROCKET_RATE_LIMIT", "often"),
+        ("ROCKET_SUBMIT_RATE_LIMIT", "12"),
+        ("ROCKET_MAX_STORED_BYTES", "0"),
+        ("ROCKET_METRICS_PORT", "70000"),
     ],
 )
 def test_nonsense_is_refused_by_the_name_of_its_variable(monkeypatch, variable, value):
@@ -105,6 +140,16 @@ def test_secrets_do_not_show(monkeypatch):
     settings = Settings(database_url="postgresql://u:canary2@h/n", broker_url="redis://:canary3@h")
     assert "canary" not in repr(settings) + str(settings) + settings.model_dump_json()
     assert set(settings.secrets()) == {"canary1", "canary2", "canary3"}
+
+
+def test_the_key_that_encrypts_does_not_show():
+    settings = Settings(secret_key=KEY)
+    assert KEY not in repr(settings) + settings.model_dump_json()
+    assert settings.secrets() == (KEY,)
+
+
+def test_hosts_are_names_without_blanks_in_lower_case():
+    assert Settings(allowed_hosts=" Rocket.Example, other ,").hosts == {"rocket.example", "other"}
 
 
 def test_three_heartbeats_fit_into_a_lease():

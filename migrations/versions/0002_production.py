@@ -1,0 +1,81 @@
+"""Tenants with their keys and quotas, uploads, queues of jobs, encrypted Hub tokens."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+_INSTANT = sa.DateTime(timezone=True)
+
+
+def upgrade() -> None:
+    """Adds them; jobs that exist already go to the queue of CPU workers."""
+    _create_tenants()
+    _create_uploads()
+    with op.batch_alter_table("jobs") as jobs:
+        jobs.add_column(sa.Column("queue", sa.String(16), nullable=False, server_default="cpu"))
+        jobs.add_column(sa.Column("hub_token", sa.Text()))
+        jobs.add_column(sa.Column("expires_at", _INSTANT))
+        jobs.create_check_constraint(op.f("ck_jobs_queue"), "queue IN ('cpu', 'gpu')")
+    # What the artifacts of a job say.
+    op.execute(
+        "UPDATE jobs SET expires_at ="
+        " (SELECT max(artifacts.expires_at) FROM artifacts WHERE artifacts.job_id = jobs.id)"
+    )
+
+
+def downgrade() -> None:
+    """Removes them."""
+    with op.batch_alter_table("jobs") as jobs:
+        jobs.drop_constraint(op.f("ck_jobs_queue"), type_="check")
+        for column in ("expires_at", "hub_token", "queue"):
+            jobs.drop_column(column)
+    for table in ("uploads", "api_keys", "tenants"):
+        op.drop_table(table)
+
+
+def _create_tenants() -> None:
+    op.create_table(
+        "tenants",
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("created_at", _INSTANT, nullable=False),
+        sa.Column("max_active_jobs", sa.Integer()),
+        sa.Column("max_stored_bytes", sa.BigInteger()),
+        sa.Column("max_model_bytes", sa.BigInteger()),
+        sa.Column("max_calibration_tokens", sa.BigInteger()),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_tenants")),
+    )
+    op.create_table(
+        "api_keys",
+        sa.Column("id", sa.String(16), nullable=False),
+        sa.Column("tenant", sa.String(64), nullable=False),
+        sa.Column("label", sa.String(64), nullable=False),
+        sa.Column("secret_sha256", sa.String(64), nullable=False),
+        sa.Column("scopes", sa.String(64), nullable=False),
+        sa.Column("created_at", _INSTANT, nullable=False),
+        sa.Column("expires_at", _INSTANT),
+        sa.Column("revoked_at", _INSTANT),
+        sa.Column("last_used_at", _INSTANT),
+        sa.ForeignKeyConstraint(["tenant"], ["tenants.name"], name=op.f("fk_api_keys_tenant"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
+    )
+    op.create_index("ix_api_keys_tenant", "api_keys", ["tenant"])
+
+
+def _create_uploads() -> None:
+    op.create_table(
+        "uploads",
+        sa.Column("owner", sa.String(64), nullable=False),
+        sa.Column("id", sa.String(32), nullable=False),
+        sa.Column("storage_key", sa.String(64), nullable=False),
+        sa.Column("sha256", sa.String(64), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("suffix", sa.String(8), nullable=False),
+        sa.Column("documents", sa.Integer(), nullable=False),
+        sa.Column("created_at", _INSTANT, nullable=False),
+        sa.PrimaryKeyConstraint("owner", "id", name=op.f("pk_uploads")),
+        sa.UniqueConstraint("storage_key", name=op.f("uq_uploads_storage_key")),
+    )
