@@ -5,11 +5,12 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Request
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
+from app.services.access import Caller
 from app.services.context import Context
 from app.shared.errors import InvalidRequestError, JobNotFoundError
-from app.shared.models import LOCAL_OWNER
 
 _JSON = "application/json"
 _MAX_KEY = 255
@@ -25,9 +26,11 @@ def _context(request: Request) -> Context:
     return context
 
 
-def _owner() -> str:
-    """The tenant: without API keys there is one."""
-    return LOCAL_OWNER
+def _owner(request: Request) -> str:
+    """The tenant that sends the request, as `app.api.access` has found out."""
+    caller = request.state.caller
+    assert isinstance(caller, Caller)
+    return caller.tenant
 
 
 def _job_id(job_id: Annotated[str, Path(description="id of a job")]) -> str:
@@ -80,6 +83,8 @@ def _is_label(name: str) -> bool:
 
 
 JSON_BODY = Depends(_require_json)
+# Tells the OpenAPI document how to come in; whether somebody does is decided before any endpoint is asked.
+BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="API key", description="`rk_...`"))
 ContextDep = Annotated[Context, Depends(_context)]
 OwnerDep = Annotated[str, Depends(_owner)]
 IdempotencyKeyDep = Annotated[str | None, Depends(_idempotency_key)]

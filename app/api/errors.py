@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -59,12 +60,14 @@ _FRAMEWORK_CODES = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body_too_large",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "unsupported_media_type",
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "range_not_satisfiable",
+    HTTPStatus.MISDIRECTED_REQUEST: "misdirected_request",
 }
 # Raised by us, with words of ours; the framework's own may repeat what was sent.
 _OUR_OWN_WORDS = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+    HTTPStatus.MISDIRECTED_REQUEST,
 }
 _FIELD = re.compile(r"[a-z_]{1,40}")
 _log = logging.getLogger(__name__)
@@ -110,10 +113,8 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def install_error_handlers(app: FastAPI) -> None:
     """Makes a problem document of every error."""
-    app.add_exception_handler(errors.AppError, _on_known_error)
-    app.add_exception_handler(core_errors.RocketError, _on_known_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid_request)
-    app.add_exception_handler(HTTPException, _on_framework_error)
+    for kind, handler in ERROR_HANDLERS.items():
+        app.add_exception_handler(kind, handler)
     app.add_exception_handler(Exception, _on_unknown_error)
 
 
@@ -156,8 +157,10 @@ def _on_known_error(request: Request, error: Exception) -> JSONResponse:
     if status is HTTPStatus.CONFLICT:
         # Clients of other job services take a conflict for passing and repeat the request.
         headers["x-should-retry"] = "false"
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
     if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
-        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+        headers["Retry-After"] = str(getattr(error, "retry_after", RETRY_AFTER_SECONDS))
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         # The message is for the operator: it names folders of this machine.
         _log.error("%s", error, extra={"code": error.code})
@@ -203,6 +206,15 @@ def _methods(request: Request) -> set[str]:
         if route.original_route.matches(request.scope)[0] is not Match.NONE:
             methods |= route.methods or set()
     return methods
+
+
+ERROR_HANDLERS: dict[type[Exception], Callable[[Request, Exception], JSONResponse]] = {
+    errors.AppError: _on_known_error,
+    core_errors.RocketError: _on_known_error,
+    RequestValidationError: _on_invalid_request,
+    HTTPException: _on_framework_error,
+}
+"""What answers which errors; all others are bugs of ours."""
 
 
 def _param(location: tuple[int | str, ...]) -> str:

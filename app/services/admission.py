@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import BoundedSemaphore
 
+from app.services.quotas import require_calibration_tokens, require_model_size
 from app.shared.catalog import find_dataset, find_local_model
+from app.shared.repositories.tenants import Quotas
 from app.shared.requests import LOCAL, JobRequest
 from app.shared.settings import Settings
 from rocket_core.errors import HubUnavailableError, ModelNotFoundError, UnsupportedArchitectureError
@@ -34,19 +36,21 @@ class Admission:
         self._settings = settings
         self._hub_requests = BoundedSemaphore(_HUB_REQUESTS)
 
-    def admit(self, request: JobRequest) -> None:
-        """Refuses a request that no worker could carry out.
+    def admit(self, request: JobRequest, limits: Quotas) -> None:
+        """Refuses a request that no worker could carry out, or that is larger than its tenant may make.
 
         Raises:
             HubUnavailableError: the Hub cannot be asked; the same request may be admitted later.
+            OverQuotaError: the model or the calibration is too large.
             RocketError: with the code that the job would have failed with.
         """
+        require_calibration_tokens(limits, request.calibration)
         find_dataset(self._settings, request.calibration.dataset)
         if request.model_id.startswith(LOCAL):
-            _admit_local_model(find_local_model(self._settings, request.model_id), request)
+            _admit_local_model(find_local_model(self._settings, request.model_id), request, limits)
             return
         with self._asking_the_hub():
-            _admit_hub_model(request, self._token())
+            _admit_hub_model(request, self._token(), limits)
 
     @contextmanager
     def _asking_the_hub(self) -> Iterator[None]:
@@ -62,7 +66,7 @@ class Admission:
         return None if token is None else token.get_secret_value()
 
 
-def _admit_local_model(folder: Path, request: JobRequest) -> None:
+def _admit_local_model(folder: Path, request: JobRequest, limits: Quotas) -> None:
     name = request.model_id
     try:
         with (folder / "config.json").open("rb") as stream:
@@ -76,13 +80,15 @@ def _admit_local_model(folder: Path, request: JobRequest) -> None:
         raise ModelNotFoundError(
             f"a file of {name} cannot be read ({type(error).__name__}); ask the operator of this server"
         ) from error
+    require_model_size(limits, weights)
     refuse_weights(weights, request.ratio, name)
 
 
-def _admit_hub_model(request: JobRequest, token: str | None) -> None:
+def _admit_hub_model(request: JobRequest, token: str | None, limits: Quotas) -> None:
     repository = find_repository(request.model_id, request.revision, token=token, seconds=_HUB_SECONDS)
     name = "the model repository"
     refuse_config(parse_config(repository.read_config(), name), name)
     weights = repository.read_weights()
+    require_model_size(limits, weights)
     if weights is not None:
         refuse_weights(weights, request.ratio, name)

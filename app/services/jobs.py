@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from app.services import quotas
 from app.services.context import Context
 from app.shared.errors import StorageError
 from app.shared.models import Job, JobEvent
@@ -36,6 +37,8 @@ def submit_job(context: Context, owner: str, request: JobRequest, idempotency_ke
     Raises:
         RocketError: the request cannot be carried out, or the Hub not be asked.
         IdempotencyKeyReusedError: the key belongs to another request.
+        OverQuotaError: it is larger than the tenant may make.
+        QuotaExceededError: the tenant has all that it may have.
     """
     idempotency = None
     if idempotency_key is not None:
@@ -46,11 +49,16 @@ def submit_job(context: Context, owner: str, request: JobRequest, idempotency_ke
         # What was accepted once is not judged again: the model's folder may be gone by now.
         if earlier is not None:
             return Submission(job=earlier, created=False)
-    context.admission.admit(request)
+    with context.database.snapshot() as session:
+        limits = quotas.find_limits(session, context.settings, owner)
+    context.admission.admit(request, limits)
     with context.database.transaction() as session:
-        return jobs.create_job(
+        submission = jobs.create_job(
             session, request, max_attempts=context.settings.max_attempts, owner=owner, idempotency=idempotency
         )
+        if submission.created:
+            quotas.require_job_slot(session, context.settings, owner)
+    return submission
 
 
 def get_job(context: Context, owner: str, job_id: str) -> Job:
@@ -108,9 +116,17 @@ def retry_job(context: Context, owner: str, job_id: str) -> Submission:
     Raises:
         JobNotFoundError: there is no such job.
         ConflictError: it has succeeded, or has not ended.
+        OverQuotaError: it is larger than the tenant may make by now.
+        QuotaExceededError: the tenant has all that it may have.
     """
     with context.database.transaction() as session:
-        return jobs.retry_job(session, job_id, max_attempts=context.settings.max_attempts, owner=owner)
+        submission = jobs.retry_job(session, job_id, max_attempts=context.settings.max_attempts, owner=owner)
+        if submission.created:
+            request = JobRequest.model_validate(submission.job.request)
+            limits = quotas.find_limits(session, context.settings, owner)
+            quotas.require_calibration_tokens(limits, request.calibration)
+            quotas.require_job_slot(session, context.settings, owner)
+    return submission
 
 
 def delete_job(context: Context, owner: str, job_id: str) -> None:

@@ -154,9 +154,17 @@ class TooManyStreamsError(QuotaExceededError):
 
 
 class OverQuotaError(AppError):
-    """What is asked for is larger than the caller may ever have."""
+    """What is asked for is larger than the caller may ever have.
+
+    Attributes:
+        param: the member of the request that asks for it; None if it is the whole.
+    """
 
     code = "over_quota"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class StorageError(AppError):

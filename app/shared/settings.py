@@ -20,7 +20,7 @@ from app.shared.errors import InvalidSettingsError
 
 PREFIX = "ROCKET_"
 # Read by the client and by the tests, not by the service.
-_FOREIGN_VARIABLES = frozenset({"ROCKET_SERVER"})
+_FOREIGN_VARIABLES = frozenset({"ROCKET_SERVER", "ROCKET_API_KEY"})
 _FOREIGN_PREFIXES = ("ROCKET_TEST_", "ROCKET_REQUIRE_")
 
 _DRIVERS = {

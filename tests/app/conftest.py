@@ -30,6 +30,13 @@ class Clock:
         self.seconds += seconds
 
 
+def local_client(app, **options):
+    """A client on this machine's loopback, which the service takes for nobody else's."""
+    return TestClient(
+        app, base_url="http://localhost", client=("127.0.0.1", 50000), raise_server_exceptions=False, **options
+    )
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_of_this_machine(monkeypatch):
     import os
@@ -87,7 +94,7 @@ def context(app):
 
 @pytest.fixture
 def client(app):
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with local_client(app) as client:
         yield client
 
 

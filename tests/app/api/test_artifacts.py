@@ -23,7 +23,8 @@ def raw_status(app, path):
         sent.append(message)
 
     scope = {"type": "http", "method": "GET", "path": unquote(path), "raw_path": path.encode(), "query_string": b""}
-    scope |= {"headers": [], "http_version": "1.1", "asgi": {"version": "3.0"}, "scheme": "http", "root_path": ""}
+    scope |= {"http_version": "1.1", "asgi": {"version": "3.0"}, "scheme": "http", "root_path": ""}
+    scope |= {"headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 50000)}
     asyncio.run(app(scope, receive, send))
     return sent[0]["status"]
 

@@ -1,9 +1,8 @@
 import shutil
 
-from starlette.testclient import TestClient
-
 from app.main import create_app
 from app.shared.database import downgrade
+from tests.app.conftest import local_client
 
 
 def test_a_healthy_service_says_so(client):
@@ -21,7 +20,7 @@ def test_a_service_without_its_schema_lives_but_is_not_ready(client, settings):
 
 def test_a_service_without_its_database_lives_but_is_not_ready(settings):
     broken = settings.model_copy(update={"database_url": type(settings.broker_url)("sqlite:////nowhere/x.sqlite3")})
-    with TestClient(create_app(broken)) as client:
+    with local_client(create_app(broken)) as client:
         assert client.get("/healthz").status_code == 200
         assert client.get("/readyz").status_code == 503
 

@@ -7,11 +7,11 @@ import time
 import pytest
 from huggingface_hub import utils
 from pydantic import SecretStr
-from starlette.testclient import TestClient
 
 from app.main import create_app
 from app.services import admission
 from tests.app.api.conftest import BODY
+from tests.app.conftest import local_client
 from tests.reference.fake_hub import FakeHub
 from tests.reference.safetensors_files import llama_tensors, safetensors_bytes, save_llama
 
@@ -97,7 +97,7 @@ def test_a_ratio_that_no_profile_reaches_is_refused_with_one_that_works(client):
 
 def test_a_model_of_the_hub_is_asked_for_with_the_token_of_the_settings(hub, settings, monkeypatch):
     tokened = settings.model_copy(update={"hf_token": SecretStr("of-the-operator")})
-    with TestClient(create_app(tokened)) as client:
+    with local_client(create_app(tokened)) as client:
         answer = client.post("/jobs", json=HUB_BODY | {"revision": "v1"})
     assert answer.status_code == 202
     assert hub.asked[0][0] == "/api/models/org/model/revision/v1"

@@ -1,0 +1,133 @@
+"""The door of the service: every request passes here before anything else looks at it.
+
+Asked in this order: whether it is meant for this service (`Host`), whether a foreign web page sends it (`Origin`), who
+sends it (`Authorization`), whether they send too many, and what their key is for. What is not listed as public needs a
+caller, whether there is such a path or not.
+"""
+
+import re
+from http import HTTPStatus
+from ipaddress import IPv6Address, ip_network
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
+
+from app.services import access
+from app.services.access import Caller
+from app.services.context import Context
+from app.services.rates import RateLimiter
+from app.shared.errors import PermissionDeniedError, UnauthenticatedError
+from app.shared.repositories import keys
+
+PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
+"""What anybody may read. Nothing else answers without a caller."""
+
+_UNCOUNTED_PATHS = frozenset({"/healthz", "/readyz"})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_OWN_SITES = frozenset({"same-origin", "none"})
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?", re.IGNORECASE)
+# Who has one IPv6 address has all of its network.
+_NETWORK_BITS = 64
+
+
+class AccessMiddleware:
+    """Lets through what may come in, with its caller in the request's state.
+
+    Args:
+        app: what comes next.
+        context: the service.
+        address: what the service listens on, an IP address or a name.
+    """
+
+    def __init__(self, app: ASGIApp, *, context: Context, address: str) -> None:
+        self._app = app
+        self._database = context.database
+        self._limiter = RateLimiter(context.settings)
+        self._is_loopback = access.is_loopback(address)
+        self._names = context.settings.hosts | {address.lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            host = self._require_own_host(scope, headers)
+            _require_own_origin(scope["method"], headers, host)
+            scope.setdefault("state", {})["caller"] = await run_in_threadpool(self._admit, scope, headers)
+        elif scope["type"] != "lifespan":
+            # There are no web sockets, and no way past this door.
+            await WebSocketClose()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _require_own_host(self, scope: Scope, headers: Headers) -> str:
+        """The `Host` header: a name that somebody else points at this address is not among ours (DNS rebinding)."""
+        sent = headers.getlist("host")
+        found = _HOST.fullmatch(sent[0]) if len(sent) == 1 else None
+        if found is not None:
+            name = found[1].strip("[]").lower()
+            if name == "localhost" or name in self._names or access.is_loopback_ip(name) or _is_own_ip(scope, name):
+                return sent[0].lower()
+        raise HTTPException(
+            HTTPStatus.MISDIRECTED_REQUEST,
+            "this server is not known by the name it was called by; its operator can add names to ROCKET_ALLOWED_HOSTS",
+        )
+
+    def _admit(self, scope: Scope, headers: Headers) -> Caller | None:
+        """Who sends a request; None for what anybody may read."""
+        method, path = scope["method"], scope["path"]
+        address = scope["client"][0] if scope.get("client") else ""
+        if path in PUBLIC_PATHS and method in {"GET", "HEAD"}:
+            if path not in _UNCOUNTED_PATHS:
+                self._limiter.count_request(_network(address))
+            return None
+        authorization = headers.get("authorization")
+        is_local = self._is_loopback and access.is_loopback_ip(address)
+        try:
+            caller = access.authenticate(self._database, authorization, is_local=is_local)
+        except UnauthenticatedError:
+            # Only those that fail are slowed down: whoever has a valid key gets in, however many others guess.
+            if authorization is None:
+                self._limiter.count_request(_network(address))
+            else:
+                self._limiter.count_failure(_network(address))
+            raise
+        who = _network(address) if caller.key_id is None else f"tenant {caller.tenant}"
+        self._limiter.count_request(who, is_submission=_is_submission(method, path))
+        caller.require_scope(_scope_for(method, path))
+        return caller
+
+
+def _require_own_origin(method: str, headers: Headers, host: str) -> None:
+    """Refuses what a web page of somebody else has a browser send; other clients send neither header."""
+    if method in _SAFE_METHODS:
+        return
+    origins = headers.getlist("origin")
+    is_own = all(origin.lower().partition("://")[2] == host for origin in origins)
+    if not is_own or headers.get("sec-fetch-site", "none") not in _OWN_SITES:
+        raise PermissionDeniedError("a web page of another origin may not do this")
+
+
+def _is_own_ip(scope: Scope, name: str) -> bool:
+    # Of the addresses that a service on all of them has, the one of this connection.
+    named = access.parse_ip(name)
+    return named is not None and bool(scope.get("server")) and named == access.parse_ip(str(scope["server"][0]))
+
+
+def _scope_for(method: str, path: str) -> keys.Scope:
+    if path == "/metrics" or path.startswith("/metrics/"):
+        # Of the whole service, not of a tenant.
+        return "metrics"
+    return "read" if method in _SAFE_METHODS else "write"
+
+
+def _is_submission(method: str, path: str) -> bool:
+    # Jobs, retries, estimates, uploads; to cancel one's jobs is always cheap.
+    return method == "POST" and not path.endswith("/cancel")
+
+
+def _network(address: str) -> str:
+    ip = access.parse_ip(address)
+    return f"address {ip_network((ip, _NETWORK_BITS), strict=False) if isinstance(ip, IPv6Address) else ip}"

@@ -1,0 +1,107 @@
+"""How often who may ask: counted in Redis where there is one, so that all replicas count together, else here.
+
+A Redis that does not answer must not keep anybody waiting: after one short look, requests are counted here for a while.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import limits
+import redis
+from limits.storage import MemoryStorage, RedisStorage
+from limits.strategies import FixedWindowRateLimiter
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from app.shared.errors import RateLimitedError
+from app.shared.settings import Settings
+
+_REDIS_SECONDS = 0.2
+_PAUSE_SECONDS = 30.0
+_PREFIX = "rocket:limits"
+# Guessing a key is hopeless anyway; this keeps it from being a load.
+_FAILURES = limits.parse("30/minute")
+_log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class RateLimiter:
+    """Counts requests.
+
+    Args:
+        settings: the rates, and the broker that may be a Redis.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._requests = limits.parse(settings.rate_limit)
+        self._submissions = limits.parse(settings.submit_rate_limit)
+        self._here = FixedWindowRateLimiter(MemoryStorage())
+        self._shared = _redis_limiter(settings.broker)
+        self._lock = threading.Lock()
+        self._shared_again_at = 0.0
+
+    def count_request(self, who: str, *, is_submission: bool = False) -> None:
+        """Counts a request.
+
+        Args:
+            who: a tenant, or the address of somebody who is none.
+            is_submission: whether it makes work for the service, of which less is allowed.
+
+        Raises:
+            RateLimitedError: there were too many.
+        """
+        self._count(self._requests, "requests", who)
+        if is_submission:
+            self._count(self._submissions, "submissions", who)
+
+    def count_failure(self, address: str) -> None:
+        """Counts a request with a key that is not valid.
+
+        Raises:
+            RateLimitedError: there were too many from this address.
+        """
+        self._count(_FAILURES, "failures", address)
+
+    def _count(self, rate: limits.RateLimitItem, kind: str, who: str) -> None:
+        def hit(limiter: FixedWindowRateLimiter) -> float | None:
+            """When the next one is accepted; None if this one is."""
+            return None if limiter.hit(rate, kind, who) else limiter.get_window_stats(rate, kind, who).reset_time
+
+        reset_at = self._ask(hit)
+        if reset_at is not None:
+            wait = max(1, math.ceil(reset_at - time.time()))
+            raise RateLimitedError(f"more than {rate}; try again in {wait} seconds", retry_after=wait)
+
+    def _ask(self, question: Callable[[FixedWindowRateLimiter], Result]) -> Result:
+        if self._shared is not None and self._is_shared_due():
+            try:
+                return question(self._shared)
+            except redis.RedisError as error:
+                self._pause(error)
+        return question(self._here)
+
+    def _is_shared_due(self) -> bool:
+        with self._lock:
+            return time.monotonic() >= self._shared_again_at
+
+    def _pause(self, error: redis.RedisError) -> None:
+        with self._lock:
+            self._shared_again_at = time.monotonic() + _PAUSE_SECONDS
+        _log.warning("Redis does not count requests, this process does (%s)", type(error).__name__)
+
+
+def _redis_limiter(broker: str) -> FixedWindowRateLimiter | None:
+    if broker.startswith("memory://"):
+        return None
+    # Its own retries would take seconds.
+    pool = redis.ConnectionPool.from_url(
+        broker,
+        socket_timeout=_REDIS_SECONDS,
+        socket_connect_timeout=_REDIS_SECONDS,
+        retry=Retry(NoBackoff(), 0),
+    )
+    return FixedWindowRateLimiter(RedisStorage(broker, connection_pool=pool, key_prefix=_PREFIX))

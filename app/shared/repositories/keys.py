@@ -1,0 +1,140 @@
+"""API keys: made, shown once, used, revoked. Of a key only its id and a hash of its secret are kept.
+
+A plain SHA-256 is enough: a secret of 256 random bits cannot be guessed, so that a slow hash would protect nothing.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, get_args
+
+from sqlalchemy import ColumnElement, and_, exists, or_, select, update
+from sqlalchemy.orm import Session
+
+from app.shared.database import now
+from app.shared.errors import InvalidRequestError, NotFoundError
+from app.shared.models import ApiKey
+from app.shared.repositories.tenants import ensure_tenant
+
+Scope = Literal["read", "write", "metrics"]
+"""What a key may be used for: asking, changing, and the metrics of the whole service."""
+
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+DEFAULT_SCOPES: tuple[Scope, ...] = ("read", "write")
+
+_ID_BYTES = 8
+_SECRET_BYTES = 32
+_KEY = re.compile(rf"rk_([0-9a-f]{{{2 * _ID_BYTES}}})_([0-9a-f]{{{2 * _SECRET_BYTES}}})")
+_MAX_LABEL = 64
+_USE_PRECISION = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewKey:
+    """A key that has just been made.
+
+    Attributes:
+        row: what is kept of it.
+        text: the key itself, which nobody can show again.
+        is_new_tenant: whether its tenant was made with it.
+    """
+
+    row: ApiKey
+    text: str
+    is_new_tenant: bool
+
+
+def create_key(
+    session: Session,
+    tenant: str,
+    *,
+    scopes: Collection[Scope] = DEFAULT_SCOPES,
+    label: str = "",
+    lifetime: timedelta | None = None,
+) -> NewKey:
+    """Makes a key, and its tenant if need be.
+
+    Raises:
+        InvalidRequestError: name or label cannot be used, or there is no scope.
+    """
+    if not scopes:
+        raise InvalidRequestError("a key without scopes opens nothing; name one", param="scope")
+    if len(label) > _MAX_LABEL or not label.isprintable():
+        raise InvalidRequestError(f"a label has at most {_MAX_LABEL} characters, on one line", param="label")
+    is_new = ensure_tenant(session, tenant)
+    at = now(session)
+    identifier, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
+    row = ApiKey(
+        id=identifier,
+        tenant=tenant,
+        label=label,
+        secret_sha256=_hashed(secret),
+        scopes=" ".join(scope for scope in SCOPES if scope in scopes),
+        created_at=at,
+        expires_at=None if lifetime is None else at + lifetime,
+    )
+    session.add(row)
+    session.flush()
+    return NewKey(row=row, text=f"rk_{identifier}_{secret}", is_new_tenant=is_new)
+
+
+def find_key(session: Session, text: str) -> ApiKey | None:
+    """The row of a key, if it is one that can be used now."""
+    parts = _KEY.fullmatch(text)
+    if parts is None:
+        return None
+    row = session.scalars(select(ApiKey).where(ApiKey.id == parts[1], _is_usable(now(session)))).one_or_none()
+    if row is None or not hmac.compare_digest(row.secret_sha256, _hashed(parts[2])):
+        return None
+    return row
+
+
+def has_usable_keys(session: Session) -> bool:
+    """Whether there is any key with which somebody could come in now."""
+    return session.execute(select(exists().where(_is_usable(now(session))))).scalar_one()
+
+
+def is_use_due(session: Session, row: ApiKey) -> bool:
+    """Whether the last use that was noted is too long ago to be left standing."""
+    return row.last_used_at is None or row.last_used_at <= now(session) - _USE_PRECISION
+
+
+def note_use(session: Session, key_id: str) -> None:
+    """Notes that a key is used, at most once a minute: who reads with it shall not write each time."""
+    at = now(session)
+    is_due = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at <= at - _USE_PRECISION)
+    statement = update(ApiKey).where(ApiKey.id == key_id, is_due).values(last_used_at=at)
+    session.execute(statement, execution_options={"synchronize_session": False})
+
+
+def list_keys(session: Session, tenant: str | None = None) -> list[ApiKey]:
+    """Keys of a tenant, or of all, oldest first; those that were revoked or have expired are among them."""
+    statement = select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)
+    return list(session.scalars(statement if tenant is None else statement.where(ApiKey.tenant == tenant)))
+
+
+def revoke_key(session: Session, key_id: str) -> ApiKey:
+    """Ends the use of a key at once; doing it twice changes nothing.
+
+    Raises:
+        NotFoundError: there is no such key.
+    """
+    row = session.get(ApiKey, key_id)
+    if row is None:
+        raise NotFoundError("there is no key of that id; `rocket admin keys list` shows them")
+    if row.revoked_at is None:
+        row.revoked_at = now(session)
+    session.flush()
+    return row
+
+
+def _is_usable(at: datetime) -> ColumnElement[bool]:
+    return and_(ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > at))
+
+
+def _hashed(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,103 @@
+"""Tenants: who owns jobs, and how much each may have."""
+
+import re
+from dataclasses import dataclass
+
+from sqlalchemy import exists, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from app.shared.database import now
+from app.shared.errors import InvalidRequestError, NotFoundError
+from app.shared.models import Artifact, Job, Tenant, Upload
+
+# What is easy to type, to quote in a URL and to grep for; it never needs escaping.
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quotas:
+    """How much a tenant may have; None is no limit, in a row of the table the limit of the settings.
+
+    Attributes:
+        active_jobs: jobs that have not ended.
+        stored_bytes: artifacts and uploads.
+        model_bytes: weights of one model.
+        calibration_tokens: of one job.
+    """
+
+    active_jobs: int | None = None
+    stored_bytes: int | None = None
+    model_bytes: int | None = None
+    calibration_tokens: int | None = None
+
+
+def ensure_tenant(session: Session, name: str) -> bool:
+    """Makes a tenant if there is none of that name.
+
+    Returns:
+        Whether it is new.
+
+    Raises:
+        InvalidRequestError: the name is none.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidRequestError(
+            "a tenant's name has 1 to 64 lower-case letters, digits, dots, dashes and underscores, and begins with a "
+            "letter or digit",
+            param="tenant",
+        )
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    statement = insert(Tenant).values(name=name, created_at=now(session)).on_conflict_do_nothing()
+    return session.execute(statement.returning(Tenant.name)).one_or_none() is not None
+
+
+def lock_tenant(session: Session, name: str) -> None:
+    """Makes other transactions that lock this tenant wait for the end of this one; what they read then is settled.
+
+    On SQLite every writing transaction waits for the others anyway.
+    """
+    ensure_tenant(session, name)
+    session.execute(select(Tenant.name).where(Tenant.name == name).with_for_update())
+
+
+def list_tenants(session: Session) -> list[Tenant]:
+    """All tenants, by name."""
+    return list(session.scalars(select(Tenant).order_by(Tenant.name)))
+
+
+def get_tenant(session: Session, name: str) -> Tenant:
+    """One tenant.
+
+    Raises:
+        NotFoundError: there is none of that name.
+    """
+    tenant = session.get(Tenant, name)
+    if tenant is None:
+        raise NotFoundError("there is no tenant of that name; `rocket admin tenants` lists them")
+    return tenant
+
+
+def find_quotas(session: Session, name: str) -> Quotas:
+    """The quotas that were set for a tenant; none if there is no such tenant."""
+    tenant = session.get(Tenant, name)
+    if tenant is None:
+        return Quotas()
+    return Quotas(
+        active_jobs=tenant.max_active_jobs,
+        stored_bytes=tenant.max_stored_bytes,
+        model_bytes=tenant.max_model_bytes,
+        calibration_tokens=tenant.max_calibration_tokens,
+    )
+
+
+def sum_stored_bytes(session: Session, name: str) -> int:
+    """Bytes of the artifacts and uploads that a tenant has in the store."""
+    artifacts = (
+        select(func.coalesce(func.sum(Artifact.size), 0))
+        .where(Artifact.storage_key.is_not(None))
+        .where(exists().where(Job.id == Artifact.job_id, Job.owner == name))
+    )
+    uploads = select(func.coalesce(func.sum(Upload.size), 0)).where(Upload.owner == name)
+    # Postgres sums to a decimal number.
+    return int(session.execute(artifacts).scalar_one()) + int(session.execute(uploads).scalar_one())
