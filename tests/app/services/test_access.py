@@ -1,0 +1,165 @@
+from datetime import timedelta
+
+import pytest
+
+from app.services.access import LOCAL_CALLER, authenticate, is_loopback, require_safe_binding
+from app.shared.database import Database
+from app.shared.errors import DiskFullError, InvalidSettingsError, UnauthenticatedError
+from app.shared.models import ApiKey
+from app.shared.repositories import keys
+
+
+@pytest.fixture
+def make_key(database):
+    def make_key(tenant="alice", **options):
+        with database.transaction() as session:
+            return keys.create_key(session, tenant, **options)
+
+    return make_key
+
+
+@pytest.fixture
+def last_use(database):
+    def last_use(key):
+        with database.snapshot() as session:
+            return session.get_one(ApiKey, key.row.id).last_used_at
+
+    return last_use
+
+
+def bearer(key):
+    return f"Bearer {key.text}"
+
+
+def test_on_a_loopback_without_keys_everybody_is_the_one_tenant(database):
+    assert authenticate(database, None, is_local=True) == LOCAL_CALLER
+    assert LOCAL_CALLER.tenant == "local"
+
+
+def test_from_the_first_key_on_a_key_is_needed_on_the_loopback_too(database, make_key):
+    key = make_key()
+    with pytest.raises(UnauthenticatedError):
+        authenticate(database, None, is_local=True)
+    caller = authenticate(database, bearer(key), is_local=True)
+    assert (caller.tenant, caller.key_id, caller.scopes) == ("alice", key.row.id, {"read", "write"})
+
+
+def test_a_key_that_can_no_longer_be_used_closes_nothing_on_the_loopback_and_opens_nothing_beyond(
+    database, make_key, clock
+):
+    key = make_key(lifetime=timedelta(hours=1))
+    clock.advance(3601)
+    for is_local in (True, False):
+        with pytest.raises(UnauthenticatedError):
+            authenticate(database, bearer(key), is_local=is_local)
+    assert authenticate(database, None, is_local=True) == LOCAL_CALLER
+    with pytest.raises(UnauthenticatedError):
+        authenticate(database, None, is_local=False)
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
+def test_the_scheme_is_read_as_http_has_it(database, make_key, scheme):
+    key = make_key()
+    assert authenticate(database, f"{scheme} {key.text}", is_local=False).tenant == "alice"
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda key, other: key.text[:-1] + ("0" if key.text[-1] != "0" else "1"),
+        lambda key, other: f"rk_{other.row.id}_{key.text.rsplit('_', 1)[1]}",
+        lambda key, other: f"rk_{'0' * 16}_{key.text.rsplit('_', 1)[1]}",
+        lambda key, other: f"rk_{key.row.id}_{key.row.secret_sha256}",
+        lambda key, other: key.text.upper(),
+        lambda key, other: key.text + "0",
+        lambda key, other: f"rk_{key.row.id}_",
+        lambda key, other: f"rk_{key.row.id}_%",
+        lambda key, other: "\x00" + key.text,
+        lambda key, other: key.text + "\ud800",
+        lambda key, other: "",
+    ],
+)
+def test_nothing_but_the_key_itself_opens(database, make_key, forge):
+    key, other = make_key("alice"), make_key("bob")
+    with pytest.raises(UnauthenticatedError):
+        authenticate(database, f"Bearer {forge(key, other)}", is_local=False)
+
+
+@pytest.mark.parametrize("form", ["{}", "Basic {}", "Token {}", "Bearer", "Bearer{}", "Bearer {} {}"])
+def test_a_key_that_is_not_sent_as_bearer_opens_nothing(database, make_key, form):
+    key = make_key()
+    with pytest.raises(UnauthenticatedError):
+        authenticate(database, form.format(key.text, key.text), is_local=True)
+
+
+def test_the_last_use_is_noted_at_most_once_a_minute(database, make_key, clock, last_use):
+    key = make_key()
+    assert last_use(key) is None
+    authenticate(database, bearer(key), is_local=False)
+    first = last_use(key)
+    clock.advance(59)
+    authenticate(database, bearer(key), is_local=False)
+    assert last_use(key) == first
+    clock.advance(1)
+    authenticate(database, bearer(key), is_local=False)
+    assert last_use(key) == first + timedelta(minutes=1)
+
+
+def test_a_use_that_cannot_be_noted_keeps_nobody_out(database, make_key, monkeypatch):
+    key = make_key()
+
+    def full(_self):
+        raise DiskFullError("the database has no room left")
+
+    monkeypatch.setattr(Database, "transaction", full)
+    assert authenticate(database, bearer(key), is_local=False).tenant == "alice"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "127.8.9.1", "localhost", "::1", "::ffff:127.0.0.1", "127.1", "0:0:0:0:0:0:0:1"],
+)
+def test_an_address_that_only_this_machine_can_reach_is_a_loopback(address):
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "0.0.0.0",
+        "0",
+        "::",
+        "",
+        "::ffff:0.0.0.0",
+        "::ffff:192.168.1.5",
+        "192.168.1.5",
+        "10.0.0.1",
+        "fe80::1",
+        "169.254.1.1",
+        "name.invalid",
+        "127.0.0.1.example.invalid",
+        "\ud800",
+        "a" * 300,
+    ],
+)
+def test_an_address_that_others_might_reach_is_none(address):
+    assert not is_loopback(address)
+
+
+def test_a_name_with_one_address_beyond_the_loopback_is_none(monkeypatch):
+    found = [(2, 1, 6, "", ("127.0.0.1", 0)), (2, 1, 6, "", ("192.168.1.5", 0))]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_arguments, **_options: found)
+    assert not is_loopback("both.example")
+
+
+def test_a_service_without_keys_refuses_to_listen_beyond_the_loopback_and_says_what_to_do(database, make_key):
+    require_safe_binding(database, "127.0.0.1")
+    for address in ("0.0.0.0", "::", ""):
+        with pytest.raises(InvalidSettingsError, match="`rocket admin keys create TENANT`"):
+            require_safe_binding(database, address)
+    key = make_key()
+    require_safe_binding(database, "0.0.0.0")
+    with database.transaction() as session:
+        keys.revoke_key(session, key.row.id)
+    with pytest.raises(InvalidSettingsError):
+        require_safe_binding(database, "0.0.0.0")
