@@ -12,7 +12,7 @@ from typing import Self
 import httpx2
 from pydantic import JsonValue
 
-from rocket_client.defaults import DEFAULT_SERVER, LASTING_PATIENCE, PATIENCE, SERVER_VARIABLE
+from rocket_client.defaults import DEFAULT_SERVER, KEY_VARIABLE, LASTING_PATIENCE, PATIENCE, SERVER_VARIABLE
 from rocket_client.errors import InvalidArgumentError, NothingToDownloadError
 from rocket_client.fetching import DownloadedFile, DownloadProgress, fetch_artifacts
 from rocket_client.resources import (
@@ -61,22 +61,26 @@ class Rocket:
 
     Args:
         server: its address; None takes that of the environment variable ROCKET_SERVER, or this machine's port 8000.
+        api_key: the key that the server's operator has given you; None takes that of the environment variable
+            ROCKET_API_KEY, if there is one. It is sent to this server only.
         patience: seconds without an answer after which a request fails, >= 0.
         on_wait: told before each wait for the server.
 
     Raises:
-        InvalidArgumentError: the address is none.
+        InvalidArgumentError: the address is none, or the key cannot be one.
     """
 
     def __init__(
         self,
         server: str | None = None,
         *,
+        api_key: str | None = None,
         patience: float = PATIENCE,
         on_wait: Callable[[Waiting], None] = _ignore_wait,
     ) -> None:
         address = server or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
-        self._transport = Transport(address, patience=patience, on_wait=on_wait)
+        key = (api_key or os.environ.get(KEY_VARIABLE) or "").strip() or None
+        self._transport = Transport(address, patience=patience, on_wait=on_wait, api_key=key)
 
     @property
     def server(self) -> str:

@@ -2,6 +2,7 @@
 
 DEFAULT_SERVER = "http://127.0.0.1:8000"
 SERVER_VARIABLE = "ROCKET_SERVER"
+KEY_VARIABLE = "ROCKET_API_KEY"
 
 # Seconds without an answer after which a request fails.
 PATIENCE = 30.0

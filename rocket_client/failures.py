@@ -15,7 +15,7 @@ from rocket_core import errors
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every command. 75 is EX_TEMPFAIL of sysexits.h, 130 is what shells give for Ctrl-C."""
+    """Exit codes of every command. 75 and 77 are those of sysexits.h, 130 is what shells give for Ctrl-C."""
 
     OK = 0
     INTERNAL = 1
@@ -28,6 +28,7 @@ class ExitCode(IntEnum):
     CONFLICT = 8
     CANCELLED = 9
     TEMPORARY = 75
+    NOT_ALLOWED = 77
     INTERRUPTED = 130
 
 
@@ -43,6 +44,7 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.CONFLICT: "the job's status does not allow it",
     ExitCode.CANCELLED: "the job was cancelled",
     ExitCode.TEMPORARY: "the model hub or the server cannot be reached; try again later",
+    ExitCode.NOT_ALLOWED: "the server wants an API key (ROCKET_API_KEY), or one that may do this",
     ExitCode.INTERRUPTED: "interrupted; a compression can be resumed, a job goes on",
 }
 
@@ -81,12 +83,16 @@ SERVICE_CODES: Mapping[str, ExitCode] = {
     "not_found": ExitCode.NOT_FOUND,
     "job_not_found": ExitCode.NOT_FOUND,
     "artifact_not_found": ExitCode.NOT_FOUND,
+    "upload_not_found": ExitCode.NOT_FOUND,
     "artifact_expired": ExitCode.NOT_FOUND,
     "job_state_conflict": ExitCode.CONFLICT,
     "report_not_ready": ExitCode.CONFLICT,
     "fenced_out": ExitCode.CONFLICT,
-    "permission_denied": ExitCode.INVALID,
+    "unauthenticated": ExitCode.NOT_ALLOWED,
+    "permission_denied": ExitCode.NOT_ALLOWED,
     "quota_exceeded": ExitCode.TEMPORARY,
+    "rate_limited": ExitCode.TEMPORARY,
+    "over_quota": ExitCode.INVALID,
     "too_many_streams": ExitCode.TEMPORARY,
     "storage_error": ExitCode.INTERNAL,
     "disk_full": ExitCode.MACHINE_TOO_SMALL,
@@ -94,6 +100,7 @@ SERVICE_CODES: Mapping[str, ExitCode] = {
     "database_unavailable": ExitCode.TEMPORARY,
     "queue_unavailable": ExitCode.TEMPORARY,
     "worker_lost": ExitCode.INTERNAL,
+    "job_stalled": ExitCode.INTERNAL,
 }
 
 CLIENT_EXIT_CODES: Mapping[type[client_errors.ClientError], ExitCode] = {
@@ -114,6 +121,8 @@ CLIENT_EXIT_CODES: Mapping[type[client_errors.ClientError], ExitCode] = {
 _BY_CODE: Mapping[str, ExitCode] = {**{kind.code: exit_code for kind, exit_code in EXIT_CODES.items()}, **SERVICE_CODES}
 # For codes that a newer server may add, and for those of its web framework.
 _BY_STATUS: Mapping[int | None, ExitCode] = {
+    401: ExitCode.NOT_ALLOWED,
+    403: ExitCode.NOT_ALLOWED,
     404: ExitCode.NOT_FOUND,
     409: ExitCode.CONFLICT,
     410: ExitCode.NOT_FOUND,

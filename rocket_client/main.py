@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rocket_client import cancel, compress, download, evaluate, jobs, report, retry, serve, submit, watch
+from rocket_client import admin, cancel, compress, download, evaluate, jobs, report, retry, serve, submit, watch
 from rocket_client.failures import MEANINGS
 from rocket_core import __version__
 
@@ -32,6 +32,7 @@ for _name, _command in (
     (retry.NAME, retry.retry),
 ):
     app.command(_name, epilog=_EXIT_CODES)(_command)
+app.add_typer(admin.app, name=admin.NAME, epilog=_EXIT_CODES)
 
 
 def _print_version(asked: bool) -> None:

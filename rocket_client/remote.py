@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocket_client.defaults import COMMAND_PATIENCE, DEFAULT_SERVER, SERVER_VARIABLE
+from rocket_client.defaults import COMMAND_PATIENCE, DEFAULT_SERVER, KEY_VARIABLE, SERVER_VARIABLE
 from rocket_client.errors import ClientError, ProblemError
 from rocket_client.failures import reported_failures
 from rocket_client.progress import duration, print_line
@@ -110,6 +110,8 @@ def _explain_name(error: ProblemError, name: str, offered: Callable[[], Sequence
 
 
 def _explained(rocket: "Rocket", error: ProblemError, job_id: str | None) -> ProblemError:
+    if error.code == "unauthenticated":
+        return error.explained(_key_advice(rocket.server))
     if error.code != "job_not_found" or job_id is None:
         return error
     near = None
@@ -119,6 +121,13 @@ def _explained(rocket: "Rocket", error: ProblemError, job_id: str | None) -> Pro
     return error.explained(
         f"{rocket.server} has no job {job_id}; {guess}`{command(rocket.server, 'jobs')}` lists those it has"
     )
+
+
+def _key_advice(server: str) -> str:
+    maker = "its operator makes one with `rocket admin keys create`"
+    if os.environ.get(KEY_VARIABLE):
+        return f"{server} does not know the API key in {KEY_VARIABLE}, or it has expired or was revoked; {maker}"
+    return f"{server} wants an API key; set {KEY_VARIABLE} to yours ({maker})"
 
 
 def _nearest(name: str, names: Sequence[str]) -> str | None:

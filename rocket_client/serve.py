@@ -1,6 +1,5 @@
 """`rocket serve`: API, worker and reconciler in one process, with SQLite and no other server."""
 
-import ipaddress
 import logging
 import os
 import signal
@@ -30,7 +29,13 @@ NAME = "serve"
 _GRACE_SECONDS = 5
 _log = logging.getLogger(__name__)
 
-Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on: one of this machine's own.")]
+Host = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Address to listen on; beyond the loopback an API key is needed (`rocket admin keys create`).",
+    ),
+]
 Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.")]
 DataDir = Annotated[
     Path | None,
@@ -62,28 +67,31 @@ def serve(*, host: Host = "127.0.0.1", port: Port = 8000, data_dir: DataDir = No
 
 def _serve(settings: "Settings", host: str, port: int) -> None:
     from app.main import create_app
+    from app.services.access import require_safe_binding
     from app.shared.database import upgrade
     from app.shared.storage import data_folder_lock
     from worker.main import Worker
 
-    _require_loopback(host)
-    with data_folder_lock(settings.data_dir), _listen(host, port) as listener:
+    with data_folder_lock(settings.data_dir):
         for folder in (settings.models_folder, settings.datasets_folder):
             folder.mkdir(parents=True, exist_ok=True)
         upgrade(settings.database)
-        worker = Worker(settings)
-        if settings.database_url is None:
-            # Behind the lock on the folder that holds the database, nobody else can have a job.
-            worker.reclaim_all()
-        application = create_app(settings)
-        server = _server(application, on_ready=lambda: _announce(settings, listener))
-        with _stopping_on_signals(server, application.state.streams, worker):
-            worker.start()
-            try:
-                server.run(sockets=[listener])
-            finally:
-                _log.info("stopping; a running job keeps what it has finished")
-                worker.stop()
+        # Before anybody could knock.
+        require_safe_binding(settings, host)
+        with _listen(host, port) as listener:
+            worker = Worker(settings)
+            if settings.database_url is None:
+                # Behind the lock on the folder that holds the database, nobody else can have a job.
+                worker.reclaim_all()
+            application = create_app(settings, address=host)
+            server = _server(application, on_ready=lambda: _announce(settings, listener))
+            with _stopping_on_signals(server, application.state.streams, worker):
+                worker.start()
+                try:
+                    server.run(sockets=[listener])
+                finally:
+                    _log.info("stopping; a running job keeps what it has finished")
+                    worker.stop()
 
 
 def _server(application: "FastAPI", *, on_ready: Callable[[], None]) -> "uvicorn.Server":
@@ -157,15 +165,3 @@ def _listen(host: str, port: int) -> socket.socket:
 def _reason(error: OSError) -> str:
     # The exception's own text repeats the address.
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-
-
-def _require_loopback(host: str) -> None:
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback:
-        raise InvalidConfigError(
-            f"{host} can be reached from other machines, and the service has no authentication yet; listen on "
-            "127.0.0.1, and put a proxy that authenticates in front of it"
-        )

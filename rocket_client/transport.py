@@ -2,7 +2,7 @@
 
 import ipaddress
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -53,25 +53,46 @@ class _ProblemDocument(BaseModel):
     request_id: str | None = None
 
 
+class _KeyAuth(httpx2.Auth):
+    """Adds an API key to what goes to the server, and to nothing else: a redirect may lead to somebody else's."""
+
+    def __init__(self, key: str, server: httpx2.URL) -> None:
+        self._header = f"Bearer {key}"
+        self._origin = server.origin
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        if request.url.origin == self._origin:
+            request.headers["Authorization"] = self._header
+        yield request
+
+
 class Transport:
     """The way to one server.
 
     Args:
         server: its address, `http://HOST:PORT`.
+        api_key: what proves who asks; None where no server wants it.
         patience: seconds without an answer after which a request fails.
         on_wait: told before each wait.
 
     Raises:
-        InvalidArgumentError: the address is none.
+        InvalidArgumentError: the address is none, or the key cannot be one.
     """
 
-    def __init__(self, server: str, *, patience: float, on_wait: Callable[[Waiting], None]) -> None:
+    def __init__(
+        self, server: str, *, patience: float, on_wait: Callable[[Waiting], None], api_key: str | None = None
+    ) -> None:
         url = _server_url(server)
         self.server = server.rstrip("/")
         self._patience = patience
         self._on_wait = on_wait
         # A proxy of the environment cannot reach this machine's own loopback.
-        self._http = httpx2.Client(base_url=url, timeout=_TIMEOUT, trust_env=not _is_loopback(url.host))
+        self._http = httpx2.Client(
+            base_url=url,
+            timeout=_TIMEOUT,
+            trust_env=not _is_loopback(url.host),
+            auth=None if api_key is None else _KeyAuth(_usable_key(api_key), url),
+        )
 
     def close(self) -> None:
         """Closes all connections."""
@@ -223,6 +244,13 @@ def _server_url(server: str) -> httpx2.URL:
     if url.scheme not in {"http", "https"} or not url.host:
         raise InvalidArgumentError(f"{server!r} is no server's address; write http://HOST:PORT")
     return url
+
+
+def _usable_key(key: str) -> str:
+    # What cannot stand in a header; the message does not repeat it.
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise InvalidArgumentError("the API key holds characters that no key has; copy it again, it begins with rk_")
+    return key
 
 
 def _is_loopback(host: str) -> bool:

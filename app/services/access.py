@@ -6,7 +6,9 @@ Beyond the loopback nobody comes in without a key. On it, as long as there is no
 
 import ipaddress
 import logging
+import shlex
 import socket
+from contextlib import closing
 from dataclasses import dataclass
 
 from app.shared.database import Database
@@ -14,6 +16,7 @@ from app.shared.errors import AppError, InvalidSettingsError, PermissionDeniedEr
 from app.shared.models import LOCAL_OWNER
 from app.shared.repositories import keys
 from app.shared.repositories.keys import SCOPES, Scope
+from app.shared.settings import DEFAULT_DATA_DIR, Settings
 
 _BEARER = "bearer"
 _log = logging.getLogger(__name__)
@@ -108,11 +111,11 @@ def is_loopback_ip(text: str) -> bool:
     return address is not None and address.is_loopback
 
 
-def require_safe_binding(database: Database, address: str) -> None:
+def require_safe_binding(settings: Settings, address: str) -> None:
     """Refuses to listen where other machines could knock as long as nobody has a key.
 
     Args:
-        database: the rows; they must have been upgraded.
+        settings: of the service; the database must have been upgraded.
         address: what the service shall listen on.
 
     Raises:
@@ -121,12 +124,14 @@ def require_safe_binding(database: Database, address: str) -> None:
     """
     if is_loopback(address):
         return
-    with database.snapshot() as session:
+    with closing(Database(settings.database)) as database, database.snapshot() as session:
         if keys.has_usable_keys(session):
             return
+    is_elsewhere = settings.database_url is None and settings.data_dir != DEFAULT_DATA_DIR.absolute()
+    folder = f" --data-dir {shlex.quote(str(settings.data_dir))}" if is_elsewhere else ""
     raise InvalidSettingsError(
-        f"{address or 'every address'} can be reached from other machines, and there is no API key yet, so that nobody "
-        "could come in; make one with `rocket admin keys create TENANT`, or listen on 127.0.0.1"
+        f"{address or 'every address'} can be reached from other machines, and there is no API key, so that nobody "
+        f"could come in; make one with `rocket admin keys create TENANT{folder}`, or listen on 127.0.0.1"
     )
 
 

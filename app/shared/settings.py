@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError
 from app.shared.errors import InvalidSettingsError
 
 PREFIX = "ROCKET_"
+DEFAULT_DATA_DIR = Path("rocket-data")
 # Read by the client and by the tests, not by the service.
 _FOREIGN_VARIABLES = frozenset({"ROCKET_SERVER", "ROCKET_API_KEY"})
 _FOREIGN_PREFIXES = ("ROCKET_TEST_", "ROCKET_REQUIRE_")
@@ -55,7 +56,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Field(
-        default=Path("rocket-data"), description="folder of everything the service writes: database, artifacts, work"
+        default=DEFAULT_DATA_DIR, description="folder of everything the service writes: database, artifacts, work"
     )
     models_dir: Path | None = Field(
         default=None, description="folder whose subfolders are offered as `local/NAME`; default `<data-dir>/models`"

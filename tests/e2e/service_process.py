@@ -11,7 +11,13 @@ import httpx2
 import psutil
 
 ROCKET = Path(sys.executable).parent / "rocket"
-QUICK = {"ROCKET_POLL_SECONDS": "0.1", "ROCKET_RETRY_BACKOFF_SECONDS": "0.1", "OMP_NUM_THREADS": "1"}
+QUICK = {
+    "ROCKET_POLL_SECONDS": "0.1",
+    "ROCKET_RETRY_BACKOFF_SECONDS": "0.1",
+    # The tests look far more often than a person.
+    "ROCKET_RATE_LIMIT": "100000/minute",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 class Service:

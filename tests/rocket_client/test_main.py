@@ -82,10 +82,10 @@ def test_version_is_that_of_the_library(rocket: Callable) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["compress", "evaluate", "serve", "submit", "jobs", "watch", "report", "download", "cancel", "retry"],
+    ["compress", "evaluate", "serve", "submit", "jobs", "watch", "report", "download", "cancel", "retry", "admin"],
 )
 def test_help_documents_every_exit_code(rocket: Callable, command: str) -> None:
-    outcome = rocket(command, "--help")
+    outcome = rocket(*command.split(), "--help")
 
     assert outcome.code == 0
     for code, meaning in MEANINGS.items():

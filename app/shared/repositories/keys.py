@@ -52,17 +52,17 @@ def create_key(
     session: Session,
     tenant: str,
     *,
-    scopes: Collection[Scope] = DEFAULT_SCOPES,
+    scopes: Collection[str] = DEFAULT_SCOPES,
     label: str = "",
     lifetime: timedelta | None = None,
 ) -> NewKey:
     """Makes a key, and its tenant if need be.
 
     Raises:
-        InvalidRequestError: name or label cannot be used, or there is no scope.
+        InvalidRequestError: name or label cannot be used, or there is no scope or an unknown one.
     """
-    if not scopes:
-        raise InvalidRequestError("a key without scopes opens nothing; name one", param="scope")
+    if not scopes or not set(scopes) <= set(SCOPES):
+        raise InvalidRequestError(f"a key has scopes, some of {', '.join(SCOPES)}", param="scope")
     if len(label) > _MAX_LABEL or not label.isprintable():
         raise InvalidRequestError(f"a label has at most {_MAX_LABEL} characters, on one line", param="label")
     is_new = ensure_tenant(session, tenant)

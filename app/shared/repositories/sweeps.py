@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.shared.database import now
-from app.shared.errors import WorkerLostError
+from app.shared.errors import ConflictError, JobNotFoundError, WorkerLostError
 from app.shared.lifecycle import Status
 from app.shared.models import Artifact, IdempotencyKey, Job, OutboxRow
 from app.shared.outcomes import JobError, NewEvent
@@ -101,6 +101,28 @@ def reclaim_from(session: Session, worker: str | None = None) -> list[str]:
     return _reclaim(session, Job.fence.is_not(None) if worker is None else Job.claimed_by == worker)
 
 
+def requeue_job(session: Session, job_id: str) -> Status:
+    """Takes a job from its worker, as when that hangs: what the worker still writes is refused, the attempt counts.
+
+    Returns:
+        Where the job is now: `queued`; `cancelled` if that had been asked for; `failed` if no attempt is left.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+        ConflictError: no worker holds it.
+    """
+    statement = select(Job).where(Job.id == job_id).with_for_update().execution_options(populate_existing=True)
+    job = session.scalars(statement).one_or_none()
+    if job is None:
+        raise JobNotFoundError("there is no job of this id")
+    status = Status(job.status)
+    if status.is_terminal:
+        raise ConflictError(f"the job is {status}, which never changes; `rocket retry` makes a new one of it")
+    if not status.is_held:
+        raise ConflictError("the job is queued already; if no worker takes it, see whether one runs")
+    return _take(session, job, now(session), why="taken from its worker by the operator")
+
+
 def expire_artifacts(session: Session) -> list[str]:
     """Forgets where expired artifacts lie.
 
@@ -156,16 +178,15 @@ def _reclaim(session: Session, condition: ColumnElement[bool]) -> list[str]:
     return [job.id for job in jobs]
 
 
-def _take(session: Session, job: Job, at: datetime) -> None:
+def _take(session: Session, job: Job, at: datetime, *, why: str = "the worker no longer reports") -> Status:
     data = {"worker": job.claimed_by or "", "attempt": job.attempt}
-    event = NewEvent(type="message", level="warning", message="the worker no longer reports", data=data)
+    event = NewEvent(type="message", level="warning", message=why, data=data)
     append_event(session, job.id, event, at)
     if job.attempt < job.max_attempts:
-        give_up(session, job, at, available_at=at)
-        return
+        return give_up(session, job, at, available_at=at)
     error = JobError(
         code=WorkerLostError.code,
         message=f"the worker was lost {job.attempt} times without saying why; see its log, then retry the job",
         stage=job.stage,
     )
-    end_job(session, job, Status.FAILED, at, error=error.model_dump())
+    return end_job(session, job, Status.FAILED, at, error=error.model_dump())

@@ -66,15 +66,23 @@ def list_tenants(session: Session) -> list[Tenant]:
     return list(session.scalars(select(Tenant).order_by(Tenant.name)))
 
 
-def get_tenant(session: Session, name: str) -> Tenant:
-    """One tenant.
+def set_quotas(session: Session, name: str, **chosen: int | None) -> Tenant:
+    """Sets some quotas of a tenant.
+
+    Args:
+        session: a writing transaction.
+        name: the tenant.
+        chosen: by their names in `Quotas`, each >= 0; None takes that of the settings again.
 
     Raises:
-        NotFoundError: there is none of that name.
+        NotFoundError: there is no tenant of that name.
     """
     tenant = session.get(Tenant, name)
     if tenant is None:
         raise NotFoundError("there is no tenant of that name; `rocket admin tenants` lists them")
+    for quota, most in chosen.items():
+        setattr(tenant, f"max_{quota}", most)
+    session.flush()
     return tenant
 
 

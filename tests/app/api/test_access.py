@@ -12,6 +12,7 @@ from app.shared.repositories import keys
 from tests.app.api.conftest import BODY
 from tests.app.conftest import local_client
 
+EVERYWHERE = "0.0.0.0"  # noqa: S104  # said, and never bound
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 UNKNOWN = ("/", "/nowhere", "/metrics", "/metrics/x", "/docs", "/redoc", "/Jobs", "//jobs", "/jobs/", "/healthz/")
 
@@ -36,7 +37,7 @@ def revoke(context):
 
 @pytest.fixture
 def public_app(settings):
-    return create_app(settings, address="0.0.0.0")
+    return create_app(settings, address=EVERYWHERE)
 
 
 def bearer(key):
@@ -55,7 +56,7 @@ def test_what_is_public_is_listed_here():
 
 @pytest.mark.parametrize("is_bound_beyond", [False, True])
 def test_no_route_answers_without_a_key_whatever_the_method(settings, make_key, is_bound_beyond):
-    app = create_app(settings, address="0.0.0.0" if is_bound_beyond else "127.0.0.1")
+    app = create_app(settings, address=EVERYWHERE if is_bound_beyond else "127.0.0.1")
     if not is_bound_beyond:
         make_key()
     with local_client(app) as client:

@@ -7,6 +7,9 @@ from app.shared.database import Database
 from app.shared.errors import DiskFullError, InvalidSettingsError, UnauthenticatedError
 from app.shared.models import ApiKey
 from app.shared.repositories import keys
+from app.shared.settings import Settings
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104  # said, and never bound
 
 
 @pytest.fixture
@@ -126,7 +129,7 @@ def test_an_address_that_only_this_machine_can_reach_is_a_loopback(address):
 @pytest.mark.parametrize(
     "address",
     [
-        "0.0.0.0",
+        EVERYWHERE,
         "0",
         "::",
         "",
@@ -152,14 +155,24 @@ def test_a_name_with_one_address_beyond_the_loopback_is_none(monkeypatch):
     assert not is_loopback("both.example")
 
 
-def test_a_service_without_keys_refuses_to_listen_beyond_the_loopback_and_says_what_to_do(database, make_key):
-    require_safe_binding(database, "127.0.0.1")
-    for address in ("0.0.0.0", "::", ""):
+def test_a_service_without_keys_refuses_to_listen_beyond_the_loopback_and_says_what_to_do(
+    database, database_url, make_key
+):
+    settings = Settings(database_url=database_url)
+    require_safe_binding(settings, "127.0.0.1")
+    for address in (EVERYWHERE, "::", ""):
         with pytest.raises(InvalidSettingsError, match="`rocket admin keys create TENANT`"):
-            require_safe_binding(database, address)
-    key = make_key()
-    require_safe_binding(database, "0.0.0.0")
+            require_safe_binding(settings, address)
+    make_key(lifetime=timedelta(days=100 * 365))
+    require_safe_binding(settings, EVERYWHERE)
     with database.transaction() as session:
-        keys.revoke_key(session, key.row.id)
+        [key] = keys.list_keys(session)
+        keys.revoke_key(session, key.id)
     with pytest.raises(InvalidSettingsError):
-        require_safe_binding(database, "0.0.0.0")
+        require_safe_binding(settings, EVERYWHERE)
+
+
+def test_the_command_that_makes_a_key_names_a_data_folder_of_ones_own(settings):
+    with pytest.raises(InvalidSettingsError) as refused:
+        require_safe_binding(settings, EVERYWHERE)
+    assert f"`rocket admin keys create TENANT --data-dir {settings.data_dir}`" in str(refused.value)

@@ -73,7 +73,10 @@ def test_a_name_that_is_none_makes_no_tenant(do, name):
     assert do(keys.list_keys) == []
 
 
-@pytest.mark.parametrize("options", [{"scopes": []}, {"label": "x" * 65}, {"label": "a\nb"}, {"label": "\x00"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"scopes": []}, {"scopes": ["read", "admin"]}, {"label": "x" * 65}, {"label": "a\nb"}, {"label": "\x00"}],
+)
 def test_a_key_that_makes_no_sense_is_refused(do, options):
     with pytest.raises(InvalidRequestError):
         do(keys.create_key, "alice", **options)

@@ -1,0 +1,277 @@
+"""`rocket admin`: keys, tenants, quotas and stuck jobs, for whoever runs the service.
+
+Talks to the database, not to a server: it works where the service runs, with the same environment.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from rocket_client import options
+from rocket_client.failures import Failure, exit_code_of_code, report_failure, reported_failures
+from rocket_client.progress import print_line
+from rocket_client.rendering import wide_console
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from app.shared.models import ApiKey, Tenant
+    from app.shared.settings import Settings
+
+NAME = "admin"
+
+app = typer.Typer(help="Keys, tenants, quotas and stuck jobs, where the service runs.", no_args_is_help=True)
+_keys = typer.Typer(help="API keys: who may come in, as which tenant.", no_args_is_help=True)
+_quota = typer.Typer(help="How much a tenant may have.", no_args_is_help=True)
+app.add_typer(_keys, name="keys")
+app.add_typer(_quota, name="quota")
+
+
+class ScopeChoice(StrEnum):
+    """What a key may be used for."""
+
+    READ = "read"
+    WRITE = "write"
+    METRICS = "metrics"
+
+
+_SETTINGS_QUOTA = "default"
+_MAX_JOBS = 2**31 - 1
+_MAX_BYTES = 2**63 - 1
+
+
+def _parse_quota(text: str, most: int) -> int | str:
+    if text == _SETTINGS_QUOTA:
+        return text
+    if not text.isascii() or not text.isdecimal() or int(text) > most:
+        raise typer.BadParameter(
+            f"is no number from 0 to {most}, nor `{_SETTINGS_QUOTA}`, which is that of the settings"
+        )
+    return int(text)
+
+
+def _quota_option(what: str, most: int = _MAX_BYTES) -> Any:
+    return typer.Option(metavar="N", help=what, parser=lambda text: _parse_quota(str(text), most), show_default=False)
+
+
+Tenant_ = Annotated[str, typer.Argument(metavar="TENANT", help="Name of the tenant.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Data folder of a `rocket serve` that was given one.",
+        show_default="ROCKET_DATA_DIR or ./rocket-data",
+    ),
+]
+
+
+@_keys.command("create")
+def create_key(
+    *,
+    tenant: Tenant_,
+    scope: Annotated[
+        list[ScopeChoice] | None,
+        typer.Option(metavar="SCOPE", help="read, write or metrics; repeatable.", show_default="read and write"),
+    ] = None,
+    label: Annotated[str, typer.Option(metavar="TEXT", help="What tells it from the tenant's other keys.")] = "",
+    expires_days: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N", min=0, max=36500, help="Days after which it is no longer valid.", show_default="never"
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: options.JsonResult = False,
+) -> None:
+    """Make a key, and its tenant if need be; the key goes to stdout, and cannot be shown again."""
+    from app.shared.repositories import keys
+
+    lifetime = None if expires_days is None else timedelta(days=expires_days)
+    with _transaction(data_dir, as_json=as_json) as session:
+        scopes = keys.DEFAULT_SCOPES if scope is None else tuple(scope)
+        made = keys.create_key(session, tenant, scopes=scopes, label=label, lifetime=lifetime)
+    # Only once it is committed.
+    if as_json:
+        typer.echo(json.dumps({"key": made.text} | _key_fields(made.row), indent=2))
+        return
+    if made.is_new_tenant:
+        print_line(f"{tenant} is a new tenant")
+    print_line("this is the key, which is shown only now; send it as ROCKET_API_KEY, or `Authorization: Bearer KEY`")
+    typer.echo(made.text)
+
+
+@_keys.command("list")
+def list_keys(
+    *,
+    tenant: Annotated[
+        str | None, typer.Argument(metavar="TENANT", help="Only keys of this one.", show_default="all")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: options.JsonResult = False,
+) -> None:
+    """List keys, oldest first; those revoked or expired are among them."""
+    from app.shared.repositories import keys
+
+    with _transaction(data_dir, as_json=as_json) as session:
+        found = [_key_fields(row) for row in keys.list_keys(session, tenant)]
+    _print_rows(found, as_json=as_json)
+
+
+@_keys.command("revoke")
+def revoke_key(
+    *,
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key, between the two underscores of it.")],
+    data_dir: DataDir = None,
+    as_json: options.JsonResult = False,
+) -> None:
+    """End the use of a key, at once and for good."""
+    from app.shared.repositories import keys
+
+    with _transaction(data_dir, as_json=as_json) as session:
+        revoked = _key_fields(keys.revoke_key(session, key_id))
+        is_last = not keys.has_usable_keys(session)
+    if as_json:
+        typer.echo(json.dumps(revoked, indent=2))
+        return
+    print_line(f"key {key_id} of {revoked['tenant']} is revoked")
+    if is_last:
+        print_line("no usable key is left: a service on the loopback is open to everybody on this machine again")
+
+
+@app.command("tenants")
+def list_tenants(*, data_dir: DataDir = None, as_json: options.JsonResult = False) -> None:
+    """List tenants with their quotas."""
+    from app.shared.repositories import tenants
+
+    with _transaction(data_dir, as_json=as_json) as session:
+        found = [_tenant_fields(row) for row in tenants.list_tenants(session)]
+    _print_rows(found, as_json=as_json)
+
+
+@_quota.command("set")
+def set_quota(
+    *,
+    tenant: Tenant_,
+    active_jobs: Annotated[str | None, _quota_option("Jobs that have not ended.", _MAX_JOBS)] = None,
+    stored_bytes: Annotated[str | None, _quota_option("Bytes of artifacts and uploads.")] = None,
+    model_bytes: Annotated[str | None, _quota_option("Bytes of the weights of one model.")] = None,
+    calibration_tokens: Annotated[str | None, _quota_option("Calibration tokens of one job.")] = None,
+    data_dir: DataDir = None,
+    as_json: options.JsonResult = False,
+) -> None:
+    """Set quotas of a tenant: a number, or `default` for that of the settings; what is not given stays."""
+    from app.shared.repositories import tenants
+
+    given = {
+        "active_jobs": active_jobs,
+        "stored_bytes": stored_bytes,
+        "model_bytes": model_bytes,
+        "calibration_tokens": calibration_tokens,
+    }
+    chosen = {name: None if most == _SETTINGS_QUOTA else int(most) for name, most in given.items() if most is not None}
+    with _transaction(data_dir, as_json=as_json) as session:
+        found = _tenant_fields(tenants.set_quotas(session, tenant, **chosen))
+    _print_rows([found], as_json=as_json)
+
+
+@app.command("requeue")
+def requeue(*, job_id: options.JobId, data_dir: DataDir = None, as_json: options.JsonResult = False) -> None:
+    """Take a running job from a worker that hangs; the attempt counts, the next goes on from the checkpoints."""
+    from app.shared.repositories import sweeps
+
+    with _transaction(data_dir, as_json=as_json) as session:
+        status = sweeps.requeue_job(session, job_id)
+    if as_json:
+        typer.echo(json.dumps({"id": job_id, "status": status}))
+    else:
+        print_line(f"{job_id} is {status}")
+
+
+@contextmanager
+def _transaction(data_dir: Path | None, *, as_json: bool) -> Iterator["Session"]:
+    """A writing transaction on the service's database, whose errors end the command."""
+    from app.shared.database import Database
+    from app.shared.errors import AppError
+    from app.shared.settings import load_settings
+
+    with reported_failures(as_json=as_json):
+        try:
+            settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
+            _require_file(settings)
+            with closing(Database(settings.database)) as database:
+                _require_schema(database.is_current())
+                with database.transaction() as session:
+                    yield session
+        except AppError as error:
+            failure = Failure(code=error.code, message=str(error), exit_code=exit_code_of_code(error.code))
+            report_failure(failure, as_json=as_json)
+            raise typer.Exit(failure.exit_code) from error
+
+
+def _require_file(settings: "Settings") -> None:
+    from app.shared.errors import InvalidSettingsError
+
+    # SQLite would make one, and the keys in it would open nothing.
+    file = settings.database.database
+    if settings.database.get_backend_name() == "sqlite" and file is not None and not Path(file).exists():
+        raise InvalidSettingsError(
+            f"there is no database at {file}; start `rocket serve` or run `rocket migrate` once, or name the service's "
+            "data folder with --data-dir or ROCKET_DATA_DIR"
+        )
+
+
+def _require_schema(is_current: bool) -> None:
+    from app.shared.errors import InvalidSettingsError
+
+    if not is_current:
+        raise InvalidSettingsError("the database is of another version of Rocket; run `rocket migrate`")
+
+
+def _key_fields(row: "ApiKey") -> dict[str, str | int | None]:
+    return {
+        "id": row.id,
+        "tenant": row.tenant,
+        "label": row.label,
+        "scopes": row.scopes,
+        "created_at": _text(row.created_at),
+        "expires_at": _text(row.expires_at),
+        "revoked_at": _text(row.revoked_at),
+        "last_used_at": _text(row.last_used_at),
+    }
+
+
+def _tenant_fields(row: "Tenant") -> dict[str, str | int | None]:
+    return {
+        "tenant": row.name,
+        "active_jobs": row.max_active_jobs,
+        "stored_bytes": row.max_stored_bytes,
+        "model_bytes": row.max_model_bytes,
+        "calibration_tokens": row.max_calibration_tokens,
+    }
+
+
+def _text(instant: datetime | None) -> str | None:
+    return None if instant is None else instant.isoformat(timespec="seconds")
+
+
+def _print_rows(rows: list[dict[str, str | int | None]], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"data": rows}, indent=2))
+        return
+    if not rows:
+        print_line("none")
+        return
+    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    for column in rows[0]:
+        table.add_column(column.removesuffix("_at").replace("_", " "), no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text("-" if cell in {None, ""} else str(cell)) for cell in row.values()))
+    wide_console().print(table)

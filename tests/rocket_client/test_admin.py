@@ -1,0 +1,177 @@
+"""`rocket admin` on the database of a service that runs."""
+
+import json
+
+import pytest
+
+from app.shared.database import downgrade
+from app.shared.models import Job, JobEvent
+from app.shared.outcomes import JobError
+from app.shared.repositories import leases
+from rocket_client import Rocket
+from rocket_client.errors import ProblemError
+
+
+@pytest.fixture
+def admin(rocket, service, monkeypatch):
+    monkeypatch.setenv("ROCKET_DATA_DIR", str(service.settings.data_dir))
+    return lambda *arguments: rocket("admin", *arguments)
+
+
+def as_json(outcome):
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)
+
+
+def test_a_key_is_shown_once_and_opens_the_server(admin, server):
+    made = admin("keys", "create", "alice", "--label", "laptop")
+    assert made.code == 0
+    assert "alice is a new tenant" in made.err
+    key = made.out.strip()
+    with Rocket(server.url, api_key=key, patience=0) as alice:
+        assert alice.submit("local/tiny", ratio=0.3).status == "queued"
+    with Rocket(server.url, patience=0) as nobody, pytest.raises(ProblemError) as refused:
+        nobody.models()
+    assert (refused.value.status, refused.value.code) == (401, "unauthenticated")
+    listed = admin("keys", "list")
+    secret = key.rsplit("_", 1)[1]
+    assert "laptop" in listed.out
+    assert secret not in listed.out + admin("keys", "list", "--json").out + made.err
+
+
+def test_a_key_is_what_was_asked_for(admin):
+    made = as_json(
+        admin("keys", "create", "prometheus", "--scope", "metrics", "--scope", "read", "--expires-days", "1", "--json")
+    )
+    assert made["key"].startswith(f"rk_{made['id']}_")
+    assert (made["tenant"], made["scopes"], made["last_used_at"]) == ("prometheus", "read metrics", None)
+    assert made["expires_at"] > made["created_at"]
+    [listed] = as_json(admin("keys", "list", "prometheus", "--json"))["data"]
+    assert listed == {name: value for name, value in made.items() if name != "key"}
+    assert as_json(admin("keys", "list", "nobody", "--json")) == {"data": []}
+
+
+def test_a_revoked_key_opens_nothing_from_then_on(admin, server):
+    key = admin("keys", "create", "alice").out.strip()
+    admin("keys", "create", "bob")
+    key_id = key.split("_")[1]
+    with Rocket(server.url, api_key=key, patience=0) as alice:
+        alice.models()
+        outcome = admin("keys", "revoke", key_id)
+        assert (outcome.code, f"key {key_id} of alice is revoked" in outcome.err) == (0, True)
+        assert "no usable key is left" not in outcome.err
+        with pytest.raises(ProblemError):
+            alice.models()
+
+
+def test_revoking_the_last_key_says_what_that_means(admin):
+    key_id = as_json(admin("keys", "create", "alice", "--json"))["id"]
+    assert "no usable key is left" in admin("keys", "revoke", key_id).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("keys", "create", "No Name"), 2),
+        (("keys", "create", "alice", "--scope", "admin"), 2),
+        (("keys", "create", "alice", "--expires-days", "-1"), 2),
+        (("keys", "revoke", "0" * 16), 7),
+        (("quota", "set", "nobody", "--active-jobs", "1"), 7),
+        (("quota", "set", "alice", "--active-jobs", "many"), 2),
+        (("quota", "set", "alice", "--active-jobs", "-1"), 2),
+        (("quota", "set", "alice", "--active-jobs", "2147483648"), 2),
+        (("requeue", "job_" + "0" * 26), 7),
+    ],
+)
+def test_what_makes_no_sense_is_refused(admin, arguments, code):
+    outcome = admin(*arguments)
+    assert (outcome.code, outcome.out) == (code, "")
+    assert "Traceback" not in outcome.err
+
+
+def test_quotas_are_set_one_by_one_and_given_back(admin):
+    admin("keys", "create", "alice")
+    first = admin("quota", "set", "alice", "--active-jobs", "3", "--stored-bytes", "0")
+    assert first.code == 0
+    admin("quota", "set", "alice", "--model-bytes", "5000000000", "--stored-bytes", "default")
+    [alice] = as_json(admin("tenants", "--json"))["data"]
+    assert alice == {
+        "tenant": "alice",
+        "active_jobs": 3,
+        "stored_bytes": None,
+        "model_bytes": 5_000_000_000,
+        "calibration_tokens": None,
+    }
+    assert "alice" in admin("tenants").out
+
+
+def test_a_held_job_is_taken_from_its_worker_and_the_attempt_counts(admin, service):
+    job_id = service.submit()
+    lease = service.claim(job_id)
+    outcome = admin("requeue", job_id)
+    assert (outcome.code, outcome.err) == (0, f"rocket: {job_id} is queued\n")
+    with service.database.snapshot() as session:
+        job = session.get_one(Job, job_id)
+        messages = [event.message for event in session.query(JobEvent).order_by(JobEvent.sequence)]
+    assert (job.status, job.attempt, job.fence) == ("queued", 1, None)
+    assert messages == ["queued", "running", "taken from its worker by the operator", "queued"]
+    with pytest.raises(Exception, match="no longer this worker's"):
+        service.do(leases.heartbeat, lease, lease_seconds=60)
+    assert service.claim(job_id) is not None
+
+
+def test_a_job_without_another_attempt_fails_and_one_that_is_cancelled_ends(admin, service, client):
+    last = service.submit()
+    for _ in range(2):
+        service.do(leases.fail_job, service.claim(last), JobError(code="x", message="m", retryable=True))
+    service.claim(last)
+    assert json.loads(admin("requeue", last, "--json").out) == {"id": last, "status": "failed"}
+    cancelled = service.submit()
+    service.claim(cancelled)
+    client.cancel(cancelled)
+    assert json.loads(admin("requeue", cancelled, "--json").out)["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("status", ["queued", "failed"])
+def test_a_job_that_nobody_holds_is_left_alone_and_one_that_failed_is_retried(admin, service, status):
+    job_id = service.submit()
+    if status == "failed":
+        service.fail(service.claim(job_id))
+    outcome = admin("requeue", job_id)
+    assert outcome.code == 8
+    assert ("rocket retry" in outcome.err) == (status == "failed")
+
+
+def test_a_database_that_is_not_there_is_not_made(rocket, tmp_path):
+    outcome = rocket("admin", "keys", "create", "alice", "--data-dir", tmp_path / "typo")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "rocket migrate" in outcome.err
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_database_of_another_version_is_left_as_it_is(admin, service):
+    downgrade(service.settings.database, "0001")
+    outcome = admin("keys", "create", "alice")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "rocket migrate" in outcome.err
+
+
+def test_an_error_is_json_for_programs(admin):
+    outcome = admin("keys", "revoke", "0" * 16, "--json")
+    assert json.loads(outcome.out)["error"]["code"] == "not_found"
+
+
+def test_a_service_without_keys_does_not_start_beyond_the_loopback(rocket, tmp_path):
+    folder = tmp_path / "data"
+    refused = rocket("serve", "--host", "0.0.0.0", "--port", "0", "--data-dir", folder)  # noqa: S104  # refused
+    assert (refused.code, refused.out) == (2, "")
+    command = f"rocket admin keys create TENANT --data-dir {folder}"
+    assert f"`{command}`" in refused.err
+    # The command works as it is printed, and from then on nothing is in the way.
+    made = rocket(*command.replace("TENANT", "alice").split()[1:])
+    assert made.code == 0
+    assert made.out.startswith("rk_")
+    from app.services.access import require_safe_binding
+    from app.shared.settings import Settings
+
+    require_safe_binding(Settings(data_dir=folder), "0.0.0.0")  # noqa: S104
