@@ -1,0 +1,189 @@
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from app.services import jobs as services
+from app.services import quotas
+from app.shared.errors import OverQuotaError, QuotaExceededError
+from app.shared.models import Upload
+from app.shared.outcomes import JobError
+from app.shared.repositories import jobs, tenants
+from app.shared.repositories.tenants import Quotas
+from app.shared.requests import CalibrationRequest, JobRequest
+from rocket_core.headers import WeightSummary
+from tests.app.api.conftest import BODY, Worker
+
+REQUEST = JobRequest(**BODY)
+BROKEN = JobError(code="x", message="m")
+
+
+@pytest.fixture
+def worker(context, profile, factored, report, result):
+    return Worker(context, profile, factored, report, result)
+
+
+@pytest.fixture
+def allow(context):
+    """Sets quotas of a tenant."""
+
+    def allow(tenant="local", **chosen):
+        with context.database.transaction() as session:
+            tenants.ensure_tenant(session, tenant)
+            tenants.set_quotas(session, tenant, **chosen)
+
+    return allow
+
+
+@pytest.fixture
+def submit_job(context):
+    return lambda owner="local", key=None: services.submit_job(context, owner, REQUEST, key)
+
+
+def count(context, owner="local"):
+    with context.database.snapshot() as session:
+        return jobs.count_active_jobs(session, owner)
+
+
+def test_the_settings_hold_where_nothing_is_set_for_a_tenant(context, allow):
+    allow("alice", stored_bytes=5, calibration_tokens=None)
+    with context.database.snapshot() as session:
+        own = quotas.find_limits(session, context.settings, "alice")
+        default = quotas.find_limits(session, context.settings, "bob")
+    assert default == Quotas(active_jobs=100, calibration_tokens=2**24)
+    assert own == Quotas(active_jobs=100, calibration_tokens=2**24, stored_bytes=5)
+
+
+def test_as_many_jobs_as_allowed_and_not_one_more_however_many_ask_at_once(context, allow, submit_job):
+    allow(active_jobs=5)
+
+    def attempt(_number):
+        try:
+            return submit_job().created
+        except QuotaExceededError:
+            return False
+
+    with ThreadPoolExecutor(16) as pool:
+        made = list(pool.map(attempt, range(40)))
+    assert sum(made) == count(context) == 5
+    assert submit_job("other").created
+
+
+def test_a_job_that_is_refused_leaves_nothing_and_its_key_stays_free(context, allow, submit_job):
+    allow(active_jobs=1)
+    first = submit_job(key="a")
+    with pytest.raises(QuotaExceededError):
+        submit_job(key="b")
+    assert submit_job(key="a").job.id == first.job.id, "a replay makes no job"
+    services.cancel_job(context, "local", first.job.id)
+    assert submit_job(key="b").created
+
+
+def test_a_retry_counts_as_a_job(context, allow, submit_job, worker):
+    failed = submit_job().job.id
+    worker.fail(failed, BROKEN)
+    allow(active_jobs=1)
+    other = submit_job().job.id
+    with pytest.raises(QuotaExceededError):
+        services.retry_job(context, "local", failed)
+    assert count(context) == 1
+    services.cancel_job(context, "local", other)
+    retried = services.retry_job(context, "local", failed)
+    assert services.retry_job(context, "local", failed).job.id == retried.job.id, "which makes no other"
+
+
+def test_a_retry_is_judged_by_what_is_allowed_now(context, allow, submit_job, worker):
+    failed = submit_job().job.id
+    worker.fail(failed, BROKEN)
+    allow(calibration_tokens=1)
+    with pytest.raises(OverQuotaError):
+        services.retry_job(context, "local", failed)
+
+
+def test_a_tenant_that_may_have_no_jobs_is_told_so_for_good(allow, submit_job):
+    allow(active_jobs=0)
+    with pytest.raises(OverQuotaError):
+        submit_job()
+
+
+def test_who_stores_too_much_makes_no_more_until_it_is_deleted(context, allow, submit_job, worker):
+    allow(stored_bytes=10)
+    done = submit_job().job.id
+    worker.succeed(done, {"model.safetensors": b"0123456789"})
+    with pytest.raises(QuotaExceededError, match="10 of 10 bytes"):
+        submit_job()
+    assert submit_job("other").created
+    services.delete_job(context, "local", done)
+    assert submit_job().created
+
+
+def test_what_has_expired_is_not_stored(context, submit_job, worker):
+    from app.shared.repositories import sweeps
+
+    done = submit_job().job.id
+    worker.succeed(done, {"model.safetensors": b"0123456789"}, retention=timedelta(0))
+    with context.database.snapshot() as session:
+        assert tenants.sum_stored_bytes(session, "local") == 10
+    worker.do(sweeps.expire_artifacts)
+    with context.database.snapshot() as session:
+        assert tenants.sum_stored_bytes(session, "local") == 0
+
+
+def test_uploads_are_stored_too(context):
+    with context.database.transaction() as session:
+        for owner in ("local", "other"):
+            session.add(
+                Upload(
+                    owner=owner,
+                    id="0" * 32,
+                    storage_key=owner,
+                    sha256="0" * 64,
+                    size=6,
+                    suffix=".txt",
+                    documents=1,
+                    created_at=tenants.now(session),
+                )
+            )
+        session.flush()
+        limits = Quotas(stored_bytes=10)
+        quotas.require_room(session, limits, "local", size=4)
+        with pytest.raises(QuotaExceededError):
+            quotas.require_room(session, limits, "local", size=5)
+        with pytest.raises(OverQuotaError):
+            quotas.require_room(session, limits, "local", size=11)
+        quotas.require_room(session, Quotas(), "local", size=2**60)
+
+
+def test_a_model_is_measured_by_all_its_weights():
+    weights = WeightSummary(dtype_bytes={"F32": 8, "BF16": 2}, block_shapes={})
+    quotas.require_model_size(Quotas(model_bytes=10), weights)
+    quotas.require_model_size(Quotas(), None)
+    with pytest.raises(OverQuotaError):
+        quotas.require_model_size(Quotas(model_bytes=9), weights)
+    with pytest.raises(OverQuotaError):
+        quotas.require_model_size(Quotas(model_bytes=10), None)
+
+
+@pytest.mark.parametrize(("samples", "length", "fits"), [(2, 50, True), (2, 51, False), (1, None, False)])
+def test_calibration_tokens_are_samples_times_length(samples, length, fits):
+    asked = CalibrationRequest(samples=samples, sequence_length=length)
+    if fits:
+        quotas.require_calibration_tokens(Quotas(calibration_tokens=100), asked)
+        return
+    with pytest.raises(OverQuotaError) as refused:
+        quotas.require_calibration_tokens(Quotas(calibration_tokens=100), asked)
+    assert refused.value.param == "calibration.samples"
+
+
+def test_over_http_too_much_for_ever_is_invalid_and_too_much_for_now_is_told_to_wait(client, allow):
+    allow(active_jobs=1)
+    assert client.post("/jobs", json=BODY).status_code == 202
+    later = client.post("/jobs", json=BODY)
+    assert (later.status_code, later.json()["code"]) == (429, "quota_exceeded")
+    assert int(later.headers["Retry-After"]) > 0
+    allow(active_jobs=None, calibration_tokens=1000)
+    never = client.post("/jobs", json=BODY)
+    assert (never.status_code, never.json()["code"]) == (422, "over_quota")
+    assert never.json()["param"] == "calibration.samples"
+    allow(calibration_tokens=None, model_bytes=10)
+    assert client.post("/jobs", json=BODY).json()["param"] == "model_id"
