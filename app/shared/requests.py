@@ -131,12 +131,13 @@ class JobRequest(_Frozen):
 
 
 def _require_storable(data: Any) -> None:
-    if isinstance(data, dict):
-        for key, value in data.items():
-            _require_storable(key)
-            _require_storable(value)
-    elif isinstance(data, list | tuple):
-        for value in data:
-            _require_storable(value)
-    elif isinstance(data, str) and ("\x00" in data or any("\ud800" <= letter <= "\udfff" for letter in data)):
-        raise ValueError("text holds a NUL or half a surrogate pair, which cannot be stored")
+    # No recursion: what was sent may be nested deeper than calls can be.
+    waiting = [data]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += (*value.keys(), *value.values())
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif isinstance(value, str) and ("\x00" in value or any("\ud800" <= letter <= "\udfff" for letter in value)):
+            raise ValueError("text holds a NUL or half a surrogate pair, which cannot be stored")

@@ -101,3 +101,12 @@ def test_the_fingerprint_is_that_of_what_is_asked_for_not_of_how_it_is_spelt():
     other = JobRequest(model_id="local/x", ratio=0.31)
     assert plain.fingerprint() == spelt.fingerprint()
     assert plain.fingerprint() != other.fingerprint()
+
+
+def test_what_is_nested_deeper_than_calls_can_be_is_refused_like_any_nonsense():
+    nested = "x"
+    for _ in range(5000):
+        nested = [nested]
+    for body in ({"metadata": {"a": nested}}, {"options": nested}, {"calibration": {"seed": nested}}):
+        with pytest.raises(ValidationError):
+            JobRequest.model_validate({"model_id": "a/b", "ratio": 0.3} | body)

@@ -1,0 +1,168 @@
+"""What nobody should send, at every endpoint: it is refused in good order, and not repeated anywhere."""
+
+import io
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from app.shared.logging import configure_logging
+from app.shared.repositories import keys
+from app.shared.settings import Settings
+from tests.app.api.conftest import BODY
+
+CANARY = "canary-hunter2"
+BODIES = [
+    b"",
+    b"null",
+    b"\xff\xfe" + CANARY.encode(),
+    b'{"' + CANARY.encode(),
+    b"NaN",
+    b"[" * 3000,
+    *(b"[" * depth + b"]" * depth for depth in (300, 900, 930, 960, 980)),
+    b'{"model_id":' * 300 + b"1" + b"}" * 300,
+    *(b'{"metadata":' + b"[" * depth + b"]" * depth + b"}" for depth in (300, *range(860, 990, 10))),
+    json.dumps(BODY | {"ratio": float("nan")}).encode(),
+    json.dumps(BODY | {"ratio": float("inf")}).encode(),
+    b'{"model_id": "local/tiny", "ratio": 1e999}',
+    b'{"model_id": "local/tiny", "ratio": 0.' + b"3" * 3000 + b"}",
+    b'{"model_id": "local/tiny", "ratio": ' + b"9" * 3500 + b"}",
+    b'{"model_id": "local/tiny", "ratio": 0.3, "calibration": {"seed": ' + b"9" * 3500 + b"}}",
+    json.dumps(BODY | {"metadata": {CANARY: "\x00"}}).encode(),
+    json.dumps(BODY | {"metadata": {"\ud800": CANARY}}).encode(),
+    json.dumps(BODY | {"model_id": f"local/{CANARY}\x00"}).encode(),
+    json.dumps(BODY | {"revision": "\udfff" + CANARY}).encode(),
+    json.dumps(BODY | {CANARY: CANARY}).encode(),
+    json.dumps([CANARY]).encode(),
+]
+TEXTS = [
+    "",
+    "\x00",
+    CANARY + "\x00",
+    "\ud83d",
+    "NaN",
+    "-1",
+    "1e999",
+    "9" * 400,
+    CANARY * 100,
+    "../" + CANARY,
+    "%00",
+    "\u202e",
+]
+HEADERS = ["Idempotency-Key", "Prefer", "Last-Event-ID", "If-None-Match", "Range", "Accept", "X-Request-Id", "If-Range"]
+RAW = [b"", b"\xff\xfe", CANARY.encode(), b"9" * 400, b'"' * 300, b"wait=" + b"9" * 400, b"bytes=" + b"9" * 400 + b"-"]
+
+
+@pytest.fixture
+def settings(settings):
+    # Else most of this would never arrive.
+    return settings.model_copy(update={"rate_limit": "100000/minute", "submit_rate_limit": "100000/minute"})
+
+
+@pytest.fixture
+def log():
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    lines = io.StringIO()
+    configure_logging(Settings(log_level="debug"), lines)
+    # The test's own client tells what it sends.
+    quiet = logging.getLogger("httpx2")
+    quiet.disabled = True
+    yield lines
+    quiet.disabled = False
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+@pytest.fixture
+def done(client, worker):
+    job_id = client.post("/jobs", json=BODY).json()["id"]
+    worker.succeed(job_id, {"model.safetensors": b"0123456789"})
+    return job_id
+
+
+@pytest.fixture
+def operations(app, done):
+    document = app.openapi()
+    return [
+        (method.upper(), path.format(job_id=done, name="model.safetensors"), operation.get("parameters", []))
+        for path, item in document["paths"].items()
+        for method, operation in item.items()
+        # Else there would be nothing left to ask for.
+        if method != "delete"
+    ]
+
+
+def require_good_order(answer, log):
+    assert answer.status_code < 500, answer.text
+    assert answer.status_code != 429, "this test would not arrive"
+    assert CANARY not in answer.text
+    assert CANARY not in log.getvalue()
+    if answer.status_code >= 400:
+        assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+def stored(settings):
+    file = Path(settings.database.database)
+    return b"".join(part.read_bytes() for part in file.parent.glob(f"{file.name}*"))
+
+
+def test_no_body_breaks_an_endpoint_or_comes_back(client, operations, log, settings):
+    for method, path, _parameters in operations:
+        for body in BODIES:
+            headers = {"Content-Type": "application/json"}
+            require_good_order(client.request(method, path, content=body, headers=headers), log)
+    assert CANARY.encode() not in stored(settings)
+
+
+def test_no_query_breaks_an_endpoint_or_comes_back(client, operations, log):
+    for method, path, parameters in operations:
+        names = {item["name"] for item in parameters if item["in"] == "query"} - {"metadata"}
+        for name in sorted(names | {"metadata[a]", "metadata[", CANARY}):
+            for text in TEXTS:
+                encoded = "".join(f"%{byte:02x}" for byte in text.encode("utf-8", "surrogatepass"))
+                require_good_order(client.request(method, f"{path}?{name}={encoded}"), log)
+
+
+def test_no_header_breaks_an_endpoint_or_comes_back(client, operations, log):
+    for method, path, _parameters in operations:
+        for name in HEADERS:
+            for raw in RAW:
+                if (name, raw) == ("X-Request-Id", CANARY.encode()):
+                    # This one is meant to come back.
+                    continue
+                sent = [(name.encode(), raw), (b"Content-Type", b"application/json")]
+                body = json.dumps(BODY).encode() if method == "POST" else None
+                require_good_order(client.request(method, path, headers=sent, content=body), log)
+
+
+def test_no_path_breaks_the_service_or_comes_back(client, log, done):
+    for text in TEXTS:
+        encoded = "".join(f"%{byte:02x}" for byte in text.encode("utf-8", "surrogatepass"))
+        for path in (f"/jobs/{encoded}", f"/jobs/{done}/artifacts/{encoded}", f"/{encoded}", f"/jobs/{done}/{encoded}"):
+            for method in ("GET", "POST", "DELETE", "HEAD"):
+                if method == "DELETE" and not text:
+                    continue
+                require_good_order(client.request(method, path), log)
+
+
+def test_a_key_is_in_no_answer_no_log_line_and_not_in_the_database(client, context, log, settings, operations):
+    with context.database.transaction() as session:
+        good, revoked = (keys.create_key(session, "alice") for _ in range(2))
+        keys.revoke_key(session, revoked.row.id)
+    wrong = f"rk_{good.row.id}_{'ab' * 32}"
+    secrets = [key.rsplit("_", 1)[1] for key in (good.text, revoked.text, wrong)]
+    answers = []
+    for key in (good.text, revoked.text, wrong):
+        headers = {"Authorization": f"Bearer {key}"}
+        for method, path, _parameters in operations:
+            answers.append(client.request(method, path, headers=headers, json=BODY | {"api_key": key}))
+            answers.append(client.request(method, f"{path}?api_key={key}", headers={"Authorization": f"Basic {key}"}))
+    assert {answer.status_code for answer in answers} >= {200, 401}
+    said = "".join(answer.text + repr(answer.headers) for answer in answers) + log.getvalue()
+    assert "request" in log.getvalue()
+    context.database.close()
+    for secret in secrets:
+        assert secret not in said
+        assert secret.encode() not in stored(settings)

@@ -1,0 +1,116 @@
+"""Two tenants at every endpoint: what belongs to one does not exist for the other."""
+
+import pytest
+
+from app.shared.outcomes import JobError
+from app.shared.repositories import keys
+from tests.app.api.conftest import BODY
+
+HIDDEN = "only-alice-knows"
+FILE = "factored/model.safetensors"
+METHODS = {"get", "post", "put", "patch", "delete"}
+
+
+@pytest.fixture
+def bearer(context):
+    def bearer(tenant):
+        with context.database.transaction() as session:
+            return {"Authorization": f"Bearer {keys.create_key(session, tenant).text}"}
+
+    return bearer
+
+
+@pytest.fixture
+def alice(bearer):
+    return bearer("alice")
+
+
+@pytest.fixture
+def bob(bearer):
+    return bearer("bob")
+
+
+@pytest.fixture
+def jobs_of_alice(client, worker, alice):
+    """One job in each state that matters, all with something to hide."""
+
+    def make():
+        body = BODY | {"metadata": {"about": HIDDEN}}
+        return client.post("/jobs", json=body, headers=alice | {"Idempotency-Key": "k"}).json()["id"]
+
+    def another():
+        return client.post("/jobs", json=BODY | {"metadata": {"about": HIDDEN}}, headers=alice).json()["id"]
+
+    made = {"queued": make(), "running": another(), "succeeded": another(), "failed": another()}
+    worker.claim(made["running"])
+    worker.succeed(made["succeeded"], {FILE: HIDDEN.encode(), "report.json": b"{}"})
+    worker.fail(made["failed"], JobError(code="x", message=HIDDEN))
+    return made
+
+
+def operations(app):
+    """Every method and path, with the parameters of the path that tell whose it is."""
+    for path, item in app.openapi()["paths"].items():
+        for method in METHODS & set(item):
+            yield method, path
+        if "get" in item:
+            yield "head", path
+
+
+def filled(path, job_id):
+    # A route with another parameter belongs here, with a value that is alice's.
+    return path.format(job_id=job_id, name=FILE)
+
+
+def test_no_endpoint_shows_or_changes_what_is_another_tenants(app, client, jobs_of_alice, alice, bob):
+    before = client.get("/jobs", headers=alice).json()["data"]
+    asked = 0
+    for method, path in operations(app):
+        for job_id in jobs_of_alice.values() if "{" in path else [""]:
+            for accept in ("*/*", "text/event-stream") if method == "get" else ("*/*",):
+                url = filled(path, job_id)
+                answer = client.request(method, url, headers=bob | {"Accept": accept, "Prefer": "wait=0"})
+                assert HIDDEN not in answer.text, (method, path)
+                assert job_id == "" or job_id not in answer.text, (method, path)
+                if "{" in path and answer.status_code != 405:
+                    assert answer.status_code == 404, (method, path, answer.status_code)
+                    asked += 1
+    assert asked > 40
+    assert client.get("/jobs", headers=bob).json()["data"] == []
+    # Nothing has happened to any of them.
+    assert client.get("/jobs", headers=alice).json()["data"] == before
+
+
+def test_their_owner_finds_at_every_endpoint_what_the_other_did_not(app, client, jobs_of_alice, alice):
+    for method, path in operations(app):
+        if "{" in path and method in {"get", "head"}:
+            answer = client.request(method, filled(path, jobs_of_alice["succeeded"]), headers=alice)
+            assert answer.status_code in {200, 405}, (method, path)
+    for action, job in (("cancel", "queued"), ("retry", "failed")):
+        assert client.post(f"/jobs/{jobs_of_alice[job]}/{action}", headers=alice).status_code in {200, 202}
+    assert client.delete(f"/jobs/{jobs_of_alice['succeeded']}", headers=alice).status_code == 204
+
+
+def test_what_is_another_tenants_looks_like_what_does_not_exist(client, jobs_of_alice, bob):
+    theirs, none = (
+        client.get(f"/jobs/{job}", headers=bob).json() for job in (jobs_of_alice["queued"], "job_" + "0" * 26)
+    )
+    for problem in (theirs, none):
+        problem.pop("request_id")
+    assert theirs == none
+
+
+def test_an_idempotency_key_is_each_tenants_own(client, jobs_of_alice, bob):
+    body = BODY | {"metadata": {"about": HIDDEN}}
+    answer = client.post("/jobs", json=body, headers=bob | {"Idempotency-Key": "k"})
+    assert answer.status_code == 202
+    assert answer.json()["id"] not in jobs_of_alice.values()
+
+
+def test_a_list_goes_on_behind_another_tenants_job_with_ones_own_only(client, jobs_of_alice, bob):
+    mine = client.post("/jobs", json=BODY, headers=bob).json()["id"]
+    newest = max(jobs_of_alice.values())
+    assert client.get("/jobs", params={"after": newest}, headers=bob).json()["data"] == []
+    assert [job["id"] for job in client.get("/jobs", headers=bob).json()["data"]] == [mine]
+    labelled = client.get("/jobs", params={"metadata[about]": HIDDEN}, headers=bob)
+    assert labelled.json()["data"] == []
