@@ -1,0 +1,136 @@
+"""The API key: to whom the client sends it, and what it says when it is not enough."""
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import httpx2
+import pytest
+
+from app.shared.repositories import keys
+from rocket_client import Rocket
+from rocket_client.errors import InvalidArgumentError, ProblemError, UnexpectedAnswerError
+from rocket_client.transport import _KeyAuth
+
+KEY = "rk_0123456789abcdef_" + "0" * 64
+
+
+class Recorder(HTTPServer):
+    """Remembers what it is sent, and answers with a redirect or with nothing."""
+
+    def __init__(self, location=None):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.location = location
+        self.seen = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,))
+        self._thread.start()
+
+    def close(self):
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.seen.append(self.headers.get("Authorization"))
+        self.send_response(307 if self.server.location else 200)
+        if self.server.location:
+            self.send_header("Location", self.server.location)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_arguments):
+        pass
+
+
+@pytest.fixture
+def other():
+    server = Recorder()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def first(other):
+    server = Recorder(location=f"{other.url}/elsewhere")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def make_key(service):
+    return lambda **options: service.do(keys.create_key, "alice", **options).text
+
+
+def test_a_key_goes_to_its_server_and_stays_there_after_a_redirect(first, other):
+    with Rocket(first.url, api_key=KEY, patience=0) as rocket, pytest.raises(UnexpectedAnswerError):
+        rocket.models()
+    assert first.seen == [f"Bearer {KEY}"]
+    assert other.seen == []
+
+
+@pytest.mark.parametrize("way", ["redirect", "asked for"])
+def test_a_key_is_never_sent_to_another_server(first, other, way):
+    # Even by code that follows redirects, or asks for a whole address with the same connections.
+    with httpx2.Client(auth=_KeyAuth(KEY, httpx2.URL(first.url)), trust_env=False, follow_redirects=True) as http:
+        http.get(first.url if way == "redirect" else other.url)
+    assert other.seen == [None]
+    assert first.seen == ([f"Bearer {KEY}"] if way == "redirect" else [])
+
+
+def test_a_key_is_taken_from_the_environment_unless_one_is_given(first, monkeypatch):
+    monkeypatch.setenv("ROCKET_API_KEY", f" {KEY}\n")
+    for options, sent in (({}, KEY), ({"api_key": "rk_other"}, "rk_other")):
+        with Rocket(first.url, patience=0, **options) as rocket, pytest.raises(UnexpectedAnswerError):
+            rocket.models()
+        assert first.seen.pop() == f"Bearer {sent}"
+    monkeypatch.setenv("ROCKET_API_KEY", "")
+    with Rocket(first.url, patience=0) as rocket, pytest.raises(UnexpectedAnswerError):
+        rocket.models()
+    assert first.seen == [None]
+
+
+@pytest.mark.parametrize("key", ["rk_a b", "rk_ä", "rk_a\nX-Evil: 1", "rk_\x00"])
+def test_a_key_that_cannot_be_one_is_refused_and_not_repeated(key):
+    with pytest.raises(InvalidArgumentError) as refused:
+        Rocket("http://127.0.0.1:1", api_key=key)
+    assert key not in str(refused.value)
+
+
+def test_a_command_without_a_key_says_which_variable_to_set(remote, make_key):
+    make_key()
+    outcome = remote("jobs")
+    assert (outcome.code, outcome.out) == (77, "")
+    assert "set ROCKET_API_KEY" in outcome.err
+
+
+def test_a_command_with_a_key_that_is_not_valid_says_so_and_does_not_repeat_it(remote, make_key, monkeypatch):
+    make_key()
+    monkeypatch.setenv("ROCKET_API_KEY", KEY)
+    outcome = remote("jobs", "--json")
+    assert outcome.code == 77
+    assert "in ROCKET_API_KEY" in outcome.err
+    assert KEY.rsplit("_", 1)[1] not in outcome.err + outcome.out
+
+
+def test_a_command_with_a_key_works_as_without(remote, make_key, monkeypatch):
+    monkeypatch.setenv("ROCKET_API_KEY", make_key())
+    submitted = remote("submit", "local/tiny", "--ratio", "0.3")
+    assert submitted.code == 0
+    assert submitted.out.strip() in remote("jobs").out
+
+
+def test_a_key_that_may_only_read_is_told_what_it_lacks(remote, make_key, monkeypatch):
+    monkeypatch.setenv("ROCKET_API_KEY", make_key(scopes=["read"]))
+    assert remote("jobs").code == 0
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3")
+    assert outcome.code == 77
+    assert "scope `write`" in outcome.err
+
+
+def test_a_refused_key_is_no_reason_to_try_again(server, make_key):
+    make_key()
+    with Rocket(server.url, api_key=KEY, patience=30) as rocket, pytest.raises(ProblemError) as refused:
+        rocket.models()
+    assert not refused.value.is_passing
