@@ -1,10 +1,77 @@
-"""For all tests."""
+"""For all tests: one thread for torch, real servers, and a migrated database of either kind."""
+
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
+
+from app.shared.database import upgrade
+from tests.servers import MissingServerError, Postgres, Redis
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "databases(*kinds): which of sqlite and postgres a test runs on, if not on sqlite alone"
+    )
+
+
+def pytest_generate_tests(metafunc):
+    """Runs a test once on each kind of database that the nearest mark of it, its class or its module names."""
+    if "database_kind" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("databases")
+        metafunc.parametrize("database_kind", mark.args if mark else ("sqlite",))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     # The models are tiny: a second thread would only spin, and the fewer the cores the more it costs.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    server = _started(Postgres)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def redis_server():
+    server = _started(Redis)
+    yield server
+    server.close()
+
+
+def _started(kind):
+    # Never a skip: what nobody has run is not known to work.
+    try:
+        return kind()
+    except MissingServerError as error:
+        pytest.fail(str(error))
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("template") / "rocket.sqlite3"
+    upgrade(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture
+def copy_database(database_kind, request):
+    """Makes migrated databases of the kind that the test runs on, and returns their URLs."""
+    made = []
+
+    def copy(file: Path):
+        if database_kind == "sqlite":
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(request.getfixturevalue("migrated_file"), file)
+            return f"sqlite+pysqlite:///{file}"
+        server = request.getfixturevalue("postgres")
+        made.append((server, server.create(server.migrated)))
+        return server.url(made[-1][1])
+
+    yield copy
+    for server, name in made:
+        server.drop(name)

@@ -1,12 +1,10 @@
 """A migrated database per test, a clock that stands still, jobs to play with, a worker's results, a service."""
 
-import shutil
-
 import pytest
 from starlette.testclient import TestClient
 
 from app.main import create_app
-from app.shared.database import Database, upgrade
+from app.shared.database import Database
 from app.shared.outcomes import JobResult, NewArtifact
 from app.shared.repositories import jobs
 from app.shared.requests import JobRequest
@@ -46,23 +44,14 @@ def _no_settings_of_this_machine(monkeypatch):
             monkeypatch.delenv(name)
 
 
-@pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory):
-    file = tmp_path_factory.mktemp("template") / "rocket.sqlite3"
-    upgrade(f"sqlite:///{file}")
-    return file
-
-
 @pytest.fixture
 def clock():
     return Clock()
 
 
 @pytest.fixture
-def database_url(migrated_file, tmp_path):
-    file = tmp_path / "rocket.sqlite3"
-    shutil.copyfile(migrated_file, file)
-    return f"sqlite+pysqlite:///{file}"
+def database_url(copy_database, tmp_path):
+    return copy_database(tmp_path / "rocket.sqlite3")
 
 
 @pytest.fixture
@@ -73,12 +62,14 @@ def database(database_url, clock):
 
 
 @pytest.fixture
-def settings(tmp_path, migrated_file):
-    settings = Settings(data_dir=tmp_path / "data", max_body_bytes=4096)
+def settings(tmp_path, copy_database, database_kind):
+    url = copy_database(tmp_path / "data" / "rocket.sqlite3")
+    # The file is where it is looked for by itself.
+    chosen = {} if database_kind == "sqlite" else {"database_url": url}
+    settings = Settings(data_dir=tmp_path / "data", max_body_bytes=4096, **chosen)
     save_llama(settings.models_folder / "tiny")
     settings.datasets_folder.mkdir()
     (settings.datasets_folder / "mine.jsonl").touch()
-    shutil.copyfile(migrated_file, settings.database.database)
     return settings
 
 

@@ -7,7 +7,6 @@ from types import ModuleType
 
 import pytest
 
-from app.shared.database import upgrade
 from app.shared.settings import Settings
 from rocket_client import Rocket
 from rocket_client.main import main
@@ -58,13 +57,6 @@ def rocket(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         return Outcome(code=0 if code is None else int(code), out=captured.out, err=captured.err)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory):
-    file = tmp_path_factory.mktemp("template") / "rocket.sqlite3"
-    upgrade(f"sqlite:///{file}")
-    return file
 
 
 @pytest.fixture

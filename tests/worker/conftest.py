@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import textwrap
 import threading
 from pathlib import Path
@@ -11,7 +10,7 @@ import psutil
 import pytest
 
 import worker
-from app.shared.database import Database, upgrade
+from app.shared.database import Database
 from app.shared.repositories import events, jobs, leases, outputs
 from app.shared.requests import JobRequest
 from app.shared.settings import Settings
@@ -41,24 +40,20 @@ def _nothing_is_left():
     assert {thread.name for thread in set(threading.enumerate()) - threads} <= {"tqdm_monitor"}
 
 
-@pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory):
-    file = tmp_path_factory.mktemp("template") / "rocket.sqlite3"
-    upgrade(f"sqlite:///{file}")
-    return file
-
-
 @pytest.fixture
-def configure(tmp_path, migrated_file):
+def configure(tmp_path, copy_database, database_kind):
     """Settings of a service with its own data folder, in a hurry unless told otherwise."""
+    urls = {}
 
     def configure(**changes):
         hurry = {"poll_seconds": 0.05, "retry_backoff_seconds": 0, "cancel_grace_seconds": 20}
-        settings = Settings(**{"data_dir": tmp_path / "data", **hurry, **changes})
-        if not Path(settings.database.database).exists():
-            settings.data_dir.mkdir(parents=True)
-            shutil.copyfile(migrated_file, settings.database.database)
-        return settings
+        data_dir = changes.pop("data_dir", tmp_path / "data")
+        if data_dir not in urls:
+            data_dir.mkdir(parents=True, exist_ok=True)
+            urls[data_dir] = copy_database(data_dir / "rocket.sqlite3")
+        # The file is where it is looked for by itself.
+        chosen = {} if database_kind == "sqlite" else {"database_url": urls[data_dir]}
+        return Settings(**{"data_dir": data_dir, **chosen, **hurry, **changes})
 
     return configure
 

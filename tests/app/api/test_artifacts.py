@@ -8,6 +8,8 @@ import pytest
 
 from app.shared.repositories import sweeps
 
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
 CONTENT = bytes(range(256)) * 10
 NAME = "factored/model.safetensors"
 

@@ -13,6 +13,8 @@ from app.shared.repositories import sweeps
 from tests.app.api.conftest import BODY
 from tests.reference.fake_hub import FakeHub
 
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
 UNKNOWN = "/jobs/job_" + "0" * 26
 BROKEN = JobError(code="x", message="m")
 FILE = "/artifacts/model.safetensors"

@@ -10,6 +10,8 @@ from app.shared.errors import TooManyStreamsError
 from app.shared.outcomes import JobError
 from app.shared.repositories import leases, outputs
 
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
 STREAM = {"Accept": "text/event-stream"}
 BROKEN = JobError(code="broken", message="it\nbroke")
 

@@ -1,8 +1,12 @@
 import shutil
 
+import pytest
+
 from app.main import create_app
 from app.shared.database import downgrade
 from tests.app.conftest import local_client
+
+pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 
 def test_a_healthy_service_says_so(client):

@@ -7,6 +7,8 @@ from app.shared.outcomes import JobError
 from app.shared.repositories import outputs
 from tests.app.api.conftest import BODY
 
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
 BROKEN = JobError(code="calibration_empty", message="too little text", stage="calibrating")
 UNKNOWN = "job_" + "0" * 26
 

@@ -10,7 +10,10 @@ from app.shared.database import Database, now, upgrade
 from app.shared.errors import DatabaseUnavailableError, DiskFullError
 from app.shared.models import Job, OutboxRow
 
+pytestmark = pytest.mark.databases("sqlite", "postgres")
 
+
+@pytest.mark.databases("sqlite")  # a server is set up by its operator
 @pytest.mark.parametrize(("pragma", "value"), [("journal_mode", "wal"), ("synchronous", 2), ("foreign_keys", 1)])
 def test_sqlite_is_durable_and_checks_references(database, pragma, value):
     with database.snapshot() as session:
@@ -31,6 +34,7 @@ def test_a_transaction_that_raises_leaves_nothing(database, submit):
         assert len(session.scalars(select(OutboxRow)).all()) == 1
 
 
+@pytest.mark.databases("sqlite")  # on Postgres rows are locked, not the database; see the repositories' own tests
 def test_writers_wait_for_one_another_although_they_read_first(database, submit):
     # Deferred transactions would fail here with "database is locked" whatever the timeout.
     job_id = submit()
@@ -70,6 +74,7 @@ def test_a_database_that_cannot_be_reached_is_told_apart_and_its_password_is_not
         database.close()
 
 
+@pytest.mark.databases("sqlite")  # a server's disk cannot be filled from here
 def test_a_full_disk_is_told_apart(database):
     with database.transaction() as session:
         pages = session.execute(text("PRAGMA page_count")).scalar_one()
@@ -78,6 +83,7 @@ def test_a_full_disk_is_told_apart(database):
         session.execute(text("CREATE TABLE big AS SELECT randomblob(1000000)"))
 
 
+@pytest.mark.databases("sqlite")  # Postgres waits for as long as it takes
 def test_a_lock_that_is_never_released_is_told_apart(database, database_url, monkeypatch):
     monkeypatch.setattr("app.shared.database._BUSY_SECONDS", 0.05)
     other = Database(database_url)

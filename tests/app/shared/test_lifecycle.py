@@ -10,6 +10,8 @@ from app.shared.database import now
 from app.shared.lifecycle import MOVES, Status, move
 from app.shared.models import Job
 
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
 TERMINAL = {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
 HELD = {"fence": "f" * 32, "claimed_by": "w"}
 

@@ -1,6 +1,5 @@
 """Random histories of a job, against what is promised of every history."""
 
-import shutil
 from datetime import timedelta
 
 import pytest
@@ -14,31 +13,31 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from app.shared.database import Database
 from app.shared.errors import ConflictError, FencedOutError
 from app.shared.lifecycle import Status
-from app.shared.models import JobEvent
+from app.shared.models import Job, JobEvent
 from app.shared.outcomes import JobError
 from app.shared.repositories import jobs, leases, outputs, sweeps
 from app.shared.requests import JobRequest
+
+pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 MAX_ATTEMPTS = 3
 LEASE_SECONDS = 60
 
 
 @pytest.fixture
-def machine(migrated_file, tmp_path, clock, report, result, artifact, profile):
+def machine(database_url, clock, report, result, artifact, profile):
     class History(RuleBasedStateMachine):
         @initialize()
         def begin(self):
-            file = tmp_path / "history.sqlite3"
-            for old in tmp_path.glob("history.*"):
-                old.unlink()
-            shutil.copyfile(migrated_file, file)
-            self.database = Database(f"sqlite:///{file}", clock=clock)
+            self.database = Database(database_url, clock=clock)
             with self.database.transaction() as session:
+                # All else goes with it.
+                session.execute(delete(Job))
                 request = JobRequest(model_id="local/tiny", ratio=0.3)
                 self.job_id = jobs.create_job(session, request, max_attempts=MAX_ATTEMPTS).job.id
             self.leases = []

@@ -13,6 +13,8 @@ from app.shared.repositories import jobs, leases, outputs, sweeps
 from app.shared.repositories.jobs import Idempotency
 from app.shared.requests import JobRequest
 
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
 KEY = Idempotency(key="abc", lifetime=timedelta(hours=1))
 ERROR = JobError(code="x", message="broken")
 

@@ -12,6 +12,8 @@ from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories import jobs, leases, outputs, sweeps
 from app.shared.repositories.leases import Lease
 
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
 WEEK = timedelta(days=7)
 LEASE = {"worker": "w", "lease_seconds": 60.0}
 BROKEN = JobError(code="broken", message="it broke")

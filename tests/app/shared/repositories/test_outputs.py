@@ -8,6 +8,8 @@ from app.shared.outcomes import JobResult, NewEvent
 from app.shared.repositories import events, jobs, leases, outputs, sweeps
 from rocket_core.report import CompressionReport
 
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
 WEEK = timedelta(days=7)
 
 

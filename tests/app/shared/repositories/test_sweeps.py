@@ -6,6 +6,8 @@ from app.shared.outcomes import JobError
 from app.shared.repositories import jobs, leases, outputs, sweeps
 from app.shared.repositories.jobs import Idempotency
 
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
 WEEK = timedelta(days=7)
 
 
