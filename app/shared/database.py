@@ -29,6 +29,8 @@ _CONNECT_SECONDS = 5
 # Beyond the pool's 5. The web side has 40 threads; a file has room for all, a server is shared by several processes.
 _SQLITE_OVERFLOW = 35
 _POSTGRES_OVERFLOW = 15
+# Of Postgres' advisory locks; any number, as long as it stays.
+_MIGRATION_LOCK = 7_625_384
 _READ_ONLY = "rocket_read_only"
 _CLOCK = "rocket_clock"
 
@@ -148,9 +150,19 @@ def check_migrations(url: URL | str) -> None:
 
 def _migrate(url: URL, action: Callable[..., Any], *arguments: str) -> None:
     engine = _create_engine(url)
+    is_sqlite = engine.dialect.name == "sqlite"
+    if is_sqlite:
+        event.listen(engine, "connect", _allow_rebuilding)
     try:
         with _database_errors(), engine.begin() as connection:
+            if not is_sqlite:
+                # Several processes may migrate at once: the others wait, and find nothing left to do. On SQLite the
+                # transaction itself locks the file.
+                connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
             action(_alembic(url, connection), *arguments)
+            if is_sqlite:
+                lost = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+                assert not lost, f"the migration leaves {len(lost)} rows that refer to none"
     finally:
         engine.dispose()
 
@@ -193,6 +205,13 @@ def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _allow_rebuilding(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+    # SQLite alters a table by building it anew; dropping the old one would delete all rows that refer to it. It heeds
+    # this only outside of a transaction.
+    assert isinstance(connection, sqlite3.Connection)
+    connection.execute("PRAGMA foreign_keys=OFF")
 
 
 def _begin_sqlite(connection: Connection) -> None:
