@@ -32,14 +32,14 @@ class Service:
         self.data_dir = data_dir
         self.log = data_dir.parent / f"{data_dir.name}.log"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROCKET_", "HF_TOKEN"))}
-        self._environment = kept | QUICK | settings
+        self.environment = kept | QUICK | settings
         self.start()
 
     def start(self) -> None:
         """Starts it, and waits until it says where it listens."""
         command = [str(ROCKET), "serve", "--port", "0", "--data-dir", str(self.data_dir)]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=self._environment)
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=self.environment)
         assert self.process.stdout is not None
         # Ends with the process, too, so that one that does not start is no endless wait.
         line = self.process.stdout.readline().decode()

@@ -1,6 +1,7 @@
 """A model hub on the loopback interface: the few questions that are asked of the real one, and its ways to refuse."""
 
 import contextlib
+import hashlib
 import json
 import re
 import threading
@@ -36,6 +37,10 @@ class FakeHub:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
+                hub._answer(self)
+
+            # What the headers of a file tell is asked for on its own.
+            def do_HEAD(self):
                 hub._answer(self)
 
             def log_message(self, *_arguments):
@@ -81,6 +86,9 @@ class FakeHub:
         known = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path)
         if known:
             return self._info(request, *known.groups())
+        tree = re.fullmatch(rf"/api/models/([^/]+/[^/]+)/tree/{COMMIT}", path)
+        if tree:
+            return self._tree(request, self.repositories[tree[1]])
         file = re.fullmatch(rf"/([^/]+/[^/]+)/resolve/{COMMIT}/(.+)", path)
         content = self.repositories.get(file[1], {}).get(file[2]) if file else None
         if content is None:
@@ -96,13 +104,21 @@ class FakeHub:
         body = json.dumps({"id": model, "sha": COMMIT, "siblings": siblings}).encode()
         return self._send_body(request, 200, body, {"Content-Type": "application/json"})
 
+    def _tree(self, request, files):
+        entries = [
+            {"type": "file", "path": name, "size": len(content), "oid": _name_of(content)}
+            for name, content in files.items()
+        ]
+        return self._send_body(request, 200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
+
     def _file(self, request, content):
         asked = _RANGE.fullmatch(request.headers.get("Range", "")) if self.ranges else None
-        status, headers, body = 200, {}, content
+        status, body = 200, content
+        headers = {"ETag": f'"{_name_of(content)}"', "X-Repo-Commit": COMMIT}
         if asked:
             first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
             status, body = 206, content[first : last + 1]
-            headers = {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
+            headers |= {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
         return self._send_body(request, status, body, headers)
 
     def _send_body(self, request, status, body, headers):
@@ -121,11 +137,16 @@ class FakeHub:
         return None
 
 
+def _name_of(content):
+    return hashlib.sha256(content).hexdigest()[:40]
+
+
 def _send(request, status, body, headers):
     # A client that has read enough closes the connection.
     with contextlib.suppress(OSError):
         _head(request, status, len(body), headers)
-        request.wfile.write(body)
+        if request.command != "HEAD":
+            request.wfile.write(body)
 
 
 def _head(request, status, length, headers):

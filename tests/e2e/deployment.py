@@ -1,0 +1,118 @@
+"""The service as a team runs it: API and workers as processes of their own, on Postgres and Redis."""
+
+import importlib.util
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx2
+import psutil
+
+from tests.e2e.service_process import ROCKET, Service
+
+# Without the commands of the parts, the whole service is one process on the same servers.
+IS_SPLIT = importlib.util.find_spec("rocket_client.api") is not None
+LEASE_SECONDS = 5
+
+
+class Deployment(Service):
+    """One API and some workers.
+
+    Args:
+        data_dir: what they share.
+        workers: how many.
+        settings: environment variables; with the URLs of database and broker.
+    """
+
+    def __init__(self, data_dir: Path, *, workers: int = 1, **settings: str) -> None:
+        self._commands = {"api": ["api", "--port", "0"]} if IS_SPLIT else {}
+        self._commands |= {f"worker{number}": ["worker", "--queue", "cpu"] for number in range(workers)}
+        if not IS_SPLIT:
+            self._commands = {"api": ["serve", "--port", "0"]}
+        self._processes: dict[str, subprocess.Popen] = {}
+        self.deaths: list[str] = []
+        quick = {"ROCKET_LEASE_SECONDS": str(LEASE_SECONDS), "ROCKET_DATA_DIR": str(data_dir)}
+        super().__init__(data_dir, **(quick | settings))
+
+    def start(self) -> None:
+        """Migrates, and starts everything that does not run."""
+        if IS_SPLIT:
+            with self.log.open("ab") as log:
+                command = [str(ROCKET), "migrate"]
+                subprocess.run(command, check=True, stdout=log, stderr=log, env=self.environment)
+        self.revive()
+
+    def revive(self) -> None:
+        """Starts what has died, as a restart policy does."""
+        for name in self._commands:
+            if name not in self._processes or self._processes[name].poll() is not None:
+                if name in self._processes:
+                    self.deaths.append(name)
+                self._launch(name)
+
+    def pid(self, name: str) -> int:
+        """Process id of a part."""
+        return self._processes[name].pid
+
+    def children(self) -> list[psutil.Process]:
+        """Processes of jobs that are alive."""
+        found = []
+        for process in self._processes.values():
+            try:
+                found += psutil.Process(process.pid).children(recursive=True)
+            except psutil.NoSuchProcess:
+                continue
+        return [child for child in found if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+    def kill(self) -> None:
+        """Kills all of it; the processes of jobs go with their worker."""
+        orphans = self.children()
+        for process in self._processes.values():
+            process.kill()
+        self._ended()
+        psutil.wait_procs(orphans, timeout=10)
+        assert not [orphan for orphan in orphans if orphan.is_running() and orphan.status() != psutil.STATUS_ZOMBIE]
+
+    def kill_worker(self, number: int = 0) -> None:
+        """Kills a worker, as its machine would die; the rest goes on."""
+        name = f"worker{number}" if IS_SPLIT else "api"
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Stops all of it in good order; returns the worst exit code."""
+        for process in self._processes.values():
+            process.send_signal(number)
+        return self._ended()
+
+    def close(self) -> None:
+        """Ends it, whatever it does."""
+        if any(process.poll() is None for process in self._processes.values()):
+            self.kill()
+
+    def _launch(self, name: str) -> None:
+        with self.log.open("ab") as log:
+            command = [str(ROCKET), *self._commands[name]]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=self.environment)
+        if name in self._processes:
+            self._processes[name].stdout.close()
+        self._processes[name] = process
+        if name != "api":
+            # Starts beside the others; what keeps it from working shows in the test's own waiting.
+            return
+        line = process.stdout.readline().decode()
+        assert line.startswith("Serving on http://"), (line, self.log.read_text()[-2000:])
+        self.url = line.removeprefix("Serving on ").strip()
+        if hasattr(self, "client"):
+            self.client.close()
+        self.client = httpx2.Client(base_url=self.url, timeout=60)
+        self.process = process
+
+    def _ended(self) -> int:
+        self.client.close()
+        codes = []
+        for process in self._processes.values():
+            codes.append(process.wait(timeout=60))
+            process.stdout.close()
+        self._processes.clear()
+        return max(codes, key=abs)

@@ -1,0 +1,199 @@
+"""Where a service is killed, how it is watched on the way to the end, and what must hold there."""
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import psutil
+
+from app.shared.database import Database
+from app.shared.models import Artifact, Job, JobEvent, LayerProfileRow
+from app.shared.queue import create_celery
+from app.shared.repositories import jobs
+from app.shared.settings import Settings
+from rocket_core.config import compression_config
+from rocket_core.pipeline import compress
+from tests.reference.tiny_models import save_tiny_model
+from worker.reconciler import Reconciler
+
+MODEL = "org/tiny"
+REQUEST = {"model_id": MODEL, "ratio": 0.3, "calibration": {"samples": 2, "sequence_length": 16}}
+LAYERS = 14
+FAILPOINTS = Path(__file__).parent / "failpoints"
+ROOT = Path(__file__).parents[2]
+KEY = {"Idempotency-Key": "kill-matrix"}
+# One for every place, and some.
+MAX_ATTEMPTS = 20
+_DAY = 86400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failpoint:
+    """A place at which a process is killed.
+
+    Attributes:
+        name: of the place.
+        function: `module:Class.function`.
+        when: before or after it.
+        call: which call of it in one process.
+        where: the process that comes there: api, worker (with its reconciler) or child.
+        with_answer: whether calls that return None do not count.
+    """
+
+    name: str
+    function: str
+    when: str
+    call: int = 1
+    where: str = "child"
+    with_answer: bool = False
+
+    def point(self, victim: str | None = None) -> dict:
+        """As `failpoints/sitecustomize.py` reads it."""
+        if victim in {None, self.where}:
+            victim = "self"
+        elif victim == "worker":
+            victim = "parent"
+        fields = {field: getattr(self, field) for field in ("name", "function", "when", "call", "with_answer")}
+        return fields | {"victim": victim}
+
+
+POINTS = (
+    # Accepted and committed, but the client has had no answer, and no worker has been told.
+    Failpoint(name="after-commit", function="app.services.jobs:submit_job", when="after", where="api"),
+    Failpoint(name="before-publish", function="app.shared.queue:ring", when="before", where="reconciler"),
+    Failpoint(
+        name="after-claim", function="worker.runner:Runner._claim", when="after", where="worker", with_answer=True
+    ),
+    # A file is complete, and not yet where it belongs.
+    Failpoint(name="mid-download", function="huggingface_hub.file_download:http_get", when="after"),
+    Failpoint(name="mid-layer", function="rocket_core.profiling:profile_layer", when="before", call=3),
+    Failpoint(name="layer-file-no-row", function="worker.progress:ProgressWriter.on_profile", when="before", call=4),
+    Failpoint(name="after-row", function="worker.progress:ProgressWriter.on_profile", when="after", call=5),
+    Failpoint(name="after-allocation", function="worker.progress:ProgressWriter.on_allocation", when="after"),
+    # The first export is complete, the second has its weights.
+    Failpoint(name="mid-save", function="rocket_core.pipeline.export:_write_config", when="before", call=2),
+    # Two files of the store are there, one of them under a temporary name.
+    Failpoint(name="mid-store", function="os:link", when="after", call=2),
+    # All is written, in a transaction that is still open.
+    Failpoint(name="before-terminal-commit", function="app.shared.repositories.outputs:succeed_job", when="after"),
+    Failpoint(name="after-terminal-commit", function="app.shared.storage:WorkFolders.remove", when="before"),
+)
+
+
+def save_model(folder: Path) -> dict[str, bytes]:
+    """Makes the model, and returns its files as a hub has them."""
+    save_tiny_model("llama", folder)
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def uninterrupted(model: Path, output: Path) -> dict[str, str]:
+    """Hashes of what the library itself makes of the model, in one go and without a service."""
+    config = compression_config(ratio=REQUEST["ratio"], calibration=REQUEST["calibration"])
+    compress(str(model), output, config)
+    return {
+        file.relative_to(output).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for kind in config.export
+        for file in (output / kind).iterdir()
+        if file.name not in {"report.json", "README.md"}
+    }
+
+
+def environment(marks: Path, points: list[dict], hub: str, home: Path) -> dict[str, str]:
+    """What a service is started with to be killed there; jobs are tried again at once."""
+    marks.mkdir(exist_ok=True)
+    return {
+        "FAILPOINTS": json.dumps({"folder": str(marks), "points": points}),
+        "PYTHONPATH": f"{FAILPOINTS}:{ROOT}",
+        "HF_ENDPOINT": hub,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "ROCKET_MAX_ATTEMPTS": str(MAX_ATTEMPTS),
+        "ROCKET_RETRY_BACKOFF_SECONDS": "0",
+    }
+
+
+def submit(service, marks: Path) -> str:
+    """Submits the job as a client does that sends its request again until it is answered."""
+    while True:
+        (marks / "api").write_text(str(service.process.pid))
+        try:
+            answer = service.client.post("/jobs", json=REQUEST, headers=KEY)
+        except httpx2.HTTPError:
+            service.revive()
+            continue
+        assert answer.status_code in {200, 202}, answer.text
+        return answer.json()["id"]
+
+
+def see_through(service, marks: Path, job_id: str, *, seconds: float) -> dict:
+    """Starts what dies again until the job has ended and all places have struck; returns the job."""
+    until = time.monotonic() + seconds
+    wanted = {point["name"] for point in json.loads(service.environment["FAILPOINTS"])["points"]}
+    while True:
+        service.revive()
+        (marks / "api").write_text(str(service.process.pid))
+        try:
+            job = service.job(job_id)
+        except httpx2.HTTPError:
+            continue
+        struck = {mark.name for mark in marks.iterdir()} & wanted
+        if job["status"] not in {"queued", "running"} and (struck == wanted or not service.children()):
+            return job
+        assert time.monotonic() < until, (job, wanted - struck, service.log.read_text()[-3000:])
+        time.sleep(0.1)
+
+
+def settings_of(service) -> Settings:
+    """The service's settings, for a look behind it."""
+    database = service.environment.get("ROCKET_DATABASE_URL")
+    return Settings(data_dir=service.data_dir, **({"database_url": database} if database else {}))
+
+
+def assert_promise(service, job_id: str, expected: dict[str, str]) -> None:
+    """What must hold of a job that has succeeded, whatever was killed on the way; ends the service."""
+    assert service.hashes(job_id) == expected
+    service.stop()
+    settings = settings_of(service)
+    database = Database(settings.database)
+    with database.snapshot() as session:
+        job = jobs.get_job(session, job_id)
+        assert job.status == "succeeded"
+        assert 1 <= job.attempt <= job.max_attempts
+        assert session.query(Job).count() == 1
+        told = session.query(JobEvent).filter_by(job_id=job_id).order_by(JobEvent.sequence).all()
+        assert [event.sequence for event in told] == list(range(1, len(told) + 1))
+        layers = [event.data["layer"] for event in told if event.type == "layer"]
+        assert len(layers) == len(set(layers)) == LAYERS
+        assert [event.type for event in told].count("allocation") == 1
+        assert [event.data.get("status") for event in told].count("succeeded") == 1
+        rows = [row.name for row in session.query(LayerProfileRow).order_by(LayerProfileRow.position)]
+        assert sorted(rows) == sorted(layers)
+        artifacts = {row.storage_key: row.sha256 for row in session.query(Artifact)}
+    # What crashes leave behind is swept once it is old enough.
+    with _later():
+        Reconciler(settings, database, create_celery(settings)).clean()
+    database.close()
+    stored = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in _files(settings, "artifacts")}
+    assert stored == artifacts
+    assert _files(settings, "work") == []
+    assert [
+        process.pid for process in psutil.process_iter(["cmdline"]) if job_id in (process.info["cmdline"] or ())
+    ] == []
+
+
+def _files(settings: Settings, folder: str) -> list[Path]:
+    return list((settings.data_dir / folder).iterdir())
+
+
+class _later:
+    """Has this process believe that it is tomorrow."""
+
+    def __enter__(self):
+        self._real = time.time
+        time.time = lambda: self._real() + _DAY
+
+    def __exit__(self, *_):
+        time.time = self._real

@@ -1,0 +1,49 @@
+"""Processes that are killed at every place where it could hurt.
+
+One job is struck at all places in turn, each time in the middle of what the last attempt has left: as hard as a job for
+each place, and nine starts of a child process instead of eighteen. `make soak` kills every process at every place.
+"""
+
+import pytest
+
+from tests.e2e.deployment import Deployment
+from tests.e2e.kill_matrix import POINTS, assert_promise, environment, save_model, see_through, submit, uninterrupted
+from tests.reference.fake_hub import FakeHub
+
+# Of those that come after the claim each costs an attempt; the last strikes when the job has ended.
+ATTEMPTS = 1 + sum(point.where in {"worker", "child"} for point in POINTS) - 1
+
+
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory, postgres, redis_server):
+    """A deployment on Postgres and Redis, and a job that has been struck everywhere."""
+    folder = tmp_path_factory.mktemp("kills")
+    marks, data_dir = folder / "marks", folder / "data"
+    (data_dir / "models").mkdir(parents=True)
+    with FakeHub() as hub:
+        hub.repositories["org/tiny"] = save_model(folder / "model")
+        expected = uninterrupted(folder / "model", folder / "out")
+        name = postgres.create(postgres.migrated)
+        given = environment(marks, [point.point() for point in POINTS], hub.url, folder / "hub")
+        urls = {"ROCKET_DATABASE_URL": postgres.url(name), "ROCKET_BROKER_URL": redis_server.url}
+        service = Deployment(data_dir, **given, **urls)
+        try:
+            job_id = submit(service, marks)
+            job = see_through(service, marks, job_id, seconds=240)
+            yield service, job, marks, expected
+        finally:
+            service.close()
+            postgres.drop(name)
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
+def test_a_kill_is_survived(struck, point):
+    _, job, marks, _ = struck
+    assert (marks / point.name).exists(), "nobody came there"
+    assert job["status"] == "succeeded"
+
+
+def test_after_all_kills_the_job_is_as_if_nothing_had_happened(struck):
+    service, job, _, expected = struck
+    assert job["attempt"] == ATTEMPTS
+    assert_promise(service, job["id"], expected)

@@ -1,0 +1,91 @@
+"""What happens to a service, and to its jobs, when Postgres or Redis does not answer."""
+
+import time
+
+import pytest
+
+from tests.e2e.deployment import Deployment
+from tests.reference.tiny_models import save_tiny_model
+
+REQUEST = {"model_id": "local/tiny", "ratio": 0.3, "calibration": {"samples": 2, "sequence_length": 16}}
+PATIENCE_SECONDS = 1.0
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory, postgres, redis_server):
+    """One deployment that all outages hit in turn, as they would in its life."""
+    data_dir = tmp_path_factory.mktemp("outages") / "data"
+    save_tiny_model("llama", data_dir / "models" / "tiny")
+    name = postgres.create(postgres.migrated)
+    service = Deployment(
+        data_dir, ROCKET_DATABASE_URL=postgres.url(name), ROCKET_BROKER_URL=redis_server.url, ROCKET_RING_SECONDS="1"
+    )
+    yield service
+    service.close()
+    postgres.drop(name)
+
+
+def answers_in_time(service):
+    """Each of them within a second, whatever the broker does; returns the id of the job it has accepted."""
+    began = time.monotonic()
+    accepted = service.client.post("/jobs", json=REQUEST)
+    took = [time.monotonic() - began]
+    for path in ("/jobs", f"/jobs/{accepted.json()['id']}", "/readyz"):
+        began = time.monotonic()
+        assert service.client.get(path).status_code == 200
+        took.append(time.monotonic() - began)
+    assert accepted.status_code == 202
+    assert max(took) < PATIENCE_SECONDS, took
+    return accepted.json()["id"]
+
+
+def succeeded(service, job_id):
+    job = service.finished(job_id)
+    return job["status"] == "succeeded" and job["attempt"] == 1
+
+
+def test_a_redis_that_is_killed_delays_no_answer_and_loses_no_job(service, redis_server):
+    redis_server.kill()
+    try:
+        job_id = answers_in_time(service)
+        assert succeeded(service, job_id)
+    finally:
+        redis_server.start()
+
+
+def test_a_redis_that_hangs_delays_no_answer_and_loses_no_job(service, redis_server):
+    redis_server.freeze()
+    try:
+        job_id = answers_in_time(service)
+        # Again, now that somebody waits for its answer.
+        time.sleep(1)
+        waiting = answers_in_time(service)
+        assert succeeded(service, job_id)
+    finally:
+        redis_server.thaw()
+    assert succeeded(service, waiting)
+
+
+def test_a_redis_that_forgets_everything_loses_no_job(service, redis_server):
+    job_ids = [answers_in_time(service) for _ in range(2)]
+    redis_server.flush()
+    assert all(succeeded(service, job_id) for job_id in job_ids)
+
+
+def test_a_postgres_that_crashes_in_the_middle_of_a_job_loses_nothing(service, postgres):
+    job_id = service.submit(**REQUEST)
+    service.wait(job_id, until=lambda job: job["stage"] == "calibrating")
+    postgres.crash()
+    try:
+        answer = service.client.get(f"/jobs/{job_id}")
+        assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
+        assert answer.headers["Retry-After"]
+        assert service.client.get("/healthz").status_code == 200
+        assert service.client.get("/readyz").status_code == 503
+    finally:
+        postgres.start()
+    # Nobody was killed, and no lease has run out: the same attempt goes on.
+    assert succeeded(service, job_id)
+    layers = service.client.get(f"/jobs/{job_id}/layers").json()["data"]
+    assert len({layer["name"] for layer in layers}) == len(layers) == 14
+    assert service.client.get("/readyz").status_code == 200
