@@ -4,29 +4,39 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from starlette.middleware.exceptions import ExceptionMiddleware
 
-from app.api import artifacts, catalog, events, health, jobs
+from app.api import artifacts, catalog, events, health, jobs, metrics
 from app.api.access import AccessMiddleware
 from app.api.dependencies import BEARER
 from app.api.errors import ERROR_HANDLERS, install_error_handlers
+from app.api.metrics import MetricsMiddleware
 from app.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from app.services.context import open_context
+from app.services.health import Health
+from app.services.metrics import ServiceCollector
+from app.shared.metrics import HttpMetrics, create_registry
 from app.shared.settings import Settings
 from rocket_core import __version__
 
 
-def create_app(settings: Settings, *, address: str = "127.0.0.1") -> FastAPI:
+def create_app(
+    settings: Settings, registry: CollectorRegistry | None = None, *, address: str = "127.0.0.1"
+) -> FastAPI:
     """The application for these settings; the database must have been upgraded.
 
     Args:
         settings: what the operator chose.
+        registry: metrics to serve beside the application's own, those of a worker in the same process for instance.
         address: what it will listen on, an IP address or a name: beyond the loopback nobody comes in without a key.
 
     Raises:
         StorageError: the data folder cannot be used.
     """
     context = open_context(settings)
+    registry = create_registry() if registry is None else registry
+    registry.register(ServiceCollector(context))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -37,13 +47,16 @@ def create_app(settings: Settings, *, address: str = "127.0.0.1") -> FastAPI:
     app = FastAPI(title="Rocket", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.context = context
     app.state.streams = events.Streams(settings.max_streams)
+    app.state.health = Health(context)
+    app.state.metrics = registry
     app.include_router(health.router)
-    for router in (jobs.router, events.router, artifacts.router, catalog.router):
+    for router in (jobs.router, events.router, artifacts.router, catalog.router, metrics.router):
         app.include_router(router, dependencies=[BEARER])
     # The last one added is the first to see a request.
     app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
     app.add_middleware(AccessMiddleware, context=context, address=address)
     app.add_middleware(ExceptionMiddleware, handlers=ERROR_HANDLERS)
+    app.add_middleware(MetricsMiddleware, metrics=HttpMetrics(registry))
     app.add_middleware(RequestIdMiddleware)
     install_error_handlers(app)
     return app

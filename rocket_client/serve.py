@@ -51,13 +51,14 @@ def serve(*, host: Host = "127.0.0.1", port: Port = 8000, data_dir: DataDir = No
     Ctrl-C has a running job keep what it has finished and put itself back into the queue; the next start goes on.
     """
     from app.shared.errors import AppError
-    from app.shared.logging import configure_logging
+    from app.shared.logging import configure_logging, log_uncaught_errors
     from app.shared.settings import load_settings
 
     with reported_failures(as_json=False):
         try:
             settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
             configure_logging(settings)
+            log_uncaught_errors()
             _serve(settings, host, port)
         except AppError as error:
             exit_code = ExitCode.TEMPORARY if error.retryable else ExitCode.INVALID
@@ -69,6 +70,7 @@ def _serve(settings: "Settings", host: str, port: int) -> None:
     from app.main import create_app
     from app.services.access import require_safe_binding
     from app.shared.database import upgrade
+    from app.shared.metrics import create_registry
     from app.shared.storage import data_folder_lock
     from worker.main import Worker
 
@@ -79,11 +81,12 @@ def _serve(settings: "Settings", host: str, port: int) -> None:
         # Before anybody could knock.
         require_safe_binding(settings, host)
         with _listen(host, port) as listener:
-            worker = Worker(settings)
+            registry = create_registry()
+            worker = Worker(settings, registry=registry)
             if settings.database_url is None:
                 # Behind the lock on the folder that holds the database, nobody else can have a job.
                 worker.reclaim_all()
-            application = create_app(settings, address=host)
+            application = create_app(settings, registry, address=host)
             server = _server(application, on_ready=lambda: _announce(settings, listener))
             with _stopping_on_signals(server, application.state.streams, worker):
                 worker.start()

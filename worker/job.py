@@ -22,7 +22,7 @@ from app.shared.catalog import find_dataset, find_local_model
 from app.shared.database import Database
 from app.shared.errors import AppError, DiskFullError, FencedOutError
 from app.shared.lifecycle import Status
-from app.shared.logging import configure_logging, log_context
+from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors
 from app.shared.models import Job
 from app.shared.outcomes import JobResult, NewArtifact, NewEvent
 from app.shared.repositories import leases, outputs, sweeps
@@ -115,6 +115,7 @@ class Attempt:
         # Takes seconds, in which the lease must be kept already.
         from rocket_core.pipeline import compress
 
+        adopt_loggers()
         config = request.compression_config(dataset=find_dataset(self._settings, request.calibration.dataset))
         model = request.model_id
         if model.startswith(LOCAL):
@@ -262,26 +263,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("job", help="id of the job")
     parser.add_argument("fence", help="proves that the job was claimed for this process")
     parser.add_argument("parent", type=int, help="process id of the supervisor")
+    parser.add_argument("--request", help="id of the request that made the job, for the log")
     given = parser.parse_args(arguments)
     die_with(given.parent)
     settings = load_settings()
-    configure_logging(settings)
+    # Of every line, also those of threads, which have no context of their own.
+    named = {"job_id": given.job, "request_id": given.request}
+    configure_logging(settings, **{name: value for name, value in named.items() if value is not None})
+    log_uncaught_errors()
     stop = threading.Event()
     _set_on_sigterm(stop)
     database = Database(settings.database)
-    with log_context(job_id=given.job):
-        try:
-            Attempt(settings, database, Lease(job_id=given.job, fence=given.fence), stop).run(given.parent)
-        except FencedOutError as error:
-            _log.warning("%s", error)
-            return EXIT_FENCED_OUT
-        except AppError as error:
-            _log.error("cannot say how the attempt ended, which its supervisor will try to: %s", error)
-            return _EXIT_UNSAID
-        finally:
-            database.close()
-            # All is said; a signal to stop now would only make a good end look like a bad one.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        Attempt(settings, database, Lease(job_id=given.job, fence=given.fence), stop).run(given.parent)
+    except FencedOutError as error:
+        _log.warning("%s", error)
+        return EXIT_FENCED_OUT
+    except AppError as error:
+        _log.error("cannot say how the attempt ended, which its supervisor will try to: %s", error)
+        return _EXIT_UNSAID
+    finally:
+        database.close()
+        # All is said; a signal to stop now would only make a good end look like a bad one.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return 0
 
 

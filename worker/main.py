@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 
 from celery.worker import WorkController
 from celery.worker import state as celery_state
+from prometheus_client import CollectorRegistry
 
 from app.shared.database import Database
+from app.shared.metrics import WorkerMetrics, create_registry
 from app.shared.queue import create_celery, ring
 from app.shared.repositories import sweeps
 from app.shared.settings import Settings
 from worker.failures import attempted
+from worker.metrics import MetricsServer
 from worker.reconciler import Reconciler
 from worker.runner import JOB_PROGRAM, Runner
 from worker.tasks import register_tasks
@@ -26,14 +29,22 @@ class Worker:
     Args:
         settings: of the service; the database must have been upgraded.
         program: what a job's process runs.
+        registry: where it counts, for a process that serves these metrics among others; None has it count by itself,
+            and serve that on the port of the settings if there is one.
     """
 
-    def __init__(self, settings: Settings, program: Sequence[str] = JOB_PROGRAM) -> None:
+    def __init__(
+        self, settings: Settings, program: Sequence[str] = JOB_PROGRAM, registry: CollectorRegistry | None = None
+    ) -> None:
         self._settings = settings
         self._database = Database(settings.database)
         self._celery = create_celery(settings)
-        self._runner = Runner(settings, self._database, program)
-        self._reconciler = Reconciler(settings, self._database, self._celery)
+        self._serves_metrics = registry is None and settings.metrics_port is not None
+        self._registry = create_registry() if registry is None else registry
+        self._metrics_server: MetricsServer | None = None
+        metrics = WorkerMetrics(self._registry)
+        self._runner = Runner(settings, self._database, program, metrics)
+        self._reconciler = Reconciler(settings, self._database, self._celery, metrics)
         register_tasks(self._celery, self._runner)
         self._stopped = threading.Event()
         self._threads = [
@@ -55,7 +66,14 @@ class Worker:
                 _log.info("taken over from a service that has died", extra={"job_id": job_id})
 
     def start(self) -> None:
-        """Starts all threads and returns."""
+        """Starts all threads and returns.
+
+        Raises:
+            InvalidSettingsError: the port of its metrics is not to be had; nothing has started then.
+        """
+        if self._serves_metrics:
+            self._metrics_server = MetricsServer(self._settings, self._registry)
+            _log.info("metrics are served", extra={"port": self._metrics_server.port})
         self._consumer.start()
         for thread in self._threads:
             thread.start()
@@ -75,6 +93,8 @@ class Worker:
         self._wake_consumer()
         self._consumer.join(self._settings.cancel_grace_seconds + _CONSUMER_STOP_SECONDS)
         celery_state.should_stop = None
+        if self._metrics_server is not None:
+            self._metrics_server.close()
         self._database.close()
 
     def _wake_consumer(self) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from celery import Celery
+from prometheus_client import CollectorRegistry
 
 from app.shared.database import Database
 from app.shared.errors import QueueError
+from app.shared.metrics import WorkerMetrics
 from app.shared.queue import ring
 from app.shared.repositories import sweeps
 from app.shared.settings import Settings
@@ -31,12 +33,16 @@ class Reconciler:
         settings: of the service.
         database: the rows.
         celery: the way to the broker.
+        metrics: where sweeps are counted; None keeps them to itself.
     """
 
-    def __init__(self, settings: Settings, database: Database, celery: Celery) -> None:
+    def __init__(
+        self, settings: Settings, database: Database, celery: Celery, metrics: WorkerMetrics | None = None
+    ) -> None:
         self._settings = settings
         self._database = database
         self._celery = celery
+        self._metrics = metrics or WorkerMetrics(CollectorRegistry())
         self._artifacts = ArtifactStore(settings.data_dir / "artifacts")
         self._work = WorkFolders(settings.data_dir / "work")
         self._cleaned_at = float("-inf")
@@ -51,6 +57,7 @@ class Reconciler:
         """
         self.reclaim()
         self.announce()
+        self._metrics.note_sweep()
         if time.monotonic() - self._cleaned_at >= _SECONDS_BETWEEN_CLEANINGS:
             self._cleaned_at = time.monotonic()
             self.clean()
@@ -61,6 +68,7 @@ class Reconciler:
             return
         with self._database.transaction() as session:
             taken = sweeps.reclaim_expired(session)
+        self._metrics.count_reclaimed(len(taken))
         for job_id in taken:
             _log.warning("its worker fell silent; taken from it", extra={"job_id": job_id})
 

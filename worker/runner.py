@@ -11,15 +11,20 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from prometheus_client import CollectorRegistry
+
 from app.shared.database import Database
 from app.shared.errors import AppError, FencedOutError, WorkerLostError
 from app.shared.lifecycle import Status
+from app.shared.logging import log_context
+from app.shared.metrics import WorkerMetrics
 from app.shared.models import Job
 from app.shared.outcomes import JobError
 from app.shared.repositories import leases
 from app.shared.repositories.leases import Lease
 from app.shared.settings import Settings
 from app.shared.storage import WorkFolders
+from worker.metrics import AttemptMeter
 
 JOB_PROGRAM = ("-m", "worker.job")
 """What the interpreter runs for a job, given the job's id, the fence and the id of this process."""
@@ -38,12 +43,20 @@ class Runner:
         settings: of the service.
         database: the rows.
         program: what a job's process runs.
+        metrics: where attempts are counted; None keeps them to itself.
     """
 
-    def __init__(self, settings: Settings, database: Database, program: Sequence[str] = JOB_PROGRAM) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        program: Sequence[str] = JOB_PROGRAM,
+        metrics: WorkerMetrics | None = None,
+    ) -> None:
         self._settings = settings
         self._database = database
         self._program = program
+        self._meter = AttemptMeter(database, metrics or WorkerMetrics(CollectorRegistry()))
         self._work = WorkFolders(settings.data_dir / "work")
         self._name = f"{socket.gethostname()[:_NAME_LENGTH]}:{os.getpid()}"
         self._slot = threading.Lock()
@@ -69,7 +82,8 @@ class Runner:
             lease = None if self._is_stopping else self._claim(job_id)
             if lease is None:
                 return False
-            self._supervise(lease)
+            with log_context(job_id=lease.job_id), self._meter.measured(lease):
+                self._supervise(lease)
             return True
         finally:
             self._slot.release()
@@ -92,30 +106,37 @@ class Runner:
 
     def _supervise(self, lease: Lease) -> None:
         try:
-            child = self._start(lease)
+            with self._database.snapshot() as session:
+                job = session.get_one(Job, lease.job_id)
+            child = self._start(job, lease)
         except (OSError, AppError) as error:
             _log.error("cannot start a process for %s: %s", lease.job_id, error)
             self._settle(lease, "its process could not be started")
             return
-        _log.info("started", extra={"job_id": lease.job_id, "child": child.pid})
-        was_asked = False
-        try:
-            was_asked = self._watch(child, lease)
-        finally:
-            # Nothing of this job may go on once its slot is free.
-            _kill(child)
-        _log.info("ended", extra={"job_id": lease.job_id, "child": child.pid, "exit_code": child.returncode})
-        self._settle(lease, None if was_asked else _last_words(child.returncode))
+        with log_context(**_request_of(job)):
+            _log.info("started", extra={"child": child.pid, "attempt": job.attempt})
+            was_asked = False
+            try:
+                was_asked = self._watch(child, lease)
+            finally:
+                # Nothing of this job may go on once its slot is free.
+                _kill(child)
+            _log.info("ended", extra={"child": child.pid, "exit_code": child.returncode})
+            self._settle(lease, None if was_asked else _last_words(child.returncode))
 
-    def _start(self, lease: Lease) -> "subprocess.Popen[bytes]":
-        with self._database.snapshot() as session:
-            job = session.get_one(Job, lease.job_id)
+    def _start(self, job: Job, lease: Lease) -> "subprocess.Popen[bytes]":
         assert job.work_key is not None
         # Empty, because transformers takes a folder of the working directory for a repository of that name.
         empty = self._work.path(job.work_key) / "empty"
         empty.mkdir(exist_ok=True)
+        arguments = [
+            lease.job_id,
+            lease.fence,
+            str(os.getpid()),
+            *(f"--request={name}" for name in _request_of(job).values()),
+        ]
         return subprocess.Popen(  # noqa: S603  # our own interpreter and module; the arguments are ids of ours
-            [sys.executable, "-P", *self._program, lease.job_id, lease.fence, str(os.getpid())],
+            [sys.executable, "-P", *self._program, *arguments],
             cwd=empty,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
@@ -141,7 +162,7 @@ class Runner:
             now = time.monotonic()
             if asked_at is not None:
                 if now - asked_at > self._grace_seconds:
-                    _log.warning("killed, as it did not stop by itself", extra={"job_id": lease.job_id})
+                    _log.warning("killed, as it did not stop by itself")
                     return True
                 continue
             shall_stop = self._is_stopping
@@ -176,6 +197,11 @@ class Runner:
         except AppError as error:
             # The lease runs out, and the reconciler says it then.
             _log.warning("cannot say how %s ended: %s", lease.job_id, error)
+
+
+def _request_of(job: Job) -> dict[str, str]:
+    """The request that made a job, as the log names it."""
+    return {} if job.request_id is None else {"request_id": job.request_id}
 
 
 def _kill(child: "subprocess.Popen[bytes]") -> None:

@@ -20,6 +20,11 @@ _MAX_LABEL_VALUE = 512
 _JOB_ID = re.compile(r"job_[0-9a-z]{26}")
 
 
+def is_job_id(text: str) -> bool:
+    """Whether a text has the form of a job's id."""
+    return _JOB_ID.fullmatch(text) is not None
+
+
 def _context(request: Request) -> Context:
     context = request.app.state.context
     assert isinstance(context, Context)
@@ -35,7 +40,7 @@ def _owner(request: Request) -> str:
 
 def _job_id(job_id: Annotated[str, Path(description="id of a job")]) -> str:
     # Nothing but an id of ours reaches the database, which could not take a NUL.
-    if not _JOB_ID.fullmatch(job_id):
+    if not is_job_id(job_id):
         raise JobNotFoundError("there is no job of this id; GET /jobs lists yours")
     return job_id
 

@@ -86,6 +86,7 @@ class Problem(BaseModel):
         param: the member of the request that is wrong.
         errors: `param` and `message` of all members that are wrong.
         missing: what the service lacks.
+        broker: how the workers hear of jobs, where that was asked for.
         nearest_ratio: the ratio nearest to the one asked for that can be reached.
     """
 
@@ -98,6 +99,7 @@ class Problem(BaseModel):
     param: str | None = None
     errors: list[dict[str, str]] | None = None
     missing: list[str] | None = None
+    broker: str | None = None
     nearest_ratio: float | None = None
 
 

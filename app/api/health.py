@@ -6,32 +6,50 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from app.api.dependencies import ContextDep
 from app.api.errors import RETRY_AFTER_SECONDS, problem, problems
-from app.services.health import missing_dependencies
+from app.services import health
 
 router = APIRouter(tags=["health"])
 
 
-class Health(BaseModel):
-    """All is well."""
+class Alive(BaseModel):
+    """The process answers."""
 
     status: Literal["ok"] = "ok"
 
 
+class Ready(Alive):
+    """Jobs can be accepted.
+
+    Attributes:
+        broker: `ok`, `in this process`, or that it cannot be reached and workers find their jobs by polling.
+    """
+
+    broker: str
+
+
 @router.get("/healthz", responses=problems())
-def is_alive() -> Health:
+def is_alive() -> Alive:
     """Whether the process answers."""
-    return Health()
+    return Alive()
 
 
-@router.get("/readyz", response_model=Health, responses=problems(503))
-def is_ready(request: Request, context: ContextDep) -> Health | Response:
-    """Whether jobs can be accepted."""
-    missing = missing_dependencies(context)
-    if not missing:
-        return Health()
+@router.get("/readyz", response_model=Ready, responses=problems(503))
+def is_ready(request: Request) -> Ready | Response:
+    """Whether jobs can be accepted, and what is missing if not; told within about a second."""
+    checks = request.app.state.health
+    assert isinstance(checks, health.Health)
+    readiness = checks.check()
+    if not readiness.missing:
+        return Ready(broker=readiness.broker)
+    missing = list(readiness.missing)
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
     return problem(
-        request, HTTPStatus.SERVICE_UNAVAILABLE, "not_ready", "; ".join(missing), headers=headers, missing=missing
+        request,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "not_ready",
+        "; ".join(missing),
+        headers=headers,
+        missing=missing,
+        broker=readiness.broker,
     )

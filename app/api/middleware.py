@@ -9,6 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.dependencies import is_job_id
 from app.shared.logging import log_context
 
 REQUEST_ID = "X-Request-Id"
@@ -42,11 +43,18 @@ class RequestIdMiddleware:
                 # Paths carry names that clients chose; the route does not.
                 milliseconds = round(1000 * (time.monotonic() - began), 1)
                 fields = {"method": scope["method"], "status": message["status"], "milliseconds": milliseconds}
-                _log.info("request", extra=fields | {"route": getattr(scope.get("route"), "path", None)})
+                route = {"route": getattr(scope.get("route"), "path", None)}
+                _log.info("request", extra=fields | route | _job(scope))
             await send(message)
 
         with log_context(request_id=request_id):
             await self._app(scope, receive, named)
+
+
+def _job(scope: Scope) -> dict[str, str]:
+    # Of what clients chose, only what has the form of an id of ours.
+    job_id = scope.get("path_params", {}).get("job_id", "")
+    return {"job_id": job_id} if is_job_id(job_id) else {}
 
 
 class BodyLimitMiddleware:

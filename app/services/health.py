@@ -2,24 +2,76 @@
 
 import os
 import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from app.services.context import Context
+from app.services.probe import Probe
 from app.shared.errors import DatabaseUnavailableError
+from app.shared.queue import broker_state
 
 # Less would not take the rows of one job.
 _LEAST_FREE_BYTES = 2**24
+# A dependency that hangs counts as missing after this; all are asked at once.
+_SECONDS = 1.0
+_SILENT = "it does not answer"
 
 
-def missing_dependencies(context: Context) -> list[str]:
-    """What keeps the service from accepting jobs, for people; the broker is not among it, as polling replaces it."""
-    missing = []
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Readiness:
+    """What the service can count on.
+
+    Attributes:
+        missing: what keeps it from accepting jobs, for people.
+        broker: how the workers hear of jobs; without a broker they poll.
+    """
+
+    missing: tuple[str, ...]
+    broker: str
+
+
+class Health:
+    """Asks what the service depends on, and waits a second at most.
+
+    Args:
+        context: the service.
+    """
+
+    def __init__(self, context: Context) -> None:
+        # In the order in which they are reported. A check answers with what is wrong, or with nothing.
+        checks: dict[str, Callable[[], str]] = {
+            "database": lambda: _database_fault(context),
+            "data folder": lambda: _folder_fault(context),
+        }
+        self._checks = {name: Probe(check) for name, check in checks.items()}
+        self._broker = Probe(lambda: broker_state(context.settings))
+
+    def check(self) -> Readiness:
+        """How things stand; the broker is not among what can be missing, as polling replaces it."""
+        until = time.monotonic() + _SECONDS
+        broker = self._broker.begin()
+        asked = {name: probe.begin() for name, probe in self._checks.items()}
+        faults = {name: question.wait(until - time.monotonic()) for name, question in asked.items()}
+        return Readiness(
+            missing=tuple(
+                f"{name}: {_SILENT if fault is None else fault}" for name, fault in faults.items() if fault != ""
+            ),
+            broker=broker.wait(until - time.monotonic()) or "unreachable; workers poll",
+        )
+
+
+def _database_fault(context: Context) -> str:
     try:
-        if not context.database.is_current():
-            missing.append("database: its schema is not that of this version; run the migrations")
+        is_current = context.database.is_current()
     except DatabaseUnavailableError as error:
-        missing.append(f"database: {error}")
+        return str(error)
+    return "" if is_current else "its schema is not that of this version; run `rocket migrate`"
+
+
+def _folder_fault(context: Context) -> str:
     if not os.access(context.settings.data_dir, os.W_OK | os.X_OK):
-        missing.append("data folder: it cannot be written")
-    elif shutil.disk_usage(context.settings.data_dir).free < _LEAST_FREE_BYTES:
-        missing.append("data folder: its disk is full")
-    return missing
+        return "it cannot be written"
+    if shutil.disk_usage(context.settings.data_dir).free < _LEAST_FREE_BYTES:
+        return "its disk is full"
+    return ""

@@ -58,6 +58,8 @@ def submit_job(context: Context, owner: str, request: JobRequest, idempotency_ke
         )
         if submission.created:
             quotas.require_job_slot(session, context.settings, owner)
+    if submission.created:
+        _log.info("accepted", extra={"job_id": submission.job.id})
     return submission
 
 
@@ -126,6 +128,8 @@ def retry_job(context: Context, owner: str, job_id: str) -> Submission:
             limits = quotas.find_limits(session, context.settings, owner)
             quotas.require_calibration_tokens(limits, request.calibration)
             quotas.require_job_slot(session, context.settings, owner)
+    if submission.created:
+        _log.info("accepted", extra={"job_id": submission.job.id, "retry_of": job_id})
     return submission
 
 

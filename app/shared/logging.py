@@ -3,10 +3,12 @@
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import MappingProxyType, TracebackType
 from typing import TextIO
 
 from app.shared.settings import Settings
@@ -14,6 +16,7 @@ from app.shared.settings import Settings
 _CONTEXT: ContextVar[dict[str, str]] = ContextVar("log_context")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _MASK = "[secret]"
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -26,16 +29,53 @@ def log_context(**fields: str) -> Iterator[None]:
         _CONTEXT.reset(token)
 
 
-def configure_logging(settings: Settings, stream: TextIO | None = None) -> None:
-    """Sends every log line of this process to one stream, standard error unless told otherwise."""
+def current_request_id() -> str | None:
+    """The request being served, if any."""
+    return _CONTEXT.get({}).get("request_id")
+
+
+def configure_logging(settings: Settings, stream: TextIO | None = None, **fields: str) -> None:
+    """Sends every log line of this process, and every warning of Python, to one stream.
+
+    Args:
+        settings: level and format.
+        stream: where to; None takes standard error.
+        fields: what every line says, of whichever thread.
+    """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    handler.setFormatter(StructuredFormatter(as_json=settings.log_format == "json", secrets=settings.secrets()))
+    formatter = StructuredFormatter(as_json=settings.log_format == "json", secrets=settings.secrets(), fields=fields)
+    handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level.upper())
+    logging.captureWarnings(True)
     # Each message that rings is two lines of Celery's, and Alembic tells of every plugin.
     for noisy in ("celery.worker.strategy", "celery.app.trace", "alembic.runtime.plugins"):
         logging.getLogger(noisy).setLevel(max(root.level, logging.WARNING))
+
+
+def adopt_loggers() -> None:
+    """Sends what libraries imported so far write by handlers of their own to where all lines go."""
+    for logger in list(logging.getLogger().manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            logger.handlers.clear()
+            logger.propagate = True
+
+
+def log_uncaught_errors() -> None:
+    """Has errors that end this process, or a thread of it, logged like everything else."""
+
+    def on_process_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _log.critical("the process ends over an error", exc_info=(kind, error, trace))
+
+    def on_thread_end(ended: threading.ExceptHookArgs) -> None:
+        if ended.exc_value is not None:
+            _log.critical(
+                "a thread ends over an error", exc_info=(ended.exc_type, ended.exc_value, ended.exc_traceback)
+            )
+
+    sys.excepthook = on_process_end
+    threading.excepthook = on_thread_end
 
 
 class StructuredFormatter(logging.Formatter):
@@ -44,10 +84,14 @@ class StructuredFormatter(logging.Formatter):
     Args:
         as_json: JSON rather than text.
         secrets: strings that are masked wherever they turn up, in messages, fields and tracebacks alike.
+        fields: what every line says.
     """
 
-    def __init__(self, *, as_json: bool, secrets: Iterable[str] = ()) -> None:
+    def __init__(
+        self, *, as_json: bool, secrets: Iterable[str] = (), fields: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         super().__init__()
+        self._fields = fields
         self._as_json = as_json
         self._secrets = tuple(secrets)
 
@@ -58,6 +102,7 @@ class StructuredFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._fields,
             **_CONTEXT.get({}),
             **{name: value for name, value in vars(record).items() if name not in _STANDARD},
         }

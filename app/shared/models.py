@@ -87,6 +87,7 @@ class Job(Base):
         result: what it achieved, a `JobResult`.
         queue: which workers run it.
         hub_token: token of the model hub that came with the job, encrypted; forgotten when the job ends.
+        request_id: the request that made it, as the log names it.
         expires_at: when its artifacts are deleted; None unless it has succeeded.
     """
 
@@ -128,6 +129,7 @@ class Job(Base):
     result: Mapped[dict[str, Any] | None] = mapped_column(_Json)
     queue: Mapped[str] = mapped_column(String(16), default="cpu", server_default="cpu")
     hub_token: Mapped[str | None] = mapped_column(Text)
+    request_id: Mapped[str | None] = mapped_column(String(64))
     expires_at: Mapped[datetime | None]
 
 

@@ -17,6 +17,8 @@ RUN_JOB = "rocket.run_job"
 
 QUEUE = "rocket"
 
+_PING_SECONDS = 0.5
+
 
 def create_celery(settings: Settings) -> Celery:
     """The Celery application that both sides of the queue use."""
@@ -50,6 +52,24 @@ def ring(celery: Celery, job_id: str) -> None:
         celery.send_task(RUN_JOB, args=[job_id], queue=QUEUE)
     except OperationalError as error:
         raise QueueError(f"the broker does not answer ({type(error).__name__})") from error
+
+
+def broker_state(settings: Settings) -> str:
+    """Whether the broker answers, in words; it may take as long as resolving its name does."""
+    if settings.broker.startswith("memory://"):
+        return "in this process"
+    celery = create_celery(settings)
+    options = {**_transport_options(settings), "socket_timeout": _PING_SECONDS, "socket_connect_timeout": _PING_SECONDS}
+    connection = celery.connection_for_write(transport_options=options)
+    try:
+        # By hand, as the library would try again and again.
+        connection.transport.establish_connection()
+    except connection.connection_errors as error:
+        return f"unreachable ({type(error).__name__}); workers poll"
+    finally:
+        connection.release()
+        celery.close()
+    return "ok"
 
 
 def _broker_url(settings: Settings) -> str:

@@ -1,12 +1,13 @@
 """The settings of the service: one class, read from the environment, that refuses what cannot work."""
 
 import difflib
+import ipaddress
 import os
 from base64 import urlsafe_b64decode
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import limits
@@ -37,6 +38,8 @@ _KEY_BYTES = 32
 
 Queue = Literal["cpu", "gpu"]
 """Which workers run a job."""
+
+QUEUES: tuple[str, ...] = get_args(Queue)
 
 
 class Settings(BaseSettings):
@@ -157,6 +160,10 @@ class Settings(BaseSettings):
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         default=None, description="port of a worker's metrics; default none, as in `rocket serve` the API has them"
     )
+    metrics_host: str = Field(
+        default="127.0.0.1",
+        description="address that a worker serves its metrics on; whoever reaches it reads them without a key",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe line logged"
     )
@@ -228,6 +235,14 @@ class Settings(BaseSettings):
                 "print(base64.urlsafe_b64encode(os.urandom(32)).decode())'"
             )
         return secret
+
+    @field_validator("metrics_host")
+    @classmethod
+    def _is_address(cls, address: str) -> str:
+        try:
+            return str(ipaddress.ip_address(address))
+        except ValueError:
+            raise ValueError("is no IP address; write 127.0.0.1, or 0.0.0.0 for all networks") from None
 
     @field_validator("rate_limit", "submit_rate_limit")
     @classmethod

@@ -1,4 +1,4 @@
-"""Tenants with their keys and quotas, uploads, queues of jobs, encrypted Hub tokens."""
+"""Tenants with their keys and quotas, uploads, queues of jobs, encrypted Hub tokens, names of requests."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -18,6 +18,7 @@ def upgrade() -> None:
     with op.batch_alter_table("jobs") as jobs:
         jobs.add_column(sa.Column("queue", sa.String(16), nullable=False, server_default="cpu"))
         jobs.add_column(sa.Column("hub_token", sa.Text()))
+        jobs.add_column(sa.Column("request_id", sa.String(64)))
         jobs.add_column(sa.Column("expires_at", _INSTANT))
         jobs.create_check_constraint(op.f("ck_jobs_queue"), "queue IN ('cpu', 'gpu')")
     # What the artifacts of a job say.
@@ -31,7 +32,7 @@ def downgrade() -> None:
     """Removes them."""
     with op.batch_alter_table("jobs") as jobs:
         jobs.drop_constraint(op.f("ck_jobs_queue"), type_="check")
-        for column in ("expires_at", "hub_token", "queue"):
+        for column in ("expires_at", "request_id", "hub_token", "queue"):
             jobs.drop_column(column)
     for table in ("uploads", "api_keys", "tenants"):
         op.drop_table(table)

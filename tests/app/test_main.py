@@ -42,6 +42,7 @@ def test_the_paths_are_those_that_are_documented(app):
         ("get", "/calibrations"),
         ("get", "/healthz"),
         ("get", "/readyz"),
+        ("get", "/metrics"),
     }
 
 

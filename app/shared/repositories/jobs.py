@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from app.shared.database import now
 from app.shared.errors import ConflictError, IdempotencyKeyReusedError, JobNotFoundError
 from app.shared.lifecycle import Status, move
+from app.shared.logging import current_request_id
 from app.shared.models import LOCAL_OWNER, AllocationRow, Artifact, IdempotencyKey, Job, LayerProfileRow, OutboxRow
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
@@ -105,6 +106,7 @@ def create_job(
         available_at=at,
         max_attempts=max_attempts,
         work_key=secrets.token_hex(16),
+        request_id=current_request_id(),
     )
     session.add(job)
     session.flush()

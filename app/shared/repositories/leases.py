@@ -31,16 +31,18 @@ class Lease:
     Attributes:
         job_id: the job.
         fence: what proves it.
+        claim_event: number of the event that tells of the claim; 0 where that does not matter.
     """
 
     job_id: str
     fence: str
+    claim_event: int = 0
 
 
 def claim_job(session: Session, job_id: str, *, worker: str, lease_seconds: float) -> Lease | None:
     """Takes a queued job, or returns None if it is not to be had."""
     at = now(session)
-    lease = Lease(job_id=job_id, fence=secrets.token_hex(16))
+    fence = secrets.token_hex(16)
     taken = move(
         session,
         job_id,
@@ -49,7 +51,7 @@ def claim_job(session: Session, job_id: str, *, worker: str, lease_seconds: floa
         Job.attempt < Job.max_attempts,
         at=at,
         attempt=Job.attempt + 1,
-        fence=lease.fence,
+        fence=fence,
         claimed_by=worker,
         lease_until=at + timedelta(seconds=lease_seconds),
     )
@@ -58,8 +60,8 @@ def claim_job(session: Session, job_id: str, *, worker: str, lease_seconds: floa
     first = update(Job).where(Job.id == job_id, Job.started_at.is_(None)).values(started_at=at)
     session.execute(first, execution_options={"synchronize_session": False})
     data = {"status": Status.RUNNING, "worker": worker}
-    append_event(session, job_id, NewEvent(type="status", message="running", data=data), at)
-    return lease
+    event = append_event(session, job_id, NewEvent(type="status", message="running", data=data), at)
+    return Lease(job_id=job_id, fence=fence, claim_event=event)
 
 
 def claim_next(session: Session, *, worker: str, lease_seconds: float) -> Lease | None:

@@ -19,6 +19,9 @@ from app.shared.repositories.events import append_event
 from app.shared.repositories.jobs import announce
 from app.shared.repositories.leases import end_job, give_up
 
+LEASE_LOST = "lease_lost"
+"""Type of the event that says that a job was taken from a worker which no longer reports."""
+
 _BATCH = 100
 _UNSYNCHRONIZED = {"synchronize_session": False}
 
@@ -180,7 +183,7 @@ def _reclaim(session: Session, condition: ColumnElement[bool]) -> list[str]:
 
 def _take(session: Session, job: Job, at: datetime, *, why: str = "the worker no longer reports") -> Status:
     data = {"worker": job.claimed_by or "", "attempt": job.attempt}
-    event = NewEvent(type="message", level="warning", message=why, data=data)
+    event = NewEvent(type=LEASE_LOST, level="warning", message=why, data=data)
     append_event(session, job.id, event, at)
     if job.attempt < job.max_attempts:
         return give_up(session, job, at, available_at=at)

@@ -137,6 +137,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", "/calibrations", 200): lambda: client.get("/calibrations"),
         ("get", "/healthz", 200): lambda: client.get("/healthz"),
         ("get", "/readyz", 200): lambda: client.get("/readyz"),
+        ("get", "/metrics", 200): lambda: client.get("/metrics"),
         # Last, as nothing works after it.
         ("get", "/readyz", 503): without_schema,
     }

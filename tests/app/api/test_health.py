@@ -11,7 +11,7 @@ pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 def test_a_healthy_service_says_so(client):
     assert client.get("/healthz").json() == {"status": "ok"}
-    assert client.get("/readyz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ok", "broker": "in this process"}
 
 
 def test_a_service_without_its_schema_lives_but_is_not_ready(client, settings):

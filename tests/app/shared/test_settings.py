@@ -54,6 +54,7 @@ def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_p
         "ROCKET_RATE_LIMIT": "7/second",
         "ROCKET_SUBMIT_RATE_LIMIT": "7/second",
         "ROCKET_METRICS_PORT": "7",
+        "ROCKET_METRICS_HOST": "0.0.0.0",
         "ROCKET_LOG_LEVEL": "debug",
         "ROCKET_LOG_FORMAT": "json",
         "HF_TOKEN": "hf_secret",

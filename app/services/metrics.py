@@ -1,0 +1,71 @@
+"""What is true of the whole service, whichever process is asked: read from the database at each scrape."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from app.services.context import Context
+from app.services.probe import Probe
+from app.shared.errors import AppError
+from app.shared.lifecycle import Status
+from app.shared.repositories.statistics import Statistics, read_statistics
+from app.shared.settings import QUEUES
+
+# A database that hangs costs a scrape no more than this; what the process itself counts is told in any case.
+_SECONDS = 2.0
+_ACTIVE = tuple(str(status) for status in Status if not status.is_terminal)
+
+
+class ServiceCollector(Collector):
+    """Figures from the database, and whether it could be asked.
+
+    Args:
+        context: the service.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._probe = Probe(self._read)
+
+    def describe(self) -> list[Metric]:
+        """Nothing: without this the library would ask the database for the names."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All figures as of one moment; of a database that does not answer, only that."""
+        statistics = self._probe.ask(_SECONDS)
+        up = GaugeMetricFamily("rocket_database_up", "Whether the database answered this scrape.")
+        up.add_metric((), float(statistics is not None))
+        yield up
+        if statistics is not None:
+            yield from _families(statistics)
+
+    def _read(self) -> Statistics | None:
+        try:
+            with self._context.database.snapshot() as session:
+                return read_statistics(session, lease_seconds=self._context.settings.lease_seconds)
+        except AppError:
+            return None
+
+
+def _families(statistics: Statistics) -> Iterator[Metric]:
+    jobs = GaugeMetricFamily("rocket_jobs", "Jobs that have not ended.", labels=("queue", "status"))
+    waiting = GaugeMetricFamily(
+        "rocket_oldest_queued_seconds", "How long the job that waits longest could have run.", labels=("queue",)
+    )
+    silent = GaugeMetricFamily(
+        "rocket_longest_silence_seconds", "Longest time since a running job's lease was renewed.", labels=("queue",)
+    )
+    # Also where there is nothing, so that an alert can tell zero from a service that does not answer.
+    for queue in QUEUES:
+        for status in _ACTIVE:
+            jobs.add_metric((queue, status), statistics.active_jobs.get((queue, status), 0))
+        waiting.add_metric((queue,), statistics.waiting_seconds.get(queue, 0))
+        silent.add_metric((queue,), statistics.silent_seconds.get(queue, 0))
+    stored = GaugeMetricFamily("rocket_stored_bytes", "Size of the files in the store.", labels=("kind",))
+    stored.add_metric(("artifacts",), statistics.artifact_bytes)
+    stored.add_metric(("uploads",), statistics.upload_bytes)
+    outbox = GaugeMetricFamily("rocket_outbox_rows", "Announcements of jobs that the broker does not have yet.")
+    outbox.add_metric((), statistics.unannounced)
+    yield from (jobs, waiting, silent, stored, outbox)

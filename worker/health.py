@@ -1,0 +1,48 @@
+"""`python -m worker.health`: whether the worker of this machine works, by its own metrics; for container engines.
+
+It is well if it has set the queue in order a short while ago, which takes its threads and the database. Exits with 0 or
+1 and says why. It imports nothing of ours, as it is started again and again.
+"""
+
+import os
+import re
+import sys
+import time
+import urllib.request
+
+MAX_AGE_SECONDS = 120.0
+_TIMEOUT_SECONDS = 5.0
+_LAST_SWEEP = re.compile(r"^rocket_last_sweep_timestamp_seconds (\S+)$", re.MULTILINE)
+_LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # what to ask, not where to listen
+
+
+def main() -> int:
+    """Asks, and returns the exit code."""
+    port = os.environ.get("ROCKET_METRICS_PORT")
+    if not port:
+        return _say("set ROCKET_METRICS_PORT, for this command and for the worker", well=False)
+    host = os.environ.get("ROCKET_METRICS_HOST") or "127.0.0.1"
+    host = _LOOPBACKS.get(host, host)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
+    try:
+        # Not by way of a proxy that the environment names.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(address, timeout=_TIMEOUT_SECONDS) as answer:
+            told = answer.read().decode()
+    except OSError as error:
+        return _say(f"no answer at {address} ({type(error).__name__})", well=False)
+    found = _LAST_SWEEP.search(told)
+    if found is None:
+        return _say(f"what answers at {address} is no worker", well=False)
+    age = time.time() - float(found[1])
+    well = age <= MAX_AGE_SECONDS
+    return _say(f"last sweep {age:.0f} seconds ago" if float(found[1]) else "no sweep yet", well=well)
+
+
+def _say(what: str, *, well: bool) -> int:
+    sys.stdout.write(f"{what}\n")
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

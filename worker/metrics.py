@@ -1,0 +1,78 @@
+"""What a worker counts, and the port where it can be read."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+from app.shared.database import Database
+from app.shared.errors import AppError, InvalidSettingsError
+from app.shared.metrics import WorkerMetrics
+from app.shared.repositories.leases import Lease
+from app.shared.repositories.statistics import read_attempt
+from app.shared.settings import Settings
+
+
+class AttemptMeter:
+    """Counts attempts by what the events of their jobs tell: a process that was killed could not have said it.
+
+    Args:
+        database: where the events are.
+        metrics: where attempts are counted.
+    """
+
+    def __init__(self, database: Database, metrics: WorkerMetrics) -> None:
+        self._database = database
+        self._metrics = metrics
+
+    @contextmanager
+    def measured(self, lease: Lease) -> Iterator[None]:
+        """Counts an attempt, which lasts as long as the context."""
+        self._metrics.begin_attempt()
+        record = None
+        try:
+            yield
+            # A database that is away costs a figure, nothing else.
+            with suppress(AppError), self._database.snapshot() as session:
+                record = read_attempt(session, lease.job_id, after=lease.claim_event)
+        finally:
+            self._metrics.end_attempt(record)
+
+
+class MetricsServer:
+    """Serves the metrics of a worker that is a process of its own, on `ROCKET_METRICS_PORT`.
+
+    Args:
+        settings: address and port.
+        registry: the metrics.
+
+    Raises:
+        InvalidSettingsError: the address or the port is not to be had.
+    """
+
+    def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
+        assert settings.metrics_port is not None
+        self._server: WSGIServer
+        self._thread: threading.Thread
+        try:
+            self._server, self._thread = start_http_server(
+                settings.metrics_port, addr=settings.metrics_host, registry=registry
+            )
+        except OSError as error:
+            raise InvalidSettingsError(
+                f"the metrics of this worker cannot be served ({error.strerror}); choose another ROCKET_METRICS_PORT, "
+                "or an address of this machine as ROCKET_METRICS_HOST"
+            ) from error
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._server.server_port
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
