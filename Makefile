@@ -18,9 +18,10 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What pip cannot bring: curl, for the README's walk-through.
+# What pip cannot bring: curl, for the README's walk-through, and the parser of docker-compose.yml (no engine is needed).
 test-system: $(STAMP)
 	@command -v curl >/dev/null || { echo "make test-system needs curl: apt-get install curl"; exit 1; }
+	@command -v docker-compose >/dev/null || { echo "make test-system needs docker-compose: apt-get install docker-compose"; exit 1; }
 	$(BIN)/pytest -m system
 
 test-gpu: $(STAMP)

@@ -1,9 +1,13 @@
 import shutil
+import socket
+import threading
+import time
 
 import pytest
+from pydantic import SecretStr
 
 from app.main import create_app
-from app.shared.database import downgrade
+from app.shared.database import Database, downgrade
 from tests.app.conftest import local_client
 
 pytestmark = pytest.mark.databases("sqlite", "postgres")
@@ -34,3 +38,55 @@ def test_a_service_on_a_full_disk_is_not_ready(client, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=2**20))
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["missing"]) == (503, ["data folder: its disk is full"])
+
+
+@pytest.fixture
+def silent_port():
+    """A port on which somebody listens who never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def closed_port():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@pytest.mark.parametrize("broker", ["down", "silent"])
+def test_a_service_without_its_broker_is_ready_and_says_so_within_a_second(settings, closed_port, silent_port, broker):
+    port = closed_port if broker == "down" else silent_port
+    lonely = settings.model_copy(update={"broker_url": SecretStr(f"redis://:canary@127.0.0.1:{port}/0")})
+    with local_client(create_app(lonely)) as client:
+        began = time.monotonic()
+        answer = client.get("/readyz")
+        assert time.monotonic() - began < 1.5
+        assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+        assert answer.json()["broker"].startswith("unreachable")
+        assert answer.json()["broker"].endswith("workers poll")
+        assert "canary" not in answer.text
+
+
+def test_a_database_that_hangs_is_missing_within_a_second_and_found_once_it_answers(client, monkeypatch):
+    release = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "is_current", lambda _self: release.wait(30))
+        began = time.monotonic()
+        for _ in range(2):
+            answer = client.get("/readyz")
+            assert (answer.status_code, answer.json()["missing"]) == (503, ["database: it does not answer"])
+        assert time.monotonic() - began < 4
+        assert client.get("/healthz").status_code == 200
+        release.set()
+    until = time.monotonic() + 10
+    while client.get("/readyz").status_code != 200:
+        assert time.monotonic() < until
+
+
+def test_all_that_is_missing_is_named_at_once(client, settings):
+    downgrade(settings.database, "base")
+    settings.data_dir.rename(settings.data_dir.with_name("elsewhere"))
+    answer = client.get("/readyz")
+    assert [fault.partition(":")[0] for fault in answer.json()["missing"]] == ["database", "data folder"]
+    assert answer.json()["broker"] == "in this process"

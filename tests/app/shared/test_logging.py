@@ -1,10 +1,11 @@
 import io
 import json
 import logging
+import threading
 
 import pytest
 
-from app.shared.logging import configure_logging, log_context
+from app.shared.logging import StructuredFormatter, configure_logging, current_request_id, log_context
 from app.shared.settings import Settings
 
 
@@ -21,6 +22,7 @@ def lines():
     yield configure
     root.handlers[:] = before
     root.setLevel(level)
+    logging.captureWarnings(False)
 
 
 def test_a_line_names_its_request_and_job(lines):
@@ -60,3 +62,19 @@ def test_the_level_is_that_of_the_settings(lines):
     logging.getLogger("app").warning("loud")
     assert "quiet" not in stream.getvalue()
     assert "loud" in stream.getvalue()
+
+
+def test_every_line_of_a_process_says_what_it_was_told_to_say(lines):
+    root = logging.getLogger()
+    lines(log_format="json")
+    root.handlers[0].setFormatter(StructuredFormatter(as_json=True, fields={"job_id": "j1"}))
+    thread = threading.Thread(target=lambda: logging.getLogger("app").info("of a thread"))
+    thread.start()
+    thread.join()
+    assert json.loads(root.handlers[0].stream.getvalue())["job_id"] == "j1"
+
+
+def test_the_request_being_served_is_known_inside_of_it_only():
+    with log_context(request_id="r1"), log_context(job_id="j1"):
+        assert current_request_id() == "r1"
+    assert current_request_id() is None

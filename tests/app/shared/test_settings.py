@@ -54,7 +54,7 @@ def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_p
         "ROCKET_RATE_LIMIT": "7/second",
         "ROCKET_SUBMIT_RATE_LIMIT": "7/second",
         "ROCKET_METRICS_PORT": "7",
-        "ROCKET_METRICS_HOST": "0.0.0.0",
+        "ROCKET_METRICS_HOST": "10.0.0.7",
         "ROCKET_LOG_LEVEL": "debug",
         "ROCKET_LOG_FORMAT": "json",
         "HF_TOKEN": "hf_secret",
@@ -96,6 +96,7 @@ def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_p
         ("ROCKET_SUBMIT_RATE_LIMIT", "12"),
         ("ROCKET_MAX_STORED_BYTES", "0"),
         ("ROCKET_METRICS_PORT", "70000"),
+        ("ROCKET_METRICS_HOST", "everywhere"),
     ],
 )
 def test_nonsense_is_refused_by_the_name_of_its_variable(monkeypatch, variable, value):

@@ -1,0 +1,139 @@
+import threading
+import time
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from app.main import create_app
+from app.shared.database import Database
+from app.shared.errors import DatabaseUnavailableError
+from app.shared.outcomes import JobError
+from tests.app.api.conftest import BODY
+from tests.worker.waiting import eventually
+
+UNKNOWN = "/jobs/job_" + "0" * 26
+
+
+@pytest.fixture
+def samples(client):
+    """All samples by name and labels."""
+
+    def samples():
+        answer = client.get("/metrics")
+        assert answer.status_code == 200
+        families = list(text_string_to_metric_families(answer.text))
+        assert len({family.name for family in families}) == len(families)
+        assert all(family.documentation for family in families)
+        return {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    return samples
+
+
+def requests(samples):
+    """How many requests there were, by method, route and status."""
+    return {
+        tuple(dict(key[1:])[label] for label in ("method", "route", "status")): value
+        for key, value in samples.items()
+        if key[0] == "rocket_http_requests_total"
+    }
+
+
+def test_requests_are_counted_by_route_and_never_by_path(client, samples):
+    client.get("/healthz")
+    client.get("/healthz")
+    client.get(UNKNOWN)
+    client.get("/jobs/x%00y")
+    client.get(f"{UNKNOWN}/artifacts/canary/canary")
+    client.get("/canary")
+    client.get("/canary/canary")
+    client.request("CANARY", "/jobs")
+    client.post("/jobs", json={})
+    assert requests(samples()) == {
+        ("GET", "/healthz", "200"): 2,
+        ("GET", "/jobs/{job_id}", "404"): 2,
+        ("GET", "/jobs/{job_id}/artifacts/{name:path}", "404"): 1,
+        ("GET", "none", "404"): 2,
+        ("other", "/jobs", "405"): 1,
+        ("POST", "/jobs", "422"): 1,
+    }
+    assert "canary" not in client.get("/metrics").text.lower()
+
+
+def test_each_request_is_timed(client, samples):
+    for _ in range(3):
+        client.get("/healthz")
+    told = samples()
+    labels = (("method", "GET"), ("route", "/healthz"))
+    assert told["rocket_http_request_seconds_count", *labels] == 3
+    assert 0 < told["rocket_http_request_seconds_sum", *labels] < 10
+
+
+def test_an_error_that_nobody_foresaw_is_counted_as_an_error_of_ours(client, samples, monkeypatch):
+    def broken(_self):
+        raise ValueError("not foreseen")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "snapshot", broken)
+        assert client.get("/jobs").status_code == 500
+    assert requests(samples()) == {("GET", "/jobs", "500"): 1}
+
+
+def test_the_queue_is_told_as_it_is(client, worker, samples):
+    first, second, third = (client.post("/jobs", json=BODY).json()["id"] for _ in range(3))
+    worker.claim(first)
+    worker.fail(second, JobError(code="x", message="m"))
+    worker.succeed(third, {"report.json": b"12345"})
+    client.post("/jobs", json=BODY)
+    told = samples()
+    jobs = {tuple(value for _, value in key[1:]): count for key, count in told.items() if key[0] == "rocket_jobs"}
+    assert {labels for labels, count in jobs.items() if count == 1} == {("cpu", "queued"), ("cpu", "running")}
+    # Zeros too, or an alert could not tell none from unknown.
+    assert sorted(jobs) == [
+        (queue, status) for queue in ("cpu", "gpu") for status in ("cancelling", "queued", "running")
+    ]
+    assert told["rocket_outbox_rows",] == 4
+    assert told["rocket_stored_bytes", ("kind", "artifacts")] == 5
+    assert told["rocket_database_up",] == 1
+    assert 0 <= told["rocket_longest_silence_seconds", ("queue", "cpu")] < 30
+    assert 0 <= told["rocket_oldest_queued_seconds", ("queue", "cpu")] < 30
+
+
+def test_without_a_database_the_process_still_tells_of_itself(client, samples, monkeypatch):
+    def away(_self):
+        raise DatabaseUnavailableError("away")
+
+    monkeypatch.setattr(Database, "snapshot", away)
+    told = samples()
+    assert told["rocket_database_up",] == 0
+    assert not [key for key in told if key[0] in {"rocket_jobs", "rocket_outbox_rows"}]
+    assert told["process_resident_memory_bytes",] > 2**20
+
+
+def test_a_database_that_hangs_costs_a_scrape_two_seconds(client, samples, monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr("app.services.metrics.read_statistics", lambda *_, **__: release.wait(30))
+    began = time.monotonic()
+    assert samples()["rocket_database_up",] == 0
+    assert time.monotonic() - began < 4
+    release.set()
+    monkeypatch.undo()
+    eventually(lambda: samples()["rocket_database_up",] == 1)
+
+
+def test_a_collector_that_asks_for_openmetrics_gets_it(client):
+    answer = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+
+    assert {family.name for family in parse_openmetrics(answer.text)} > {"rocket_http_requests", "rocket_jobs"}
+
+
+def test_applications_do_not_count_for_each_other(settings, client):
+    client.get("/healthz")
+    with TestClient(create_app(settings)) as other:
+        assert "/healthz" not in other.get("/metrics").text

@@ -1,0 +1,314 @@
+"""The stack in containers as far as it can be judged without an engine: by Compose's own parser, by the settings that a
+process would read, by the commands that it would parse, and by what pip would install."""
+
+import importlib.metadata
+import re
+import secrets
+import shutil
+import subprocess
+import tomllib
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from app.shared.database import upgrade
+from app.shared.settings import Settings, describe, load_settings
+from rocket_client.main import app
+from tests.worker.waiting import eventually
+from worker import health
+from worker.main import Worker
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
+
+OURS = {"api": "api", "migrate": "api", "worker": "worker", "worker-gpu": "worker"}
+"""Our services, with the target of the Dockerfile that each runs."""
+LASTING = {"api", "worker", "worker-gpu", "postgres", "redis"}
+HEAVY = {"torch", "transformers", "safetensors", "accelerate", "datasets", "tokenizers"}
+SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|ACCESS_KEY|DATABASE_URL")
+
+
+@pytest.fixture(scope="module")
+def compose(tmp_path_factory):
+    """Runs `docker-compose` on a copy of the file, with an `.env` of these variables."""
+    program = shutil.which("docker-compose")
+    assert program, "this test needs docker-compose: apt-get install docker-compose"
+
+    def compose(env, *arguments):
+        folder = tmp_path_factory.mktemp("stack")
+        shutil.copy(ROOT / "docker-compose.yml", folder)
+        lines = [f"{name}={value}" for name, value in env.items()]
+        (folder / ".env").write_text("\n".join(lines), encoding="utf-8")
+        # Nothing of this machine's environment is interpolated.
+        return subprocess.run(
+            [program, *arguments],
+            cwd=folder,
+            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(folder)},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return compose
+
+
+@pytest.fixture(scope="module")
+def canaries():
+    return {
+        "POSTGRES_PASSWORD": secrets.token_hex(12),
+        "ROCKET_SECRET_KEY": urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+    }
+
+
+@pytest.fixture(scope="module")
+def stack(compose, canaries):
+    """The file as Compose understands it."""
+    result = compose(canaries, "--profile", "gpu", "config")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return yaml.safe_load(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def services(stack):
+    return stack["services"]
+
+
+def seconds(text):
+    units = {"s": 1, "m": 60, "h": 3600}
+    return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([smh])", text))
+
+
+def test_compose_accepts_the_file_without_the_profile_too(compose, canaries):
+    result = compose(canaries, "config", "--quiet")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("missing", ["POSTGRES_PASSWORD", "ROCKET_SECRET_KEY"])
+def test_compose_says_what_to_write_where_a_secret_is_missing(compose, canaries, missing):
+    result = compose({name: "" if name == missing else value for name, value in canaries.items()}, "config")
+    assert result.returncode != 0
+    assert "into .env, see .env.example" in result.stderr
+
+
+def test_the_services_are_those_of_the_readme(services):
+    assert set(services) == LASTING | {"migrate"}
+    assert services["worker-gpu"]["profiles"] == ["gpu"]
+    assert all("profiles" not in service for name, service in services.items() if name != "worker-gpu")
+
+
+def test_what_lasts_is_watched_and_started_again_and_what_runs_once_is_not(services):
+    for name in LASTING:
+        check = services[name]["healthcheck"]
+        assert check["test"][0] == "CMD", name
+        assert seconds(check["timeout"]) <= seconds(check["interval"]), name
+        assert services[name]["restart"] == "unless-stopped"
+    assert services["migrate"]["restart"] == "no"
+    assert "healthcheck" not in services["migrate"]
+
+
+def test_nobody_is_root_and_our_processes_can_write_nowhere_but_to_their_volumes(services):
+    for name, service in services.items():
+        assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"]), name
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    uid = re.search(r"--uid (\d+) --gid (\d+)", DOCKERFILE)
+    assert f"USER {uid[1]}:{uid[2]}" in DOCKERFILE
+    for name in OURS:
+        assert services[name]["user"] == f"{uid[1]}:{uid[2]}"
+        assert services[name]["read_only"] is True
+        writable = [volume for volume in services[name]["volumes"] if not volume.endswith(":ro")]
+        assert writable == ["data:/data:rw"]
+    # A new volume has the owner of the folder that the image has in its place.
+    [folders] = re.findall(rf"install --directory --owner={uid[1]} --group={uid[2]} (.*)", DOCKERFILE)
+    assert set(folders.split()) == {volume.split(":")[1] for volume in services["api"]["volumes"]}
+
+
+def test_what_holds_data_is_on_a_named_volume(stack, services):
+    named = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", ())}
+    assert named == set(stack["volumes"]) == {"postgres", "data", "models", "datasets"}
+    assert services["postgres"]["volumes"] == ["postgres:/var/lib/postgresql/data:rw"]
+
+
+def test_nothing_starts_before_what_it_needs(services):
+    for name in ("api", "worker", "worker-gpu"):
+        assert services[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
+    for name in OURS:
+        assert services[name]["depends_on"]["postgres"] == {"condition": "service_healthy"}
+        # Without a broker jobs start a second later.
+        assert "redis" not in services[name]["depends_on"]
+
+
+def test_only_the_api_can_be_reached_and_by_default_from_this_machine_only(services):
+    assert services["api"]["ports"] == ["127.0.0.1:8000:8000/tcp"]
+    assert all("ports" not in service for name, service in services.items() if name != "api")
+    for name in ("postgres", "redis"):
+        assert set(services[name]["networks"]) == {"backend"}
+
+
+def test_the_network_of_database_and_broker_leads_nowhere_else(stack):
+    assert stack["networks"]["backend"] == {"internal": True}
+
+
+def test_no_secret_stands_in_the_file(services, canaries):
+    for name, service in services.items():
+        for variable, value in service["environment"].items() if "environment" in service else ():
+            assert not SECRET.search(variable) or any(canary in value for canary in canaries.values()), (name, variable)
+        assert not SECRET.search(" ".join(service.get("command", ()))), name
+    given = dict(line.split("=", 1) for line in EXAMPLE.splitlines() if line and not line.startswith("#"))
+    assert given == dict.fromkeys(canaries, "")
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert "/.env" in ignored
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_process_of_ours_starts_with_settings_that_it_accepts(services, monkeypatch, name):
+    environment = services[name]["environment"]
+    known = {row.variable for row in describe()}
+    assert {variable for variable in environment if variable.startswith("ROCKET_")} <= known
+    for variable in known:
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    settings = load_settings()
+    assert (settings.database.get_backend_name(), settings.database.host) == ("postgresql", "postgres")
+    assert settings.broker.startswith("redis://redis")
+    assert settings.log_format == "json"
+    mounted = {volume.split(":")[1] for volume in services[name]["volumes"]}
+    assert {str(settings.data_dir), str(settings.models_folder), str(settings.datasets_folder)} == mounted
+    assert (settings.metrics_port is not None) == name.startswith("worker")
+
+
+def test_every_variable_of_the_example_is_a_setting_or_is_used_by_compose():
+    offered = set(re.findall(r"^#?([A-Z][A-Z0-9_]*)=", EXAMPLE, flags=re.MULTILINE))
+    used = set(re.findall(r"\$\{([A-Z0-9_]+)", COMPOSE))
+    settings = {row.variable for row in describe()}
+    assert {name for name in offered if not name.startswith("AWS_")} <= used | settings
+    assert used - settings <= offered
+
+
+def test_a_setting_of_the_operator_reaches_every_process_of_ours(compose, canaries):
+    result = compose({**canaries, "ROCKET_MAX_ATTEMPTS": "7"}, "--profile", "gpu", "config")
+    for name, service in yaml.safe_load(result.stdout)["services"].items():
+        assert (service.get("environment", {}).get("ROCKET_MAX_ATTEMPTS") == "7") == (name in OURS), name
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_command_is_one_of_the_console_script_with_its_options(services, name):
+    program, command, *options = services[name]["command"]
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    assert scripts[program] == "rocket_client.main:main"
+    found = typer.main.get_command(app).commands[command]
+    # Parses, and refuses what it does not know, but does nothing.
+    found.make_context(command, options)
+
+
+def test_the_images_start_with_commands_of_the_console_script_too():
+    commands = typer.main.get_command(app).commands
+    for line in re.findall(r"^CMD (.*)$", DOCKERFILE, flags=re.MULTILINE):
+        program, command, *options = yaml.safe_load(line)
+        assert program == "rocket"
+        commands[command].make_context(command, options)
+
+
+def test_a_worker_has_the_time_to_let_go_of_its_job(services):
+    needed = Settings().cancel_grace_seconds + 10
+    assert seconds(services["worker"]["stop_grace_period"]) > needed
+    assert seconds(services["worker-gpu"]["stop_grace_period"]) > needed
+
+
+def test_the_health_check_of_a_worker_asks_a_worker(services, monkeypatch, tmp_path):
+
+    [_, python, flag, module] = services["worker"]["healthcheck"]["test"]
+    assert (python, flag, module) == ("python", "-m", health.__name__)
+    settings = Settings(data_dir=tmp_path / "data", metrics_port=0, poll_seconds=0.05)
+    upgrade(settings.database)
+    running = Worker(settings)
+    running.start()
+    try:
+        monkeypatch.setenv("ROCKET_METRICS_PORT", str(running._metrics_server.port))
+        monkeypatch.setenv("ROCKET_METRICS_HOST", services["worker"]["environment"]["ROCKET_METRICS_HOST"])
+        eventually(lambda: health.main() == 0, within=10)
+    finally:
+        running.stop()
+    assert health.main() == 1
+
+
+def test_a_gpu_worker_has_one_gpu_to_itself(services):
+    [device] = services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], len(device["device_ids"]), device["capabilities"]) == ("nvidia", 1, ["gpu"])
+    assert "deploy" not in services["worker"]
+
+
+def test_each_image_is_built_once_from_its_target(services):
+    built = {service["image"]: service["build"]["target"] for service in services.values() if "build" in service}
+    assert built == {"rocket-api": "api", "rocket-worker": "worker", "rocket-worker-gpu": "worker"}
+    for name, target in OURS.items():
+        assert built[services[name]["image"]] == target
+    assert len([service for service in services.values() if "build" in service]) == len(built)
+    indexes = {name: services[name]["build"].get("args", {}).get("TORCH_INDEX") for name in ("worker", "worker-gpu")}
+    assert indexes == {"worker": None, "worker-gpu": "https://pypi.org/simple"}
+    assert "ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu" in DOCKERFILE
+
+
+def stage(target):
+    """The lines of a stage of the Dockerfile, and of the one that its packages come from."""
+    stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", DOCKERFILE, flags=re.MULTILINE | re.DOTALL))
+    [source] = re.findall(r"COPY --from=(\S+) /opt/rocket", stages[target])
+    return stages[source]
+
+
+def closure(requirements):
+    """The packages that these requirements bring, by what is installed here."""
+    found, waiting = set(), [(Requirement(text), frozenset()) for text in requirements]
+    seen = set()
+    while waiting:
+        requirement, extras = waiting.pop()
+        if requirement.marker and not any(requirement.marker.evaluate({"extra": e}) for e in extras or {""}):
+            continue
+        name = canonicalize_name(requirement.name)
+        key = (name, frozenset(requirement.extras))
+        if key in seen:
+            continue
+        seen.add(key)
+        found.add(name)
+        for text in importlib.metadata.requires(name) or ():
+            waiting.append((Requirement(text), frozenset({"", *requirement.extras})))
+    return found
+
+
+def installed_by(target):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [extras] = re.findall(r"'\.\[([a-z0-9,]+)\]'", stage(target))
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    chosen = [text for extra in extras.split(",") for text in project["optional-dependencies"][extra]]
+    return closure(project["dependencies"] + chosen)
+
+
+def test_the_image_of_the_api_brings_no_torch_and_that_of_a_worker_does():
+    api, worker = installed_by("api"), installed_by("worker")
+    assert {"fastapi", "sqlalchemy", "boto3", "psycopg-binary", "uvicorn"} <= api
+    assert not HEAVY & api
+    assert HEAVY | {"boto3"} <= worker
+
+
+def test_the_images_have_every_package_of_the_distribution_and_nothing_that_stays_here():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    copied = set(re.findall(r"^COPY (\w+) \1$", DOCKERFILE, flags=re.MULTILINE))
+    assert copied == packages
+    ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert ignore[1] == "*"
+    let_in = {line[1:] for line in ignore if line.startswith("!")}
+    files = re.findall(r"^COPY (pyproject.*) \./$", DOCKERFILE, flags=re.MULTILINE)[0].split()
+    assert let_in == packages | set(files)
+    assert all((ROOT / name).exists() for name in let_in)
