@@ -21,9 +21,7 @@ from app.shared.settings import Settings
 from rocket_core import __version__
 
 
-def create_app(
-    settings: Settings, registry: CollectorRegistry | None = None, *, address: str = "127.0.0.1"
-) -> FastAPI:
+def create_app(settings: Settings, *, registry: CollectorRegistry | None = None, address: str = "127.0.0.1") -> FastAPI:
     """The application for these settings; the database must have been upgraded.
 
     Args:

@@ -86,7 +86,7 @@ def _serve(settings: "Settings", host: str, port: int) -> None:
             if settings.database_url is None:
                 # Behind the lock on the folder that holds the database, nobody else can have a job.
                 worker.reclaim_all()
-            application = create_app(settings, registry, address=host)
+            application = create_app(settings, registry=registry, address=host)
             server = _server(application, on_ready=lambda: _announce(settings, listener))
             with _stopping_on_signals(server, application.state.streams, worker):
                 worker.start()

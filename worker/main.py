@@ -34,7 +34,7 @@ class Worker:
     """
 
     def __init__(
-        self, settings: Settings, program: Sequence[str] = JOB_PROGRAM, registry: CollectorRegistry | None = None
+        self, settings: Settings, program: Sequence[str] = JOB_PROGRAM, *, registry: CollectorRegistry | None = None
     ) -> None:
         self._settings = settings
         self._database = Database(settings.database)
@@ -43,8 +43,8 @@ class Worker:
         self._registry = create_registry() if registry is None else registry
         self._metrics_server: MetricsServer | None = None
         metrics = WorkerMetrics(self._registry)
-        self._runner = Runner(settings, self._database, program, metrics)
-        self._reconciler = Reconciler(settings, self._database, self._celery, metrics)
+        self._runner = Runner(settings, self._database, program, metrics=metrics)
+        self._reconciler = Reconciler(settings, self._database, self._celery, metrics=metrics)
         register_tasks(self._celery, self._runner)
         self._stopped = threading.Event()
         self._threads = [

@@ -37,7 +37,7 @@ class Reconciler:
     """
 
     def __init__(
-        self, settings: Settings, database: Database, celery: Celery, metrics: WorkerMetrics | None = None
+        self, settings: Settings, database: Database, celery: Celery, *, metrics: WorkerMetrics | None = None
     ) -> None:
         self._settings = settings
         self._database = database

@@ -51,6 +51,7 @@ class Runner:
         settings: Settings,
         database: Database,
         program: Sequence[str] = JOB_PROGRAM,
+        *,
         metrics: WorkerMetrics | None = None,
     ) -> None:
         self._settings = settings

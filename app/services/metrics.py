@@ -10,7 +10,7 @@ from app.services.probe import Probe
 from app.shared.errors import AppError
 from app.shared.lifecycle import Status
 from app.shared.repositories.statistics import Statistics, read_statistics
-from app.shared.settings import QUEUES
+from app.shared.requests import QUEUES
 
 # A database that hangs costs a scrape no more than this; what the process itself counts is told in any case.
 _SECONDS = 2.0

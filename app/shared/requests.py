@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
@@ -10,6 +10,10 @@ from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, CompressionConfig,
 from rocket_core.errors import InvalidConfigError
 
 LOCAL = "local/"
+
+Queue = Literal["cpu", "gpu"]
+"""Which workers run a job."""
+QUEUES: tuple[Queue, ...] = get_args(Queue)
 
 # What a name in the operator's folders, and each half of a repository id, may look like: never a path.
 _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"

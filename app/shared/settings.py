@@ -7,7 +7,7 @@ from base64 import urlsafe_b64decode
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import limits
@@ -18,6 +18,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from app.shared.errors import InvalidSettingsError
+from app.shared.requests import Queue
 
 PREFIX = "ROCKET_"
 DEFAULT_DATA_DIR = Path("rocket-data")
@@ -35,11 +36,6 @@ _DRIVERS = {
 _BROKERS = ("memory://", "redis://", "rediss://")
 _MIB = 2**20
 _KEY_BYTES = 32
-
-Queue = Literal["cpu", "gpu"]
-"""Which workers run a job."""
-
-QUEUES: tuple[str, ...] = get_args(Queue)
 
 
 class Settings(BaseSettings):

@@ -79,7 +79,7 @@ def attempt(settings, database, program, registry):
 
     def attempt(*code):
         text = "\n".join([BEGIN, *code])
-        assert Runner(settings, database, program(text), metrics).run()
+        assert Runner(settings, database, program(text), metrics=metrics).run()
 
     return attempt
 
@@ -115,7 +115,9 @@ def test_stages_and_bytes_are_those_of_the_attempts(attempt, submit, count):
 
 def test_a_running_job_is_a_job_running(settings, database, program, registry, submit, diary, count, cancel):
     submit()
-    runner = Runner(settings, database, program(diary.note(1) + "\nwhile True: time.sleep(1)"), WorkerMetrics(registry))
+    runner = Runner(
+        settings, database, program(diary.note(1) + "\nwhile True: time.sleep(1)"), metrics=WorkerMetrics(registry)
+    )
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
     eventually(diary.read)
@@ -130,12 +132,12 @@ def test_a_lease_that_was_lost_is_counted_by_who_took_it_and_by_who_lost_it(
 ):
     submit()
     metrics = WorkerMetrics(registry)
-    runner = Runner(settings, database, program(diary.note(1) + "\nwhile True: time.sleep(1)"), metrics)
+    runner = Runner(settings, database, program(diary.note(1) + "\nwhile True: time.sleep(1)"), metrics=metrics)
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
     eventually(diary.read)
     celery = create_celery(settings)
-    reconciler = Reconciler(settings, database, celery, metrics)
+    reconciler = Reconciler(settings, database, celery, metrics=metrics)
     reconciler.reclaim()
     assert count("leases_lost_total", noticed_by="reconciler") == 0
     with database.transaction() as session:
@@ -151,7 +153,7 @@ def test_a_lease_that_was_lost_is_counted_by_who_took_it_and_by_who_lost_it(
 
 def test_a_sweep_says_when_it_was_and_one_without_a_database_does_not(settings, database, registry, count, away):
     celery = create_celery(settings)
-    reconciler = Reconciler(settings, database, celery, WorkerMetrics(registry))
+    reconciler = Reconciler(settings, database, celery, metrics=WorkerMetrics(registry))
     assert count("last_sweep_timestamp_seconds") == 0
     away.take(database)
     with pytest.raises(Exception, match="database"):
@@ -167,7 +169,7 @@ def test_an_attempt_whose_end_cannot_be_read_is_counted_too(
     settings, database, program, registry, submit, away, diary, ended
 ):
     submit()
-    runner = Runner(settings, database, program(diary.note(1) + "\ntime.sleep(0.5)"), WorkerMetrics(registry))
+    runner = Runner(settings, database, program(diary.note(1) + "\ntime.sleep(0.5)"), metrics=WorkerMetrics(registry))
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
     eventually(diary.read)
@@ -190,8 +192,8 @@ def scrape(port):
 def employ(program):
     workers = []
 
-    def employ(settings, *registry):
-        workers.append(Worker(settings, program(""), *registry))
+    def employ(settings, **options):
+        workers.append(Worker(settings, program(""), **options))
         workers[-1].start()
         return workers[-1]
 
@@ -222,7 +224,7 @@ def test_a_worker_of_its_own_serves_its_metrics_on_the_loopback_and_its_health_c
 
 def test_a_worker_beside_an_api_has_no_port_of_its_own(configure, employ):
     registry = create_registry()
-    worker = employ(configure(metrics_port=0), registry)
+    worker = employ(configure(metrics_port=0), registry=registry)
     assert worker._metrics_server is None
     eventually(lambda: registry.get_sample_value("rocket_last_sweep_timestamp_seconds"))
 

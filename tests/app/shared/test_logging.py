@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from app.shared.logging import StructuredFormatter, configure_logging, current_request_id, log_context
+from app.shared.logging import configure_logging, current_request_id, log_context
 from app.shared.settings import Settings
 
 
@@ -15,8 +15,8 @@ def lines():
     before, level = root.handlers[:], root.level
     stream = io.StringIO()
 
-    def configure(**settings):
-        configure_logging(Settings(**settings), stream)
+    def configure(fields=None, **settings):
+        configure_logging(Settings(**settings), stream, **(fields or {}))
         return stream
 
     yield configure
@@ -65,13 +65,11 @@ def test_the_level_is_that_of_the_settings(lines):
 
 
 def test_every_line_of_a_process_says_what_it_was_told_to_say(lines):
-    root = logging.getLogger()
-    lines(log_format="json")
-    root.handlers[0].setFormatter(StructuredFormatter(as_json=True, fields={"job_id": "j1"}))
+    stream = lines({"job_id": "j1"}, log_format="json")
     thread = threading.Thread(target=lambda: logging.getLogger("app").info("of a thread"))
     thread.start()
     thread.join()
-    assert json.loads(root.handlers[0].stream.getvalue())["job_id"] == "j1"
+    assert json.loads(stream.getvalue())["job_id"] == "j1"
 
 
 def test_the_request_being_served_is_known_inside_of_it_only():
