@@ -36,7 +36,7 @@ def is_alive() -> Alive:
 
 @router.get("/readyz", response_model=Ready, responses=problems(503))
 def is_ready(request: Request) -> Ready | Response:
-    """Whether jobs can be accepted, and what is missing if not; told within about a second."""
+    """Whether jobs can be accepted, and what is missing if not; told within seconds, whatever hangs."""
     checks = request.app.state.health
     assert isinstance(checks, health.Health)
     readiness = checks.check()

@@ -14,7 +14,9 @@ from app.shared.queue import broker_state
 # Less would not take the rows of one job.
 _LEAST_FREE_BYTES = 2**24
 # A dependency that hangs counts as missing after this; all are asked at once.
-_SECONDS = 1.0
+_SECONDS = 3.0
+# Sooner, as nobody has to wait for what is not required.
+_BROKER_SECONDS = 1.0
 _SILENT = "it does not answer"
 
 
@@ -32,7 +34,7 @@ class Readiness:
 
 
 class Health:
-    """Asks what the service depends on, and waits a second at most.
+    """Asks what the service depends on, and waits a few seconds at most.
 
     Args:
         context: the service.
@@ -49,15 +51,19 @@ class Health:
 
     def check(self) -> Readiness:
         """How things stand; the broker is not among what can be missing, as polling replaces it."""
-        until = time.monotonic() + _SECONDS
+        began = time.monotonic()
+
+        def left(seconds: float) -> float:
+            return began + seconds - time.monotonic()
+
         broker = self._broker.begin()
         asked = {name: probe.begin() for name, probe in self._checks.items()}
-        faults = {name: question.wait(until - time.monotonic()) for name, question in asked.items()}
+        faults = {name: question.wait(left(_SECONDS)) for name, question in asked.items()}
         return Readiness(
             missing=tuple(
                 f"{name}: {_SILENT if fault is None else fault}" for name, fault in faults.items() if fault != ""
             ),
-            broker=broker.wait(until - time.monotonic()) or "unreachable; workers poll",
+            broker=broker.wait(left(_BROKER_SECONDS)) or "unreachable; workers poll",
         )
 
 

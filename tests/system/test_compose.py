@@ -237,7 +237,7 @@ def test_the_health_check_of_a_worker_asks_a_worker(services, monkeypatch, tmp_p
     try:
         monkeypatch.setenv("ROCKET_METRICS_PORT", str(running._metrics_server.port))
         monkeypatch.setenv("ROCKET_METRICS_HOST", services["worker"]["environment"]["ROCKET_METRICS_HOST"])
-        eventually(lambda: health.main() == 0, within=10)
+        eventually(lambda: health.main() == 0, within=20)
     finally:
         running.stop()
     assert health.main() == 1
