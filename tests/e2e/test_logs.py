@@ -60,10 +60,13 @@ def lines(start_service, tmp_path, monkeypatch):
     assert service.finished(job_id)["error"]["code"] == "internal_error"
     service.client.get("/nowhere")
     eventually(lambda: '"ended"' in service.log.read_text())
-    metrics = service.client.get("/metrics").raise_for_status().text
-    # The worker of this process counts where its API tells.
-    assert 'rocket_attempts_ended_total{outcome="failed"} 1.0' in metrics
-    assert 'rocket_http_requests_total{method="POST",route="/jobs",status="202"} 1.0' in metrics
+
+    def metrics():
+        return service.client.get("/metrics").raise_for_status().text
+
+    # The worker of this process counts where its API tells, a moment after the process of the job has ended.
+    eventually(lambda: 'rocket_attempts_ended_total{outcome="failed"} 1.0' in metrics())
+    assert 'rocket_http_requests_total{method="POST",route="/jobs",status="202"} 1.0' in metrics()
     assert service.stop() == 0
     return [json.loads(line) for line in service.log.read_text().splitlines()], job_id
 
