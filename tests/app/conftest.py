@@ -75,7 +75,10 @@ def settings(tmp_path, copy_database, database_kind):
 
 @pytest.fixture
 def app(settings):
-    return create_app(settings)
+    app = create_app(settings)
+    yield app
+    # Not every test starts it, which would also end it.
+    app.state.context.database.close()
 
 
 @pytest.fixture
