@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from benchmarks import kill_matrix
 from tests.e2e.service_process import Service
 
 MODEL = Path(__file__).parents[1] / "examples" / "tiny-llama"
@@ -25,7 +26,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--strikes", type=int, default=5, help="per round")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--no-matrix", action="store_true", help="leave out the kill matrix")
     given = parser.parse_args()
+    if not given.no_matrix:
+        kill_matrix.run(["embedded", "postgres"], list(kill_matrix.POINTS))
     chance = random.Random(given.seed)  # noqa: S311  # moments, no secrets
     print(f"seed {given.seed}: {given.rounds} rounds of {given.strikes} strikes")
     with tempfile.TemporaryDirectory() as folder:

@@ -74,6 +74,12 @@ class Service:
         self.process.send_signal(number)
         return self._ended()
 
+    def revive(self) -> None:
+        """Starts it if it has died, as a restart policy does."""
+        if self.process.poll() is not None:
+            self._ended()
+            self.start()
+
     def close(self) -> None:
         """Ends it, whatever it does."""
         if self.process.poll() is None:

@@ -5,9 +5,12 @@ import time
 import pytest
 
 from tests.e2e.deployment import Deployment
+from tests.e2e.kill_matrix import FAILPOINTS, ROOT
 from tests.reference.tiny_models import save_tiny_model
 
 REQUEST = {"model_id": "local/tiny", "ratio": 0.3, "calibration": {"samples": 2, "sequence_length": 16}}
+# The broker does not care what a job does, so that the job need not load torch.
+IDLE = REQUEST | {"metadata": {"work": "none"}}
 PATIENCE_SECONDS = 1.0
 
 
@@ -17,9 +20,14 @@ def service(tmp_path_factory, postgres, redis_server):
     data_dir = tmp_path_factory.mktemp("outages") / "data"
     save_tiny_model("llama", data_dir / "models" / "tiny")
     name = postgres.create(postgres.migrated)
-    service = Deployment(
-        data_dir, ROCKET_DATABASE_URL=postgres.url(name), ROCKET_BROKER_URL=redis_server.url, ROCKET_RING_SECONDS="1"
-    )
+    given = {
+        "PYTHONPATH": f"{FAILPOINTS}:{ROOT}",
+        "STAND_IN": str(FAILPOINTS / "stand_in.py"),
+        "ROCKET_DATABASE_URL": postgres.url(name),
+        "ROCKET_BROKER_URL": redis_server.url,
+        "ROCKET_RING_SECONDS": "1",
+    }
+    service = Deployment(data_dir, **given)
     yield service
     service.close()
     postgres.drop(name)
@@ -28,7 +36,7 @@ def service(tmp_path_factory, postgres, redis_server):
 def answers_in_time(service):
     """Each of them within a second, whatever the broker does; returns the id of the job it has accepted."""
     began = time.monotonic()
-    accepted = service.client.post("/jobs", json=REQUEST)
+    accepted = service.client.post("/jobs", json=IDLE)
     took = [time.monotonic() - began]
     for path in ("/jobs", f"/jobs/{accepted.json()['id']}", "/readyz"):
         began = time.monotonic()

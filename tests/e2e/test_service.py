@@ -110,6 +110,7 @@ def test_from_submit_to_a_model_loaded_in_a_new_process(finished_job, tmp_path, 
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "download")], check=True, cwd=tmp_path)
 
 
+@pytest.mark.databases("sqlite", "postgres")
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(start_service, uninterrupted):
     hashes, events = uninterrupted
     seed = random.SystemRandom().randrange(10**6)
@@ -140,6 +141,7 @@ def is_over(job):
     return job["status"] in TERMINAL
 
 
+@pytest.mark.databases("sqlite", "postgres")
 def test_told_to_stop_it_lets_its_job_go_and_goes_on_at_the_next_start(start_service, uninterrupted):
     service = start_service()
     job_id = service.submit(**REQUEST)

@@ -127,6 +127,7 @@ def test_whose_parent_is_gone_ends(keep, held):
         assert keeper.lost.wait(10)
 
 
+@pytest.mark.databases("sqlite", "postgres")
 def test_a_process_that_slept_past_its_lease_can_write_nothing_and_ends(
     settings, database, held, program, diary, look, claim
 ):

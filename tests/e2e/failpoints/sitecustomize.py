@@ -4,6 +4,8 @@ So the product itself has no code for that. The variable FAILPOINTS holds JSON: 
 each with its `name`, the `function` (`module:Class.function`), `when` (before or after it), at which `call` of a
 process, and the `victim`: `self`, `parent`, or the name of a file in `folder` that holds a process id. Each strikes
 once, whatever process comes there first: it leaves a file of its name.
+
+The variable STAND_IN holds the path of a program that workers run in place of `worker.job`.
 """
 
 import functools
@@ -15,7 +17,8 @@ import signal
 import sys
 from pathlib import Path
 
-VARIABLE = "FAILPOINTS"
+FAILPOINTS = "FAILPOINTS"
+STAND_IN = "STAND_IN"
 
 
 def _strike(folder, point):
@@ -56,37 +59,43 @@ def _wrap(module, folder, point):
 
 
 class _Finder:
-    """Wraps the functions of a module when it has been imported."""
+    """Alters modules when they have been imported: what to do with each, by its name."""
 
-    def __init__(self, folder, points):
-        self._folder = folder
-        self._points = points
+    def __init__(self, changes):
+        self._changes = changes
 
     def find_spec(self, name, path=None, target=None):
-        points = [point for point in self._points if point["function"].partition(":")[0] == name]
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if points else None
+        changes = self._changes.get(name, ())
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if changes else None
         if spec is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module):
                 execute(module)
-                for point in points:
-                    _wrap(module, self._folder, point)
+                for change in changes:
+                    change(module)
 
             spec.loader.exec_module = exec_module
         return spec
 
 
-def _install(given):
-    folder, points = Path(given["folder"]), given["points"]
-    # What has struck once does not strike again; nor does its wrapper count any more.
-    points = [point for point in points if not (folder / point["name"]).exists()]
-    for point in points:
-        module = point["function"].partition(":")[0]
-        if module in sys.modules:
-            _wrap(sys.modules[module], folder, point)
-    sys.meta_path.insert(0, _Finder(folder, [p for p in points if p["function"].partition(":")[0] not in sys.modules]))
+def _install():
+    given = json.loads(os.environ.get(FAILPOINTS, '{"folder": "", "points": []}'))
+    folder = Path(given["folder"])
+    changes = {}
+    for point in given["points"]:
+        # What has struck once does not strike again.
+        if not (folder / point["name"]).exists():
+            change = functools.partial(_wrap, folder=folder, point=point)
+            changes.setdefault(point["function"].partition(":")[0], []).append(change)
+    if STAND_IN in os.environ:
+        program = (os.environ[STAND_IN],)
+        changes["worker.runner"] = [*changes.get("worker.runner", ()), lambda m: setattr(m, "JOB_PROGRAM", program)]
+    for name in changes.keys() & sys.modules.keys():
+        for change in changes[name]:
+            change(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(changes))
 
 
-if VARIABLE in os.environ:
-    _install(json.loads(os.environ[VARIABLE]))
+if FAILPOINTS in os.environ or STAND_IN in os.environ:
+    _install()

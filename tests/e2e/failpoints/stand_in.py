@@ -1,0 +1,44 @@
+"""In place of `python -m worker.job`: keeps the lease and succeeds, without torch and without any work.
+
+Only of a job whose metadata say `work: none`; any other is handed to the real program.
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+from app.shared.database import Database
+from app.shared.outcomes import JobResult
+from app.shared.repositories import jobs, leases, outputs
+from app.shared.repositories.leases import Lease
+from app.shared.settings import load_settings
+from tests.reference.reports import empty_report
+from worker.lease import LeaseKeeper, die_with
+from worker.progress import ProgressWriter
+
+WORK_SECONDS = 0.5
+RESULT = JobResult(achieved_ratio=0, kept_parameters=1, compressible_parameters=1, stored_bytes=1, dense_bytes=1)
+
+
+def main():
+    job_id, fence, parent = sys.argv[1:4]
+    settings = load_settings()
+    database, lease = Database(settings.database), Lease(job_id=job_id, fence=fence)
+    with database.snapshot() as session:
+        metadata = jobs.get_job(session, job_id).request["metadata"]
+    if metadata.get("work") != "none":
+        database.close()
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "worker.job", *sys.argv[1:]])  # noqa: S606
+    die_with(int(parent))
+    writer = ProgressWriter(database, lease, patience=settings.lease_seconds)
+    writer.insist(lambda session: leases.hold(session, lease))
+    with LeaseKeeper(database, lease, settings, parent=int(parent), on_stop=lambda: None):
+        time.sleep(WORK_SECONDS)
+    finished = {"result": RESULT, "report": empty_report(), "artifacts": (), "retention": timedelta(days=1)}
+    writer.insist(lambda session: outputs.succeed_job(session, lease, **finished))
+    database.close()
+
+
+if __name__ == "__main__":
+    main()
