@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware.exceptions import ExceptionMiddleware
@@ -20,6 +21,9 @@ from app.shared.metrics import HttpMetrics, create_registry
 from app.shared.settings import Settings
 from rocket_core import __version__
 
+# Apart from those of all other requests, which a store that hangs must not take away.
+_DOWNLOAD_THREADS = 32
+
 
 def create_app(settings: Settings, *, registry: CollectorRegistry | None = None, address: str = "127.0.0.1") -> FastAPI:
     """The application for these settings; the database must have been upgraded.
@@ -30,7 +34,8 @@ def create_app(settings: Settings, *, registry: CollectorRegistry | None = None,
         address: what it will listen on, an IP address or a name: beyond the loopback nobody comes in without a key.
 
     Raises:
-        StorageError: the data folder cannot be used.
+        InvalidSettingsError: what the artifact store needs is not installed.
+        StorageError: the data folder or the artifact store cannot be used.
     """
     context = open_context(settings)
     registry = create_registry() if registry is None else registry
@@ -47,6 +52,7 @@ def create_app(settings: Settings, *, registry: CollectorRegistry | None = None,
     app.state.streams = events.Streams(settings.max_streams)
     app.state.health = Health(context)
     app.state.metrics = registry
+    app.state.downloads = CapacityLimiter(_DOWNLOAD_THREADS)
     app.include_router(health.router)
     for router in (jobs.router, events.router, artifacts.router, catalog.router, metrics.router):
         app.include_router(router, dependencies=[BEARER])

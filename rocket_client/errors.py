@@ -3,6 +3,7 @@
 ClientError
 ├── InvalidArgumentError       what was asked for cannot even be sent
 ├── ServerUnreachableError     no answer from the server (worth retrying)
+│   └── StoreUnreachableError      nor from the store that it sends clients to for files
 ├── UnexpectedAnswerError      an answer, but none of a Rocket server that this client understands
 ├── ProblemError               the server refuses, and says why
 ├── DetachedError              the user no longer watches a job, which goes on
@@ -60,6 +61,19 @@ class ServerUnreachableError(ClientError):
         self.server = server
         self.reason = reason
         self.may_have_arrived = may_have_arrived
+
+
+class StoreUnreachableError(ServerUnreachableError):
+    """The server sends clients to a store for its files, and that does not give them."""
+
+    code = "store_unreachable"
+
+    def __init__(self, store: str, reason: str) -> None:
+        super().__init__(store, reason, may_have_arrived=True)
+        self.args = (
+            f"the server keeps its files at {store}, which does not give them ({reason}); check that this machine can "
+            "reach it, and its clock",
+        )
 
 
 class UnexpectedAnswerError(ClientError):

@@ -197,11 +197,9 @@ class _Download:
         with _named_errors(part), part.open("ab") as stream:
             if stream.tell() > artifact.size:
                 _empty(stream)
-            etag = self._etag(artifact) if stream.tell() > 0 else None
             while stream.tell() < artifact.size:
                 try:
-                    with self._answer(artifact, stream.tell(), etag) as response:
-                        etag = response.headers.get("etag")
+                    with self._answer(artifact, stream.tell()) as response:
                         self._receive(artifact, response, stream, left)
                 except ClientError as error:
                     self._transport.wait_out(error, left)
@@ -209,17 +207,12 @@ class _Download:
             os.fsync(stream.fileno())
         return _sha256(part)
 
-    def _etag(self, artifact: Artifact) -> str | None:
-        answer = self._transport.send("HEAD", self._url(artifact), patience=self._patience)
-        etag: str | None = answer.headers.get("etag")
-        return etag
-
-    def _answer(self, artifact: Artifact, offset: int, etag: str | None) -> AbstractContextManager[httpx2.Response]:
-        # Compressed on the way, sizes and ranges would be those of another content.
-        headers = {"Accept-Encoding": "identity"}
-        if offset > 0 and etag is not None:
-            headers |= {"Range": f"bytes={offset}-", "If-Range": etag}
-        return self._transport.open("GET", self._url(artifact), headers=headers, read_seconds=_LONGEST_SILENCE_SECONDS)
+    def _answer(self, artifact: Artifact, start: int) -> AbstractContextManager[httpx2.Response]:
+        # The server says which content it has by its hash; the store that it may name knows no such ETag.
+        etag = f'"sha256-{artifact.sha256}"'
+        return self._transport.open_file(
+            self._url(artifact), start=start, etag=etag, read_seconds=_LONGEST_SILENCE_SECONDS
+        )
 
     def _receive(self, artifact: Artifact, response: httpx2.Response, stream: BinaryIO, left: Patience) -> None:
         """Appends what an answer brings."""

@@ -16,6 +16,7 @@ from rocket_client.errors import (
     InvalidArgumentError,
     ProblemError,
     ServerUnreachableError,
+    StoreUnreachableError,
     UnexpectedAnswerError,
 )
 
@@ -23,6 +24,7 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 _PROBLEM_TYPE = "application/problem+json"
 _TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
+_TEMPORARY_REDIRECT = 307
 # What proxies answer for a server that does not.
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 # After these the request has not left this machine.
@@ -157,6 +159,7 @@ class Transport:
         json: Any = None,
         headers: Mapping[str, str] | None = None,
         read_seconds: float | None = None,
+        may_redirect: bool = False,
     ) -> Iterator[httpx2.Response]:
         """Sends a request once and gives its answer to be read; what happens while it is read is told alike.
 
@@ -167,6 +170,7 @@ class Transport:
             json: the body.
             headers: further headers.
             read_seconds: longest silence within the answer.
+            may_redirect: whether the answer may be that the client is to look elsewhere.
 
         Raises:
             ServerUnreachableError: there is no answer, or it breaks off.
@@ -177,13 +181,67 @@ class Transport:
         query = {name: value for name, value in (params or {}).items() if value is not None}
         try:
             with self._http.stream(method, path, params=query, json=json, headers=headers, timeout=timeout) as response:
-                if not response.is_success:
+                if not response.is_success and not (may_redirect and response.status_code == _TEMPORARY_REDIRECT):
                     response.read()
                     raise self._refusal(response)
                 yield response
         except httpx2.RequestError as error:
             arrived = not isinstance(error, _NOT_SENT)
             raise ServerUnreachableError(self.server, _reason(error), may_have_arrived=arrived) from error
+
+    @contextmanager
+    def open_file(self, path: str, *, start: int, etag: str, read_seconds: float) -> Iterator[httpx2.Response]:
+        """The bytes of a file, from this server or from the store that it sends clients to.
+
+        Args:
+            path: below the server's address.
+            start: the first byte wanted.
+            etag: of the content that the bytes before are of; the whole file comes if the server has another.
+            read_seconds: longest silence within the answer.
+
+        Raises:
+            ClientError: as `open`.
+            StoreUnreachableError: the store does not give them.
+        """
+        # Compressed on the way, sizes and ranges would be those of another content.
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start > 0 else {})
+        condition = {"If-Range": etag} if start > 0 else {}
+        with self.open(
+            "GET", path, headers=headers | condition, read_seconds=read_seconds, may_redirect=True
+        ) as answer:
+            if answer.status_code != _TEMPORARY_REDIRECT:
+                yield answer
+                return
+            url = self._store_url(answer)
+        with self._open_at_store(url, headers, read_seconds) as answer:
+            yield answer
+
+    @contextmanager
+    def _open_at_store(
+        self, url: httpx2.URL, headers: Mapping[str, str], read_seconds: float
+    ) -> Iterator[httpx2.Response]:
+        store = f"{url.scheme}://{url.netloc.decode('ascii')}"
+        timeout = httpx2.Timeout(read_seconds, connect=5.0)
+        # A client of its own: what proves to the server who asks is none of the store's business.
+        try:
+            with (
+                httpx2.Client(timeout=timeout, trust_env=not _is_loopback(url.host)) as http,
+                http.stream("GET", url, headers=headers) as response,
+            ):
+                if not response.is_success:
+                    raise StoreUnreachableError(store, f"status {response.status_code}")
+                yield response
+        except httpx2.RequestError as error:
+            raise StoreUnreachableError(store, _reason(error)) from error
+
+    def _store_url(self, answer: httpx2.Response) -> httpx2.URL:
+        try:
+            url = httpx2.URL(answer.headers.get("location", ""))
+        except httpx2.InvalidURL as error:
+            raise self.unexpected("a redirection to no address") from error
+        if url.scheme not in {"http", "https"} or not url.host or url.userinfo:
+            raise self.unexpected("a redirection to no address")
+        return url
 
     def wait_out(self, error: ClientError, patience: Patience) -> None:
         """Waits before a request is sent again.

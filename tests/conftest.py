@@ -30,6 +30,7 @@ def _one_thread():
 
 
 @pytest.fixture(scope="session")
+<<<<<<< HEAD
 def postgres():
     server = _started(Postgres)
     yield server
@@ -74,4 +75,31 @@ def copy_database(database_kind, request):
 
     yield copy
     for server, name in made:
-        server.drop(name)
+X():
+    from tests.reference.s3_server import S3Server
+
+    server = S3Server()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server, monkeypatch):
+    """An empty bucket, which the AWS tools have credentials for."""
+    from tests.reference.s3_server import CREDENTIALS
+
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    # Nothing of this machine, and nobody asked on the network.
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nowhere")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return s3_server.make_bucket()
+
+
+@pytest.fixture
+def s3_settings(s3_server, bucket):
+    """Settings of a service with its artifacts in that bucket."""
+    return {"storage_url": f"s3://{bucket.name}/rocket/test", "s3_endpoint_url": s3_server.url}
+>>>>>>> h-storage

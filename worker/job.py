@@ -20,7 +20,7 @@ from types import FrameType
 
 from app.shared.catalog import find_dataset, find_local_model
 from app.shared.database import Database
-from app.shared.errors import AppError, DiskFullError, FencedOutError
+from app.shared.errors import AppError, DiskFullError, FencedOutError, StorageError
 from app.shared.lifecycle import Status
 from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors
 from app.shared.models import Job
@@ -29,7 +29,7 @@ from app.shared.repositories import leases, outputs, sweeps
 from app.shared.repositories.leases import Lease
 from app.shared.requests import LOCAL, JobRequest
 from app.shared.settings import Settings, load_settings
-from app.shared.storage import ArtifactStore, WorkFolders
+from app.shared.storage import WorkFolders, open_store
 from rocket_core.errors import (
     CompressionCancelledError,
     InvalidConfigError,
@@ -76,7 +76,7 @@ class Attempt:
         self._lease = lease
         self._stop = stop
         self._writer = ProgressWriter(database, lease, patience=settings.lease_seconds)
-        self._store = ArtifactStore(settings.data_dir / "artifacts")
+        self._store = open_store(settings)
         self._work = WorkFolders(settings.data_dir / "work")
         self._finished: Finished | None = None
 
@@ -211,8 +211,12 @@ class Attempt:
         self._remove([artifact for artifact in artifacts if artifact.storage_key in orphans])
 
     def _remove(self, artifacts: Sequence[NewArtifact]) -> None:
-        for artifact in artifacts:
-            self._store.remove(artifact.storage_key)
+        try:
+            for artifact in artifacts:
+                self._store.remove(artifact.storage_key)
+        except StorageError as error:
+            # What the attempt has come to matters more.
+            _log.warning("artifacts that nobody needs are left to a sweep: %s", error)
 
     def _hidden_folders(self, folder: Path) -> dict[str, str]:
         names = {

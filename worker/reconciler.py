@@ -1,6 +1,5 @@
 """Setting right what crashes and lost messages leave behind; every sweep may run beside others and again."""
 
-import functools
 import logging
 import time
 from collections.abc import Iterable
@@ -10,16 +9,18 @@ from celery import Celery
 from prometheus_client import CollectorRegistry
 
 from app.shared.database import Database
-from app.shared.errors import QueueError
+from app.shared.errors import QueueError, StorageError, StorageUnavailableError
 from app.shared.metrics import WorkerMetrics
 from app.shared.queue import ring
 from app.shared.repositories import sweeps
 from app.shared.settings import Settings
-from app.shared.storage import ArtifactStore, WorkFolders, is_bound_to
-from worker.failures import attempted
+from app.shared.storage import ArtifactStore, WorkFolders, is_bound_to, open_store
 
-# Files younger than this may belong to a row that is still to be written.
-_ORPHAN_SECONDS = 3600.0
+# Files younger than this may belong to a row that is still to be written: a job stores all its artifacts first, which
+# takes hours where the model is large and the way to the store is long.
+_ORPHAN_SECONDS = 86400.0
+# No write to a file that is being stored takes longer than this, nor does a work folder wait longer for its row.
+_UNFINISHED_SECONDS = 3600.0
 _SECONDS_BETWEEN_CLEANINGS = 600.0
 # What a clock may be corrected by while leases are judged by it.
 _LEAP_SECONDS = 1.0
@@ -43,7 +44,7 @@ class Reconciler:
         self._database = database
         self._celery = celery
         self._metrics = metrics or WorkerMetrics(CollectorRegistry())
-        self._artifacts = ArtifactStore(settings.data_dir / "artifacts")
+        self._artifacts = open_store(settings)
         self._work = WorkFolders(settings.data_dir / "work")
         self._cleaned_at = float("-inf")
         self._clock_offset = time.time() - time.monotonic()
@@ -109,23 +110,37 @@ class Reconciler:
             sweeps.forget_idempotency_keys(session)
         while expired := self._expire():
             self._remove(self._artifacts, expired)
-        if is_bound_to(self._settings.data_dir, self._settings.database_name):
-            self._remove_orphans()
-        else:
+        with self._database.snapshot() as session:
+            identity = sweeps.identity(session)
+        if self._may_sweep(is_bound_to(self._settings.data_dir, identity), "the data folder"):
+            self._remove_work()
+        if self._may_sweep(self._artifacts.is_bound_to(identity), "the artifact store"):
+            self._remove_artifacts()
+
+    def _may_sweep(self, is_ours: bool, place: str) -> bool:
+        if not is_ours:
             _log.warning(
                 "files that belong to no job are kept: %s was begun with another database; if its files may go, remove "
-                "the file `database` there",
-                self._settings.data_dir,
+                "`database` there",
+                place,
             )
+        return is_ours
 
-    def _remove_orphans(self) -> None:
+    def _remove_work(self) -> None:
         # Listed before the rows are read: what appears in between is too young to be listed.
-        before = time.time() - _ORPHAN_SECONDS
-        stored, worked = self._artifacts.keys(before=before), self._work.keys(before=before)
+        keys = self._work.keys(before=time.time() - _UNFINISHED_SECONDS)
         with self._database.snapshot() as session:
-            orphans = sweeps.find_orphans(session, storage_keys=stored, work_keys=worked)
-        self._remove(self._artifacts, orphans & set(stored))
-        self._remove(self._work, orphans & set(worked))
+            orphans = sweeps.find_orphans(session, storage_keys=(), work_keys=keys)
+        self._remove(self._work, orphans)
+
+    def _remove_artifacts(self) -> None:
+        keys = self._artifacts.keys(before=time.time() - _ORPHAN_SECONDS)
+        with self._database.snapshot() as session:
+            orphans = sweeps.find_orphans(session, storage_keys=keys, work_keys=())
+        self._remove(self._artifacts, orphans)
+        unfinished = self._artifacts.remove_unfinished(before=time.time() - _UNFINISHED_SECONDS)
+        if orphans or unfinished:
+            _log.info("removed %d files that belong to no job, and %d unfinished", len(orphans), unfinished)
 
     def _expire(self) -> list[str]:
         with self._database.transaction() as session:
@@ -133,5 +148,11 @@ class Reconciler:
 
     def _remove(self, place: ArtifactStore | WorkFolders, keys: Iterable[str]) -> None:
         for key in keys:
-            # One that cannot be removed must not keep the others.
-            attempted(f"removing {key}", functools.partial(place.remove, key))
+            try:
+                place.remove(key)
+            except StorageUnavailableError:
+                # Each of the others would take as long to fail, and leases are not looked after meanwhile.
+                raise
+            except StorageError as error:
+                # One that cannot be removed must not keep the others.
+                _log.warning("removing %s: %s", key, error)

@@ -1,14 +1,15 @@
 """`/jobs/{id}/report` and `/jobs/{id}/artifacts`: what a job has produced."""
 
 import base64
-import re
+from email.utils import format_datetime
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response, status
-from fastapi.responses import FileResponse
-from starlette.exceptions import HTTPException
+from fastapi.responses import RedirectResponse
 
 from app.api.conditions import is_known
 from app.api.dependencies import ContextDep, JobId, OwnerDep
+from app.api.downloads import StoredFileResponse, asked_ranges
 from app.api.errors import problems
 from app.api.views import ArtifactList, artifact_view
 from app.services import outputs
@@ -18,7 +19,6 @@ from rocket_core.report import CompressionReport
 router = APIRouter(prefix="/jobs/{job_id}", tags=["results"])
 
 _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_RANGES = re.compile(r"bytes=\s*(\d+-\d*|-\d+)(\s*,\s*(\d+-\d*|-\d+)){0,7}\s*")
 
 
 @router.get("/report", response_model=CompressionReport, responses=problems(404, 409))
@@ -36,12 +36,13 @@ def list_artifacts(job_id: JobId, context: ContextDep, owner: OwnerDep) -> Artif
 @router.head("/artifacts/{name:path}", include_in_schema=False)
 @router.get(
     "/artifacts/{name:path}",
-    response_class=FileResponse,
+    response_class=StoredFileResponse,
     responses=problems(404, 410, 416)
     | {
         200: {"content": _FILE, "description": "The file"},
         206: {"content": _FILE, "description": "Ranges of it"},
         304: {"description": "The client has it already"},
+        307: {"description": "The store has it, at the address in `Location`, for some minutes"},
     },
 )
 def download_artifact(job_id: JobId, name: str, request: Request, context: ContextDep, owner: OwnerDep) -> Response:
@@ -51,42 +52,32 @@ def download_artifact(job_id: JobId, name: str, request: Request, context: Conte
     headers = _headers(artifact)
     if is_known(request.headers.get("if-none-match"), headers["ETag"]):
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
-    _settle_range(request, artifact.size, headers["ETag"])
-    filename = artifact.name.rsplit("/", 1)[-1]
-    return FileResponse(download.path, headers=headers, media_type=artifact.media_type, filename=filename)
+    # The store does not know our ETag: it would send a range of this file to add to the beginning of another.
+    is_other = request.headers.get("if-range") not in {None, headers["ETag"], headers["Last-Modified"]}
+    ranges = () if is_other else asked_ranges(request.headers.get("range"), artifact.size)
+    if download.url is not None and request.method == "GET" and not is_other:
+        return RedirectResponse(download.url, headers={"Cache-Control": "no-store"})
+    return StoredFileResponse(
+        download.read,
+        artifact.size,
+        ranges,
+        headers=headers,
+        media_type=artifact.media_type,
+        limiter=request.app.state.downloads,
+    )
 
 
 def _headers(artifact: Artifact) -> dict[str, str]:
     digest = base64.b64encode(bytes.fromhex(artifact.sha256)).decode()
+    filename = artifact.name.rsplit("/", 1)[-1]
+    quoted = quote(filename, safe="")
     return {
         "ETag": f'"sha256-{artifact.sha256}"',
         "Repr-Digest": f"sha-256=:{digest}:",
+        "Last-Modified": format_datetime(artifact.created_at, usegmt=True),
         "Cache-Control": "private, max-age=86400, immutable",
+        "Content-Disposition": f"attachment; filename*=utf-8''{quoted}"
+        if quoted != filename
+        else f'attachment; filename="{filename}"',
         "X-Content-Type-Options": "nosniff",
     }
-
-
-def _settle_range(request: Request, size: int, etag: str) -> None:
-    """Drops a range that means nothing, and refuses one that lies beyond the file, as RFC 9110 has it."""
-    asked = request.headers.get("range")
-    if asked is None or request.headers.get("if-range", etag) != etag:
-        return
-    if not _RANGES.fullmatch(asked) or not _runs_forward(asked):
-        kept = [(name, value) for name, value in request.scope["headers"] if name.lower() != b"range"]
-        request.scope["headers"] = kept
-    elif not any(_is_within(part.strip(), size) for part in asked.partition("=")[2].split(",")):
-        raise HTTPException(
-            status.HTTP_416_RANGE_NOT_SATISFIABLE,
-            f"the range lies beyond the file's {size} bytes",
-            headers={"Content-Range": f"bytes */{size}"},
-        )
-
-
-def _runs_forward(asked: str) -> bool:
-    bounds = [part.strip().partition("-") for part in asked.partition("=")[2].split(",")]
-    return all(not first or not last or int(first) <= int(last) for first, _, last in bounds)
-
-
-def _is_within(part: str, size: int) -> bool:
-    first, _, last = part.partition("-")
-    return int(first) < size if first else int(last) > 0 and size > 0

@@ -41,6 +41,7 @@ STATUSES: dict[type[Exception], HTTPStatus] = {
     errors.TooManyStreamsError: HTTPStatus.TOO_MANY_REQUESTS,
     errors.StorageError: HTTPStatus.INTERNAL_SERVER_ERROR,
     errors.DiskFullError: HTTPStatus.INSUFFICIENT_STORAGE,
+    errors.StorageUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.DataFolderLockedError: HTTPStatus.INTERNAL_SERVER_ERROR,
     errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.QueueError: HTTPStatus.SERVICE_UNAVAILABLE,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from app.services.admission import Admission
 from app.shared.database import Database
 from app.shared.settings import Settings
-from app.shared.storage import ArtifactStore, WorkFolders
+from app.shared.storage import ArtifactStore, WorkFolders, open_store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,7 +15,7 @@ class Context:
     Attributes:
         settings: what the operator chose.
         database: the rows.
-        artifacts: files to download.
+        artifacts: files to download, and uploads.
         work: checkpoints of jobs.
         admission: judges what clients ask for.
     """
@@ -31,12 +31,13 @@ def open_context(settings: Settings) -> Context:
     """Opens everything a service needs; the database must have been upgraded.
 
     Raises:
-        StorageError: the data folder cannot be used.
+        InvalidSettingsError: what the artifact store needs is not installed.
+        StorageError: the data folder or the artifact store cannot be used.
     """
     return Context(
         settings=settings,
         database=Database(settings.database),
-        artifacts=ArtifactStore(settings.data_dir / "artifacts"),
+        artifacts=open_store(settings),
         work=WorkFolders(settings.data_dir / "work"),
         admission=Admission(settings),
     )

@@ -1,5 +1,6 @@
 """Whether the service can do its work."""
 
+import logging
 import os
 import shutil
 import time
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 
 from app.services.context import Context
 from app.services.probe import Probe
-from app.shared.errors import DatabaseUnavailableError
+from app.shared.errors import DatabaseUnavailableError, DiskFullError, StorageError, StorageUnavailableError
 from app.shared.queue import broker_state
 
 # Less would not take the rows of one job.
@@ -18,6 +19,7 @@ _SECONDS = 3.0
 # Sooner, as nobody has to wait for what is not required.
 _BROKER_SECONDS = 1.0
 _SILENT = "it does not answer"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,7 @@ class Health:
         checks: dict[str, Callable[[], str]] = {
             "database": lambda: _database_fault(context),
             "data folder": lambda: _folder_fault(context),
+            "artifact store": lambda: _store_fault(context),
         }
         self._checks = {name: Probe(check) for name, check in checks.items()}
         self._broker = Probe(lambda: broker_state(context.settings))
@@ -80,4 +83,18 @@ def _folder_fault(context: Context) -> str:
         return "it cannot be written"
     if shutil.disk_usage(context.settings.data_dir).free < _LEAST_FREE_BYTES:
         return "its disk is full"
+    return ""
+
+
+def _store_fault(context: Context) -> str:
+    try:
+        context.artifacts.check()
+    except DiskFullError:
+        return "it is full"
+    except StorageUnavailableError:
+        return _SILENT
+    except StorageError as error:
+        # The error itself names folders of this machine.
+        _log.warning("%s", error, extra={"code": error.code})
+        return "it cannot be written"
     return ""

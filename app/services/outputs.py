@@ -1,8 +1,8 @@
 """What a job has produced."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from app.services.context import Context
@@ -31,11 +31,13 @@ class Download:
 
     Attributes:
         artifact: what is known of it.
-        path: where it lies.
+        read: gives its bytes from one position up to another, in pieces.
+        url: where a client that is sent there can read it; None if it is to get the bytes from here.
     """
 
     artifact: Artifact
-    path: Path
+    read: Callable[[int, int], Iterator[bytes]]
+    url: str | None
 
 
 def list_layers(context: Context, owner: str, job_id: str) -> Sequence[Layer]:
@@ -83,10 +85,14 @@ def open_artifact(context: Context, owner: str, job_id: str, name: str) -> Downl
         JobNotFoundError: there is no such job.
         ArtifactNotFoundError: it has no artifact of that name.
         ArtifactExpiredError: its retention time is over.
-        StorageError: its file is missing.
+        StorageError: no address of it can be made.
     """
     with context.database.snapshot() as session:
         artifact = outputs.find_artifact(session, jobs.get_job(session, job_id, owner), name)
     if artifact.storage_key is None:
         raise ArtifactExpiredError("the artifact was deleted when its retention time was over; run the job again")
-    return Download(artifact=artifact, path=context.artifacts.path(artifact.storage_key))
+    store, key, url = context.artifacts, artifact.storage_key, None
+    if context.settings.redirect_downloads:
+        filename = artifact.name.rsplit("/", 1)[-1]
+        url = store.presigned_url(key, filename=filename, media_type=artifact.media_type)
+    return Download(artifact=artifact, read=partial(store.read, key), url=url)

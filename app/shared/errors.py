@@ -20,6 +20,7 @@ AppError
 ├── OverQuotaError                  what is asked for is larger than the caller may ever have
 ├── StorageError                    files cannot be written or read
 │   ├── DiskFullError
+│   ├── StorageUnavailableError     the artifact store does not answer (worth retrying)
 │   └── DataFolderLockedError       another service uses this data folder
 ├── DatabaseUnavailableError        the database does not answer (worth retrying)
 ├── QueueError                      the broker does not answer (worth retrying)
@@ -177,6 +178,13 @@ class DiskFullError(StorageError):
     """There is no room left where the service keeps its files."""
 
     code = "disk_full"
+
+
+class StorageUnavailableError(StorageError):
+    """The artifact store does not answer; the same request may succeed later."""
+
+    code = "storage_unavailable"
+    retryable = True
 
 
 class DataFolderLockedError(StorageError):

@@ -10,6 +10,7 @@ jobs ─┬─ job_events         what happened, numbered without gaps
 
 tenants ── api_keys         who may come in, as which tenant
 uploads                     calibration files of a tenant
+identity                    tells this database from all others
 
 Everything below a job goes with it. Enumerations are text with a check, so that both databases treat them alike.
 """
@@ -234,6 +235,14 @@ class IdempotencyKey(Base):
     job_id: Mapped[str] = _job_key()
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
+
+
+class Identity(Base):
+    """One row, made with the table: whose the files of a store are, wherever the database moves."""
+
+    __tablename__ = "identity"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
 
 
 class Tenant(Base):

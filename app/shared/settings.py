@@ -281,15 +281,6 @@ class Settings(BaseSettings):
         return URL.create(_DRIVERS["sqlite"], database=str(self.data_dir / "rocket.sqlite3"))
 
     @property
-    def database_name(self) -> str:
-        """What tells the database from others, without user and password."""
-        if self.database_url is None:
-            # Wherever the data folder is moved to.
-            return "rocket.sqlite3"
-        url = self.database
-        return f"{url.get_backend_name()}://{url.host or ''}:{url.port or ''}/{url.database}"
-
-    @property
     def broker(self) -> str:
         """The broker's URL, password included."""
         return self.broker_url.get_secret_value()

@@ -1,4 +1,6 @@
-"""Tenants with their keys and quotas, uploads, queues of jobs, encrypted Hub tokens, names of requests."""
+"""Tenants with keys and quotas, uploads, queues, encrypted Hub tokens, names of requests, the database's identity."""
+
+import secrets
 
 import sqlalchemy as sa
 from alembic import op
@@ -15,6 +17,7 @@ def upgrade() -> None:
     """Adds them; jobs that exist already go to the queue of CPU workers."""
     _create_tenants()
     _create_uploads()
+    _create_identity()
     with op.batch_alter_table("jobs") as jobs:
         jobs.add_column(sa.Column("queue", sa.String(16), nullable=False, server_default="cpu"))
         jobs.add_column(sa.Column("hub_token", sa.Text()))
@@ -34,7 +37,7 @@ def downgrade() -> None:
         jobs.drop_constraint(op.f("ck_jobs_queue"), type_="check")
         for column in ("expires_at", "request_id", "hub_token", "queue"):
             jobs.drop_column(column)
-    for table in ("uploads", "api_keys", "tenants"):
+    for table in ("identity", "uploads", "api_keys", "tenants"):
         op.drop_table(table)
 
 
@@ -80,3 +83,12 @@ def _create_uploads() -> None:
         sa.PrimaryKeyConstraint("owner", "id", name=op.f("pk_uploads")),
         sa.UniqueConstraint("storage_key", name=op.f("uq_uploads_storage_key")),
     )
+
+
+def _create_identity() -> None:
+    identity = op.create_table(
+        "identity",
+        sa.Column("id", sa.String(32), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_identity")),
+    )
+    op.bulk_insert(identity, [{"id": secrets.token_hex(16)}])

@@ -20,7 +20,7 @@ from app.shared.outcomes import JobError, JobResult, NewArtifact, NewEvent
 from app.shared.repositories import jobs, leases, outputs
 from app.shared.requests import JobRequest
 from app.shared.settings import Settings
-from app.shared.storage import ArtifactStore
+from app.shared.storage import open_store
 from rocket_core.candidates import Candidate, LayerProfile
 from tests.rocket_client.fakes import build_report
 
@@ -50,7 +50,7 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.database = Database(settings.database)
-        self.artifacts = ArtifactStore(settings.data_dir / "artifacts")
+        self.artifacts = open_store(settings)
 
     def close(self):
         self.database.close()

@@ -1,11 +1,13 @@
 import hashlib
 import os
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 
 from app.api import artifacts
+from app.services import outputs
 from app.shared.repositories import sweeps
 from rocket_client import Rocket
 from rocket_client.errors import (
@@ -136,17 +138,22 @@ def test_a_part_that_is_none_is_begun_anew(client, job_id, folder, part, left):
 def test_a_range_is_asked_for_only_of_the_content_it_belongs_to(client, job_id, folder, part, monkeypatch):
     part.write_bytes(WEIGHTS[:1000])
     asked = []
-    settle = artifacts._settle_range
+    real = artifacts.asked_ranges
 
-    def spy(request, size, etag):
-        if "range" in request.headers:
-            asked.append((request.headers["range"], request.headers["if-range"]))
-        settle(request, size, etag)
+    def spy(header, size):
+        asked.append(header)
+        return real(header, size)
 
-    monkeypatch.setattr(artifacts, "_settle_range", spy)
+    monkeypatch.setattr(artifacts, "asked_ranges", spy)
     client.download(job_id, folder)
 
-    assert asked == [("bytes=1000-", f'"sha256-{hashlib.sha256(WEIGHTS).hexdigest()}"')]
+    assert [header for header in asked if header] == ["bytes=1000-"]
+
+
+def test_bytes_of_another_content_are_not_gone_on_with(client, service, job_id, folder, part):
+    part.write_bytes(b"old" * 1000)
+    client.download(job_id, folder)
+    assert contents(folder) == FILES
 
 
 def test_a_tampered_file_is_no_artifact(client, service, job_id, folder):
@@ -159,11 +166,17 @@ def test_a_tampered_file_is_no_artifact(client, service, job_id, folder):
     assert PART not in contents(folder)
 
 
-def test_a_file_that_goes_on_after_its_end_is_no_artifact(client, service, job_id, folder):
-    service.stored_file(WEIGHTS).write_bytes(WEIGHTS + b"more")
+def test_a_file_that_goes_on_after_its_end_is_no_artifact(client, job_id, folder, monkeypatch):
+    real = outputs.open_artifact
 
+    def longer(*arguments):
+        download = real(*arguments)
+        download.artifact.size += 4
+        return replace(download, read=lambda start, stop: iter([WEIGHTS[start:] + b"more"]))
+
+    monkeypatch.setattr(outputs, "open_artifact", longer)
     with pytest.raises(DigestMismatchError, match="larger"):
-        client.download(job_id, folder)
+        client.download(job_id, folder, exports=["factored"])
 
     assert (folder / PART).stat().st_size == 0
 

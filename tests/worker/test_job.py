@@ -1,9 +1,11 @@
 """A job's process, mostly inside this one: `Attempt` is all of it but the handling of signals and of its end."""
 
 import fcntl
+import hashlib
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -119,6 +121,37 @@ def test_a_job_that_succeeds_publishes_what_it_made_and_nothing_else_stays(
     told = messages(quick)
     assert told[:3] == ["queued", "running", "preflight"]
     assert told[-2:] == ["exporting", "succeeded"]
+
+
+def test_a_job_publishes_to_s3(configure, model, submit, claim, database, look, work, bucket, s3_settings):
+    settings = configure(**s3_settings)
+    job_id = submit(**QUICK)
+    Attempt(settings, database, claim(job_id), threading.Event()).run(os.getppid())
+    job = look(job_id)
+    assert (job.status, job.error) == ("succeeded", None)
+    with database.snapshot() as session:
+        rows = outputs.list_artifacts(session, job)
+    assert {"report.json", "factored/model.safetensors"} <= {row.name for row in rows}
+    assert bucket.names() == sorted(f"rocket/test/artifacts/{row.storage_key}" for row in rows)
+    for row in rows:
+        content = bucket.read(f"rocket/test/artifacts/{row.storage_key}")
+        assert (row.size, row.sha256) == (len(content), hashlib.sha256(content).hexdigest()), row.name
+    assert list(work.iterdir()) == []
+    assert not (settings.data_dir / "artifacts").exists()
+
+
+def test_a_store_that_is_away_costs_an_attempt_and_no_more(
+    configure, model, submit, claim, database, look, bucket, s3_settings, s3_server
+):
+    settings = configure(**s3_settings)
+    job_id = submit(**QUICK)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        away = settings.model_copy(update={"s3_endpoint_url": f"http://127.0.0.1:{held.getsockname()[1]}"})
+        Attempt(away, database, claim(job_id), threading.Event()).run(os.getppid())
+    assert look(job_id).status == "queued"
+    Attempt(settings, database, claim(job_id), threading.Event()).run(os.getppid())
+    assert (look(job_id).status, look(job_id).attempt) == ("succeeded", 2)
 
 
 def test_a_job_that_was_stopped_goes_on_where_it_was_and_gives_the_same_bytes(

@@ -3,13 +3,14 @@ import time
 from datetime import timedelta
 
 import pytest
-from pydantic import SecretStr
 from sqlalchemy import text
 
+from app.shared.database import Database, now, upgrade
+from app.shared.models import Upload
 from app.shared.outcomes import JobResult, NewArtifact
 from app.shared.queue import QUEUE, create_celery
 from app.shared.repositories import outputs, sweeps
-from app.shared.storage import ArtifactStore, WorkFolders
+from app.shared.storage import WorkFolders, open_store
 from rocket_core.report import CompressionReport
 from tests.worker.waiting import eventually
 from worker.reconciler import Reconciler
@@ -27,9 +28,9 @@ def reconcile(database):
     """A reconciler for some settings."""
     celeries = []
 
-    def reconcile(settings):
+    def reconcile(settings, rows=database):
         celeries.append(create_celery(settings))
-        return Reconciler(settings, database, celeries[-1])
+        return Reconciler(settings, rows, celeries[-1])
 
     yield reconcile
     for celery in celeries:
@@ -138,7 +139,7 @@ def test_a_machine_that_slept_gives_its_jobs_a_lease_to_report(reconcile, config
 
 
 def test_files_without_a_row_are_removed_once_they_are_old(reconcile, settings, submit, look, tmp_path, monkeypatch):
-    artifacts, work = ArtifactStore(settings.data_dir / "artifacts"), WorkFolders(settings.data_dir / "work")
+    artifacts, work = open_store(settings), WorkFolders(settings.data_dir / "work")
     source = tmp_path / "source"
     source.write_text("x")
     orphan = artifacts.put(source).key
@@ -146,7 +147,7 @@ def test_files_without_a_row_are_removed_once_they_are_old(reconcile, settings, 
     for key in (used, unused):
         (work.path(key) / "file").write_text("x")
     reconcile(settings).clean()
-    assert artifacts.path(orphan).exists()
+    assert names(settings.data_dir / "artifacts") == [orphan]
     assert names(settings.data_dir / "work") == sorted([used, unused])
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + DAY)
@@ -161,12 +162,49 @@ def test_another_database_does_not_remove_what_it_does_not_know(reconcile, setti
     file.touch()
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + DAY)
-    another = SecretStr(f"sqlite+pysqlite:///{tmp_path}/another.sqlite3")
-    reconcile(settings.model_copy(update={"database_url": another})).clean()
+    another = Database(f"sqlite+pysqlite:///{tmp_path}/another.sqlite3")
+    upgrade(f"sqlite+pysqlite:///{tmp_path}/another.sqlite3")
+    reconcile(settings, another).clean()
+    another.close()
     assert file.exists()
     assert "another database" in caplog.text
     reconcile(settings).clean()
     assert not file.exists()
+
+
+def test_the_sweep_of_a_bucket_leaves_artifacts_and_uploads(
+    reconcile, configure, bucket, s3_settings, database, submit, claim, monkeypatch
+):
+    settings = configure(**s3_settings)
+    store = open_store(settings)
+    artifact, upload, orphan = (store.put_stream([word], max_bytes=9) for word in (b"artifact", b"upload", b"orphan"))
+    lease = claim(submit())
+    described = NewArtifact(name="file", storage_key=artifact.key, size=artifact.size, sha256=artifact.sha256)
+    row = {"storage_key": upload.key, "sha256": upload.sha256, "size": upload.size, "suffix": ".txt", "documents": 1}
+    with database.transaction() as session:
+        outputs.succeed_job(session, lease, artifacts=[described], retention=timedelta(days=9), **SUCCESS)
+        session.add(Upload(owner="local", id=upload.sha256[:32], created_at=now(session), **row))
+    bucket.begin_upload(f"rocket/test/artifacts/{'e' * 32}")
+    bucket.begin_upload("another/service")
+    real = time.time
+    reconcile(settings).clean()
+    assert set(store.keys(before=real() + 60)) == {artifact.key, upload.key, orphan.key}
+    assert len(bucket.unfinished()) == 2
+    monkeypatch.setattr(time, "time", lambda: real() + 2 * DAY)
+    reconcile(settings).clean()
+    assert set(store.keys(before=real() + 60)) == {artifact.key, upload.key}
+    assert bucket.unfinished() == ["another/service"]
+
+
+def test_a_bucket_of_another_database_is_left_alone(reconcile, configure, bucket, s3_settings, monkeypatch, caplog):
+    settings = configure(**s3_settings)
+    bucket.write("rocket/test/database", b"of another service")
+    orphan = open_store(settings).put_stream([b"x"], max_bytes=1).key
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 2 * DAY)
+    reconcile(settings).clean()
+    assert open_store(settings).keys(before=real() + 60) == [orphan]
+    assert "another database" in caplog.text
 
 
 def test_a_file_that_cannot_be_removed_does_not_keep_the_others(reconcile, settings, monkeypatch, caplog):
@@ -184,7 +222,7 @@ def test_a_file_that_cannot_be_removed_does_not_keep_the_others(reconcile, setti
 
 
 def test_expired_artifacts_are_removed_all_at_once(reconciler, settings, database, submit, claim, look, tmp_path):
-    store = ArtifactStore(settings.data_dir / "artifacts")
+    store = open_store(settings)
     source = tmp_path / "source"
     source.write_text("x")
     expired, kept = submit(), submit()
@@ -202,7 +240,7 @@ def test_expired_artifacts_are_removed_all_at_once(reconciler, settings, databas
     assert len(names(settings.data_dir / "artifacts")) == 1
     with database.snapshot() as session:
         assert {row.storage_key for row in outputs.list_artifacts(session, look(expired))} == {None}
-        assert store.path(outputs.list_artifacts(session, look(kept))[0].storage_key).exists()
+        assert names(settings.data_dir / "artifacts") == [outputs.list_artifacts(session, look(kept))[0].storage_key]
 
 
 def test_cleaning_is_seldom_and_sweeping_is_not(reconciler, submit, messages, settings, database):

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from app.shared.database import now
 from app.shared.errors import ConflictError, JobNotFoundError, WorkerLostError
 from app.shared.lifecycle import Status
-from app.shared.models import Artifact, IdempotencyKey, Job, OutboxRow
+from app.shared.models import Artifact, IdempotencyKey, Identity, Job, OutboxRow, Upload
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.jobs import announce
@@ -23,6 +23,7 @@ LEASE_LOST = "lease_lost"
 """Type of the event that says that a job was taken from a worker which no longer reports."""
 
 _BATCH = 100
+_MOST_PARAMETERS = 1000
 _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
@@ -166,9 +167,19 @@ def find_orphans(session: Session, *, storage_keys: Collection[str], work_keys: 
         storage_keys: names found in the artifact store.
         work_keys: names found among the work folders.
     """
-    stored = session.scalars(select(Artifact.storage_key).where(Artifact.storage_key.in_(storage_keys)))
-    worked = session.scalars(select(Job.work_key).where(Job.work_key.in_(work_keys)))
-    return (set(storage_keys) - set(stored)) | (set(work_keys) - set(worked))
+    stored, worked = set(storage_keys), set(work_keys)
+    for column, keys in ((Artifact.storage_key, stored), (Upload.storage_key, stored), (Job.work_key, worked)):
+        found = sorted(keys)
+        # No database takes as many parameters as a store may have files.
+        for start in range(0, len(found), _MOST_PARAMETERS):
+            part = found[start : start + _MOST_PARAMETERS]
+            keys.difference_update(session.scalars(select(column).where(column.in_(part))))
+    return stored | worked
+
+
+def identity(session: Session) -> str:
+    """What tells the database from all others."""
+    return session.scalars(select(Identity.id)).one()
 
 
 def _reclaim(session: Session, condition: ColumnElement[bool]) -> list[str]:

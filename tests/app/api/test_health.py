@@ -92,3 +92,20 @@ def test_all_that_is_missing_is_named_at_once(client, settings):
     answer = client.get("/readyz")
     assert [fault.partition(":")[0] for fault in answer.json()["missing"]] == ["database", "data folder"]
     assert answer.json()["broker"] == "in this process"
+
+
+def test_a_service_without_its_store_says_which_dependency_is_missing(settings, bucket, s3_settings):
+    with socket.socket() as hanging:
+        hanging.bind(("127.0.0.1", 0))
+        hanging.listen()
+        away = s3_settings | {"s3_endpoint_url": f"http://127.0.0.1:{hanging.getsockname()[1]}"}
+        with local_client(create_app(settings.model_copy(update=away))) as client:
+            began = time.monotonic()
+            answer = client.get("/readyz")
+            assert time.monotonic() - began < 5
+    assert (answer.status_code, answer.json()["missing"]) == (503, ["artifact store: it does not answer"])
+
+
+def test_a_service_that_reaches_its_store_is_ready(settings, s3_settings):
+    with local_client(create_app(settings.model_copy(update=s3_settings))) as client:
+        assert client.get("/readyz").status_code == 200

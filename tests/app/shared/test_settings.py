@@ -1,7 +1,6 @@
 import base64
 
 import pytest
-from pydantic import SecretStr
 
 from app.shared.errors import InvalidSettingsError
 from app.shared.settings import Settings, describe, load_settings
@@ -187,9 +186,3 @@ def test_a_process_that_is_given_the_environment_has_the_same_settings(monkeypat
     assert load_settings() == settings
     assert load_settings().secrets() == settings.secrets()
     assert set(environment) <= {row.variable for row in describe()}
-
-
-def test_the_database_is_named_without_its_password():
-    url = SecretStr("postgresql+psycopg://someone:geheim@db.example:5432/rocket")
-    assert Settings(database_url=url).database_name == "postgresql://db.example:5432/rocket"
-    assert Settings(data_dir="/a").database_name == Settings(data_dir="/b").database_name

@@ -1,0 +1,351 @@
+"""Artifacts in a bucket of S3, or of a store that speaks its protocol.
+
+Who may write there is settled as for all AWS tools: environment variables, configuration files, the machine's role.
+Uploads that a crash has broken off become visible to nobody and are swept; a lifecycle rule of the bucket that aborts
+them after some days does no harm, and serves those stores that do not list them.
+"""
+
+import hashlib
+import threading
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+from urllib.parse import quote
+
+import boto3
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+from botocore.exceptions import (
+    ConnectionError as BotoConnectionError,
+)
+
+from app.shared.errors import DiskFullError, StorageError, StorageUnavailableError
+from app.shared.storage.faults import storage_errors
+from app.shared.storage.store import (
+    CHUNK_BYTES,
+    KEY,
+    ArtifactStore,
+    StoredFile,
+    capped,
+    new_key,
+    require_key,
+    require_regular,
+)
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+    from mypy_boto3_s3.type_defs import MultipartUploadTypeDef
+
+_PART_BYTES = 8 * 2**20
+_MOST_PARTS = 10_000
+_UPLOADS_AT_ONCE = 4
+_PRESIGNED_SECONDS = 300
+# Of one answer to /readyz, which has about a second.
+_CHECK_SECONDS = 0.8
+_PASSING = (BotoConnectionError, HTTPClientError, IncompleteReadError, CredentialRetrievalError)
+_PASSING_CODES = frozenset({"RequestTimeout", "SlowDown", "TooManyRequests", "Throttling", "ThrottlingException"})
+_FULL_CODES = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "ServiceQuotaExceeded"})
+_MISSING_CODES = frozenset({"NoSuchKey", "404"})
+_TAKEN_CODES = frozenset({"PreconditionFailed", "ConditionalRequestConflict"})
+# A session reads descriptions of all services, which takes longer than all else here.
+_SESSION_LOCK = threading.Lock()
+
+
+class S3Store(ArtifactStore):
+    """Artifacts in a bucket.
+
+    Args:
+        bucket: its name; it must exist.
+        prefix: of all keys there; empty for none.
+        endpoint_url: address of a store that is not Amazon's.
+        connect_seconds: longest wait for a connection.
+        answer_seconds: longest silence within an answer.
+        attempts: how often a request that got no answer is sent.
+
+    Raises:
+        StorageError: what the AWS tools are configured with makes no sense.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        endpoint_url: str | None = None,
+        connect_seconds: float = 5.0,
+        answer_seconds: float = 20.0,
+        attempts: int = 3,
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = f"{prefix.strip('/')}/".removeprefix("/")
+        self._folder = f"{self._prefix}artifacts/"
+        with _errors():
+            self._client = _client(endpoint_url, connect_seconds, answer_seconds, attempts)
+            self._impatient = _client(endpoint_url, _CHECK_SECONDS / 2, _CHECK_SECONDS / 2, 1)
+
+    def put(self, source: Path) -> StoredFile:
+        """Stores a file."""
+        require_regular(source)
+        with storage_errors(source), source.open("rb") as stream:
+            return self._upload(iter(partial(stream.read, CHUNK_BYTES), b""), source.stat().st_size)
+
+    def put_stream(self, chunks: Iterable[bytes], *, max_bytes: int) -> StoredFile:
+        """Stores what comes."""
+        return self._upload(capped(chunks, max_bytes), max_bytes)
+
+    def read(self, key: str, start: int, stop: int) -> Iterator[bytes]:
+        """Bytes of a file."""
+        name = self._name(key)
+        if start >= stop:
+            # No range says this.
+            return
+        with _errors(key):
+            answer = self._client.get_object(Bucket=self._bucket, Key=name, Range=f"bytes={start}-{stop - 1}")
+            left = stop - start
+            with closing(answer["Body"]) as body:
+                for chunk in body.iter_chunks(CHUNK_BYTES):
+                    left -= len(chunk)
+                    yield chunk
+        if left != 0:
+            raise StorageError(f"artifact file {key} has not its length in the store; restore it")
+
+    def remove(self, key: str) -> None:
+        """Removes a file."""
+        name = self._name(key)
+        with _errors():
+            self._client.delete_object(Bucket=self._bucket, Key=name)
+
+    def keys(self, *, before: float) -> list[str]:
+        """Files stored before a time."""
+        pages = self._client.get_paginator("list_objects_v2")
+        with _errors():
+            return [
+                entry["Key"].removeprefix(self._folder)
+                for page in pages.paginate(Bucket=self._bucket, Prefix=self._folder)
+                for entry in page.get("Contents", ())
+                if self._is_ours(entry["Key"]) and entry["LastModified"].timestamp() < before
+            ]
+
+    def remove_unfinished(self, *, before: float) -> int:
+        """Aborts uploads to which nothing was added for long."""
+        pages = self._client.get_paginator("list_multipart_uploads")
+        with _errors():
+            old = [
+                upload
+                for page in pages.paginate(Bucket=self._bucket, Prefix=self._folder)
+                for upload in page.get("Uploads", ())
+                if self._is_ours(upload["Key"]) and self._last_added(upload) < before
+            ]
+            for upload in old:
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        return len(old)
+
+    def is_bound_to(self, database: str) -> bool:
+        """Whether the files are those of a database."""
+        name = f"{self._prefix}database"
+        with _errors():
+            try:
+                self._client.put_object(Bucket=self._bucket, Key=name, Body=database.encode(), IfNoneMatch="*")
+            except ClientError as error:
+                if error.response["Error"]["Code"] not in _TAKEN_CODES:
+                    raise
+            with closing(self._client.get_object(Bucket=self._bucket, Key=name)["Body"]) as body:
+                return body.read() == database.encode()
+
+    def check(self) -> None:
+        """Writes an empty object."""
+        with _errors():
+            self._impatient.put_object(Bucket=self._bucket, Key=f"{self._prefix}check", Body=b"")
+
+    def presigned_url(self, key: str, *, filename: str, media_type: str) -> str:
+        """Where a client can read a file for a few minutes."""
+        wanted = {
+            "Bucket": self._bucket,
+            "Key": self._name(key),
+            "ResponseContentDisposition": f"attachment; filename*=utf-8''{quote(filename, safe='')}",
+            "ResponseContentType": media_type,
+        }
+        with _errors():
+            return self._client.generate_presigned_url("get_object", Params=wanted, ExpiresIn=_PRESIGNED_SECONDS)
+
+    def _upload(self, chunks: Iterator[bytes], max_bytes: int) -> StoredFile:
+        part_bytes = max(_PART_BYTES, -(-max_bytes // _MOST_PARTS))
+        tally = _Tally(chunks, part_bytes)
+        key = new_key()
+        config = TransferConfig(
+            multipart_threshold=part_bytes, multipart_chunksize=part_bytes, max_concurrency=_UPLOADS_AT_ONCE
+        )
+        with _errors():
+            # In several parts if it is long, each with its hash; visible once all are there, and aborted on errors.
+            self._client.upload_fileobj(
+                cast("IO[bytes]", tally),
+                self._bucket,
+                self._name(key),
+                ExtraArgs={"ChecksumAlgorithm": "SHA256"},
+                Config=config,
+            )
+        self._verify(key, tally)
+        return StoredFile(key=key, size=tally.size, sha256=tally.sha256)
+
+    def _verify(self, key: str, tally: "_Tally") -> None:
+        """Compares what the store has with what was sent.
+
+        Stores that know nothing of SHA-256 are made to send it all back.
+        """
+        with _errors():
+            head = self._client.head_object(Bucket=self._bucket, Key=self._name(key), ChecksumMode="ENABLED")
+        found = head.get("ChecksumSHA256")
+        if found is None:
+            digest = hashlib.sha256()
+            for chunk in self.read(key, 0, tally.size):
+                digest.update(chunk)
+            is_same = digest.hexdigest() == tally.sha256
+        else:
+            is_same = found.partition("-")[0] in tally.checksums
+        if not is_same or head["ContentLength"] != tally.size:
+            self.remove(key)
+            raise StorageUnavailableError(
+                "the artifact store has other bytes than it was sent; they are removed, retry"
+            )
+
+    def _last_added(self, upload: "MultipartUploadTypeDef") -> float:
+        """When something was last added to an unfinished upload, in seconds since the epoch."""
+        pages = self._client.get_paginator("list_parts").paginate(
+            Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+        )
+        times = [part["LastModified"] for page in pages for part in page.get("Parts", ())]
+        return max([upload["Initiated"], *times]).timestamp()
+
+    def _name(self, key: str) -> str:
+        return self._folder + require_key(key)
+
+    def _is_ours(self, name: str) -> bool:
+        return KEY.fullmatch(name.removeprefix(self._folder)) is not None
+
+
+class _Tally:
+    """A file-like object that hashes what is read of it, as a whole and in the parts that it is sent in.
+
+    Args:
+        chunks: the content.
+        part_bytes: length of every part but the last.
+    """
+
+    def __init__(self, chunks: Iterator[bytes], part_bytes: int) -> None:
+        self._chunks = chunks
+        self._part_bytes = part_bytes
+        self._ahead = bytearray()
+        self._whole = hashlib.sha256()
+        self._part = hashlib.sha256()
+        self._parts = b""
+        self.size = 0
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all that was read, hexadecimal."""
+        return self._whole.hexdigest()
+
+    @property
+    def checksums(self) -> set[str]:
+        """What a store may say that the content's SHA-256 is: of the whole, or of the hashes of the parts."""
+        parts = self._parts + (self._part.digest() if self.size % self._part_bytes else b"")
+        return {b64encode(digest).decode() for digest in (self._whole.digest(), hashlib.sha256(parts).digest())}
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, as many as asked for unless it ends; all if the size is negative."""
+        while (size < 0 or len(self._ahead) < size) and (chunk := next(self._chunks, None)) is not None:
+            self._ahead += chunk
+        end = len(self._ahead) if size < 0 else size
+        piece = bytes(self._ahead[:end])
+        del self._ahead[:end]
+        self._count(piece)
+        return piece
+
+    def _count(self, piece: bytes) -> None:
+        self._whole.update(piece)
+        rest = memoryview(piece)
+        while rest:
+            fitting = rest[: self._part_bytes - self.size % self._part_bytes]
+            self._part.update(fitting)
+            self.size += len(fitting)
+            rest = rest[len(fitting) :]
+            if self.size % self._part_bytes == 0:
+                self._parts += self._part.digest()
+                self._part = hashlib.sha256()
+
+
+def _client(endpoint_url: str | None, connect_seconds: float, answer_seconds: float, attempts: int) -> "S3Client":
+    config = Config(
+        connect_timeout=connect_seconds,
+        read_timeout=answer_seconds,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        max_pool_connections=64,
+        signature_version="s3v4",
+        # Names of buckets are subdomains at Amazon; elsewhere the name service knows nothing of them.
+        s3={"addressing_style": "auto" if endpoint_url is None else "path"},
+        # Hashes are ours to ask for; many stores do not know those that would be added otherwise.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    # Clients may be used by several threads at once, what makes them may not.
+    with _SESSION_LOCK:
+        return _session().client("s3", endpoint_url=endpoint_url, config=config)
+
+
+@cache
+def _session() -> boto3.Session:
+    return boto3.Session()
+
+
+@contextmanager
+def _errors(key: str | None = None) -> Iterator[None]:
+    """Turns errors of the AWS library into ours, which name neither bucket nor address: clients may read them."""
+    try:
+        yield
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise StorageError(
+            "there are no credentials for the artifact store; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "whatever else the AWS tools look for"
+        ) from error
+    except _PASSING as error:
+        raise _unavailable(type(error).__name__) from error
+    except ClientError as error:
+        raise _refusal(error, key) from error
+    except BotoCoreError as error:
+        raise StorageError(f"cannot use the artifact store ({type(error).__name__}): {error}") from error
+
+
+def _refusal(error: ClientError, key: str | None) -> StorageError:
+    code = error.response["Error"]["Code"]
+    status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+    if key is not None and code in _MISSING_CODES:
+        return StorageError(f"artifact file {key} is missing from the artifact store; restore it or retry the job")
+    if key is not None and code == "InvalidRange":
+        return StorageError(f"artifact file {key} has not its length in the store; restore it")
+    if code in _FULL_CODES:
+        return DiskFullError("no room is left in the artifact store; free some and retry")
+    if status >= 500 or code in _PASSING_CODES:
+        return _unavailable(code)
+    return StorageError(
+        f"the artifact store refuses {error.operation_name} ({code}); check ROCKET_STORAGE_URL, "
+        "ROCKET_S3_ENDPOINT_URL and what the credentials may do"
+    )
+
+
+def _unavailable(reason: str) -> StorageUnavailableError:
+    return StorageUnavailableError(
+        f"the artifact store does not answer ({reason}); it is tried again, else check that it runs, "
+        "ROCKET_STORAGE_URL and ROCKET_S3_ENDPOINT_URL"
+    )

@@ -1,0 +1,185 @@
+"""What S3 does in its own way, and what becomes of a store that does not do it."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from app.services.probe import Probe
+from app.shared.errors import DiskFullError, InvalidSettingsError, StorageError, StorageUnavailableError
+from app.shared.settings import Settings
+from app.shared.storage import open_store
+from app.shared.storage.s3 import S3Store
+
+LONG = bytes(range(256)) * 4096 * 9
+
+
+@pytest.fixture
+def store(s3_settings, tmp_path):
+    return open_store(Settings(data_dir=tmp_path, **s3_settings))
+
+
+@pytest.fixture
+def hurried(bucket):
+    """A store at some address, with little patience."""
+
+    def hurried(url):
+        return S3Store("a-bucket", "p", endpoint_url=url, connect_seconds=0.2, answer_seconds=0.2, attempts=2)
+
+    return hurried
+
+
+@contextmanager
+def answering(status, code):
+    """A server that answers every request with an error."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def refuse(self):
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            body = f"<Error><Code>{code}</Code></Error>".encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_DELETE = refuse
+
+        def log_message(self, *_arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+ACTIONS = {
+    "put": lambda store: store.put_stream([b"abc"], max_bytes=3),
+    "read": lambda store: list(store.read("a" * 32, 0, 3)),
+    "remove": lambda store: store.remove("a" * 32),
+    "keys": lambda store: store.keys(before=time.time()),
+    "remove_unfinished": lambda store: store.remove_unfinished(before=time.time()),
+    "is_bound_to": lambda store: store.is_bound_to("one"),
+    "check": lambda store: store.check(),
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
+@pytest.mark.parametrize("is_listening", [True, False], ids=["hangs", "refuses"])
+def test_a_store_that_does_not_answer_is_told_in_time(hurried, action, is_listening):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        if is_listening:
+            held.listen()
+        store = hurried(f"http://127.0.0.1:{held.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(StorageUnavailableError):
+            action(store)
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (503, "SlowDown", StorageUnavailableError),
+        (500, "InternalError", StorageUnavailableError),
+        (403, "AccessDenied", StorageError),
+        (507, "XMinioStorageFull", DiskFullError),
+    ],
+)
+def test_a_refusal_is_told_apart_and_names_no_bucket(hurried, status, code, kind):
+    with answering(status, code) as url, pytest.raises(StorageError, match="store") as refused:
+        ACTIONS["put"](hurried(url))
+    assert type(refused.value) is kind
+    assert "a-bucket" not in str(refused.value)
+    assert url not in str(refused.value)
+
+
+def test_what_arrived_otherwise_than_it_was_sent_is_noticed_and_removed(store, bucket):
+    def tamper(params, **_options):
+        bucket.write(params["url_path"].removeprefix(f"/{bucket.name}/"), b"X" + LONG[1:])
+
+    store._client.meta.events.register("before-call.s3.HeadObject", tamper)
+    with pytest.raises(StorageUnavailableError, match="other bytes"):
+        store.put_stream([LONG], max_bytes=len(LONG))
+    assert bucket.names() == []
+
+
+@pytest.mark.parametrize("is_tampered", [False, True])
+def test_a_store_that_knows_no_sha256_has_to_send_it_all_back(store, bucket, is_tampered):
+    def forget(parsed, **_options):
+        parsed.pop("ChecksumSHA256")
+        if is_tampered:
+            (name,) = bucket.names()
+            bucket.write(name, b"xyz")
+
+    store._client.meta.events.register("after-call.s3.HeadObject", forget)
+    if is_tampered:
+        with pytest.raises(StorageUnavailableError, match="other bytes"):
+            store.put_stream([b"abc"], max_bytes=3)
+        assert bucket.names() == []
+    else:
+        assert bucket.read(f"rocket/test/artifacts/{store.put_stream([b'abc'], max_bytes=3).key}") == b"abc"
+
+
+def test_a_presigned_url_gives_the_file_to_whoever_has_it(store):
+    stored = store.put_stream([b"abcdef"], max_bytes=6)
+    url = store.presigned_url(stored.key, filename="a b.md", media_type="text/markdown")
+    assert "X-Amz-Expires=300" in url
+    assert "not-secret" not in url
+    request = urllib.request.Request(url, headers={"Range": "bytes=2-"})
+    with urllib.request.urlopen(request) as answer:
+        assert (answer.status, answer.read()) == (206, b"cdef")
+        assert answer.headers["Content-Disposition"] == "attachment; filename*=utf-8''a%20b.md"
+        assert answer.headers["Content-Type"] == "text/markdown"
+
+
+def test_without_credentials_it_says_which_are_missing(store, s3_settings, monkeypatch, tmp_path):
+    from app.shared.storage import s3
+
+    s3._session.cache_clear()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    try:
+        with pytest.raises(StorageError, match="AWS_ACCESS_KEY_ID"):
+            open_store(Settings(data_dir=tmp_path, **s3_settings)).check()
+    finally:
+        s3._session.cache_clear()
+
+
+def test_without_its_library_it_says_what_to_install(s3_settings, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.delitem(sys.modules, "app.shared.storage.s3")
+    with pytest.raises(InvalidSettingsError, match=r"pip install 'rocket-compress\[s3\]'"):
+        open_store(Settings(data_dir=tmp_path, **s3_settings))
+
+
+def test_a_service_with_a_local_store_loads_nothing_of_it():
+    code = "import sys, app.main; sys.exit(any(name in sys.modules for name in ('boto3', 'botocore')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_check_that_hangs_is_not_waited_for_and_not_begun_twice():
+    begun, end = [], threading.Event()
+
+    def hang():
+        begun.append(1)
+        end.wait()
+
+    probe = Probe(hang, patience=0.05, fresh_seconds=0)
+    began = time.monotonic()
+    assert [probe.ask() for _ in range(3)] == [(False, None)] * 3
+    assert time.monotonic() - began < 2
+    assert begun == [1]
+    end.set()

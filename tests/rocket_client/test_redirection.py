@@ -1,0 +1,120 @@
+"""Downloads from a server that sends its clients to the store."""
+
+import hashlib
+
+import httpx2
+import pytest
+
+from rocket_client import Rocket
+from rocket_client.errors import DigestMismatchError, StoreUnreachableError
+from tests.rocket_client.service import Service
+
+WEIGHTS = bytes(range(256)) * 4096
+FILES = {"factored/model.safetensors": WEIGHTS, "report.json": b"{}", "empty": b""}
+
+
+@pytest.fixture
+def service(service, s3_settings):
+    sending = Service(service.settings.model_copy(update={**s3_settings, "redirect_downloads": True}))
+    yield sending
+    sending.close()
+
+
+@pytest.fixture
+def job_id(service):
+    return service.succeeded(FILES)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def at_store(monkeypatch):
+    """What arrives at the store, as far as it is sent by this process's HTTP client."""
+    sent = []
+    real = httpx2.Client.stream
+
+    def spy(self, method, url, **options):
+        request = self.build_request(method, url, headers=options.get("headers"))
+        if "X-Amz-Signature" in str(request.url):
+            sent.append(dict(request.headers))
+        return real(self, method, url, **options)
+
+    monkeypatch.setattr(httpx2.Client, "stream", spy)
+    return sent
+
+
+def contents(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_files_come_from_the_store_and_are_what_was_published(client, job_id, folder, at_store):
+    client.download(job_id, folder)
+    assert contents(folder) == FILES
+    assert len(at_store) == 2, "an empty file needs no bytes"
+
+
+def test_a_part_is_gone_on_with_at_the_store(client, job_id, folder, at_store):
+    (folder / "factored").mkdir(parents=True)
+    (folder / "factored/model.safetensors.part").write_bytes(WEIGHTS[:1000])
+    told = []
+    client.download(job_id, folder, on_progress=told.append)
+    assert contents(folder) == FILES
+    assert told[-1].received == sum(map(len, FILES.values())) - 1000
+    assert "bytes=1000-" in [headers.get("range") for headers in at_store]
+
+
+def test_the_store_learns_nothing_of_who_asks(client, job_id, folder, at_store):
+    client._transport._http.headers["Authorization"] = "Bearer rk_id_secret"
+    client._transport._http.cookies.set("session", "secret")
+    client.download(job_id, folder)
+    assert at_store
+    for headers in at_store:
+        assert not {"authorization", "cookie", "if-range"} & set(headers)
+        assert "secret" not in str(headers)
+
+
+def test_other_bytes_at_the_store_are_no_artifact(client, job_id, folder, bucket):
+    digest = hashlib.sha256(WEIGHTS).hexdigest()
+    (name,) = [name for name in bucket.names() if bucket.read(name) == WEIGHTS]
+    bucket.write(name, b"X" + WEIGHTS[1:])
+    with pytest.raises(DigestMismatchError, match=digest):
+        client.download(job_id, folder)
+    assert "factored/model.safetensors" not in contents(folder)
+
+
+def test_a_store_without_the_file_is_told_without_its_signature(server, job_id, folder, bucket):
+    for name in bucket.names():
+        bucket.remove(name)
+    with Rocket(server.url, patience=0.3) as client, pytest.raises(StoreUnreachableError, match="status 404") as gone:
+        client.download(job_id, folder)
+    assert "Signature" not in str(gone.value)
+
+
+def test_who_may_not_have_a_file_is_not_sent_to_it(server, service, job_id):
+    sent = httpx2.get(f"{server.url}/jobs/{job_id}/artifacts/report.json")
+    assert (sent.status_code, sent.headers["cache-control"]) == (307, "no-store")
+    for path in (f"/jobs/{job_id}/artifacts/other", f"/jobs/job_{'0' * 26}/artifacts/report.json"):
+        refused = httpx2.get(server.url + path)
+        assert refused.status_code == 404
+        assert "location" not in refused.headers
+
+
+def test_a_browser_saves_the_file_under_its_name(server, job_id):
+    answer = httpx2.get(f"{server.url}/jobs/{job_id}/artifacts/factored/model.safetensors", follow_redirects=True)
+    assert answer.content == WEIGHTS
+    assert "model.safetensors" in answer.headers["content-disposition"]
+    assert answer.headers["content-type"] == "application/octet-stream"
+
+
+def test_a_range_of_another_content_does_not_come_from_the_store(server, job_id):
+    headers = {"Range": "bytes=5-", "If-Range": '"sha256-other"'}
+    answer = httpx2.get(f"{server.url}/jobs/{job_id}/artifacts/factored/model.safetensors", headers=headers)
+    assert (answer.status_code, answer.content) == (200, WEIGHTS)
+
+
+def test_a_head_is_answered_by_the_server(server, job_id):
+    answer = httpx2.head(f"{server.url}/jobs/{job_id}/artifacts/factored/model.safetensors")
+    assert (answer.status_code, answer.headers["content-length"]) == (200, str(len(WEIGHTS)))
