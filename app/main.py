@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware.exceptions import ExceptionMiddleware
 
-from app.api import artifacts, catalog, events, health, jobs, metrics
+from app.api import artifacts, calibrations, catalog, estimates, events, health, jobs, metrics
 from app.api.access import AccessMiddleware
 from app.api.dependencies import BEARER
 from app.api.errors import ERROR_HANDLERS, install_error_handlers
@@ -53,11 +53,13 @@ def create_app(settings: Settings, *, registry: CollectorRegistry | None = None,
     app.state.health = Health(context)
     app.state.metrics = registry
     app.state.downloads = CapacityLimiter(_DOWNLOAD_THREADS)
+    app.state.upload_threads = CapacityLimiter(calibrations.UPLOAD_THREADS)
     app.include_router(health.router)
-    for router in (jobs.router, events.router, artifacts.router, catalog.router, metrics.router):
-        app.include_router(router, dependencies=[BEARER])
+    for part in (jobs, events, artifacts, estimates, calibrations, catalog, metrics):
+        app.include_router(part.router, dependencies=[BEARER])
     # The last one added is the first to see a request.
-    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
+    uploads = {("POST", calibrations.PATH): settings.max_upload_bytes}
+    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes, exceptions=uploads)
     app.add_middleware(AccessMiddleware, context=context, address=address)
     app.add_middleware(ExceptionMiddleware, handlers=ERROR_HANDLERS)
     app.add_middleware(MetricsMiddleware, metrics=HttpMetrics(registry))

@@ -18,6 +18,7 @@ from rocket_client.fetching import DownloadedFile, DownloadProgress, fetch_artif
 from rocket_client.resources import (
     Artifact,
     ArtifactList,
+    Estimate,
     Event,
     Job,
     JobPage,
@@ -25,6 +26,7 @@ from rocket_client.resources import (
     LayerList,
     NamedList,
     Progress,
+    Upload,
 )
 from rocket_client.streaming import follow_events
 from rocket_client.transport import Transport, Waiting
@@ -32,6 +34,8 @@ from rocket_core.report import CompressionReport
 
 _PAGE = 100
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]+")
+_UPLOAD_ID = re.compile(r"upload/[0-9a-f]{32}")
+_UPLOAD_TYPES = {".txt": "text/plain", ".jsonl": "application/jsonl"}
 
 
 def _ignore_wait(waiting: Waiting) -> None:
@@ -109,6 +113,7 @@ class Rocket:
         options: Mapping[str, JsonValue] | None = None,
         metadata: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
+        hub_token: str | None = None,
     ) -> Job:
         """Submits a job; what is not given takes the server's default.
 
@@ -121,17 +126,62 @@ class Rocket:
             metadata: labels of your own.
             idempotency_key: a second request under the same key gets the job of the first; None makes up a key, so
                 that a request whose answer is lost makes one job and not two.
+            hub_token: a token of the Hugging Face Hub, for what only its owner may read; the server forgets it when
+                the job ends.
 
         Raises:
             InvalidArgumentError: the ratio is no number.
             ProblemError: the server cannot carry that out.
         """
-        if not math.isfinite(ratio):
-            raise InvalidArgumentError(f"the ratio is {ratio}; it is a fraction, from 0 to below 1")
         given = {"revision": revision, "calibration": calibration, "options": options, "metadata": metadata}
-        body = {"model_id": model_id, "ratio": ratio} | {name: value for name, value in given.items() if value}
-        headers = {"Idempotency-Key": _header(idempotency_key or str(uuid.uuid4()))}
+        body = _request(model_id, ratio, given)
+        headers = {"Idempotency-Key": _header(idempotency_key or str(uuid.uuid4())), **_token(hub_token)}
         return self._job(self._transport.send("POST", "/jobs", json=body, headers=headers))
+
+    def estimate(
+        self,
+        model_id: str,
+        *,
+        ratio: float,
+        revision: str | None = None,
+        calibration: Mapping[str, JsonValue] | None = None,
+        options: Mapping[str, JsonValue] | None = None,
+        hub_token: str | None = None,
+    ) -> Estimate:
+        """What a job would take, without making one; arguments and errors are those of `submit`."""
+        given = {"revision": revision, "calibration": calibration, "options": options}
+        body = _request(model_id, ratio, given)
+        answer = self._transport.send("POST", "/estimates", json=body, headers=_token(hub_token))
+        return self._transport.parse(answer.content, Estimate)
+
+    def upload(self, file: Path) -> Upload:
+        """Brings a calibration file to the server; the same content again is the same upload.
+
+        Args:
+            file: a `.txt` file, or a `.jsonl` file with an object with a string `text` on each line.
+
+        Raises:
+            InvalidArgumentError: a file of another kind.
+            ProblemError: the server cannot use it.
+            OSError: it cannot be read.
+        """
+        kind = _UPLOAD_TYPES.get(file.suffix.lower())
+        if kind is None:
+            raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only those can be uploaded")
+        answer = self._transport.send(
+            "POST", "/calibrations", content=file.read_bytes(), headers={"Content-Type": kind}
+        )
+        return self._transport.parse(answer.content, Upload)
+
+    def delete_upload(self, upload_id: str) -> None:
+        """Deletes an upload that no job needs any more.
+
+        Args:
+            upload_id: `upload/ID`.
+        """
+        if not _UPLOAD_ID.fullmatch(upload_id):
+            raise InvalidArgumentError(f"{upload_id!r} is no upload; they look like upload/ and 32 digits")
+        self._transport.send("DELETE", f"/calibrations/{upload_id.partition('/')[2]}", is_repeatable=False)
 
     def get_job(self, job_id: str) -> Job:
         """A job as it is now."""
@@ -181,9 +231,14 @@ class Rocket:
         """Cancels a job: at once if it waits, as soon as its worker notices if it runs (`cancelling`)."""
         return self._job(self._transport.send("POST", _path(job_id, "cancel")))
 
-    def retry(self, job_id: str) -> Job:
-        """Makes a new job of one that failed or was cancelled; it goes on from the checkpoints."""
-        return self._job(self._transport.send("POST", _path(job_id, "retry")))
+    def retry(self, job_id: str, *, hub_token: str | None = None) -> Job:
+        """Makes a new job of one that failed or was cancelled; it goes on from the checkpoints.
+
+        Args:
+            job_id: the job.
+            hub_token: as in `submit`; that of the job was forgotten when it ended.
+        """
+        return self._job(self._transport.send("POST", _path(job_id, "retry"), headers=_token(hub_token)))
 
     def delete(self, job_id: str) -> None:
         """Deletes a job that has ended, with its artifacts."""
@@ -275,6 +330,20 @@ def _path(job_id: str, *parts: str) -> str:
     if not _JOB_ID.fullmatch(job_id):
         raise InvalidArgumentError(f"{job_id!r} is no job's id, which look like job_0123456789abcdefghjkmnpqrs")
     return "/".join(("/jobs", job_id, *parts))
+
+
+def _request(model_id: str, ratio: float, given: Mapping[str, object]) -> dict[str, object]:
+    if not math.isfinite(ratio):
+        raise InvalidArgumentError(f"the ratio is {ratio}; it is a fraction, from 0 to below 1")
+    return {"model_id": model_id, "ratio": ratio} | {name: value for name, value in given.items() if value}
+
+
+def _token(hub_token: str | None) -> dict[str, str]:
+    if hub_token is None:
+        return {}
+    if not hub_token.isascii() or not hub_token.isprintable():
+        raise InvalidArgumentError("a Hub token has printable ASCII characters only")
+    return {"Hub-Token": hub_token}
 
 
 def _header(text: str) -> str:

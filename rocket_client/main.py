@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rocket_client import admin, cancel, compress, download, evaluate, jobs, report, retry, serve, submit, watch
+from rocket_client import admin, cancel, compress, download, evaluate, jobs, report, retry, serve, submit, upload, watch
 from rocket_client.failures import MEANINGS
 from rocket_core import __version__
 
@@ -23,6 +23,7 @@ for _name, _command in (
     (compress.NAME, compress.compress),
     (evaluate.NAME, evaluate.evaluate),
     (serve.NAME, serve.serve),
+    (upload.NAME, upload.upload),
     (submit.NAME, submit.submit),
     (jobs.NAME, jobs.jobs),
     (watch.NAME, watch.watch),

@@ -91,7 +91,7 @@ ServerCalibration = Annotated[
     typer.Option(
         metavar="NAME",
         help=f"Calibration text: {config.BUILTIN_DATASET} (the default), {', '.join(config.HUB_DATASETS)}, or "
-        "local/FILE of the server's datasets folder.",
+        "local/FILE of the server's datasets folder, or what `rocket upload` prints.",
     ),
 ]
 ServerSamples = Annotated[int | None, _SAMPLES]
@@ -101,6 +101,14 @@ ServerDtype = Annotated[config.StorageDtype | None, _DTYPE]
 ServerPrecision = Annotated[config.Precision | None, _PRECISION]
 Metadata = Annotated[
     list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label of your own for the job; repeatable.")
+]
+HubTokenVariable = Annotated[
+    str | None,
+    typer.Option(
+        "--hub-token-env",
+        metavar="VARIABLE",
+        help="Environment variable with a token of the Hugging Face Hub, for what only its owner may read.",
+    ),
 ]
 IdempotencyKey = Annotated[
     str | None, typer.Option(metavar="KEY", help="Submitted again under the same key, the job is the same one.")

@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from rocket_client.defaults import COMMAND_PATIENCE, DEFAULT_SERVER, KEY_VARIABLE, SERVER_VARIABLE
 from rocket_client.errors import ClientError, ProblemError
 from rocket_client.failures import reported_failures
@@ -77,6 +79,24 @@ def command(server: str, *arguments: str) -> str:
     """A command line to go on with, quoted for a shell; it names the server where that is not understood."""
     usual = os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
     return shlex.join(["rocket", *arguments, *(() if server == usual else ("--server", server))])
+
+
+def hub_token(variable: str | None) -> str | None:
+    """The Hub token in an environment variable: on a command line everybody could read it.
+
+    Raises:
+        typer.BadParameter: there is no such variable.
+    """
+    if variable is None:
+        return None
+    token = os.environ.get(variable)
+    if not token:
+        # Not repeated: it may be the token itself.
+        raise typer.BadParameter(
+            "the environment has no variable of that name; name the variable, not the token",
+            param_hint="--hub-token-env",
+        )
+    return token
 
 
 def explain_names(rocket: "Rocket", error: ProblemError, *, model_id: str, dataset: str | None) -> ProblemError:

@@ -237,6 +237,52 @@ class ArtifactList(_Resource):
     data: tuple[Artifact, ...]
 
 
+class Upload(_Resource):
+    """A calibration file of one's own.
+
+    Attributes:
+        id: `upload/ID`, as `submit` takes it.
+        size: bytes.
+        documents: how many it holds.
+        sha256: hash of its content, hexadecimal.
+    """
+
+    id: str
+    size: int
+    documents: int
+    sha256: str
+
+
+class Estimate(_Resource):
+    """What a job would take; see `POST /estimates`.
+
+    Attributes:
+        commit: what the revision names now; None for a local model.
+        parameters: of the whole model.
+        stored_bytes: of its weights.
+        compressible_parameters: of the layers that can be compressed.
+        kept_parameters: most that are left of them.
+        factored_bytes: most that the factored artifact takes.
+        nearest_ratio: the ratio asked for, or the highest that is certain to be reached.
+        calibration_tokens: most that are read.
+        memory_bytes: of the device that computes.
+        disk_bytes: for checkpoints and artifacts.
+    """
+
+    model_id: str
+    commit: str | None = None
+    parameters: int
+    stored_bytes: int
+    compressible_parameters: int
+    kept_parameters: int
+    factored_bytes: int
+    ratio: float
+    nearest_ratio: float
+    calibration_tokens: int
+    memory_bytes: int
+    disk_bytes: int
+
+
 class Named(_Resource):
     """Something that the server offers by name."""
 

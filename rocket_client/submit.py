@@ -9,7 +9,7 @@ from rocket_client import options
 from rocket_client.defaults import DEFAULT_SERVER
 from rocket_client.errors import ProblemError
 from rocket_client.progress import print_line
-from rocket_client.remote import OutageNotice, command, connected, explain_names
+from rocket_client.remote import OutageNotice, command, connected, explain_names, hub_token
 from rocket_client.watch import follow_job, report_end
 
 NAME = "submit"
@@ -31,6 +31,7 @@ def submit(
     revision: options.Revision = None,
     metadata: options.Metadata = None,
     idempotency_key: options.IdempotencyKey = None,
+    hub_token_env: options.HubTokenVariable = None,
     watch: options.Watch = False,
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
@@ -39,7 +40,7 @@ def submit(
 
     What is not given takes the server's defaults.
     """
-    labels = _labels(metadata or ())
+    labels, token = _labels(metadata or ()), hub_token(hub_token_env)
     text = {"dataset": calibration, "samples": samples, "sequence_length": sequence_length, "seed": seed}
     method = {"objective": objective, "ignore": ignore, "export": export, "dtype": dtype, "precision": precision}
     notice = OutageNotice(server, quiet=as_json)
@@ -53,6 +54,7 @@ def submit(
                 options=_given(method),
                 metadata=labels,
                 idempotency_key=idempotency_key,
+                hub_token=token,
             )
         except ProblemError as error:
             raise explain_names(rocket, error, model_id=model_id, dataset=calibration) from error

@@ -117,6 +117,7 @@ class Transport:
         *,
         params: Mapping[str, str | int | None] | None = None,
         json: Any = None,
+        content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         is_repeatable: bool = True,
         patience: float | None = None,
@@ -128,6 +129,7 @@ class Transport:
             path: below the server's address.
             params: the query, without those that are None.
             json: the body.
+            content: the body as it is.
             headers: further headers.
             is_repeatable: whether it does no harm that the server receives it twice.
             patience: seconds without an answer before giving up; None takes this transport's.
@@ -141,7 +143,7 @@ class Transport:
         left = Patience(self._patience if patience is None else patience)
         while True:
             try:
-                with self.open(method, path, params=params, json=json, headers=headers) as response:
+                with self.open(method, path, params=params, json=json, content=content, headers=headers) as response:
                     response.read()
                     return response
             except ClientError as error:
@@ -157,6 +159,7 @@ class Transport:
         *,
         params: Mapping[str, str | int | None] | None = None,
         json: Any = None,
+        content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         read_seconds: float | None = None,
         may_redirect: bool = False,
@@ -168,6 +171,7 @@ class Transport:
             path: below the server's address.
             params: the query, without those that are None.
             json: the body.
+            content: the body as it is.
             headers: further headers.
             read_seconds: longest silence within the answer.
             may_redirect: whether the answer may be that the client is to look elsewhere.
@@ -180,7 +184,8 @@ class Transport:
         timeout = _TIMEOUT if read_seconds is None else httpx2.Timeout(read_seconds, connect=5.0)
         query = {name: value for name, value in (params or {}).items() if value is not None}
         try:
-            with self._http.stream(method, path, params=query, json=json, headers=headers, timeout=timeout) as response:
+            body = {"json": json} if content is None else {"content": content}
+            with self._http.stream(method, path, params=query, headers=headers, timeout=timeout, **body) as response:
                 if not response.is_success and not (may_redirect and response.status_code == _TEMPORARY_REDIRECT):
                     response.read()
                     raise self._refusal(response)

@@ -17,15 +17,13 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from rocket_core import inspection
 from rocket_core.errors import (
     AlreadyQuantizedError,
-    InvalidConfigError,
     ModelNotFoundError,
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
-
-DEFAULT_WINDOW_LENGTH = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,15 +148,7 @@ def window_length(config: PretrainedConfig, requested: int | None) -> int:
         InvalidConfigError: fewer than 2 tokens, or more than the model has positions for.
     """
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if requested is None:
-        return DEFAULT_WINDOW_LENGTH if positions is None else min(DEFAULT_WINDOW_LENGTH, int(positions))
-    if requested < 2:
-        raise InvalidConfigError(f"sequence length is {requested}; a window needs at least 2 tokens")
-    if positions is not None and requested > positions:
-        raise InvalidConfigError(
-            f"sequence length is {requested}, but the model attends to {positions} tokens at most; ask for no more"
-        )
-    return requested
+    return inspection.window_length(None if positions is None else int(positions), requested)
 
 
 def oriented_weight(module: nn.Module) -> Float[Tensor, "d_in d_out"]:

@@ -131,7 +131,7 @@ def local_path_of(dataset: str) -> Path | None:
     )
 
 
-def documents(dataset: str, *, seed: int) -> Iterator[str]:
+def documents(dataset: str, *, seed: int, token: str | None = None) -> Iterator[str]:
     """Gives the documents of a data set in an order that the seed decides.
 
     `builtin` and local files are permuted as a whole, in memory; hub data are streamed and permuted by file and within
@@ -141,6 +141,7 @@ def documents(dataset: str, *, seed: int) -> Iterator[str]:
     Args:
         dataset: as in `CalibrationConfig.dataset`.
         seed: at least 0; equal seeds give equal orders.
+        token: the Hub's token, for gated data; None takes that of this machine's user, if any.
 
     Returns:
         An iterator, lazy for hub data.
@@ -153,7 +154,7 @@ def documents(dataset: str, *, seed: int) -> Iterator[str]:
     """
     path = local_path_of(dataset)
     if dataset in _HUB:
-        return _hub_documents(_HUB[dataset], seed=seed)
+        return _hub_documents(_HUB[dataset], seed=seed, token=token)
     if path is None:
         texts = builtin_documents()
     elif path.suffix.lower() == ".txt":
@@ -333,7 +334,7 @@ def _text_of(line: str, *, where: str) -> str:
     return text
 
 
-def _hub_documents(source: _HubDataset, *, seed: int) -> Iterator[str]:
+def _hub_documents(source: _HubDataset, *, seed: int, token: str | None) -> Iterator[str]:
     import datasets
 
     with _hub_errors(source.repository):
@@ -344,6 +345,7 @@ def _hub_documents(source: _HubDataset, *, seed: int) -> Iterator[str]:
             split="train",
             revision=source.revision,
             streaming=True,
+            token=token,
         )
         # Rows become documents before the permutation: afterwards neighbours are no longer neighbours.
         for batch in stream.batch(source.rows).shuffle(seed=seed, buffer_size=_SHUFFLE_BUFFER):

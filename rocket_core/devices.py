@@ -7,6 +7,7 @@ import psutil
 import torch
 
 from rocket_core.errors import InvalidConfigError
+from rocket_core.machine import free_container_memory
 
 _M_MMAP_THRESHOLD = -3
 _LARGE_TENSOR = 2**20
@@ -35,7 +36,8 @@ def resolve_device(name: str) -> torch.device:
 def free_memory(device: torch.device) -> int:
     """Bytes that a computation on the device may still take."""
     if device.type == "cpu":
-        return int(psutil.virtual_memory().available)
+        available, container = int(psutil.virtual_memory().available), free_container_memory()
+        return available if container is None else min(available, container)
     return int(torch.accelerator.get_memory_info(device)[0])
 
 

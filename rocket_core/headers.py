@@ -10,7 +10,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ _BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
+_WEIGHT = ".weight"
 _DTYPE = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
 # A list of modules numbers its members, and every part of a repeated block lies under such a number.
 _IN_A_BLOCK = re.compile(r"(?:^|\.)\d+\.")
@@ -74,32 +75,73 @@ class WeightSummary:
         dtype_bytes: bytes of the tensors of two and more dimensions, by dtype.
         block_shapes: how many matrices inside numbered blocks have which shape, as stored: every layer that can be
             compressed is among them, and others too.
+        matrices: names of those of `block_shapes` that are called weights, with their shapes, as stored.
+        parameters: numbers in all floating-point tensors.
+        stored_bytes: bytes of all tensors.
+        block_parameters: the same for each numbered block, by its name.
     """
 
     dtype_bytes: Mapping[str, int]
     block_shapes: Mapping[tuple[int, int], int]
+    matrices: tuple[tuple[str, tuple[int, int]], ...] = ()
+    parameters: int = 0
+    stored_bytes: int = 0
+    block_parameters: Mapping[str, int] = field(default_factory=dict)
 
 
 def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
     """Counts dtypes and shapes."""
     dtypes: Counter[str] = Counter()
     shapes: Counter[tuple[int, int]] = Counter()
+    blocks: Counter[str] = Counter()
+    matrices: list[tuple[str, tuple[int, int]]] = []
+    parameters = stored = 0
     for header in headers:
+        block = _IN_A_BLOCK.search(header.key)
+        count = math.prod(header.shape) if header.dtype in FLOAT_DTYPES else 0
+        parameters += count
+        stored += header.nbytes
+        if block:
+            blocks[header.key[: block.end() - 1]] += count
         if len(header.shape) >= 2:
             dtypes[header.dtype] += header.nbytes
-        if len(header.shape) == 2 and _IN_A_BLOCK.search(header.key):
-            shapes[header.shape[0], header.shape[1]] += 1
-    return WeightSummary(dtype_bytes=dtypes, block_shapes=shapes)
+        if len(header.shape) == 2 and block:
+            shape = header.shape[0], header.shape[1]
+            shapes[shape] += 1
+            if header.key.endswith(_WEIGHT):
+                matrices.append((header.key.removesuffix(_WEIGHT), shape))
+    return WeightSummary(
+        dtype_bytes=dtypes,
+        block_shapes=shapes,
+        matrices=tuple(matrices),
+        parameters=parameters,
+        stored_bytes=stored,
+        block_parameters=blocks,
+    )
 
 
 def sum_summaries(parts: Iterable[WeightSummary]) -> WeightSummary:
     """The summary of several files."""
     dtypes: Counter[str] = Counter()
     shapes: Counter[tuple[int, int]] = Counter()
+    blocks: Counter[str] = Counter()
+    matrices: list[tuple[str, tuple[int, int]]] = []
+    parameters = stored = 0
     for part in parts:
         dtypes.update(part.dtype_bytes)
         shapes.update(part.block_shapes)
-    return WeightSummary(dtype_bytes=dtypes, block_shapes=shapes)
+        blocks.update(part.block_parameters)
+        matrices += part.matrices
+        parameters += part.parameters
+        stored += part.stored_bytes
+    return WeightSummary(
+        dtype_bytes=dtypes,
+        block_shapes=shapes,
+        matrices=tuple(matrices),
+        parameters=parameters,
+        stored_bytes=stored,
+        block_parameters=blocks,
+    )
 
 
 def storage_dtype(weights: WeightSummary, model: str) -> str:

@@ -1,4 +1,4 @@
-"""Asking the Hugging Face Hub about a model: its commit, config.json and safetensors headers. Loads no torch.
+"""Asking the Hugging Face Hub about a model: its commit, files, config.json and safetensors headers. Loads no torch.
 
 Nothing is downloaded but those few kilobytes, and nothing is kept on disk.
 """
@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from http import HTTPStatus
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx2
@@ -32,6 +33,7 @@ from rocket_core.errors import HubUnavailableError, ModelNotFoundError
 from rocket_core.headers import (
     INDEX_NAME,
     PREFIX_BYTES,
+    SUFFIX,
     WeightSummary,
     header_length,
     parse_header,
@@ -46,7 +48,6 @@ IGNORED = ("*/*", "consolidated*")
 
 # A service repeats no name that a client sent.
 _SUBJECT = "the model repository"
-_RESOLVE_SECONDS = 30.0
 # Beyond these, whoever asks has to do without the headers: the work must stay small.
 _MAX_FILES = 64
 _MAX_LISTING_BYTES = 2**24
@@ -79,22 +80,60 @@ class _Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HubAccess:
+    """As whom the Hub is asked.
+
+    Attributes:
+        token: the Hub's token; None takes that of this machine's user, if any.
+        cache: where downloads are kept; None is this machine's cache. Whoever brings a token of their own needs a
+            folder of their own: files in a shared one are found without asking whether they may be read.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    cache: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Repository:
     """A model repository at one commit.
 
     Attributes:
         model: its id, `namespace/name`.
         commit: the commit.
-        files: names of the files at its top.
+        sizes: the files at its top, with their bytes; None where the Hub does not say.
+        subject: names the repository in messages.
         token: the Hub's token; None takes that of this machine's user, if any.
         deadline: when the Hub must have answered everything, in the time of `time.monotonic`.
     """
 
     model: str
     commit: str
-    files: frozenset[str]
-    token: str | None
+    sizes: Mapping[str, int | None]
+    token: str | None = field(repr=False)
     deadline: float
+    subject: str = _SUBJECT
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Names of the files at its top."""
+        return frozenset(self.sizes)
+
+    def wanted_files(self) -> tuple[str, ...]:
+        """The files that make up the model: weights as safetensors, configuration, tokenizer, licence.
+
+        Raises:
+            CheckpointFormatError: there are no safetensors.
+            CorruptCheckpointError: the index is damaged, or a file is missing.
+            HubUnavailableError: the Hub fails to answer.
+        """
+        with hub_errors(self.subject):
+            weights = self.weight_files()
+        others = [name for name in self.files if not name.endswith(SUFFIX) and _is_wanted(name)]
+        return tuple(sorted([*weights, *others]))
+
+    def weight_files(self) -> tuple[str, ...]:
+        """The safetensors that make up the model; what the Hub's client raises passes through."""
+        return weight_files(self.files, self._read_index, self.subject)
 
     def read_config(self) -> bytes:
         """The file config.json.
@@ -104,8 +143,8 @@ class Repository:
             HubUnavailableError: the Hub does not answer in time.
         """
         if "config.json" not in self.files:
-            raise ModelNotFoundError(f"{_SUBJECT} has no config.json; name that of a transformers checkpoint")
-        with hub_errors(_SUBJECT):
+            raise ModelNotFoundError(f"{self.subject} has no config.json; name that of a transformers checkpoint")
+        with hub_errors(self.subject):
             return self._read_whole("config.json", _MAX_CONFIG_BYTES)
 
     def read_weights(self) -> WeightSummary | None:
@@ -116,9 +155,9 @@ class Repository:
             CorruptCheckpointError: an index or header is damaged, or a file is missing.
             HubUnavailableError: the Hub fails to answer.
         """
-        with hub_errors(_SUBJECT):
+        with hub_errors(self.subject):
             try:
-                files = weight_files(self.files, self._read_index, _SUBJECT)
+                files = self.weight_files()
                 if len(files) > _MAX_FILES:
                     return None
                 with ThreadPoolExecutor(min(_CONNECTIONS, len(files))) as pool:
@@ -130,7 +169,7 @@ class Repository:
         return self._read_whole(INDEX_NAME, _MAX_INDEX_BYTES)
 
     def _summarize(self, file: str) -> WeightSummary:
-        name = f"{file} of {_SUBJECT}"
+        name = f"{file} of {self.subject}"
         answer = self._read_part(file, 0, _FIRST_BYTES)
         size = answer.whole_size()
         length = header_length(answer.body[:PREFIX_BYTES], size, name)
@@ -158,7 +197,9 @@ class Repository:
         return replace(answer, body=answer.body[skipped : skipped + count])
 
 
-def find_repository(model: str, revision: str | None = None, *, token: str | None, seconds: float) -> Repository:
+def find_repository(
+    model: str, revision: str | None = None, *, token: str | None, seconds: float, subject: str = _SUBJECT
+) -> Repository:
     """Finds a model on the Hub.
 
     Args:
@@ -166,33 +207,31 @@ def find_repository(model: str, revision: str | None = None, *, token: str | Non
         revision: branch, tag or commit; None is the main branch.
         token: the Hub's token; None takes that of this machine's user, if any.
         seconds: time for everything that the repository will be asked, this question included.
-
-    Raises:
-        ModelNotFoundError: no such repository or revision, or no access.
-        HubUnavailableError: the Hub does not answer.
-    """
-    deadline = time.monotonic() + seconds
-    with hub_errors(_SUBJECT):
-        commit, names = _look_up(model, revision, token=token, deadline=deadline)
-    files = frozenset(name for name in names if not any(fnmatch(name, pattern) for pattern in IGNORED))
-    return Repository(model=model, commit=commit, files=files, token=token, deadline=deadline)
-
-
-def resolve_commit(model: str, revision: str | None, subject: str) -> str:
-    """The commit that a revision of a repository names now.
-
-    Args:
-        model: repository id, `namespace/name`.
-        revision: branch, tag or commit; None is the main branch.
         subject: names the repository in messages.
 
     Raises:
         ModelNotFoundError: no such repository or revision, or no access.
         HubUnavailableError: the Hub does not answer.
     """
+    deadline = time.monotonic() + seconds
     with hub_errors(subject):
-        commit, _ = _look_up(model, revision, token=None, deadline=time.monotonic() + _RESOLVE_SECONDS)
-    return commit
+        commit, listed = _look_up(model, revision, token=token, deadline=deadline)
+    sizes = {name: size for name, size in listed.items() if not any(fnmatch(name, pattern) for pattern in IGNORED)}
+    return Repository(model=model, commit=commit, sizes=sizes, token=token, deadline=deadline, subject=subject)
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Has the Hub's client, and what builds on it, refuse to ask the Hub, in the whole process.
+
+    What is loaded from a folder needs nothing from the Hub, but libraries have asked nevertheless.
+    """
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 @contextmanager
@@ -233,18 +272,29 @@ def hub_errors(subject: str) -> Iterator[None]:
         raise _unreachable(subject, error) from error
 
 
-def _look_up(model: str, revision: str | None, *, token: str | None, deadline: float) -> tuple[str, list[str]]:
-    """Commit and names of the files."""
+def _look_up(
+    model: str, revision: str | None, *, token: str | None, deadline: float
+) -> tuple[str, dict[str, int | None]]:
+    """Commit, and names and sizes of the files."""
     validate_repo_id(model)
     url = f"{constants.ENDPOINT}/api/models/{model}"
     if revision is not None:
         url += f"/revision/{quote(revision, safe='')}"
-    answer = _get(url, token=token, deadline=deadline, most=_MAX_LISTING_BYTES)
+    answer = _get(f"{url}?blobs=true", token=token, deadline=deadline, most=_MAX_LISTING_BYTES)
     try:
         listing = json.loads(answer.body)
-        return str(listing["sha"]), [str(sibling["rfilename"]) for sibling in listing["siblings"]]
-    except (ValueError, TypeError, KeyError) as error:
+        sizes = {str(sibling["rfilename"]): _size(sibling.get("size")) for sibling in listing["siblings"]}
+        return str(listing["sha"]), sizes
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise HubUnavailableError("what answers in place of the Hub is not the Hub; check the network") from error
+
+
+def _size(listed: object) -> int | None:
+    return listed if isinstance(listed, int) and listed >= 0 else None
+
+
+def _is_wanted(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in PATTERNS)
 
 
 def _get(

@@ -10,7 +10,12 @@ from typing import Any
 
 from rocket_core import budget
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS
-from rocket_core.errors import AlreadyQuantizedError, InfeasibleBudgetError, UnsupportedArchitectureError
+from rocket_core.errors import (
+    AlreadyQuantizedError,
+    InfeasibleBudgetError,
+    InvalidConfigError,
+    UnsupportedArchitectureError,
+)
 from rocket_core.headers import WeightSummary, storage_dtype
 
 # Families without any decoder to be had, that are asked for by mistake: encoders, encoder-decoders, vision and sound.
@@ -24,6 +29,17 @@ NO_DECODERS = frozenset(
     encodec hubert seamless_m4t seamless_m4t_v2 speech_to_text speecht5 vits wav2vec2 wav2vec2-bert wavlm
     """.split()  # noqa: SIM905 - fifty words in quotes are no table that one can read
 )
+
+# Families that exist only as code beside their weights; those that transformers knows may bring such code as well.
+# As far from complete.
+OWN_CODE_ONLY = frozenset(
+    """
+    aquila baichuan chatglm codeshell decilm internlm internlm2 internvl_chat moss openelm orion
+    phi-msft qwen skywork stablelm_epoch telechat xverse yuan
+    """.split()  # noqa: SIM905 - as above
+)
+
+DEFAULT_WINDOW_LENGTH = 1024
 
 Shape = tuple[int, int]
 """Input and output features of a layer."""
@@ -69,6 +85,10 @@ def refuse_config(config: Mapping[str, object], model: str) -> None:
             f"the config.json of {model} has no model_type that transformers could know; architectures that bring "
             "their own code are not supported"
         )
+    if config.get("auto_map") and kind in OWN_CODE_ONLY:
+        raise UnsupportedArchitectureError(
+            f"{model} runs on code of its own, which is never loaded; only architectures of transformers are supported"
+        )
     if config.get("is_encoder_decoder") or kind in NO_DECODERS:
         raise UnsupportedArchitectureError(f"{model} is no decoder-only language model; only those can be compressed")
 
@@ -93,6 +113,37 @@ def refuse_weights(weights: WeightSummary, ratio: float, model: str) -> None:
             f"{model} has no repeated blocks with weight matrices, so that there is nothing to compress"
         )
     _refuse_ratio_of_any_selection(shapes, ratio)
+
+
+def window_length(positions: int | None, requested: int | None) -> int:
+    """Tokens per window of text.
+
+    Args:
+        positions: tokens that the model can attend to; None if there is no limit.
+        requested: what the user asked for; None takes 1024, or what the model attends to if that is less.
+
+    Raises:
+        InvalidConfigError: fewer than 2 tokens, or more than the model has positions for.
+    """
+    if requested is None:
+        return DEFAULT_WINDOW_LENGTH if positions is None else min(DEFAULT_WINDOW_LENGTH, positions)
+    if requested < 2:
+        raise InvalidConfigError(f"sequence length is {requested}; a window needs at least 2 tokens")
+    if positions is not None and requested > positions:
+        raise InvalidConfigError(
+            f"sequence length is {requested}, but the model attends to {positions} tokens at most; ask for no more"
+        )
+    return requested
+
+
+def highest_ratio(layers: Collection[Shape]) -> float:
+    """The highest compression ratio that is certain to be reached, rounded down to four digits.
+
+    Args:
+        layers: `(d_in, d_out)` of every selected layer; at least one.
+    """
+    total = sum(d_in * d_out for d_in, d_out in layers)
+    return _rounded_ratio(sum(_fewest_kept(*shape)[1] for shape in layers), total)
 
 
 def refuse_unreachable(layers: Collection[Shape], ratio: float) -> None:
@@ -139,8 +190,12 @@ def _fewest_kept(d_in: int, d_out: int) -> tuple[int, int]:
     return min(map(min, kept), default=dense), min(map(max, kept), default=dense)
 
 
+def _rounded_ratio(kept: int, total: int) -> float:
+    return int((1 - kept / total) * 10_000) / 10_000
+
+
 def _out_of_reach(certain: int, total: int, ratio: float) -> InfeasibleBudgetError:
-    nearest = int((1 - certain / total) * 10_000) / 10_000
+    nearest = _rounded_ratio(certain, total)
     return InfeasibleBudgetError(
         f"ratio {ratio} is out of reach: the selected layers can lose at most {nearest} of their parameters; ask "
         f"for {nearest} or less",

@@ -17,7 +17,7 @@ class StageReport(_Frozen):
     """What one stage cost.
 
     Attributes:
-        name: preflight, calibrating, allocating, factorizing or exporting.
+        name: downloading, preflight, calibrating, allocating, factorizing or exporting.
         seconds: wall time, resumed runs added up.
         peak_memory_bytes: highest resident memory of the process while the stage ran (since its start where the
             system cannot tell).

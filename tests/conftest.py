@@ -30,7 +30,6 @@ def _one_thread():
 
 
 @pytest.fixture(scope="session")
-<<<<<<< HEAD
 def postgres():
     server = _started(Postgres)
     yield server
@@ -75,7 +74,11 @@ def copy_database(database_kind, request):
 
     yield copy
     for server, name in made:
-X():
+        server.drop(name)
+
+
+@pytest.fixture(scope="session")
+def s3_server():
     from tests.reference.s3_server import S3Server
 
     server = S3Server()
@@ -102,4 +105,3 @@ def bucket(s3_server, monkeypatch):
 def s3_settings(s3_server, bucket):
     """Settings of a service with its artifacts in that bucket."""
     return {"storage_url": f"s3://{bucket.name}/rocket/test", "s3_endpoint_url": s3_server.url}
->>>>>>> h-storage

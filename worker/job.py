@@ -20,22 +20,24 @@ from types import FrameType
 
 from app.shared.catalog import find_dataset, find_local_model
 from app.shared.database import Database
+from app.shared.encryption import decrypt
 from app.shared.errors import AppError, DiskFullError, FencedOutError, StorageError
 from app.shared.lifecycle import Status
-from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors
+from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors, mask_secret
 from app.shared.models import Job
 from app.shared.outcomes import JobResult, NewArtifact, NewEvent
-from app.shared.repositories import leases, outputs, sweeps
+from app.shared.repositories import leases, outputs, sweeps, uploads
 from app.shared.repositories.leases import Lease
-from app.shared.requests import LOCAL, JobRequest
+from app.shared.requests import LOCAL, UPLOAD, JobRequest
 from app.shared.settings import Settings, load_settings
-from app.shared.storage import WorkFolders, open_store
+from app.shared.storage import StoredFile, WorkFolders, open_store
 from rocket_core.errors import (
     CompressionCancelledError,
     InvalidConfigError,
     WorkFolderBusyError,
     WorkFolderError,
 )
+from rocket_core.hub import HubAccess
 from rocket_core.report import CompressionReport
 from worker.failures import failure_of
 from worker.lease import EXIT_FENCED_OUT, LeaseKeeper, die_with
@@ -43,6 +45,8 @@ from worker.progress import ProgressWriter
 
 _MEDIA_TYPES = {".safetensors": "application/vnd.safetensors", ".md": "text/markdown", ".jinja": "text/plain"}
 _REPORT = "report.json"
+_UPLOADED = "upload"
+_HUB_CACHE = "hub"
 _EXIT_UNSAID = 75
 _log = logging.getLogger(__name__)
 
@@ -105,18 +109,28 @@ class Attempt:
                 failure = failure_of(lambda: self._publish(finished, key), place=self._writer.place, hidden=hidden)
         except CompressionCancelledError:
             status = self._writer.insist(lambda session: leases.release_job(session, self._lease))
+            self._forget_download(folder, status)
             _log.info("let go of the job, which is now %s", status)
             return
         if failure is not None:
             backoff = self._settings.retry_backoff_seconds
-            self._writer.insist(lambda session: leases.fail_job(session, self._lease, failure, backoff_seconds=backoff))
+            status = self._writer.insist(
+                lambda session: leases.fail_job(session, self._lease, failure, backoff_seconds=backoff)
+            )
+            self._forget_download(folder, status)
+
+    def _forget_download(self, folder: Path, status: Status) -> None:
+        # A retry has no token to use it with.
+        if status.is_terminal:
+            shutil.rmtree(folder / _HUB_CACHE, ignore_errors=True)
 
     def _compress(self, job: Job, request: JobRequest, output: Path) -> None:
         # Takes seconds, in which the lease must be kept already.
         from rocket_core.pipeline import compress
 
         adopt_loggers()
-        config = request.compression_config(dataset=find_dataset(self._settings, request.calibration.dataset))
+        hub = self._hub_access(job, output.parent)
+        config = request.compression_config(dataset=self._dataset(job, request, output.parent))
         model = request.model_id
         if model.startswith(LOCAL):
             model = str(find_local_model(self._settings, model))
@@ -128,6 +142,7 @@ class Attempt:
                 config,
                 revision=request.revision,
                 resume=True,
+                hub=hub,
                 on_progress=self._writer.on_progress,
                 on_profile=self._writer.on_profile,
                 on_allocation=self._writer.on_allocation,
@@ -143,6 +158,30 @@ class Attempt:
             self._start_afresh(output, str(error))
             report = run()
         self._finished = Finished(report=report, artifacts=self._stored(report, output))
+
+    def _dataset(self, job: Job, request: JobRequest, folder: Path) -> str:
+        """The calibration text as the library wants it; an upload is brought here first."""
+        dataset = request.calibration.dataset
+        if not dataset.startswith(UPLOAD):
+            return find_dataset(self._settings, dataset)
+        with self._database.snapshot() as session:
+            upload = uploads.get_upload(session, job.owner, dataset.removeprefix(UPLOAD))
+        # The name that the report gives to it.
+        file = folder / f"{_UPLOADED}-{upload.id}{upload.suffix}"
+        self._store.fetch(StoredFile(key=upload.storage_key, size=upload.size, sha256=upload.sha256), file)
+        return str(file)
+
+    def _hub_access(self, job: Job, folder: Path) -> HubAccess:
+        """As whom the Hub is asked: with the job's own token and no other, if one came with it.
+
+        What is fetched with that token goes into the job's own folder: from the shared cache others could read it.
+        """
+        if job.hub_token is None:
+            token = self._settings.hf_token
+            return HubAccess(token=None if token is None else token.get_secret_value())
+        secret = decrypt(self._settings, job.hub_token).get_secret_value()
+        mask_secret(secret)
+        return HubAccess(token=secret, cache=folder / _HUB_CACHE)
 
     def _start_afresh(self, output: Path, reason: str) -> None:
         _log.warning("the checkpoints cannot be used: %s", reason)

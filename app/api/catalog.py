@@ -1,4 +1,4 @@
-"""`/models` and `/calibrations`: what this server offers by name."""
+"""`/models`: what this server offers by name."""
 
 from fastapi import APIRouter
 
@@ -14,9 +14,3 @@ router = APIRouter(tags=["catalog"])
 def list_models(context: ContextDep) -> NamedList:
     """Models of the operator's folder, as `model_id` takes them; the Hub's can be named as well."""
     return NamedList(data=[NamedView(id=name) for name in catalog.list_models(context.settings)])
-
-
-@router.get("/calibrations", responses=problems())
-def list_calibrations(context: ContextDep) -> NamedList:
-    """Calibration datasets, as `calibration.dataset` takes them."""
-    return NamedList(data=[NamedView(id=name) for name in catalog.list_calibrations(context.settings)])

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Path, Request
 from fastapi.security import HTTPBearer
+from pydantic import SecretStr
 from starlette.exceptions import HTTPException
 
 from app.services.access import Caller
@@ -13,6 +14,8 @@ from app.services.context import Context
 from app.shared.errors import InvalidRequestError, JobNotFoundError
 
 _JSON = "application/json"
+# Those of OAuth are longer than those that people make.
+_HUB_TOKEN = re.compile(r"hf_[!-~]{5,2045}")
 _MAX_KEY = 255
 _LABEL = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
 _MAX_LABELS = 16
@@ -61,6 +64,20 @@ def _idempotency_key(
     return key
 
 
+def _hub_token(
+    hub_token: Annotated[
+        str | None,
+        Header(description="A token of the Hugging Face Hub, `hf_...`; kept encrypted until the job ends."),
+    ] = None,
+) -> SecretStr | None:
+    if hub_token is None:
+        return None
+    token = hub_token.strip()
+    if not _HUB_TOKEN.fullmatch(token):
+        raise InvalidRequestError("a Hub-Token begins with hf_ and has no blanks", param="Hub-Token")
+    return SecretStr(token)
+
+
 def _require_json(request: Request) -> None:
     sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
@@ -92,6 +109,7 @@ JSON_BODY = Depends(_require_json)
 BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="API key", description="`rk_...`"))
 ContextDep = Annotated[Context, Depends(_context)]
 OwnerDep = Annotated[str, Depends(_owner)]
+HubTokenDep = Annotated[SecretStr | None, Depends(_hub_token)]
 IdempotencyKeyDep = Annotated[str | None, Depends(_idempotency_key)]
 LabelsDep = Annotated[tuple[tuple[str, str], ...], Depends(_labels)]
 JobId = Annotated[str, Depends(_job_id)]

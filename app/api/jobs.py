@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response, status
 from fastapi.concurrency import run_in_threadpool
 
 from app.api.conditions import is_known
-from app.api.dependencies import JSON_BODY, ContextDep, IdempotencyKeyDep, JobId, LabelsDep, OwnerDep
+from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, IdempotencyKeyDep, JobId, LabelsDep, OwnerDep
 from app.api.errors import problems
 from app.api.views import JobList, JobView, LayerList, job_path, job_view, layer_view
 from app.api.waiting import WaitDep, wait_for_end
@@ -36,7 +36,7 @@ _LABELS: dict[str, Any] = {
     "",
     status_code=status.HTTP_202_ACCEPTED,
     dependencies=[JSON_BODY],
-    responses=problems(400, 413, 415, 422, 503, 507)
+    responses=problems(400, 404, 413, 415, 422, 503, 507)
     | {200: {"model": JobView, "description": "The job of an earlier request"}},
 )
 async def submit_job(
@@ -46,6 +46,7 @@ async def submit_job(
     context: ContextDep,
     owner: OwnerDep,
     key: IdempotencyKeyDep,
+    hub_token: HubTokenDep,
     wait: WaitDep,
 ) -> JobView:
     """Accepts a compression; a replay under the same `Idempotency-Key` answers 200 with the job of the first.
@@ -53,7 +54,7 @@ async def submit_job(
     What the model's config.json and safetensors headers show to be impossible is refused here, with the code that the
     job would fail with.
     """
-    submission = await run_in_threadpool(jobs.submit_job, context, owner, body, key)
+    submission = await run_in_threadpool(jobs.submit_job, context, owner, body, key, hub_token)
     if not submission.created:
         response.status_code = status.HTTP_200_OK
         response.headers["Idempotent-Replayed"] = "true"
@@ -113,10 +114,15 @@ def cancel_job(job_id: JobId, response: Response, context: ContextDep, owner: Ow
     return job_view(job)
 
 
-@router.post("/{job_id}/retry", status_code=status.HTTP_202_ACCEPTED, responses=problems(404, 409))
-def retry_job(job_id: JobId, response: Response, context: ContextDep, owner: OwnerDep) -> JobView:
-    """Makes a new job of a failed or cancelled one; it goes on from the checkpoints. Repeating it changes nothing."""
-    return _accepted(response, jobs.retry_job(context, owner, job_id).job)
+@router.post("/{job_id}/retry", status_code=status.HTTP_202_ACCEPTED, responses=problems(404, 409, 422))
+def retry_job(
+    job_id: JobId, response: Response, context: ContextDep, owner: OwnerDep, hub_token: HubTokenDep
+) -> JobView:
+    """Makes a new job of a failed or cancelled one; it goes on from the checkpoints. Repeating it changes nothing.
+
+    A Hub token is forgotten when its job ends: a job that needs one gets it again with the retry.
+    """
+    return _accepted(response, jobs.retry_job(context, owner, job_id, hub_token).job)
 
 
 @router.delete("/{job_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409))

@@ -4,6 +4,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -65,32 +66,38 @@ class BodyLimitMiddleware:
     Args:
         app: what comes next.
         max_bytes: largest body accepted.
+        exceptions: the same for certain methods and paths.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, *, max_bytes: int, exceptions: Mapping[tuple[str, str], int] | None = None
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._exceptions = exceptions or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        most = self._exceptions.get((scope["method"], scope["path"]), self._max_bytes)
         announced = Headers(scope=scope).get("content-length", "0")
         total = int(announced) if announced.isdecimal() else 0
         arrived = 0
 
         async def counted() -> Message:
             nonlocal arrived
-            if total > self._max_bytes:
-                raise self._too_large()
+            if total > most:
+                raise _too_large(most)
             message = await receive()
             arrived += len(message.get("body", b""))
-            if arrived > self._max_bytes:
-                raise self._too_large()
+            if arrived > most:
+                raise _too_large(most)
             return message
 
         await self._app(scope, counted, send)
 
-    def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the body is larger than {self._max_bytes} bytes")
+
+def _too_large(most: int) -> HTTPException:
+    return HTTPException(413, f"the body is larger than {most} bytes")

@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict
 
 from app.services.outputs import Layer
 from app.shared.lifecycle import Status
-from app.shared.models import Artifact, Job, JobEvent
+from app.shared.models import Artifact, Job, JobEvent, Upload
 from app.shared.outcomes import JobError, JobResult
-from app.shared.requests import CalibrationRequest, JobOptions, JobRequest
+from app.shared.requests import UPLOAD, CalibrationRequest, JobOptions, JobRequest
 from rocket_core.candidates import Candidate, LayerProfile
 
 
@@ -130,6 +130,42 @@ class NamedList(_Frozen):
 
     object: Literal["list"] = "list"
     data: list[NamedView]
+
+
+class CalibrationView(_Frozen):
+    """Text to calibrate on.
+
+    Attributes:
+        id: as `calibration.dataset` takes it.
+        size: bytes of an upload; null for what the server offers.
+        documents: documents of an upload.
+        sha256: hash of its content.
+        created_at: when it was uploaded first.
+    """
+
+    id: str
+    size: int | None = None
+    documents: int | None = None
+    sha256: str | None = None
+    created_at: datetime | None = None
+
+
+class CalibrationList(_Frozen):
+    """All text to calibrate on."""
+
+    object: Literal["list"] = "list"
+    data: list[CalibrationView]
+
+
+def upload_view(upload: Upload) -> CalibrationView:
+    """An upload's row as a client sees it."""
+    return CalibrationView(
+        id=UPLOAD + upload.id,
+        size=upload.size,
+        documents=upload.documents,
+        sha256=upload.sha256,
+        created_at=upload.created_at,
+    )
 
 
 def job_view(job: Job) -> JobView:

@@ -4,25 +4,49 @@ The rest is found in the job's `preflight` stage, under the same codes. Messages
 never by its folder on this machine.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from threading import BoundedSemaphore
+from typing import Any
+
+from pydantic import SecretStr
 
 from app.services.quotas import require_calibration_tokens, require_model_size
 from app.shared.catalog import find_dataset, find_local_model
 from app.shared.repositories.tenants import Quotas
-from app.shared.requests import LOCAL, JobRequest
+from app.shared.requests import LOCAL, UPLOAD, JobRequest
 from app.shared.settings import Settings
 from rocket_core.errors import HubUnavailableError, ModelNotFoundError, UnsupportedArchitectureError
-from rocket_core.headers import local_weight_files, read_header, sum_summaries, summarize
+from rocket_core.footprint import positions
+from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
 from rocket_core.hub import find_repository
-from rocket_core.inspection import parse_config, refuse_config, refuse_weights
+from rocket_core.inspection import parse_config, refuse_config, refuse_weights, window_length
 
 # A request waits no longer than this for the Hub, and while it hangs no more threads than these wait for it.
 _HUB_SECONDS = 10.0
 _HUB_REQUESTS = 8
+# What the Hub's own deadlines may take longer to be noticed.
+_SLACK_SECONDS = 0.5
 _MAX_CONFIG_BYTES = 2**22
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdmittedModel:
+    """What has been seen of a model that may be compressed.
+
+    Attributes:
+        commit: of its repository; None for a local model.
+        config: the content of its config.json.
+        weights: what its headers tell; None where the Hub would take too long to send them.
+        sequence_length: tokens per calibration window.
+    """
+
+    commit: str | None
+    config: Mapping[str, Any]
+    weights: WeightSummary | None
+    sequence_length: int
 
 
 class Admission:
@@ -35,9 +59,15 @@ class Admission:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._hub_requests = BoundedSemaphore(_HUB_REQUESTS)
+        self._hub_threads = ThreadPoolExecutor(_HUB_REQUESTS, thread_name_prefix="hub")
 
-    def admit(self, request: JobRequest, limits: Quotas) -> None:
+    def admit(self, request: JobRequest, limits: Quotas, hub_token: SecretStr | None = None) -> AdmittedModel:
         """Refuses a request that no worker could carry out, or that is larger than its tenant may make.
+
+        Args:
+            request: what is asked for.
+            limits: how much its tenant may have.
+            hub_token: the Hub is asked with it; None takes the operator's.
 
         Raises:
             HubUnavailableError: the Hub cannot be asked; the same request may be admitted later.
@@ -45,35 +75,35 @@ class Admission:
             RocketError: with the code that the job would have failed with.
         """
         require_calibration_tokens(limits, request.calibration)
-        find_dataset(self._settings, request.calibration.dataset)
+        if not request.calibration.dataset.startswith(UPLOAD):
+            find_dataset(self._settings, request.calibration.dataset)
         if request.model_id.startswith(LOCAL):
-            _admit_local_model(find_local_model(self._settings, request.model_id), request, limits)
-            return
-        with self._asking_the_hub():
-            _admit_hub_model(request, self._token(), limits)
+            return _admit_local_model(find_local_model(self._settings, request.model_id), request, limits)
+        token = hub_token or self._settings.hf_token
+        secret = None if token is None else token.get_secret_value()
+        return self._ask_the_hub(lambda: _admit_hub_model(request, secret, limits))
 
-    @contextmanager
-    def _asking_the_hub(self) -> Iterator[None]:
+    def _ask_the_hub(self, question: Callable[[], AdmittedModel]) -> AdmittedModel:
         if not self._hub_requests.acquire(blocking=False):
             raise HubUnavailableError("too many requests wait for the Hub already; try again later")
+        answer = self._hub_threads.submit(question)
+        answer.add_done_callback(lambda _: self._hub_requests.release())
         try:
-            yield
-        finally:
-            self._hub_requests.release()
-
-    def _token(self) -> str | None:
-        token = self._settings.hf_token
-        return None if token is None else token.get_secret_value()
+            # In a thread that can be left behind: looking up a name has no deadline of its own.
+            return answer.result(timeout=_HUB_SECONDS + _SLACK_SECONDS)
+        except TimeoutError as error:
+            raise HubUnavailableError("the model repository: the Hub does not answer; try again later") from error
 
 
-def _admit_local_model(folder: Path, request: JobRequest, limits: Quotas) -> None:
+def _admit_local_model(folder: Path, request: JobRequest, limits: Quotas) -> AdmittedModel:
     name = request.model_id
     try:
         with (folder / "config.json").open("rb") as stream:
             raw = stream.read(_MAX_CONFIG_BYTES + 1)
         if len(raw) > _MAX_CONFIG_BYTES:
             raise UnsupportedArchitectureError(f"the config.json of {name} is too large to be one")
-        refuse_config(parse_config(raw, name), name)
+        config = parse_config(raw, name)
+        refuse_config(config, name)
         files = local_weight_files(folder, name)
         weights = sum_summaries(summarize(read_header(file, f"{name}/{file.name}")) for file in files)
     except OSError as error:
@@ -81,14 +111,23 @@ def _admit_local_model(folder: Path, request: JobRequest, limits: Quotas) -> Non
             f"a file of {name} cannot be read ({type(error).__name__}); ask the operator of this server"
         ) from error
     require_model_size(limits, weights)
-    refuse_weights(weights, request.ratio, name)
+    return _judge(None, config, weights, request, name)
 
 
-def _admit_hub_model(request: JobRequest, token: str | None, limits: Quotas) -> None:
+def _admit_hub_model(request: JobRequest, token: str | None, limits: Quotas) -> AdmittedModel:
     repository = find_repository(request.model_id, request.revision, token=token, seconds=_HUB_SECONDS)
     name = "the model repository"
-    refuse_config(parse_config(repository.read_config(), name), name)
+    config = parse_config(repository.read_config(), name)
+    refuse_config(config, name)
     weights = repository.read_weights()
     require_model_size(limits, weights)
+    return _judge(repository.commit, config, weights, request, name)
+
+
+def _judge(
+    commit: str | None, config: Mapping[str, Any], weights: WeightSummary | None, request: JobRequest, name: str
+) -> AdmittedModel:
     if weights is not None:
         refuse_weights(weights, request.ratio, name)
+    length = window_length(positions(config), request.calibration.sequence_length)
+    return AdmittedModel(commit=commit, config=config, weights=weights, sequence_length=length)

@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from pydantic import SecretStr
+
 from app.services import quotas
 from app.services.context import Context
+from app.services.uploads import require_dataset
+from app.shared.encryption import encrypt
 from app.shared.errors import StorageError
 from app.shared.models import Job, JobEvent
 from app.shared.repositories import events, jobs
@@ -31,11 +35,25 @@ class EventPage:
     has_more: bool
 
 
-def submit_job(context: Context, owner: str, request: JobRequest, idempotency_key: str | None) -> Submission:
+def submit_job(
+    context: Context,
+    owner: str,
+    request: JobRequest,
+    idempotency_key: str | None,
+    hub_token: SecretStr | None = None,
+) -> Submission:
     """Accepts a job, or finds the one that the same request made before.
+
+    Args:
+        context: the service.
+        owner: the tenant.
+        request: what is asked for.
+        idempotency_key: a key under which the request may come again, with another token perhaps.
+        hub_token: the Hub is asked with it, now and by the job, and with no other.
 
     Raises:
         RocketError: the request cannot be carried out, or the Hub not be asked.
+        UploadNotFoundError: it names a calibration file that the tenant has not uploaded.
         IdempotencyKeyReusedError: the key belongs to another request.
         OverQuotaError: it is larger than the tenant may make.
         QuotaExceededError: the tenant has all that it may have.
@@ -49,12 +67,19 @@ def submit_job(context: Context, owner: str, request: JobRequest, idempotency_ke
         # What was accepted once is not judged again: the model's folder may be gone by now.
         if earlier is not None:
             return Submission(job=earlier, created=False)
+    require_dataset(context, owner, request.calibration.dataset)
     with context.database.snapshot() as session:
         limits = quotas.find_limits(session, context.settings, owner)
-    context.admission.admit(request, limits)
+    context.admission.admit(request, limits, hub_token)
+    encrypted = _encrypted(context, request, hub_token)
     with context.database.transaction() as session:
         submission = jobs.create_job(
-            session, request, max_attempts=context.settings.max_attempts, owner=owner, idempotency=idempotency
+            session,
+            request,
+            max_attempts=context.settings.max_attempts,
+            owner=owner,
+            idempotency=idempotency,
+            hub_token=encrypted,
         )
         if submission.created:
             quotas.require_job_slot(session, context.settings, owner)
@@ -112,7 +137,7 @@ def cancel_job(context: Context, owner: str, job_id: str) -> Job:
         return jobs.cancel_job(session, job_id, owner)
 
 
-def retry_job(context: Context, owner: str, job_id: str) -> Submission:
+def retry_job(context: Context, owner: str, job_id: str, hub_token: SecretStr | None = None) -> Submission:
     """Makes a new job that goes on from the checkpoints of one that failed or was cancelled.
 
     Raises:
@@ -121,16 +146,27 @@ def retry_job(context: Context, owner: str, job_id: str) -> Submission:
         OverQuotaError: it is larger than the tenant may make by now.
         QuotaExceededError: the tenant has all that it may have.
     """
+    with context.database.snapshot() as session:
+        request = JobRequest.model_validate(jobs.get_job(session, job_id, owner).request)
+    encrypted = _encrypted(context, request, hub_token)
     with context.database.transaction() as session:
-        submission = jobs.retry_job(session, job_id, max_attempts=context.settings.max_attempts, owner=owner)
+        submission = jobs.retry_job(
+            session, job_id, max_attempts=context.settings.max_attempts, owner=owner, hub_token=encrypted
+        )
         if submission.created:
-            request = JobRequest.model_validate(submission.job.request)
             limits = quotas.find_limits(session, context.settings, owner)
             quotas.require_calibration_tokens(limits, request.calibration)
             quotas.require_job_slot(session, context.settings, owner)
     if submission.created:
         _log.info("accepted", extra={"job_id": submission.job.id, "retry_of": job_id})
     return submission
+
+
+def _encrypted(context: Context, request: JobRequest, hub_token: SecretStr | None) -> str | None:
+    # A secret that the job has no use for is not kept.
+    if hub_token is None or not request.asks_the_hub:
+        return None
+    return encrypt(context.settings, hub_token)
 
 
 def delete_job(context: Context, owner: str, job_id: str) -> None:

@@ -72,7 +72,8 @@ def move(
     if not target.is_held:
         values |= {"fence": None, "lease_until": None, "claimed_by": None, "estimated_finish_at": None}
     if target.is_terminal:
-        values["finished_at"] = at
+        # A token is kept for as long as it may be needed.
+        values |= {"finished_at": at, "hub_token": None}
     statement = update(Job).where(Job.id == job_id, Job.status.in_(sources), *conditions).values(values)
     result = session.execute(statement, execution_options={"synchronize_session": False})
     assert isinstance(result, CursorResult)

@@ -17,6 +17,8 @@ _CONTEXT: ContextVar[dict[str, str]] = ContextVar("log_context")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _MASK = "[secret]"
 _log = logging.getLogger(__name__)
+# What this process has learnt since it configured its log.
+_learnt_secrets: set[str] = set()
 
 
 @contextmanager
@@ -32,6 +34,11 @@ def log_context(**fields: str) -> Iterator[None]:
 def current_request_id() -> str | None:
     """The request being served, if any."""
     return _CONTEXT.get({}).get("request_id")
+
+
+def mask_secret(secret: str) -> None:
+    """Has a secret masked in all that this process logs from now on."""
+    _learnt_secrets.add(secret)
 
 
 def configure_logging(settings: Settings, stream: TextIO | None = None, **fields: str) -> None:
@@ -109,7 +116,7 @@ class StructuredFormatter(logging.Formatter):
         if record.exc_info:
             fields["trace"] = self.formatException(record.exc_info)
         line = json.dumps(fields, default=str) if self._as_json else _text(fields)
-        for secret in self._secrets:
+        for secret in (*self._secrets, *_learnt_secrets):
             line = line.replace(secret, _MASK)
         return line
 

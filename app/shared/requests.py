@@ -10,6 +10,7 @@ from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, CompressionConfig,
 from rocket_core.errors import InvalidConfigError
 
 LOCAL = "local/"
+UPLOAD = "upload/"
 
 Queue = Literal["cpu", "gpu"]
 """Which workers run a job."""
@@ -22,6 +23,7 @@ _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}")
 # What the operator decides, or what has a place of its own in a request.
 _NOT_OPTIONS = frozenset({"ratio", "calibration", "device", "max_shard_bytes", "statistics_quota_bytes"})
 _MAX_METADATA = 16
+_UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
 
 
 class _Frozen(BaseModel):
@@ -43,7 +45,7 @@ def _revision(text: str) -> str:
 
 def _dataset(text: str) -> str:
     local = text.startswith(LOCAL) and ".." not in text and _MODEL_ID.fullmatch(text)
-    if text not in (BUILTIN_DATASET, *HUB_DATASETS) and not local:
+    if text not in (BUILTIN_DATASET, *HUB_DATASETS) and not local and not _UPLOADED.fullmatch(text):
         raise ValueError("is no calibration dataset; GET /calibrations lists what this server offers")
     return text
 
@@ -52,7 +54,7 @@ class CalibrationRequest(_Frozen):
     """Which text the model is calibrated on.
 
     Attributes:
-        dataset: `builtin`, a name of the Hub's datasets, or `local/FILE` with its ending.
+        dataset: `builtin`, a name of the Hub's datasets, `local/FILE` with its ending, or `upload/ID`.
         samples: windows of tokens.
         sequence_length: tokens per window; None takes 1024 or what the model can attend to, whichever is less.
         seed: which windows are drawn.
@@ -128,6 +130,11 @@ class JobRequest(_Frozen):
         calibration = self.calibration.model_dump()
         calibration["dataset"] = operator.pop("dataset", self.calibration.dataset)
         return compression_config(ratio=self.ratio, calibration=calibration, **self.options.model_dump(), **operator)
+
+    @property
+    def asks_the_hub(self) -> bool:
+        """Whether the model or the calibration text comes from the Hub."""
+        return not self.model_id.startswith(LOCAL) or self.calibration.dataset in HUB_DATASETS
 
     def fingerprint(self) -> str:
         """SHA-256 of what is asked for; spelling out a default changes nothing."""

@@ -1,16 +1,28 @@
 """Finding a model: a local folder, or a repository of the Hugging Face Hub at one commit."""
 
+import glob
 import hashlib
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 
 from rocket_core.checkpoint.reader import Checkpoint
-from rocket_core.errors import ModelNotFoundError
-from rocket_core.hub import IGNORED, PATTERNS, hub_errors, resolve_commit
+from rocket_core.checkpoint.transfer import Transfer
+from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError, ModelNotFoundError
+from rocket_core.hub import HubAccess, Repository, find_repository, hub_errors
+from rocket_core.inspection import parse_config, refuse_config, refuse_weights
+from rocket_core.machine import free_disk
+
+# For the listing, config.json and all headers of a repository.
+_ASK_SECONDS = 60.0
+# A download that lives writes far more often.
+_REMAINS_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,18 +50,34 @@ class ModelSource:
         return f"sha256:{digest.hexdigest()}"
 
 
-def find_model(model: str, revision: str | None = None) -> ModelSource:
+def find_model(
+    model: str,
+    revision: str | None = None,
+    *,
+    hub: HubAccess = HubAccess(),
+    ratio: float = 0.0,
+    transfer: Transfer | None = None,
+) -> ModelSource:
     """Finds a model's files, downloading them if they are on the Hub.
 
-    An existing folder wins over a repository of that name. Of a repository only safetensors, JSON and tokenizer files
-    are fetched, at the commit that `revision` names when this is called.
+    An existing folder wins over a repository of that name. Of a repository only the safetensors that make up the model,
+    JSON and tokenizer files are fetched, at the commit that `revision` names when this is called; and only after its
+    config.json, safetensors headers and sizes have been looked at.
 
     Args:
         model: path of a folder, or repository id `namespace/name`.
         revision: branch, tag or commit of the repository; None is its main branch.
+        hub: as whom the Hub is asked, and where downloads are kept.
+        ratio: compression ratio that a repository's headers must allow, [0, 1).
+        transfer: told of what arrives, and able to end it.
 
     Raises:
         ModelNotFoundError: neither a folder nor a repository, no such revision, or no access.
+        UnsupportedArchitectureError: the repository holds no model that could be compressed.
+        InfeasibleBudgetError: the ratio is out of reach of the repository's layers.
+        InsufficientDiskError: the download does not fit.
+        CheckpointFormatError: the repository has no safetensors.
+        CorruptCheckpointError: its files are damaged, or did not arrive whole.
         HubUnavailableError: the Hub does not answer.
     """
     folder = Path(model).expanduser()
@@ -65,7 +93,52 @@ def find_model(model: str, revision: str | None = None) -> ModelSource:
             f"{model!r} is neither a folder nor a repository id of the form namespace/name; check the spelling"
         ) from error
     subject = f"repository {model} (there is no such folder)"
-    commit = resolve_commit(model, revision, subject)
-    with hub_errors(subject):
-        path = snapshot_download(model, revision=commit, allow_patterns=[*PATTERNS], ignore_patterns=[*IGNORED])
-    return ModelSource(name=model, folder=Path(path), commit=commit)
+    repository = find_repository(model, revision, token=hub.token, seconds=_ASK_SECONDS, subject=subject)
+    refuse_config(parse_config(repository.read_config(), model), model)
+    weights = repository.read_weights()
+    if weights is not None:
+        refuse_weights(weights, ratio, model)
+    return ModelSource(name=model, folder=_fetch(repository, hub, transfer or Transfer()), commit=repository.commit)
+
+
+def _fetch(repository: Repository, hub: HubAccess, transfer: Transfer) -> Path:
+    wanted = repository.wanted_files()
+    cache = hub.cache or Path(constants.HF_HUB_CACHE)
+    _remove_remains(cache / repo_folder_name(repo_id=repository.model, repo_type="model") / "blobs")
+    transfer.total = sum(repository.sizes[name] or 0 for name in wanted if not _is_cached(repository, name, cache))
+    free = free_disk(cache)
+    if transfer.total > free:
+        raise InsufficientDiskError(
+            f"downloading {repository.model} takes {transfer.total / 2**30:.2f} GiB of disk in {cache}, "
+            f"{free / 2**30:.2f} GiB are free; free some, or set HF_HOME to a folder on a larger disk"
+        )
+    with hub_errors(repository.subject):
+        folder = snapshot_download(
+            repository.model,
+            revision=repository.commit,
+            cache_dir=cache,
+            token=hub.token,
+            allow_patterns=[glob.escape(name) for name in wanted],
+            tqdm_class=transfer.bars(),
+        )
+    for name in wanted:
+        size, announced = (Path(folder) / name).stat().st_size, repository.sizes[name]
+        if announced is not None and size != announced:
+            raise CorruptCheckpointError(
+                f"{name} of {repository.model} has {size} bytes, the Hub announces {announced}; remove it from {cache} "
+                "and fetch it again"
+            )
+    return Path(folder)
+
+
+def _is_cached(repository: Repository, name: str, cache: Path) -> bool:
+    found = try_to_load_from_cache(repository.model, name, cache_dir=cache, revision=repository.commit)
+    return isinstance(found, str)
+
+
+def _remove_remains(blobs: Path) -> None:
+    """Removes what downloads have left that were killed: the Hub's client never goes on with them."""
+    for file in blobs.glob("*.incomplete"):
+        with suppress(FileNotFoundError):
+            if time.time() - file.stat().st_mtime > _REMAINS_SECONDS:
+                file.unlink()

@@ -33,9 +33,6 @@ from rocket_core.headers import storage_dtype
 from rocket_core.inspection import refuse_config, refuse_unreachable
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 
-# Enough tokens in one batch to keep matrix products busy; more would only take memory.
-TOKENS_PER_BATCH = 8192
-
 _FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -145,8 +142,15 @@ def run_identity(run: Run) -> RunIdentity:
     )
 
 
-def calibration_tokens(run: Run, work: WorkFolder) -> Int64[torch.Tensor, "windows tokens"]:
+def calibration_tokens(
+    run: Run, work: WorkFolder, *, token: str | None = None
+) -> Int64[torch.Tensor, "windows tokens"]:
     """Draws the calibration windows, or takes those that a resumed run has drawn.
+
+    Args:
+        run: the run.
+        work: its work folder.
+        token: the Hub's token, for gated data; None takes that of this machine's user, if any.
 
     Raises:
         CalibrationError: too little text, or tokens that the model does not have.
@@ -156,7 +160,7 @@ def calibration_tokens(run: Run, work: WorkFolder) -> Int64[torch.Tensor, "windo
     settings = run.config.calibration
     if kept is not None and settings.dataset in HUB_DATASETS:
         return kept
-    tokens = _draw(run, settings)
+    tokens = _draw(run, settings, token)
     if kept is not None and not torch.equal(kept, tokens):
         raise WorkFolderError(
             f"{work.path} was begun with another text of calibration {settings.dataset!r}; give that text back, or "
@@ -170,9 +174,9 @@ def token_hash(tokens: Int64[torch.Tensor, "windows tokens"]) -> str:
     return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
 
 
-def _draw(run: Run, settings: CalibrationConfig) -> Int64[torch.Tensor, "windows tokens"]:
+def _draw(run: Run, settings: CalibrationConfig, token: str | None) -> Int64[torch.Tensor, "windows tokens"]:
     tokens = token_windows(
-        documents(settings.dataset, seed=settings.seed),
+        documents(settings.dataset, seed=settings.seed, token=token),
         run.tokenizer,
         count=settings.samples,
         length=run.sequence_length,

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from rocket_core import __version__, budget
 from rocket_core.allocation import Allocation
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.checkpoint import find_model
 from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig, ExportKind
 from rocket_core.datasets import local_path_of
 from rocket_core.devices import map_large_tensors, resolve_device
@@ -28,8 +27,10 @@ from rocket_core.errors import (
     InsufficientMemoryError,
     InvalidConfigError,
 )
+from rocket_core.hub import HubAccess, offline
 from rocket_core.pipeline.card import model_card
 from rocket_core.pipeline.export import stored_bytes, write_export
+from rocket_core.pipeline.fetch import obtain_model
 from rocket_core.pipeline.preflight import Run, calibration_tokens, prepare_run, run_identity, token_hash
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.resources import require_resources
@@ -54,6 +55,7 @@ def compress(
     *,
     revision: str | None = None,
     resume: bool = False,
+    hub: HubAccess = HubAccess(),
     on_progress: Callable[[Progress], None] = lambda _progress: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
     on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None,
@@ -71,6 +73,7 @@ def compress(
         revision: branch, tag or commit of a repository.
         resume: go on with what an earlier run with the same choices left in `output`; the result is the same to the
             byte (on the CPU, at an equal number of threads). If that run had finished, its report is returned.
+        hub: as whom the Hub is asked, and where downloads are kept.
         on_progress: told of every step, at least once per layer.
         on_profile: given each layer's place in the model and its profile as soon as that is on disk; a resumed run
             gives those of the earlier one again.
@@ -93,19 +96,21 @@ def compress(
     )
     monitor = Monitor(callbacks, device, work.stages())
     with _resource_errors(output), _tidying(work, monitor):
-        source = find_model(model, revision)
+        source = obtain_model(model, revision, hub, config.ratio, monitor)
         with monitor.stage("preflight"):
-            run = prepare_run(source, config)
+            with offline():
+                run = prepare_run(source, config)
             identity = run_identity(run)
             finished = _finished_report(output, identity, resume=resume)
             if finished is not None:
                 return finished
             work.check(identity, resume=resume)
             _refuse_occupied(output, work, config)
-            tokens = calibration_tokens(run, work)
+            tokens = calibration_tokens(run, work, token=hub.token)
             require_resources(run, len(tokens), output, held=work.stored_bytes)
             work.claim(identity, tokens)
-        report = _compress(run, output, work, identity, tokens, monitor)
+        with offline():
+            report = _compress(run, output, work, identity, tokens, monitor)
         monitor.finish()
         return report
 

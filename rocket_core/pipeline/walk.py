@@ -15,7 +15,8 @@ from rocket_core.calibration import (
     record_block_inputs,
 )
 from rocket_core.devices import return_freed_memory
-from rocket_core.pipeline.preflight import TOKENS_PER_BATCH, Run
+from rocket_core.footprint import TOKENS_PER_BATCH
+from rocket_core.pipeline.preflight import Run
 from rocket_core.whitening import GramStatistics
 
 

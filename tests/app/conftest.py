@@ -71,7 +71,8 @@ def settings(tmp_path, copy_database, database_kind, store_settings):
     url = copy_database(tmp_path / "data" / "rocket.sqlite3")
     # The file is where it is looked for by itself.
     chosen = {} if database_kind == "sqlite" else {"database_url": url}
-    settings = Settings(data_dir=tmp_path / "data", max_body_bytes=4096, **chosen, **store_settings)
+    limits = {"max_body_bytes": 4096, "max_upload_bytes": 2**17}
+    settings = Settings(data_dir=tmp_path / "data", **limits, **chosen, **store_settings)
     save_llama(settings.models_folder / "tiny")
     settings.datasets_folder.mkdir()
     (settings.datasets_folder / "mine.jsonl").touch()

@@ -40,6 +40,10 @@ def test_the_paths_are_those_that_are_documented(app):
         ("get", "/jobs/{job_id}/artifacts/{name}"),
         ("get", "/models"),
         ("get", "/calibrations"),
+        ("post", "/calibrations"),
+        ("get", "/calibrations/{upload_id}"),
+        ("delete", "/calibrations/{upload_id}"),
+        ("post", "/estimates"),
         ("get", "/healthz"),
         ("get", "/readyz"),
         ("get", "/metrics"),
@@ -54,7 +58,7 @@ def test_only_what_sleeps_is_asynchronous(app):
         for route in routes
         if isinstance(route, APIRoute) and inspect.iscoroutinefunction(route.endpoint)
     }
-    assert asynchronous == {"list_events", "submit_job", "get_job"}
+    assert asynchronous == {"list_events", "submit_job", "get_job", "save_upload"}
 
 
 def test_the_web_process_is_small_and_has_no_torch(tmp_path):

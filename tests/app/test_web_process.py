@@ -92,6 +92,10 @@ def test_it_stays_small_and_loads_nothing_that_compresses(server, worker):
         from_hub = list(pool.map(lambda _: client.post("/jobs", json=BODY | {"model_id": "org/model"}), range(24)))
     assert {answer.status_code for answer in from_hub} == {202}
     assert client.post("/jobs", json=BODY | {"ratio": 0.95}).json()["code"] == "infeasible_budget"
+    assert client.post("/estimates", json=BODY).json()["memory_bytes"] > 0
+    lines = b'{"text": "' + b"a" * 1000 + b'"}\n'
+    uploaded = client.post("/calibrations", content=lines * 30_000, headers={"Content-Type": "application/jsonl"})
+    assert uploaded.json()["documents"] == 30_000
     for part in ("", "/events", "/layers", "/report", "/artifacts", "/artifacts/model.safetensors"):
         assert client.get(path + part).status_code == 200
     for other in ("/jobs", "/models", "/calibrations", "/healthz", "/readyz", "/openapi.json"):

@@ -23,12 +23,14 @@ class FakeHub:
         trickle: beginnings of paths that are answered a byte at a time.
         ranges: whether parts of files are sent.
         lengths: whether whole files are sent with their length.
+        announced: sizes that the listing gives to files instead of their own.
         asked: paths, with the token and the range of each request.
     """
 
     def __init__(self):
         self.repositories, self.refusals, self.silent, self.trickle = {}, [], [], []
         self.ranges = self.lengths = True
+        self.announced = {}
         self.asked = []
         self.stopped = threading.Event()
         hub = self
@@ -83,6 +85,9 @@ class FakeHub:
         for start, status, code in self.refusals:
             if path.startswith(start):
                 return _send(request, status, b'{"error": "no"}', {"X-Error-Code": code} if code else {})
+        listed = re.fullmatch(rf"/api/models/([^/]+/[^/]+)/tree/{COMMIT}", path)
+        if listed:
+            return self._tree(request, listed[1])
         known = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path)
         if known:
             return self._info(request, *known.groups())
@@ -100,21 +105,21 @@ class FakeHub:
             return _send(request, 401, b"", {"X-Error-Code": "RepoNotFound"})
         if revision not in {None, "main", "v1", COMMIT}:
             return _send(request, 404, b"", {"X-Error-Code": "RevisionNotFound"})
-        siblings = [{"rfilename": name} for name in self.repositories[model]]
+        sizes = {name: len(content) for name, content in self.repositories[model].items()} | self.announced
+        siblings = [{"rfilename": name, "size": sizes[name]} for name in self.repositories[model]]
         body = json.dumps({"id": model, "sha": COMMIT, "siblings": siblings}).encode()
         return self._send_body(request, 200, body, {"Content-Type": "application/json"})
 
-    def _tree(self, request, files):
+    def _tree(self, request, model):
+        files = self.repositories[model].items()
         entries = [
-            {"type": "file", "path": name, "size": len(content), "oid": _name_of(content)}
-            for name, content in files.items()
+            {"type": "file", "path": name, "size": len(content), "oid": _etag(content)} for name, content in files
         ]
-        return self._send_body(request, 200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
+        return _send(request, 200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
 
     def _file(self, request, content):
         asked = _RANGE.fullmatch(request.headers.get("Range", "")) if self.ranges else None
-        status, body = 200, content
-        headers = {"ETag": f'"{_name_of(content)}"', "X-Repo-Commit": COMMIT}
+        status, headers, body = 200, {"ETag": f'"{_etag(content)}"', "X-Repo-Commit": COMMIT}, content
         if asked:
             first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
             status, body = 206, content[first : last + 1]
@@ -122,6 +127,8 @@ class FakeHub:
         return self._send_body(request, status, body, headers)
 
     def _send_body(self, request, status, body, headers):
+        if request.command == "HEAD":
+            return _head(request, status, len(body), headers)
         if status == 200 and not self.lengths:
             headers = headers | {"Content-Length": None, "Connection": "close"}
         if not request.path.startswith(tuple(self.trickle)):
@@ -137,8 +144,8 @@ class FakeHub:
         return None
 
 
-def _name_of(content):
-    return hashlib.sha256(content).hexdigest()[:40]
+def _etag(content):
+    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
 
 
 def _send(request, status, body, headers):

@@ -80,7 +80,17 @@ def test_every_option_is_one_of_the_request():
     parameters = set(inspect.signature(submit.submit).parameters)
     text = {"calibration", *CalibrationRequest.model_fields} - {"dataset"}
     assert text <= parameters
-    own = {"model_id", "ratio", "revision", "metadata", "idempotency_key", "watch", "server", "as_json"}
+    own = {
+        "model_id",
+        "ratio",
+        "revision",
+        "metadata",
+        "idempotency_key",
+        "hub_token_env",
+        "watch",
+        "server",
+        "as_json",
+    }
     assert parameters - text - own <= set(JobOptions.model_fields)
     assert all(isinstance(choice, str) for choice in ExportChoice), "choices are sent as they are"
 

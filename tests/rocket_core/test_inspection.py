@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from rocket_core import inspection
 from rocket_core.checkpoint import find_model
 from rocket_core.config import CompressionConfig
 from rocket_core.errors import (
@@ -196,3 +197,13 @@ def test_refuses_no_ratio_that_some_selection_of_the_weights_reaches(weights, ra
     layers = [(columns, rows) if turned else (rows, columns) for rows, columns, _, turned in weights]
     chosen = [layer for layer, (_, _, is_layer, _) in zip(layers, weights, strict=True) if is_layer] or layers[:1]
     assert verdict(refuse_unreachable, chosen, ratio) is InfeasibleBudgetError
+
+
+def test_families_with_code_of_their_own_are_none_that_transformers_has():
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    assert not inspection.OWN_CODE_ONLY & set(CONFIG_MAPPING_NAMES)
+    # A family that transformers has may bring code too, which is left alone.
+    inspection.refuse_config({"model_type": "phi3", "auto_map": {"AutoConfig": "a.B"}}, "m")
+    with pytest.raises(UnsupportedArchitectureError, match="code of its own"):
+        inspection.refuse_config({"model_type": "chatglm", "auto_map": {"AutoConfig": "a.B"}}, "m")

@@ -12,15 +12,33 @@ from app.shared.database import now
 from app.shared.errors import ConflictError, IdempotencyKeyReusedError, JobNotFoundError
 from app.shared.lifecycle import Status, move
 from app.shared.logging import current_request_id
-from app.shared.models import LOCAL_OWNER, AllocationRow, Artifact, IdempotencyKey, Job, LayerProfileRow, OutboxRow
+from app.shared.models import (
+    LOCAL_OWNER,
+    AllocationRow,
+    Artifact,
+    IdempotencyKey,
+    Job,
+    JobEvent,
+    LayerProfileRow,
+    OutboxRow,
+)
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
-from app.shared.requests import JobRequest
+from app.shared.repositories.uploads import require_upload
+from app.shared.requests import UPLOAD, JobRequest
 
 # Crockford's base 32: no letter that could be taken for a digit, and in order.
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
 _RANDOM_BITS = 80
 _ID_DIGITS = 26
+
+_TOKEN_EVENT = "hub_token"  # noqa: S105 - the type of an event
+_TOKEN_IS_GONE = NewEvent(
+    type=_TOKEN_EVENT,
+    level="warning",
+    message="the Hub token of the job that this one repeats was forgotten when that ended; this one goes on without. "
+    "Send Hub-Token with the retry if the Hub asks for it",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,14 +103,26 @@ def create_job(
     max_attempts: int,
     owner: str = LOCAL_OWNER,
     idempotency: Idempotency | None = None,
+    hub_token: str | None = None,
 ) -> Submission:
     """Writes a job and its announcement, or finds the job that the same request made before.
+
+    Args:
+        session: a writing transaction.
+        request: what is asked for.
+        max_attempts: how often it may start.
+        owner: the tenant.
+        idempotency: a key under which the request may come again; the token is no part of it.
+        hub_token: the Hub token that came with it, encrypted.
 
     Raises:
         IdempotencyKeyReusedError: the key belongs to another request.
     """
     at = now(session)
     job_id = _new_id(at)
+    dataset = request.calibration.dataset
+    if dataset.startswith(UPLOAD):
+        require_upload(session, owner, dataset.removeprefix(UPLOAD))
     if idempotency is not None:
         earlier = find_replayed(session, request, owner=owner, key=idempotency.key)
         if earlier is not None:
@@ -106,6 +136,7 @@ def create_job(
         available_at=at,
         max_attempts=max_attempts,
         work_key=secrets.token_hex(16),
+        hub_token=hub_token,
         request_id=current_request_id(),
     )
     session.add(job)
@@ -114,9 +145,13 @@ def create_job(
         # Another request with this key has committed since the look above.
         session.delete(job)
         session.flush()
-        return create_job(session, request, max_attempts=max_attempts, owner=owner, idempotency=idempotency)
+        return create_job(
+            session, request, max_attempts=max_attempts, owner=owner, idempotency=idempotency, hub_token=hub_token
+        )
     announce(session, job_id, at)
     append_event(session, job_id, NewEvent(type="status", message="queued", data={"status": Status.QUEUED}), at)
+    if hub_token is not None:
+        append_event(session, job_id, NewEvent(type=_TOKEN_EVENT, message="a Hub token came with the job"), at)
     return Submission(job=get_job(session, job_id, owner), created=True)
 
 
@@ -197,11 +232,14 @@ def cancel_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Job:
     return get_job(session, job_id, owner)
 
 
-def retry_job(session: Session, job_id: str, *, max_attempts: int, owner: str = LOCAL_OWNER) -> Submission:
+def retry_job(
+    session: Session, job_id: str, *, max_attempts: int, owner: str = LOCAL_OWNER, hub_token: str | None = None
+) -> Submission:
     """Makes a new job of a failed or cancelled one, which goes on from its checkpoints.
 
     A new one, because a terminal status never changes and a job never starts more than `max_attempts` times. Retried
-    again, the same new job is the answer.
+    again, the same new job is the answer. The Hub token of the old job was forgotten when that ended: one that needs it
+    gets it again, or an event says that it has none.
 
     Raises:
         JobNotFoundError: there is no such job.
@@ -215,7 +253,10 @@ def retry_job(session: Session, job_id: str, *, max_attempts: int, owner: str = 
         return Submission(job=retried, created=False)
     work_key, old.work_key = old.work_key, None
     session.flush()
-    job = create_job(session, JobRequest.model_validate(old.request), max_attempts=max_attempts, owner=owner).job
+    request = JobRequest.model_validate(old.request)
+    job = create_job(session, request, max_attempts=max_attempts, owner=owner, hub_token=hub_token).job
+    if hub_token is None and _had_token(session, job_id):
+        append_event(session, job.id, _TOKEN_IS_GONE, now(session))
     job.retry_of = job_id
     if work_key is not None:
         # Checkpoints have one owner; without any the new job starts afresh.
@@ -249,6 +290,12 @@ def announce(session: Session, job_id: str, at: datetime) -> None:
     """Has the workers told of a job once this transaction is committed."""
     session.add(OutboxRow(job_id=job_id, created_at=at))
     session.flush()
+
+
+def _had_token(session: Session, job_id: str) -> bool:
+    """Whether a Hub token came with a job, or with one that it repeats."""
+    told = select(JobEvent.sequence).where(JobEvent.job_id == job_id, JobEvent.type == _TOKEN_EVENT)
+    return session.execute(told.limit(1)).first() is not None
 
 
 def _inherit_layers(session: Session, old_id: str, new_id: str) -> None:

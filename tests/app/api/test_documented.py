@@ -1,6 +1,7 @@
 """Every status that the OpenAPI document names, produced; and none that it does not name."""
 
 import socket
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.databases("sqlite", "postgres")
 UNKNOWN = "/jobs/job_" + "0" * 26
 BROKEN = JobError(code="x", message="m")
 FILE = "/artifacts/model.safetensors"
+NO_UPLOAD = "upload/" + "0" * 32
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def jobs(client, worker, context):
 
 def scenarios(client, jobs, app, settings, monkeypatch):
     """What leads to each documented status."""
-    json_type = {"Content-Type": "application/json"}
+    json_type, text_type = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
     keyed = {"json": BODY, "headers": {"Idempotency-Key": "k"}}
     job, file = "/jobs/{job_id}", "/jobs/{job_id}/artifacts/{name}"
 
@@ -66,19 +68,38 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         client.post("/jobs", **keyed)
         return client.post("/jobs", **keyed)
 
-    def without_a_hub():
+    def upload(content):
+        return client.post("/calibrations", content=content, headers=text_type)
+
+    def uploaded():
+        return upload(b"three").headers["Location"]
+
+    def one_in_use():
+        path = upload(b"four").headers["Location"]
+        dataset = path.removeprefix("/").replace("calibrations", "upload")
+        assert client.post("/jobs", json=BODY | {"calibration": {"dataset": dataset}}).status_code == 202
+        return client.delete(path)
+
+    def one_upload_too_many():
+        context = app.state.context
+        app.state.context = replace(context, settings=settings.model_copy(update={"max_uploads": 0}))
+        answer = upload(b"five")
+        app.state.context = context
+        return answer
+
+    def without_a_hub(path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             FakeHub.replace(monkeypatch, f"http://127.0.0.1:{free.getsockname()[1]}")
-        return client.post("/jobs", json=BODY | {"model_id": "org/model"})
+        return client.post(path, json=BODY | {"model_id": "org/model"})
 
-    def without_room():
+    def without_room(ask):
         def full(_self):
             raise DiskFullError("the database has no room left")
 
         with monkeypatch.context() as patch:
             patch.setattr(Database, "transaction", full)
-            return client.post("/jobs", json=BODY)
+            return ask()
 
     def known():
         path = jobs.queued
@@ -99,8 +120,8 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("post", "/jobs", 413): lambda: client.post("/jobs", content=b" " * 5000, headers=json_type),
         ("post", "/jobs", 415): lambda: client.post("/jobs", content=b"{}", headers={"Content-Type": "text/plain"}),
         ("post", "/jobs", 422): lambda: client.post("/jobs", json={}),
-        ("post", "/jobs", 503): without_a_hub,
-        ("post", "/jobs", 507): without_room,
+        ("post", "/jobs", 503): lambda: without_a_hub("/jobs"),
+        ("post", "/jobs", 507): lambda: without_room(lambda: client.post("/jobs", json=BODY)),
         ("get", "/jobs", 200): lambda: client.get("/jobs"),
         ("get", "/jobs", 422): lambda: client.get("/jobs?limit=0"),
         ("get", job, 200): lambda: client.get(jobs.queued),
@@ -133,6 +154,29 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", file, 404): lambda: client.get(jobs.succeeded + "/artifacts/none"),
         ("get", file, 410): lambda: client.get(jobs.expired + FILE),
         ("get", file, 416): lambda: client.get(jobs.succeeded + FILE, headers={"Range": "bytes=99-"}),
+        ("post", "/jobs", 404): lambda: client.post("/jobs", json=BODY | {"calibration": {"dataset": NO_UPLOAD}}),
+        ("post", f"{job}/retry", 422): lambda: client.post(f"{jobs.failed}/retry", headers={"Hub-Token": "x"}),
+        ("post", "/estimates", 200): lambda: client.post("/estimates", json=BODY),
+        ("post", "/estimates", 400): lambda: client.post("/estimates", content=b"{", headers=json_type),
+        ("post", "/estimates", 404): lambda: client.post(
+            "/estimates", json=BODY | {"calibration": {"dataset": NO_UPLOAD}}
+        ),
+        ("post", "/estimates", 413): lambda: client.post("/estimates", content=b" " * 5000, headers=json_type),
+        ("post", "/estimates", 415): lambda: client.post("/estimates", content=b"{}", headers=text_type),
+        ("post", "/estimates", 422): lambda: client.post("/estimates", json=BODY | {"ratio": 0.95}),
+        ("post", "/estimates", 503): lambda: without_a_hub("/estimates"),
+        ("post", "/calibrations", 201): lambda: upload(b"one"),
+        ("post", "/calibrations", 200): lambda: upload(b"one"),
+        ("post", "/calibrations", 413): lambda: upload(b" " * (settings.max_upload_bytes + 1)),
+        ("post", "/calibrations", 415): lambda: client.post("/calibrations", content=b"x"),
+        ("post", "/calibrations", 422): lambda: upload(b"\0"),
+        ("post", "/calibrations", 429): one_upload_too_many,
+        ("post", "/calibrations", 507): lambda: without_room(lambda: upload(b"two")),
+        ("get", "/calibrations/{upload_id}", 200): lambda: client.get(uploaded()),
+        ("get", "/calibrations/{upload_id}", 404): lambda: client.get("/calibrations/x"),
+        ("delete", "/calibrations/{upload_id}", 204): lambda: client.delete(uploaded()),
+        ("delete", "/calibrations/{upload_id}", 404): lambda: client.delete("/calibrations/" + "0" * 32),
+        ("delete", "/calibrations/{upload_id}", 409): one_in_use,
         ("get", "/models", 200): lambda: client.get("/models"),
         ("get", "/calibrations", 200): lambda: client.get("/calibrations"),
         ("get", "/healthz", 200): lambda: client.get("/healthz"),

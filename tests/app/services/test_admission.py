@@ -1,6 +1,7 @@
 """What is refused before there is a job, through the API."""
 
 import json
+import socket
 import threading
 import time
 
@@ -50,6 +51,7 @@ def refused(client, body, status, code):
         ({"config.json": '{"model_type": "llama", "is_encoder_decoder": true}'}, "unsupported_architecture"),
         ({"config.json": '{"model_type": "t5"}'}, "unsupported_architecture"),
         ({"config.json": '{"auto_map": {"AutoConfig": "a.B"}}'}, "unsupported_architecture"),
+        ({"config.json": '{"auto_map": {"AutoConfig": "a.B"}, "model_type": "qwen"}'}, "unsupported_architecture"),
         ({"config.json": "{"}, "unsupported_architecture"),
         ({"config.json": "[]"}, "unsupported_architecture"),
         ({"config.json": " " * (2**22 + 1)}, "unsupported_architecture"),
@@ -156,6 +158,27 @@ def test_a_hub_that_is_gone_or_silent_is_unavailable(client, hub, monkeypatch):
     assert time.monotonic() - began < 3
     hub.__exit__()
     assert "Retry-After" in refused(client, HUB_BODY, 503, "hub_unavailable").headers
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/estimates"])
+def test_a_name_server_that_does_not_answer_keeps_nobody_waiting(client, hub, monkeypatch, path):
+    over = threading.Event()
+    monkeypatch.setattr(admission, "_HUB_SECONDS", 0.3)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_arguments, **_options: over.wait(20) and [])
+    FakeHub.replace(monkeypatch, "http://hub.invalid")
+    utils.close_session()
+    began = time.monotonic()
+    answer = client.post(path, json=HUB_BODY)
+    assert (answer.status_code, answer.json()["code"]) == (503, "hub_unavailable")
+    assert time.monotonic() - began < 3
+    over.set()
+
+
+def test_a_window_longer_than_the_model_attends_to_is_refused(client, odd):
+    (odd / "config.json").write_text(json.dumps(LLAMA | {"max_position_embeddings": 64}))
+    body = BODY | {"model_id": "local/odd", "calibration": {"sequence_length": 65}}
+    refused(client, body, 422, "invalid_config")
+    assert client.post("/jobs", json=body | {"calibration": {"sequence_length": 64}}).status_code == 202
 
 
 def test_requests_that_wait_for_the_hub_leave_threads_to_the_others(client, hub, monkeypatch):

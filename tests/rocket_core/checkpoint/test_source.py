@@ -1,18 +1,40 @@
+import os
+import time
+
 import pytest
 from huggingface_hub import utils
 
-from rocket_core.checkpoint import find_model, open_checkpoint, source
-from rocket_core.errors import HubUnavailableError, ModelNotFoundError
+from rocket_core.checkpoint import Transfer, find_model, open_checkpoint, source
+from rocket_core.errors import (
+    AlreadyQuantizedError,
+    CompressionCancelledError,
+    CorruptCheckpointError,
+    HubUnavailableError,
+    InfeasibleBudgetError,
+    InsufficientDiskError,
+    ModelNotFoundError,
+    UnsupportedArchitectureError,
+)
+from rocket_core.hub import HubAccess
 from tests.reference.fake_hub import COMMIT, FakeHub
+from tests.reference.safetensors_files import llama_tensors, safetensors_bytes
 from tests.reference.tiny_models import save_tiny_model
+
+WEIGHTS = safetensors_bytes(llama_tensors())
 
 
 @pytest.fixture
 def hub(monkeypatch):
     with FakeHub() as fake:
         fake.replace_the_hub(monkeypatch)
+        fake.repositories["org/name"] = {"config.json": b'{"model_type": "llama"}', "model.safetensors": WEIGHTS}
         yield fake
         utils.close_session()
+
+
+@pytest.fixture
+def cached(tmp_path):
+    return HubAccess(cache=tmp_path)
 
 
 def test_a_folder_wins_and_is_made_absolute(tmp_path, monkeypatch):
@@ -27,15 +49,91 @@ def test_a_folder_has_no_revision(tmp_path):
         find_model(str(tmp_path), "main")
 
 
-def test_a_repository_is_pinned_to_a_commit_and_only_safe_files_are_fetched(hub, tmp_path, monkeypatch):
-    hub.repositories["org/name"] = {}
-    asked = []
-    monkeypatch.setattr(source, "snapshot_download", lambda model, **how: asked.append((model, how)) or str(tmp_path))
-    found = find_model("org/name", "v1")
-    assert (found.commit, found.folder) == (COMMIT, tmp_path)
-    ((model, how),) = asked
-    assert (model, how["revision"]) == ("org/name", COMMIT)
-    assert not any(pattern.endswith((".bin", ".pt", ".py", ".pkl")) for pattern in how["allow_patterns"])
+def test_a_repository_is_pinned_to_a_commit_and_only_safe_files_are_fetched(hub, cached, tmp_path):
+    hub.repositories["org/name"] |= {
+        "pytorch_model.bin": b"a pickle",
+        "modeling_own.py": b"code",
+        "adapter_model.safetensors": b"of another tool",
+        "original/model.safetensors": b"the same again",
+        "tokenizer.model": b"tokens",
+    }
+    found = find_model("org/name", "v1", hub=cached)
+    assert found.commit == COMMIT
+    assert found.folder.is_relative_to(tmp_path)
+    assert {file.name for file in found.folder.rglob("*")} == {"config.json", "model.safetensors", "tokenizer.model"}
+    assert (found.folder / "model.safetensors").read_bytes() == WEIGHTS
+    fetched = {path for path, _, _ in hub.asked}
+    assert not [path for path in fetched if path.endswith((".bin", ".py")) or "adapter" in path or "original" in path]
+
+
+def test_a_token_goes_with_every_question(hub, tmp_path):
+    find_model("org/name", hub=HubAccess(token="hf_mine", cache=tmp_path))  # noqa: S106 - of the fake hub
+    assert {token for _, token, _ in hub.asked} == {"Bearer hf_mine"}
+    assert "hf_mine" not in repr(HubAccess(token="hf_mine"))  # noqa: S106 - as above
+
+
+@pytest.mark.parametrize(
+    ("files", "ratio", "error"),
+    [
+        ({"config.json": b'{"model_type": "llama", "quantization_config": {}}'}, 0.3, AlreadyQuantizedError),
+        (
+            {"config.json": b'{"model_type": "qwen", "auto_map": {"AutoConfig": "a.B"}}'},
+            0.3,
+            UnsupportedArchitectureError,
+        ),
+        ({"model.safetensors": WEIGHTS[:-1]}, 0.3, CorruptCheckpointError),
+        ({}, 0.95, InfeasibleBudgetError),
+    ],
+)
+def test_what_cannot_be_compressed_is_refused_before_its_weights_are_fetched(hub, cached, files, ratio, error):
+    hub.repositories["org/name"] |= files
+    with pytest.raises(error):
+        find_model("org/name", hub=cached, ratio=ratio)
+    whole = [path for path, _, part in hub.asked if path.endswith("model.safetensors") and part is None]
+    assert whole == []
+
+
+def test_a_download_that_does_not_fit_is_not_begun(hub, cached, monkeypatch):
+    monkeypatch.setattr(source, "free_disk", lambda _folder: len(WEIGHTS) - 1)
+    with pytest.raises(InsufficientDiskError, match="HF_HOME"):
+        find_model("org/name", hub=cached)
+    monkeypatch.undo()
+    hub.replace_the_hub(monkeypatch)
+    find_model("org/name", hub=cached)
+    # What is there already takes no room.
+    monkeypatch.setattr(source, "free_disk", lambda _folder: 0)
+    assert find_model("org/name", hub=cached).commit == COMMIT
+
+
+def test_a_file_of_another_size_than_announced_is_refused(hub, cached):
+    hub.announced = {"config.json": 1}
+    with pytest.raises(CorruptCheckpointError, match=r"config\.json of org/name has \d+ bytes, the Hub announces 1"):
+        find_model("org/name", hub=cached)
+
+
+def test_what_arrives_is_counted(hub, cached):
+    transfer = Transfer()
+    find_model("org/name", hub=cached, transfer=transfer)
+    assert transfer.done == transfer.total == sum(map(len, hub.repositories["org/name"].values()))
+    assert transfer.share == 1.0
+
+
+def test_a_download_that_was_stopped_ends(hub, cached, tmp_path):
+    transfer = Transfer()
+    transfer.stop()
+    with pytest.raises(CompressionCancelledError):
+        find_model("org/name", hub=cached, transfer=transfer)
+    assert not list(tmp_path.rglob("*.incomplete"))
+
+
+def test_remains_of_downloads_that_were_killed_are_removed_and_others_kept(hub, cached, tmp_path):
+    blobs = tmp_path / "models--org--name" / "blobs"
+    blobs.mkdir(parents=True)
+    for name, age in (("old", 7200), ("young", 60)):
+        (blobs / f"{name}.incomplete").touch()
+        os.utime(blobs / f"{name}.incomplete", (time.time() - age,) * 2)
+    find_model("org/name", hub=cached)
+    assert [file.name for file in blobs.glob("*.incomplete")] == ["young.incomplete"]
 
 
 @pytest.mark.parametrize("name", ["../etc", "/no/such/folder", "https://example.org/x", "a--b/c..d", "models/"])

@@ -1,4 +1,3 @@
-import collections
 import json
 import struct
 
@@ -163,8 +162,7 @@ def test_too_little_memory(model, tmp_path, settings, monkeypatch):
 
 
 def test_too_little_disk(model, tmp_path, settings, monkeypatch):
-    usage = collections.namedtuple("usage", "total used free")(1, 1, 1000)
-    monkeypatch.setattr(resources.shutil, "disk_usage", lambda _path: usage)
+    monkeypatch.setattr(resources, "free_disk", lambda _folder: 1000)
     refused(InsufficientDiskError, "of disk", model, tmp_path, settings())
 
 

@@ -1,0 +1,178 @@
+"""Calibration files of tenants: checked while they arrive, stored by their content."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+from sqlalchemy.orm import Session
+
+from app.services import quotas
+from app.services.context import Context
+from app.shared.errors import QuotaExceededError, StorageError
+from app.shared.models import Upload
+from app.shared.repositories import tenants, uploads
+from app.shared.repositories.uploads import NewUpload
+from app.shared.requests import UPLOAD
+from rocket_core.errors import CalibrationError, EmptyCalibrationError
+
+# A document is tokenized as a whole.
+_MAX_LINE_BYTES = 2**20 * 8
+_log = logging.getLogger(__name__)
+
+
+class DocumentCheck:
+    """Checks a calibration file while it passes by, as `rocket_core.datasets` will read it.
+
+    Args:
+        suffix: `.txt`, a text; or `.jsonl`, an object with a string `text` on each line.
+
+    Attributes:
+        documents: how many there are so far.
+    """
+
+    def __init__(self, suffix: str) -> None:
+        self.documents = 0
+        self._is_text = suffix == ".txt"
+        self._rest = b""
+        self._line = 0
+
+    def passing(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """The same bytes, checked.
+
+        Raises:
+            CalibrationError: the file is not what it should be; names the line, and repeats nothing of it.
+            EmptyCalibrationError: it holds no text.
+        """
+        for chunk in chunks:
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            for line in lines:
+                self._check(line)
+            if len(self._rest) > _MAX_LINE_BYTES:
+                raise self._fault(f"is longer than {_MAX_LINE_BYTES} bytes", ahead=1)
+            yield chunk
+        self._check(self._rest)
+        if self.documents == 0:
+            raise EmptyCalibrationError("the file holds no text; give one with at least one document")
+
+    def _check(self, line: bytes) -> None:
+        self._line += 1
+        if len(line) > _MAX_LINE_BYTES:
+            raise self._fault(f"is longer than {_MAX_LINE_BYTES} bytes")
+        if b"\0" in line:
+            raise self._fault("holds a NUL; this is no text")
+        try:
+            text = line.decode("utf-8-sig" if self._line == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise self._fault("is not UTF-8; convert the file") from error
+        if not text.strip():
+            return
+        # A text is one document, however many lines it has.
+        self.documents = 1 if self._is_text else self.documents + 1
+        if not self._is_text:
+            self._check_document(text)
+
+    def _check_document(self, line: str) -> None:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self._fault('is no JSON; each line must be like {"text": "..."}') from error
+        text = record.get("text") if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise self._fault('has no string "text"; each line must be like {"text": "..."}')
+        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise self._fault('holds a NUL or half a surrogate pair in "text"; remove it')
+
+    def _fault(self, what: str, *, ahead: int = 0) -> CalibrationError:
+        return CalibrationError(f"line {self._line + ahead} {what}")
+
+
+def save_upload(context: Context, owner: str, suffix: str, chunks: Iterable[bytes]) -> tuple[Upload, bool]:
+    """Stores a calibration file, or finds that of the same content which the tenant has uploaded before.
+
+    Args:
+        context: the service.
+        owner: the tenant.
+        suffix: `.txt` or `.jsonl`.
+        chunks: the file as it arrives.
+
+    Returns:
+        The upload, and whether it is new.
+
+    Raises:
+        CalibrationError: the file cannot be used.
+        OverQuotaError: it is larger than an upload may be.
+        QuotaExceededError: the tenant has as many files as it may have.
+        StorageError: it cannot be stored.
+    """
+    check = DocumentCheck(suffix)
+    stored = context.artifacts.put_stream(check.passing(chunks), max_bytes=context.settings.max_upload_bytes)
+    new = NewUpload(
+        storage_key=stored.key, sha256=stored.sha256, size=stored.size, suffix=suffix, documents=check.documents
+    )
+    is_kept = False
+    try:
+        with context.database.transaction() as session:
+            # Of several that arrive at once, each is to count those before it.
+            tenants.lock_tenant(session, owner)
+            if not uploads.is_uploaded(session, owner, new.id):
+                _require_room(context, session, owner, new.size)
+            upload, is_new = uploads.save_upload(session, owner, new)
+        is_kept = is_new
+        return upload, is_new
+    finally:
+        if not is_kept:
+            _remove(context, stored.key)
+
+
+def _require_room(context: Context, session: Session, owner: str, size: int) -> None:
+    quotas.require_room(session, quotas.find_limits(session, context.settings, owner), owner, size=size)
+    if uploads.count_uploads(session, owner) >= context.settings.max_uploads:
+        raise QuotaExceededError(
+            f"{context.settings.max_uploads} uploaded files are all that a tenant may have; delete one first"
+        )
+
+
+def list_uploads(context: Context, owner: str) -> Sequence[Upload]:
+    """All files of a tenant, oldest first."""
+    with context.database.snapshot() as session:
+        return uploads.list_uploads(session, owner)
+
+
+def get_upload(context: Context, owner: str, upload_id: str) -> Upload:
+    """One file of a tenant.
+
+    Raises:
+        UploadNotFoundError: there is none, or it is somebody else's.
+    """
+    with context.database.snapshot() as session:
+        return uploads.get_upload(session, owner, upload_id)
+
+
+def delete_upload(context: Context, owner: str, upload_id: str) -> None:
+    """Deletes a file of a tenant.
+
+    Raises:
+        UploadNotFoundError: there is none, or it is somebody else's.
+        ConflictError: a job that has not ended needs it.
+    """
+    with context.database.transaction() as session:
+        key = uploads.delete_upload(session, owner, upload_id)
+    _remove(context, key)
+
+
+def require_dataset(context: Context, owner: str, dataset: str) -> None:
+    """Refuses a dataset that the tenant has not uploaded; others are none of this module's business.
+
+    Raises:
+        UploadNotFoundError: the tenant has uploaded no such file.
+    """
+    if dataset.startswith(UPLOAD):
+        get_upload(context, owner, dataset.removeprefix(UPLOAD))
+
+
+def _remove(context: Context, key: str) -> None:
+    # Nothing refers to it any more; what is left here is swept later.
+    try:
+        context.artifacts.remove(key)
+    except StorageError as error:
+        _log.warning("an uploaded file is left: %s", error)

@@ -1,0 +1,74 @@
+"""Secrets that users entrust to the service, as they lie in the database: encrypted, with a key that is not there."""
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from cryptography.fernet import Fernet, InvalidToken
+from pydantic import SecretStr
+
+from app.shared.errors import InvalidSettingsError, StorageError
+from app.shared.settings import Settings
+
+KEY_FILE = "secret.key"
+
+
+def encrypt(settings: Settings, secret: SecretStr) -> str:
+    """A secret as it may be stored.
+
+    Raises:
+        StorageError: there is no key, and none can be written to the data folder.
+    """
+    return Fernet(_key(settings)).encrypt(secret.get_secret_value().encode()).decode()
+
+
+def decrypt(settings: Settings, stored: str) -> SecretStr:
+    """A secret that `encrypt` has made storable.
+
+    Raises:
+        InvalidSettingsError: it was encrypted with another key.
+        StorageError: the key cannot be read.
+    """
+    try:
+        return SecretStr(Fernet(_key(settings)).decrypt(stored.encode()).decode())
+    except InvalidToken:
+        raise InvalidSettingsError(
+            "the Hub token that came with this job cannot be read: ROCKET_SECRET_KEY, or the file secret.key in the "
+            "data folder, must be the same for the API and all workers"
+        ) from None
+
+
+def _key(settings: Settings) -> bytes:
+    if settings.secret_key is not None:
+        return settings.secret_key.get_secret_value().encode()
+    file = settings.data_dir / KEY_FILE
+    try:
+        with suppress(FileNotFoundError):
+            return file.read_bytes()
+        return _create_key(file)
+    except OSError as error:
+        raise StorageError(f"cannot use {file}: {error.strerror or error}; set ROCKET_SECRET_KEY instead") from error
+
+
+def _create_key(file: Path) -> bytes:
+    """Writes a key unless another process has just done so; the file appears complete and never changes."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(Fernet.generate_key())
+            stream.flush()
+            os.fsync(stream.fileno())
+        # Unlike a rename, a link does not replace what is there.
+        with suppress(FileExistsError):
+            os.link(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return file.read_bytes()

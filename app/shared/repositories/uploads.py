@@ -1,0 +1,121 @@
+"""Calibration files that tenants have uploaded, each known by its content."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from app.shared.database import now
+from app.shared.errors import ConflictError, UploadNotFoundError
+from app.shared.lifecycle import Status
+from app.shared.models import Job, Upload
+from app.shared.requests import UPLOAD
+
+_ID_DIGITS = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewUpload:
+    """A file that has been checked and stored.
+
+    Attributes:
+        storage_key: its name in the store.
+        sha256: hash of its content, hexadecimal.
+        size: bytes.
+        suffix: how it is read, `.jsonl` or `.txt`.
+        documents: how many it holds.
+    """
+
+    storage_key: str
+    sha256: str
+    size: int
+    suffix: str
+    documents: int
+
+    @property
+    def id(self) -> str:
+        """The name under which its owner finds it."""
+        return self.sha256[:_ID_DIGITS]
+
+
+def save_upload(session: Session, owner: str, new: NewUpload) -> tuple[Upload, bool]:
+    """Keeps a file, or finds that of the same content which the tenant has uploaded before.
+
+    Returns:
+        The upload, and whether it is new; if not, the stored file is the caller's to remove.
+    """
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    values = {name: getattr(new, name) for name in ("storage_key", "sha256", "size", "suffix", "documents")}
+    statement = (
+        insert(Upload)
+        .values(owner=owner, id=new.id, created_at=now(session), **values)
+        .on_conflict_do_nothing(index_elements=["owner", "id"])
+        .returning(Upload.id)
+    )
+    is_new = session.execute(statement).one_or_none() is not None
+    return get_upload(session, owner, new.id), is_new
+
+
+def is_uploaded(session: Session, owner: str, upload_id: str) -> bool:
+    """Whether a tenant has a file of that id."""
+    return session.get(Upload, (owner, upload_id)) is not None
+
+
+def get_upload(session: Session, owner: str, upload_id: str) -> Upload:
+    """One file of a tenant.
+
+    Raises:
+        UploadNotFoundError: there is none, or it is somebody else's.
+    """
+    upload = session.get(Upload, (owner, upload_id))
+    if upload is None:
+        raise UploadNotFoundError("you have uploaded no file of this id; GET /calibrations lists yours")
+    return upload
+
+
+def list_uploads(session: Session, owner: str) -> list[Upload]:
+    """All files of a tenant, oldest first."""
+    return list(session.scalars(select(Upload).where(Upload.owner == owner).order_by(Upload.created_at, Upload.id)))
+
+
+def count_uploads(session: Session, owner: str) -> int:
+    """How many files a tenant has uploaded."""
+    return session.execute(select(func.count()).select_from(Upload).where(Upload.owner == owner)).scalar_one()
+
+
+def require_upload(session: Session, owner: str, upload_id: str) -> None:
+    """Makes sure that a file is there and stays until this transaction, which makes a job that needs it, is over.
+
+    Raises:
+        UploadNotFoundError: there is none, or it is somebody else's.
+    """
+    mine = select(Upload.id).where(Upload.owner == owner, Upload.id == upload_id)
+    if session.execute(mine.with_for_update(read=True)).one_or_none() is None:
+        get_upload(session, owner, upload_id)
+
+
+def delete_upload(session: Session, owner: str, upload_id: str) -> str:
+    """Forgets a file.
+
+    Returns:
+        Its storage key, to remove once the transaction is committed.
+
+    Raises:
+        UploadNotFoundError: there is none, or it is somebody else's.
+        ConflictError: a job that has not ended needs it.
+    """
+    mine = (Upload.owner == owner, Upload.id == upload_id)
+    key = session.execute(select(Upload.storage_key).where(*mine).with_for_update()).scalar_one_or_none()
+    if key is None:
+        get_upload(session, owner, upload_id)
+    active = [status for status in Status if not status.is_terminal]
+    needed = select(Job.id).where(
+        Job.owner == owner,
+        Job.status.in_(active),
+        Job.request["calibration"]["dataset"].as_string() == UPLOAD + upload_id,
+    )
+    if session.execute(needed.limit(1)).first() is not None:
+        raise ConflictError("a job that has not ended needs this file; cancel it, or wait for its end")
+    session.execute(delete(Upload).where(*mine), execution_options={"synchronize_session": False})
+    return str(key)

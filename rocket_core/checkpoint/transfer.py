@@ -1,0 +1,65 @@
+"""A download as it comes along, and a way to end it: what the Hub's client tells of through progress bars."""
+
+import threading
+from typing import Any
+
+from huggingface_hub.utils import tqdm
+
+from rocket_core.errors import CompressionCancelledError
+
+
+class Transfer:
+    """Bytes that have arrived, counted by the threads of a download and read by another one.
+
+    Attributes:
+        total: bytes expected; 0 while that is not known.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._lock = threading.Lock()
+        self._counts: dict[int, float] = {}
+        self._stopped = threading.Event()
+
+    @property
+    def done(self) -> int:
+        """Bytes that have arrived so far."""
+        # One bar counts what comes over the network, another what is written; where both are used, one lags behind.
+        with self._lock:
+            return int(max(self._counts.values(), default=0))
+
+    @property
+    def share(self) -> float:
+        """Part of the bytes that has arrived, [0, 1]."""
+        return min(1.0, self.done / self.total) if self.total else 0.0
+
+    def stop(self) -> None:
+        """Has the download end at the next piece that arrives."""
+        self._stopped.set()
+
+    def count(self, bar: int, size: float) -> None:
+        """Notes that bytes have arrived; negative where the client begins again.
+
+        Raises:
+            CompressionCancelledError: the download shall end.
+        """
+        if self._stopped.is_set():
+            raise CompressionCancelledError("cancelled while downloading")
+        with self._lock:
+            self._counts[bar] = self._counts.get(bar, 0) + size
+
+    def bars(self) -> type[tqdm]:
+        """What the Hub's client takes for its progress bars: they show nothing and count."""
+        transfer = self
+
+        class Bar(tqdm):
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+                self._counts_bytes = options.get("unit") == "B"
+
+            def update(self, n: float | None = 1) -> bool | None:
+                if self._counts_bytes:
+                    transfer.count(id(self), n or 0)
+                return None
+
+        return Bar

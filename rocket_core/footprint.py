@@ -1,0 +1,224 @@
+"""What a compression takes: memory and disk, from the shapes of a model alone. Loads no torch.
+
+A run knows the shapes of the model that it has built (`rocket_core.pipeline.resources`); a service knows those that the
+safetensors headers tell (`describe_model`). Both come here, so that an estimate and a preflight agree.
+"""
+
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rocket_core import budget
+from rocket_core.budget import Shape
+from rocket_core.errors import UnsupportedArchitectureError
+from rocket_core.headers import WeightSummary, storage_dtype
+
+# Enough tokens in one batch to keep matrix products busy; more would only take memory.
+TOKENS_PER_BATCH = 8192
+
+_FLOAT64 = 8
+# eigh holds its input, the vectors and two workspaces of the same size.
+_EIGH_COPIES = 4
+# Python, torch and allocator overhead beside the tensors that are counted.
+_HEADROOM = 256 * 2**20
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+# They store a weight as `(d_in, d_out)`; all other families store the transpose.
+_CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
+_POSITIONS = ("max_position_embeddings", "n_positions")
+_HIDDEN_SIZES = ("hidden_size", "n_embd", "d_model")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """The sizes of a model.
+
+    Attributes:
+        layers: `(d_in, d_out)` of the selected layers of each block that has any.
+        block_parameters: parameters of each block.
+        parameters: parameters of the whole model.
+        hidden_size: numbers per token between two blocks.
+        itemsize: bytes of a number, in memory and in the artifacts.
+        stored_bytes: bytes of the checkpoint.
+    """
+
+    layers: tuple[tuple[Shape, ...], ...]
+    block_parameters: tuple[int, ...]
+    parameters: int
+    hidden_size: int
+    itemsize: int
+    stored_bytes: int
+
+    @property
+    def compressible_parameters(self) -> int:
+        """Parameters of the selected layers."""
+        return sum(d_in * d_out for block in self.layers for d_in, d_out in block)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What is to be done with a model.
+
+    Attributes:
+        windows: calibration windows.
+        sequence_length: tokens per window.
+        ratio: target compression ratio, [0, 1).
+        precision_bytes: bytes of a number in supports and least squares.
+        exports: how many artifacts are written.
+        statistics_quota_bytes: disk that eigenbases may take.
+    """
+
+    windows: int
+    sequence_length: int
+    ratio: float
+    precision_bytes: int
+    exports: int
+    statistics_quota_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceEstimate:
+    """What a run needs at its most demanding moment.
+
+    Attributes:
+        memory_bytes: memory of the computing device.
+        disk_bytes: disk for the work folder and the artifacts.
+    """
+
+    memory_bytes: int
+    disk_bytes: int
+
+
+def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
+    """Estimates memory and disk.
+
+    Memory is the hidden states of all calibration windows, and the largest of: the embeddings (twice, while they are
+    read); one block's weights and Gram matrices with the activations of one batch, or with the largest
+    eigendecomposition.
+
+    Args:
+        model: the model's sizes; at least one selected layer.
+        work: what is to be done.
+    """
+    tokens = work.windows * work.sequence_length
+    prelude = model.parameters - sum(model.block_parameters)
+    hidden = tokens * model.hidden_size * model.itemsize
+    shapes = [shape for block in model.layers for shape in block]
+    grams = max(sum(min(shape) ** 2 * _FLOAT64 for shape in block) for block in model.layers)
+    solver = max(_solver_bytes(*shape) for shape in shapes)
+    widest = max(max(shape) for shape in shapes)
+    batch = min(tokens, max(TOKENS_PER_BATCH, work.sequence_length))
+    activations = batch * widest * (3 * model.itemsize + 2 * work.precision_bytes)
+    working = max(model.block_parameters) * model.itemsize + grams + max(solver, activations)
+    memory = max(2 * prelude * model.itemsize, working) + 2 * hidden + _HEADROOM
+    bases = sum(min(shape) * (shape[1] * work.precision_bytes + _FLOAT64) for shape in shapes)
+    disk = min(bases, work.statistics_quota_bytes) + _factors_bytes(model, work.ratio)
+    return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + work.exports * model.stored_bytes)
+
+
+def factored_export_bytes(model: ModelShape, ratio: float) -> int:
+    """Bytes that the factored artifact of a model has at most.
+
+    Args:
+        model: the model's sizes.
+        ratio: compression ratio, [0, 1).
+    """
+    dense = model.compressible_parameters * model.itemsize
+    return model.stored_bytes - dense + _factors_bytes(model, ratio)
+
+
+def describe_model(
+    config: Mapping[str, object], weights: WeightSummary, *, ignore: Sequence[str] = (), dtype: str = "auto"
+) -> ModelShape:
+    """The sizes of a model as config.json and safetensors headers tell them.
+
+    The largest list of numbered blocks is taken for the decoder's, and every weight matrix in it for a layer that can
+    be compressed, unless it lies under a second number, as the experts of a mixture do. Which modules they are is only
+    known once the model is built: routers, for instance, are counted here and left alone by a run.
+
+    Args:
+        config: the content of config.json.
+        weights: what the headers tell.
+        ignore: glob patterns of layers to leave alone.
+        dtype: dtype of memory and artifacts; `auto` is the checkpoint's own.
+
+    Raises:
+        AlreadyQuantizedError: most weights are no plain floating-point numbers.
+        UnsupportedArchitectureError: no layer is left to compress.
+    """
+    stored = storage_dtype(weights, "the model")
+    itemsize = _ITEM_BYTES[stored if dtype == "auto" else dtype]
+    sizes: dict[str, int] = {}
+    for block, count in weights.block_parameters.items():
+        sizes[_list_of(block)] = sizes.get(_list_of(block), 0) + count
+    decoder = max(sizes, key=lambda name: sizes[name], default="")
+    layers: dict[str, list[Shape]] = {}
+    turned = config.get("model_type") in _CONV1D_FAMILIES
+    for name, (rows, columns) in weights.matrices:
+        parts = name.split(".")
+        depth = decoder.count(".") + 2 if decoder else 1
+        member, rest = ".".join(parts[:depth]), parts[depth:]
+        if _list_of(member) != decoder or any(part.isdecimal() for part in rest) or _is_ignored(name, ignore):
+            continue
+        layers.setdefault(member, []).append((rows, columns) if turned else (columns, rows))
+    if not layers:
+        raise UnsupportedArchitectureError("no layer of the model is left to compress; ignore fewer of them")
+    return ModelShape(
+        layers=tuple(tuple(shapes) for shapes in layers.values()),
+        block_parameters=tuple(
+            count for block, count in weights.block_parameters.items() if _list_of(block) == decoder
+        ),
+        parameters=weights.parameters,
+        hidden_size=_number(config, _HIDDEN_SIZES) or max(min(shape) for block in layers.values() for shape in block),
+        itemsize=itemsize,
+        stored_bytes=weights.stored_bytes,
+    )
+
+
+def positions(config: Mapping[str, object]) -> int | None:
+    """Tokens that a model can attend to; None if its config.json does not say."""
+    return _number(config, _POSITIONS)
+
+
+def precision_bytes(precision: str) -> int:
+    """Bytes of a number of a dtype that settings name."""
+    return _ITEM_BYTES[precision]
+
+
+def _number(config: Mapping[str, object], names: Iterable[str]) -> int | None:
+    # A model that reads more than text has its decoder's numbers in a part of their own.
+    text = config.get("text_config")
+    for part in (text, config):
+        for name in names:
+            value = part.get(name) if isinstance(part, Mapping) else None
+            if isinstance(value, int) and value > 0:
+                return value
+    return None
+
+
+def _list_of(block: str) -> str:
+    """Name of the list that a block is a member of."""
+    return block.rpartition(".")[0]
+
+
+def _is_ignored(name: str, patterns: Iterable[str]) -> bool:
+    # Some checkpoints leave out the name of the module around the decoder.
+    return any(
+        fnmatch.fnmatchcase(full, pattern)
+        for pattern in patterns
+        for full in (name, f"model.{name}", f"transformer.{name}")
+    )
+
+
+def _solver_bytes(d_in: int, d_out: int) -> int:
+    side = min(d_in, d_out)
+    eigendecomposition = _EIGH_COPIES * side**2 + 3 * d_in * d_out
+    # A candidate: coefficients, support scores and two products, at the full rank.
+    candidate = 3 * side * d_out + 3 * side**2 + d_in * d_out
+    return (eigendecomposition + candidate) * _FLOAT64
+
+
+def _factors_bytes(model: ModelShape, ratio: float) -> int:
+    # No candidate keeps more than its dense layer, but its mask may add an eighth of a byte per coefficient.
+    total = model.compressible_parameters
+    return budget.parameter_budget(total, ratio) * model.itemsize + math.ceil(total / 8)

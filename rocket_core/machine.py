@@ -1,0 +1,77 @@
+"""What this machine has left, without any library that computes: memory that a container may still take, disk."""
+
+import shutil
+import sys
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
+# Version 1 writes a number near 2**63 where there is no limit.
+_NO_LIMIT = 2**60
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that may still be written below a folder, which need not exist yet."""
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+    return shutil.disk_usage(existing).free
+
+
+def free_container_memory(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int | None:
+    """Bytes that this process's control groups still allow it; None where nothing limits them.
+
+    A container sees the memory of the whole machine as free, and is killed at its own limit. Pages of files that the
+    kernel would drop first count as free.
+
+    Args:
+        cgroups: where control groups are mounted.
+        proc: where the system tells of processes.
+    """
+    left = [_left(folder) for folder in _memory_groups(cgroups, proc)]
+    return min((size for size in left if size is not None), default=None)
+
+
+def free_machine_memory() -> int | None:
+    """Bytes of memory that a computation on the CPU may still take; None where the system does not say."""
+    if sys.platform != "linux":
+        return None
+    for line in (_PROC / "meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+            container = free_container_memory()
+            return available if container is None else min(available, container)
+    return None
+
+
+def _memory_groups(cgroups: Path, proc: Path) -> list[Path]:
+    """Folders of the groups that limit this process's memory, its own and those around it."""
+    groups: set[Path] = set()
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount = cgroups / "memory" if controllers else cgroups
+        own = mount / path.lstrip("/")
+        # In a container the path may be that of the machine, of which only the end is mounted, as the root.
+        groups |= {place for place in (own, *own.parents) if place.is_relative_to(mount)}
+    return sorted(groups)
+
+
+def _left(folder: Path) -> int | None:
+    for limit_name, used_name, dropped in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, used = _text(folder / limit_name), _text(folder / used_name)
+        if limit.isdecimal() and used.isdecimal() and int(limit) < _NO_LIMIT:
+            lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
+            reclaimable = sum(int(words[1]) for words in lines if words[:1] == [dropped])
+            return max(0, int(limit) - int(used) + reclaimable)
+    return None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,60 @@
+from rocket_core.budget import parameter_budget
+from tests.app.api.conftest import BODY
+from tests.reference.safetensors_files import LINEARS, save_llama
+
+PARAMETERS = 2 * sum(rows * columns for rows, columns in LINEARS.values())
+
+
+def estimate(client, **changes):
+    answer = client.post("/estimates", json=BODY | changes)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_it_tells_what_a_job_would_take_and_makes_none(client, settings):
+    told = estimate(client)
+    assert told["parameters"] == PARAMETERS + 320 * 32 + 32
+    assert told["stored_bytes"] == 4 * told["parameters"]
+    assert told["compressible_parameters"] == PARAMETERS
+    assert told["kept_parameters"] == parameter_budget(PARAMETERS, 0.3)
+    assert told["factored_bytes"] < told["stored_bytes"]
+    assert told["calibration_tokens"] == 256 * 1024
+    assert told["ratio"] == told["nearest_ratio"] == 0.3
+    assert told["disk_bytes"] > told["stored_bytes"]
+    assert told["memory_bytes"] > 2**28
+    assert told["available"]["disk_bytes"] > 0
+    assert told["commit"] is told["seconds"] is None
+    assert client.get("/jobs").json()["data"] == []
+
+
+def test_what_is_asked_for_counts(client):
+    whole = estimate(client)
+    fewer = estimate(client, calibration={"samples": 4, "sequence_length": 32})
+    assert fewer["calibration_tokens"] == 128
+    assert fewer["memory_bytes"] < whole["memory_bytes"]
+    part = estimate(client, options={"ignore": ["*.mlp.*"], "export": ["factored"], "dtype": "float16"})
+    assert part["compressible_parameters"] == 2 * 2 * (32 * 32 + 16 * 32)
+    assert part["disk_bytes"] < whole["disk_bytes"]
+
+
+def test_it_refuses_what_a_job_would_be_refused_for(client, settings):
+    save_llama(settings.models_folder / "odd", dtype="I8")
+    for change in (
+        {"ratio": 0.95},
+        {"ratio": 2},
+        {"model_id": "local/odd"},
+        {"model_id": "local/none"},
+        {"calibration": {"dataset": "local/none.txt"}},
+        {"calibration": {"dataset": "upload/" + "0" * 32}},
+    ):
+        answers = [client.post(path, json=BODY | change) for path in ("/jobs", "/estimates")]
+        assert answers[0].status_code == answers[1].status_code >= 400
+        told = [{**answer.json(), "request_id": None} for answer in answers]
+        assert told[0] == told[1]
+
+
+def test_workers_elsewhere_have_what_they_have(app, client):
+    from pydantic import SecretStr
+
+    app.state.context.settings.__dict__["broker_url"] = SecretStr("redis://elsewhere")
+    assert estimate(client)["available"] is None

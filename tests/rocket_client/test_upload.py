@@ -1,0 +1,67 @@
+import json
+
+import pytest
+
+from app.shared.encryption import decrypt
+from app.shared.models import Job
+from rocket_client.errors import InvalidArgumentError
+
+LINES = '{"text": "one"}\n{"text": "two"}\n'
+TOKEN = "hf_canary0123456789"  # noqa: S105 - no real one
+
+
+@pytest.fixture
+def file(tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_text(LINES)
+    return file
+
+
+def test_what_submit_takes_goes_to_stdout(remote, client, file):
+    outcome = remote("upload", file)
+    name = outcome.out.strip()
+    assert outcome.code == 0
+    assert f"2 documents; use it with `rocket submit ... --calibration {name}`" in outcome.err
+    assert name in client.calibrations()
+    assert remote("submit", "local/tiny", "--ratio", "0.3", "--calibration", name).code == 0
+    assert client.list_jobs().data[0].calibration.dataset == name
+    assert json.loads(remote("upload", file, "--json").out)["id"] == name
+
+
+def test_an_upload_can_be_deleted(client, file):
+    kept = client.upload(file)
+    client.delete_upload(kept.id)
+    assert kept.id not in client.calibrations()
+    with pytest.raises(InvalidArgumentError, match="is no upload"):
+        client.delete_upload("local/mine.jsonl")
+
+
+def test_a_file_that_cannot_be_used_is_refused(remote, tmp_path, file):
+    (tmp_path / "a.csv").touch()
+    assert remote("upload", tmp_path / "a.csv").code == 2
+    assert remote("upload", tmp_path / "none.txt").code == 2
+    file.write_text("no json")
+    outcome = remote("upload", file)
+    assert outcome.code == 3
+    assert "line 1 is no JSON" in outcome.err
+
+
+def test_an_estimate_is_typed(client):
+    told = client.estimate("local/tiny", ratio=0.3)
+    assert told.kept_parameters < told.compressible_parameters < told.parameters
+
+
+def test_a_token_comes_from_the_environment(remote, service, client, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", TOKEN)
+    options = ("--ratio", "0.3", "--calibration", "c4", "--hub-token-env", "MY_TOKEN")
+    assert remote("submit", "local/tiny", *options).code == 0
+    with service.database.snapshot() as session:
+        stored = session.get_one(Job, client.list_jobs().data[0].id).hub_token
+    assert decrypt(service.settings, stored).get_secret_value() == TOKEN
+
+
+def test_a_token_in_place_of_the_variable_is_not_repeated(remote, client):
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--hub-token-env", TOKEN)
+    assert outcome.code == 2
+    assert "canary" not in outcome.err + outcome.out
+    assert client.list_jobs().data == ()
