@@ -1,6 +1,6 @@
 """The web application."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from anyio import CapacityLimiter
@@ -25,19 +25,26 @@ from rocket_core import __version__
 _DOWNLOAD_THREADS = 32
 
 
-def create_app(settings: Settings, *, registry: CollectorRegistry | None = None, address: str = "127.0.0.1") -> FastAPI:
+def create_app(
+    settings: Settings,
+    *,
+    registry: CollectorRegistry | None = None,
+    address: str = "127.0.0.1",
+    on_queued: Callable[[], None] = lambda: None,
+) -> FastAPI:
     """The application for these settings; the database must have been upgraded.
 
     Args:
         settings: what the operator chose.
         registry: metrics to serve beside the application's own, those of a worker in the same process for instance.
         address: what it will listen on, an IP address or a name: beyond the loopback nobody comes in without a key.
+        on_queued: called when a job waits in the queue, by the thread of a request, which must not wait for a broker.
 
     Raises:
         InvalidSettingsError: what the artifact store needs is not installed.
         StorageError: the data folder or the artifact store cannot be used.
     """
-    context = open_context(settings)
+    context = open_context(settings, on_queued)
     registry = create_registry() if registry is None else registry
     registry.register(ServiceCollector(context))
 

@@ -112,6 +112,7 @@ class Rocket:
         calibration: Mapping[str, JsonValue] | None = None,
         options: Mapping[str, JsonValue] | None = None,
         metadata: Mapping[str, str] | None = None,
+        queue: str | None = None,
         idempotency_key: str | None = None,
         hub_token: str | None = None,
     ) -> Job:
@@ -124,6 +125,7 @@ class Rocket:
             calibration: `dataset`, `samples`, `sequence_length`, `seed`.
             options: settings of the method, such as `objective`, `ignore` and `export`.
             metadata: labels of your own.
+            queue: which workers run it, `cpu` or `gpu`.
             idempotency_key: a second request under the same key gets the job of the first; None makes up a key, so
                 that a request whose answer is lost makes one job and not two.
             hub_token: a token of the Hugging Face Hub, for what only its owner may read; the server forgets it when
@@ -133,7 +135,13 @@ class Rocket:
             InvalidArgumentError: the ratio is no number.
             ProblemError: the server cannot carry that out.
         """
-        given = {"revision": revision, "calibration": calibration, "options": options, "metadata": metadata}
+        given = {
+            "revision": revision,
+            "calibration": calibration,
+            "options": options,
+            "metadata": metadata,
+            "queue": queue,
+        }
         body = _request(model_id, ratio, given)
         headers = {"Idempotency-Key": _header(idempotency_key or str(uuid.uuid4())), **_token(hub_token)}
         return self._job(self._transport.send("POST", "/jobs", json=body, headers=headers))

@@ -6,7 +6,23 @@ from typing import Annotated
 
 import typer
 
-from rocket_client import admin, cancel, compress, download, evaluate, jobs, report, retry, serve, submit, upload, watch
+from rocket_client import (
+    admin,
+    api,
+    cancel,
+    compress,
+    download,
+    evaluate,
+    jobs,
+    migrate,
+    report,
+    retry,
+    serve,
+    submit,
+    upload,
+    watch,
+    worker,
+)
 from rocket_client.failures import MEANINGS
 from rocket_core import __version__
 
@@ -31,6 +47,10 @@ for _name, _command in (
     (download.NAME, download.download),
     (cancel.NAME, cancel.cancel),
     (retry.NAME, retry.retry),
+    # For a service of several processes.
+    (migrate.NAME, migrate.migrate),
+    (api.NAME, api.api),
+    (worker.NAME, worker.worker),
 ):
     app.command(_name, epilog=_EXIT_CODES)(_command)
 app.add_typer(admin.app, name=admin.NAME, epilog=_EXIT_CODES)

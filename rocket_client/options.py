@@ -10,6 +10,13 @@ from rocket_client.defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
 
 
+class QueueChoice(StrEnum):
+    """The queues of a service: typer takes an enumeration, but not a Literal."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
 class ExportChoice(StrEnum):
     """The values of `ExportKind`: typer takes a list of an enumeration, but not of a Literal."""
 
@@ -109,6 +116,10 @@ HubTokenVariable = Annotated[
         metavar="VARIABLE",
         help="Environment variable with a token of the Hugging Face Hub, for what only its owner may read.",
     ),
+]
+JobQueue = Annotated[
+    QueueChoice | None,
+    typer.Option("--queue", help="Which of the server's workers run it.", show_default="the server's default"),
 ]
 IdempotencyKey = Annotated[
     str | None, typer.Option(metavar="KEY", help="Submitted again under the same key, the job is the same one.")

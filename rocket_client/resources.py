@@ -82,6 +82,8 @@ class Job(_Resource):
         started_at: when a worker first took it.
         finished_at: when it ended.
         estimated_finish_at: when it should end.
+        expires_at: when its artifacts are deleted; None unless it has succeeded.
+        queue: which workers run it; None if the server has no queues.
         attempt: how often it has started.
         retry_of: the job that this one repeats.
         error: why it failed.
@@ -102,6 +104,8 @@ class Job(_Resource):
     started_at: datetime | None = None
     finished_at: datetime | None = None
     estimated_finish_at: datetime | None = None
+    expires_at: datetime | None = None
+    queue: str | None = None
     attempt: int
     retry_of: str | None = None
     error: JobError | None = None

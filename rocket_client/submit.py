@@ -30,6 +30,7 @@ def submit(
     precision: options.ServerPrecision = None,
     revision: options.Revision = None,
     metadata: options.Metadata = None,
+    queue: options.JobQueue = None,
     idempotency_key: options.IdempotencyKey = None,
     hub_token_env: options.HubTokenVariable = None,
     watch: options.Watch = False,
@@ -53,6 +54,7 @@ def submit(
                 calibration=_given(text),
                 options=_given(method),
                 metadata=labels,
+                queue=queue,
                 idempotency_key=idempotency_key,
                 hub_token=token,
             )

@@ -50,11 +50,6 @@ class Activations:
         """Replaces the input of block `index` by its output, for one batch."""
         self.hidden[batch] = self.run(block, index, batch)
 
-    def advance(self, block: nn.Module, index: int) -> None:
-        """Replaces the inputs of block `index` by its outputs, for all batches."""
-        for batch in range(len(self.hidden)):
-            self.step(block, index, batch)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputGroup:

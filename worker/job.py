@@ -72,10 +72,14 @@ class Attempt:
         database: the rows.
         lease: the right to work on the job.
         stop: set when the job shall stop at the next step.
+        device: what computes, as the library names it.
     """
 
-    def __init__(self, settings: Settings, database: Database, lease: Lease, stop: threading.Event) -> None:
+    def __init__(
+        self, settings: Settings, database: Database, lease: Lease, stop: threading.Event, device: str = "auto"
+    ) -> None:
         self._settings = settings
+        self._device = device
         self._database = database
         self._lease = lease
         self._stop = stop
@@ -130,7 +134,8 @@ class Attempt:
 
         adopt_loggers()
         hub = self._hub_access(job, output.parent)
-        config = request.compression_config(dataset=self._dataset(job, request, output.parent))
+        dataset = self._dataset(job, request, output.parent)
+        config = request.compression_config(dataset=dataset, device=self._device)
         model = request.model_id
         if model.startswith(LOCAL):
             model = str(find_local_model(self._settings, model))
@@ -149,6 +154,8 @@ class Attempt:
                 should_cancel=self._stop.is_set,
             )
 
+        if not output.exists():
+            self._discard_inherited_layers()
         try:
             report = run()
         except (WorkFolderError, InvalidConfigError) as error:
@@ -183,6 +190,12 @@ class Attempt:
         mask_secret(secret)
         return HubAccess(token=secret, cache=folder / _HUB_CACHE)
 
+    def _discard_inherited_layers(self) -> None:
+        """Takes back what a retry has copied, where the checkpoints that it stands for are on another machine."""
+        message = "the checkpoints of the job that this one repeats are not on this worker; it starts afresh"
+        event = NewEvent(type="message", level="warning", message=message)
+        self._writer.insist(lambda session: outputs.discard_inherited_layers(session, self._lease, event))
+
     def _start_afresh(self, output: Path, reason: str) -> None:
         _log.warning("the checkpoints cannot be used: %s", reason)
         message = "the checkpoints of the job that this one repeats cannot be used any more; it starts afresh"
@@ -199,6 +212,7 @@ class Attempt:
             for file in sorted(file for file in files if file.is_file()):
                 if self._stop.is_set():
                     raise CompressionCancelledError("cancelled while storing the artifacts")
+                self._writer.on_stored_file()
                 stored = self._store.put(file)
                 artifacts.append(
                     NewArtifact(
@@ -307,6 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("fence", help="proves that the job was claimed for this process")
     parser.add_argument("parent", type=int, help="process id of the supervisor")
     parser.add_argument("--request", help="id of the request that made the job, for the log")
+    parser.add_argument("--device", default="auto", help="what computes: auto, cpu, cuda")
     given = parser.parse_args(arguments)
     die_with(given.parent)
     settings = load_settings()
@@ -318,7 +333,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _set_on_sigterm(stop)
     database = Database(settings.database)
     try:
-        Attempt(settings, database, Lease(job_id=given.job, fence=given.fence), stop).run(given.parent)
+        lease = Lease(job_id=given.job, fence=given.fence)
+        Attempt(settings, database, lease, stop, given.device).run(given.parent)
     except FencedOutError as error:
         _log.warning("%s", error)
         return EXIT_FENCED_OUT

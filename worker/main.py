@@ -10,16 +10,18 @@ from prometheus_client import CollectorRegistry
 
 from app.shared.database import Database
 from app.shared.metrics import WorkerMetrics, create_registry
-from app.shared.queue import create_celery, ring
+from app.shared.queue import create_celery, queue_name, ring
+from app.shared.relay import Relay
 from app.shared.repositories import sweeps
 from app.shared.settings import Settings
 from worker.failures import attempted
 from worker.metrics import MetricsServer
 from worker.reconciler import Reconciler
-from worker.runner import JOB_PROGRAM, Runner
+from worker.runner import ALL_ROUND, JOB_PROGRAM, Equipment, Runner
 from worker.tasks import register_tasks
 
 _CONSUMER_STOP_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -29,22 +31,30 @@ class Worker:
     Args:
         settings: of the service; the database must have been upgraded.
         program: what a job's process runs.
+        equipment: which jobs it takes.
         registry: where it counts, for a process that serves these metrics among others; None has it count by itself,
             and serve that on the port of the settings if there is one.
     """
 
     def __init__(
-        self, settings: Settings, program: Sequence[str] = JOB_PROGRAM, *, registry: CollectorRegistry | None = None
+        self,
+        settings: Settings,
+        program: Sequence[str] = JOB_PROGRAM,
+        equipment: Equipment = ALL_ROUND,
+        *,
+        registry: CollectorRegistry | None = None,
     ) -> None:
         self._settings = settings
+        self._queues = equipment.queues
         self._database = Database(settings.database)
         self._celery = create_celery(settings)
         self._serves_metrics = registry is None and settings.metrics_port is not None
         self._registry = create_registry() if registry is None else registry
         self._metrics_server: MetricsServer | None = None
         metrics = WorkerMetrics(self._registry)
-        self._runner = Runner(settings, self._database, program, metrics=metrics)
-        self._reconciler = Reconciler(settings, self._database, self._celery, metrics=metrics)
+        self._runner = Runner(settings, self._database, program, equipment, metrics=metrics)
+        self._reconciler = Reconciler(settings, self._database, metrics=metrics)
+        self._relay = Relay(settings, self._database, self._celery, queues=self._queues, guard=attempted)
         register_tasks(self._celery, self._runner)
         self._stopped = threading.Event()
         self._threads = [
@@ -54,6 +64,15 @@ class Worker:
         self._consumer = threading.Thread(
             target=self._repeat, args=("hearing messages", self._consume), name="consumer", daemon=True
         )
+
+    @property
+    def name(self) -> str:
+        """By which jobs say who holds them; unlike that of any other worker that lives."""
+        return self._runner.name
+
+    def announce(self) -> None:
+        """Has jobs that wait announced at once; returns at once."""
+        self._relay.wake()
 
     def reclaim_all(self) -> None:
         """Takes back every job that is held, for a service that knows that no other worker is left."""
@@ -75,6 +94,7 @@ class Worker:
             self._metrics_server = MetricsServer(self._settings, self._registry)
             _log.info("metrics are served", extra={"port": self._metrics_server.port})
         self._consumer.start()
+        self._relay.start()
         for thread in self._threads:
             thread.start()
 
@@ -88,6 +108,7 @@ class Worker:
         self._stopped.set()
         for thread in self._threads:
             thread.join()
+        self._relay.stop()
         # Celery's own way to stop a consumer from another thread.
         celery_state.should_stop = 0
         self._wake_consumer()
@@ -101,7 +122,7 @@ class Worker:
         # Between messages it waits two seconds before it looks, and once more before it stops.
         if self._settings.broker.startswith("memory://"):
             for _ in range(2):
-                attempted("stopping", lambda: ring(self._celery, ""))
+                attempted("stopping", lambda: ring(self._celery, "", self._queues[0]))
 
     def _consume(self) -> None:
         # Where the threads of its pool look for tasks, which is for the whole process: it has one worker.
@@ -109,12 +130,17 @@ class Worker:
         # Threads, one of them: a process pool forks, which neither torch nor a thread of ours survives.
         controller = WorkController(
             app=self._celery,
+            # Two workers of one machine must not answer to one name.
+            hostname="@".join(reversed(self.name.split(":"))),
+            queues=[queue_name(queue) for queue in self._queues],
             pool="threads",
             concurrency=1,
             without_mingle=True,
             without_gossip=True,
             without_heartbeat=True,
         )
+        # With a broker that wakes it by events it would look whether it shall stop only when there is one.
+        controller.timer.call_repeatedly(_LOOK_SECONDS, lambda: None)
         controller.start()
 
     def _run_waiting_jobs(self) -> None:

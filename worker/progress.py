@@ -43,6 +43,7 @@ class ProgressWriter:
         self._written_at = float("-inf")
         self._stage: str | None = None
         self._layer: str | None = None
+        self._last: Progress | None = None
 
     def place(self) -> tuple[str | None, str | None]:
         """Stage and layer being worked on, as far as there are any."""
@@ -50,6 +51,7 @@ class ProgressWriter:
 
     def on_progress(self, progress: "Progress") -> None:
         """Writes where the job is."""
+        self._last = progress
         is_new_stage = progress.stage != self._stage
         self._stage, self._layer = progress.stage, progress.layer
         if not is_new_stage and time.monotonic() - self._written_at < _SECONDS_BETWEEN_WRITES:
@@ -65,6 +67,11 @@ class ProgressWriter:
                 )
         except DatabaseUnavailableError as error:
             _log.warning("progress is not written: %s", error)
+
+    def on_stored_file(self) -> None:
+        """Says that another file of the result is stored: sending it elsewhere may take long."""
+        if self._last is not None:
+            self.on_progress(self._last)
 
     def on_profile(self, position: int, profile: LayerProfile) -> None:
         """Writes a layer's profile, unless an earlier attempt has."""

@@ -5,14 +5,12 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
-from celery import Celery
 from prometheus_client import CollectorRegistry
 
 from app.shared.database import Database
-from app.shared.errors import QueueError, StorageError, StorageUnavailableError
+from app.shared.errors import StorageError, StorageUnavailableError
 from app.shared.metrics import WorkerMetrics
-from app.shared.queue import ring
-from app.shared.repositories import sweeps
+from app.shared.repositories import jobs, sweeps
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders, is_bound_to, open_store
 
@@ -33,16 +31,12 @@ class Reconciler:
     Args:
         settings: of the service.
         database: the rows.
-        celery: the way to the broker.
         metrics: where sweeps are counted; None keeps them to itself.
     """
 
-    def __init__(
-        self, settings: Settings, database: Database, celery: Celery, *, metrics: WorkerMetrics | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, database: Database, *, metrics: WorkerMetrics | None = None) -> None:
         self._settings = settings
         self._database = database
-        self._celery = celery
         self._metrics = metrics or WorkerMetrics(CollectorRegistry())
         self._artifacts = open_store(settings)
         self._work = WorkFolders(settings.data_dir / "work")
@@ -86,21 +80,9 @@ class Reconciler:
         return time.monotonic() < self._patient_until
 
     def announce(self) -> None:
-        """Rings for jobs that the workers have not heard of, or not for long."""
+        """Has jobs announced again that the workers have not heard of for long; a relay sends that."""
         with self._database.transaction() as session:
             sweeps.ring_again(session, ring_seconds=self._settings.ring_seconds)
-        with self._database.snapshot() as session:
-            waiting = sweeps.list_announcements(session)
-        sent = []
-        try:
-            for announcement in waiting:
-                ring(self._celery, announcement.job_id)
-                sent.append(announcement)
-        except QueueError as error:
-            _log.warning("%s; workers find the jobs by polling", error)
-        if sent:
-            with self._database.transaction() as session:
-                sweeps.forget_announcements(session, sent)
 
     def clean(self) -> None:
         """Removes what is past its time, and files that belong to no row."""
@@ -108,6 +90,7 @@ class Reconciler:
         with self._database.transaction() as session:
             sweeps.forget_checkpoints(session, retention=retention)
             sweeps.forget_idempotency_keys(session)
+        self._forget_jobs()
         while expired := self._expire():
             self._remove(self._artifacts, expired)
         with self._database.snapshot() as session:
@@ -141,6 +124,17 @@ class Reconciler:
         unfinished = self._artifacts.remove_unfinished(before=time.time() - _UNFINISHED_SECONDS)
         if orphans or unfinished:
             _log.info("removed %d files that belong to no job, and %d unfinished", len(orphans), unfinished)
+
+    def _forget_jobs(self) -> None:
+        days = self._settings.job_retention_days
+        while days is not None:
+            with self._database.transaction() as session:
+                deleted = jobs.delete_ended(session, retention=timedelta(days=days))
+            if not deleted:
+                return
+            _log.info("deleted %d jobs that ended more than %g days ago", len(deleted), days)
+            self._remove(self._artifacts, [key for job in deleted for key in job.storage_keys])
+            self._remove(self._work, [job.work_key for job in deleted if job.work_key is not None])
 
     def _expire(self) -> list[str]:
         with self._database.transaction() as session:

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from prometheus_client import CollectorRegistry
 
 from app.shared.database import Database
-from app.shared.errors import AppError, FencedOutError, WorkerLostError
+from app.shared.errors import AppError, FencedOutError, JobStalledError, WorkerLostError
 from app.shared.lifecycle import Status
 from app.shared.logging import log_context
 from app.shared.metrics import WorkerMetrics
@@ -22,8 +24,10 @@ from app.shared.models import Job
 from app.shared.outcomes import JobError
 from app.shared.repositories import leases
 from app.shared.repositories.leases import Lease
+from app.shared.requests import QUEUES, Queue
 from app.shared.settings import Settings
 from app.shared.storage import WorkFolders
+from worker.device import Kind, device_environment
 from worker.metrics import AttemptMeter
 
 JOB_PROGRAM = ("-m", "worker.job")
@@ -36,6 +40,55 @@ _NAME_LENGTH = 100
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Equipment:
+    """Which jobs a worker takes, and on what it runs them.
+
+    Attributes:
+        queues: the queues it takes jobs from.
+        device: what computes; None leaves it to each job, which takes an accelerator where there is one.
+    """
+
+    queues: tuple[Queue, ...] = QUEUES
+    device: Kind | None = None
+
+
+ALL_ROUND = Equipment()
+"""Takes every job, as the only worker of a machine does."""
+
+
+class _Verdict(Enum):
+    """How the watch over a process ended."""
+
+    ENDED = auto()
+    ASKED = auto()
+    STALLED = auto()
+
+
+class _Progress:
+    """How long a job has not got further, by this machine's clock."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[object, ...] | None = None
+        self._since = time.monotonic()
+
+    def see(self, job: Job) -> None:
+        """Takes note of where the job is."""
+        seen = (job.stage, job.progress, job.last_event, job.progressed_at)
+        if seen != self._seen:
+            self._seen = seen
+            self.excuse()
+
+    def excuse(self) -> None:
+        """Starts anew: whether the job got further cannot be told."""
+        self._since = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since it was last seen to get further."""
+        return time.monotonic() - self._since
+
+
 class Runner:
     """Claims jobs and gives each to a process of its own.
 
@@ -43,6 +96,7 @@ class Runner:
         settings: of the service.
         database: the rows.
         program: what a job's process runs.
+        equipment: which jobs it takes.
         metrics: where attempts are counted; None keeps them to itself.
     """
 
@@ -51,15 +105,17 @@ class Runner:
         settings: Settings,
         database: Database,
         program: Sequence[str] = JOB_PROGRAM,
+        equipment: Equipment = ALL_ROUND,
         *,
         metrics: WorkerMetrics | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
         self._program = program
+        self._equipment = equipment
         self._meter = AttemptMeter(database, metrics or WorkerMetrics(CollectorRegistry()))
         self._work = WorkFolders(settings.data_dir / "work")
-        self._name = f"{socket.gethostname()[:_NAME_LENGTH]}:{os.getpid()}"
+        self.name = f"{socket.gethostname()[:_NAME_LENGTH]}:{os.getpid()}"
         self._slot = threading.Lock()
         # No `Event`: a signal handler that sets one could wait for a lock that its own thread holds.
         self._is_stopping = False
@@ -99,11 +155,11 @@ class Runner:
         self._is_stopping = True
 
     def _claim(self, job_id: str | None) -> Lease | None:
-        lease_seconds = self._settings.lease_seconds
+        seconds, queues = self._settings.lease_seconds, self._equipment.queues
         with self._database.transaction() as session:
             if job_id is None:
-                return leases.claim_next(session, worker=self._name, lease_seconds=lease_seconds)
-            return leases.claim_job(session, job_id, worker=self._name, lease_seconds=lease_seconds)
+                return leases.claim_next(session, worker=self.name, lease_seconds=seconds, queues=queues)
+            return leases.claim_job(session, job_id, worker=self.name, lease_seconds=seconds, queues=queues)
 
     def _supervise(self, lease: Lease) -> None:
         try:
@@ -112,18 +168,20 @@ class Runner:
             child = self._start(job, lease)
         except (OSError, AppError) as error:
             _log.error("cannot start a process for %s: %s", lease.job_id, error)
-            self._settle(lease, "its process could not be started")
+            self._settle(lease, _lost("its process could not be started"))
             return
         with log_context(**_request_of(job)):
             _log.info("started", extra={"child": child.pid, "attempt": job.attempt})
-            was_asked = False
             try:
-                was_asked = self._watch(child, lease)
+                verdict = self._watch(child, lease)
             finally:
                 # Nothing of this job may go on once its slot is free.
                 _kill(child)
             _log.info("ended", extra={"child": child.pid, "exit_code": child.returncode})
-            self._settle(lease, None if was_asked else _last_words(child.returncode))
+            fault = _lost(_last_words(child.returncode)) if verdict is _Verdict.ENDED else None
+            if verdict is _Verdict.STALLED:
+                fault = _stalled(self._settings.stall_seconds)
+            self._settle(lease, fault)
 
     def _start(self, job: Job, lease: Lease) -> "subprocess.Popen[bytes]":
         assert job.work_key is not None
@@ -137,7 +195,7 @@ class Runner:
             *(f"--request={name}" for name in _request_of(job).values()),
         ]
         return subprocess.Popen(  # noqa: S603  # our own interpreter and module; the arguments are ids of ours
-            [sys.executable, "-P", *self._program, *arguments],
+            [sys.executable, "-P", *self._program, *arguments, *self._device()],
             cwd=empty,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
@@ -145,54 +203,66 @@ class Runner:
             start_new_session=True,
         )
 
+    def _device(self) -> tuple[str, ...]:
+        return () if self._equipment.device is None else ("--device", self._equipment.device)
+
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROCKET_")}
         quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
         # No request to the Hub to convert a model that has no safetensors.
         safe = {"DISABLE_SAFETENSORS_CONVERSION": "1"}
-        return {**inherited, **quiet, **safe, **self._settings.environment()}
+        device = {} if self._equipment.device is None else device_environment(self._equipment.device)
+        return {**inherited, **quiet, **safe, **device, **self._settings.environment()}
 
-    def _watch(self, child: "subprocess.Popen[bytes]", lease: Lease) -> bool:
-        """Waits for the process to end; returns whether it was asked to."""
+    def _watch(self, child: "subprocess.Popen[bytes]", lease: Lease) -> _Verdict:
+        """Waits for the process to end; where it does not and shall, its caller ends it."""
+        progress = _Progress()
         look_at = time.monotonic() + self._settings.poll_seconds
         asked_at: float | None = None
         while True:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_LOOK_SECONDS)
-                return asked_at is not None
+                return _Verdict.ENDED if asked_at is None else _Verdict.ASKED
             now = time.monotonic()
             if asked_at is not None:
                 if now - asked_at > self._grace_seconds:
                     _log.warning("killed, as it did not stop by itself")
-                    return True
+                    return _Verdict.ASKED
                 continue
             shall_stop = self._is_stopping
             if not shall_stop and now >= look_at:
                 look_at = now + self._settings.poll_seconds
-                shall_stop = self._shall_stop(lease)
+                shall_stop = self._shall_stop(lease, progress)
+                if not shall_stop and progress.idle_seconds > self._settings.stall_seconds:
+                    _log.warning("killed, as it made no progress", extra={"job_id": lease.job_id})
+                    return _Verdict.STALLED
             if shall_stop:
                 child.send_signal(signal.SIGTERM)
                 asked_at = now
 
-    def _shall_stop(self, lease: Lease) -> bool:
+    def _shall_stop(self, lease: Lease, progress: _Progress) -> bool:
         try:
             with self._database.snapshot() as session:
                 job = session.get(Job, lease.job_id)
         except AppError as error:
             _log.warning("cannot look after %s: %s", lease.job_id, error)
+            # Nor can its process write how far it is.
+            progress.excuse()
             return False
         # A job without this fence was taken away, or the process has just ended it and gets its grace to tidy up.
-        return job is None or job.fence != lease.fence or job.status == Status.CANCELLING
+        if job is None or job.fence != lease.fence or job.status == Status.CANCELLING:
+            return True
+        progress.see(job)
+        return False
 
-    def _settle(self, lease: Lease, fault: str | None) -> None:
+    def _settle(self, lease: Lease, fault: JobError | None) -> None:
         """Says how the attempt ended unless the process has said it; without a fault the job is let go."""
         try:
             with self._database.transaction() as session:
                 if fault is None:
                     leases.release_job(session, lease)
                     return
-                error = JobError(code=WorkerLostError.code, message=fault, retryable=True)
-                leases.fail_job(session, lease, error, backoff_seconds=self._settings.retry_backoff_seconds)
+                leases.fail_job(session, lease, fault, backoff_seconds=self._settings.retry_backoff_seconds)
         except FencedOutError:
             _log.debug("%s was let go before", lease.job_id)
         except AppError as error:
@@ -203,6 +273,19 @@ class Runner:
 def _request_of(job: Job) -> dict[str, str]:
     """The request that made a job, as the log names it."""
     return {} if job.request_id is None else {"request_id": job.request_id}
+
+
+def _lost(message: str) -> JobError:
+    return JobError(code=WorkerLostError.code, message=message, retryable=True)
+
+
+def _stalled(seconds: float) -> JobError:
+    return JobError(
+        code=JobStalledError.code,
+        message=f"the job's process made no progress for {seconds:g} seconds; see the worker's log; where a "
+        "layer of this model takes longer, the operator raises ROCKET_STALL_SECONDS",
+        retryable=True,
+    )
 
 
 def _kill(child: "subprocess.Popen[bytes]") -> None:

@@ -1,7 +1,7 @@
 """Rows as a client sees them."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -9,7 +9,7 @@ from app.services.outputs import Layer
 from app.shared.lifecycle import Status
 from app.shared.models import Artifact, Job, JobEvent, Upload
 from app.shared.outcomes import JobError, JobResult
-from app.shared.requests import UPLOAD, CalibrationRequest, JobOptions, JobRequest
+from app.shared.requests import UPLOAD, CalibrationRequest, JobOptions, JobRequest, Queue
 from rocket_core.candidates import Candidate, LayerProfile
 
 
@@ -26,6 +26,8 @@ class JobView(_Frozen):
         progress: of the whole job, [0, 1].
         attempt: how often it has started.
         retry_of: the job that this one repeats.
+        queue: which workers run it.
+        expires_at: when its artifacts are deleted; null unless it has succeeded.
         links: where its parts are.
     """
 
@@ -44,6 +46,8 @@ class JobView(_Frozen):
     started_at: datetime | None
     finished_at: datetime | None
     estimated_finish_at: datetime | None
+    expires_at: datetime | None
+    queue: Queue
     attempt: int
     retry_of: str | None
     error: JobError | None
@@ -178,11 +182,14 @@ def job_view(job: Job) -> JobView:
         status=Status(job.status),
         stage=job.stage,
         progress=job.progress,
-        **{name: getattr(request, name) for name in JobRequest.model_fields},
+        **{name: getattr(request, name) for name in JobRequest.model_fields if name != "queue"},
         created_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
         estimated_finish_at=job.estimated_finish_at,
+        expires_at=job.expires_at,
+        # Also where the request named none.
+        queue=cast("Queue", job.queue),
         attempt=job.attempt,
         retry_of=job.retry_of,
         error=None if job.error is None else JobError.model_validate(job.error),

@@ -1,5 +1,6 @@
 """What every service function needs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.services.admission import Admission
@@ -18,6 +19,7 @@ class Context:
         artifacts: files to download, and uploads.
         work: checkpoints of jobs.
         admission: judges what clients ask for.
+        on_queued: called when a job waits in the queue; it returns at once and never fails.
     """
 
     settings: Settings
@@ -25,10 +27,15 @@ class Context:
     artifacts: ArtifactStore
     work: WorkFolders
     admission: Admission
+    on_queued: Callable[[], None]
 
 
-def open_context(settings: Settings) -> Context:
+def open_context(settings: Settings, on_queued: Callable[[], None] = lambda: None) -> Context:
     """Opens everything a service needs; the database must have been upgraded.
+
+    Args:
+        settings: what the operator chose.
+        on_queued: see `Context`.
 
     Raises:
         InvalidSettingsError: what the artifact store needs is not installed.
@@ -40,4 +47,5 @@ def open_context(settings: Settings) -> Context:
         artifacts=open_store(settings),
         work=WorkFolders(settings.data_dir / "work"),
         admission=Admission(settings),
+        on_queued=on_queued,
     )

@@ -80,11 +80,13 @@ def submit_job(
             owner=owner,
             idempotency=idempotency,
             hub_token=encrypted,
+            default_queue=context.settings.default_queue,
         )
         if submission.created:
             quotas.require_job_slot(session, context.settings, owner)
     if submission.created:
         _log.info("accepted", extra={"job_id": submission.job.id})
+    context.on_queued()
     return submission
 
 
@@ -159,6 +161,7 @@ def retry_job(context: Context, owner: str, job_id: str, hub_token: SecretStr | 
             quotas.require_job_slot(session, context.settings, owner)
     if submission.created:
         _log.info("accepted", extra={"job_id": submission.job.id, "retry_of": job_id})
+    context.on_queued()
     return submission
 
 

@@ -139,6 +139,12 @@ def downgrade(url: URL | str, revision: str) -> None:
     _migrate(make_url(url), command.downgrade, revision)
 
 
+def list_revisions() -> tuple[str, ...]:
+    """All revisions of the schema, from the first to that of this version."""
+    directory = ScriptDirectory.from_config(_alembic(make_url("sqlite://")))
+    return tuple(reversed([script.revision for script in directory.walk_revisions()]))
+
+
 def check_migrations(url: URL | str) -> None:
     """Compares the models with a migrated database.
 

@@ -90,6 +90,7 @@ class Job(Base):
         hub_token: token of the model hub that came with the job, encrypted; forgotten when the job ends.
         request_id: the request that made it, as the log names it.
         expires_at: when its artifacts are deleted; None unless it has succeeded.
+        progressed_at: when its process last got further; a later attempt that catches up moves nothing else.
     """
 
     __tablename__ = "jobs"
@@ -132,6 +133,7 @@ class Job(Base):
     hub_token: Mapped[str | None] = mapped_column(Text)
     request_id: Mapped[str | None] = mapped_column(String(64))
     expires_at: Mapped[datetime | None]
+    progressed_at: Mapped[datetime | None]
 
 
 class JobEvent(Base):

@@ -4,18 +4,23 @@ So messages may be lost or come twice. They carry a job's id and nothing else, a
 result.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from celery import Celery
 from kombu.exceptions import OperationalError
 
 from app.shared.errors import QueueError
+from app.shared.requests import QUEUES, Queue
 from app.shared.settings import Settings
 
 RUN_JOB = "rocket.run_job"
 """Name of the task that `worker` registers; its one argument is the job's id."""
 
-QUEUE = "rocket"
+# A doorbell that has been rung so often says no more for being rung again: nobody hears it, or whoever does has enough.
+_MOST_MESSAGES = 1000
+# How soon a message is heard that is sent inside one process; looking costs nothing there.
+_MEMORY_POLL_SECONDS = 0.1
 
 _PING_SECONDS = 0.5
 
@@ -24,7 +29,7 @@ def create_celery(settings: Settings) -> Celery:
     """The Celery application that both sides of the queue use."""
     celery = Celery("rocket", broker=_broker_url(settings), set_as_current=False)
     celery.conf.update(
-        task_default_queue=QUEUE,
+        task_default_queue=queue_name("cpu"),
         # JSON only: a pickled message is code that somebody else chose.
         task_serializer="json",
         accept_content=["json"],
@@ -42,16 +47,41 @@ def create_celery(settings: Settings) -> Celery:
     return celery
 
 
-def ring(celery: Celery, job_id: str) -> None:
-    """Tells the workers of a job.
+def queue_name(queue: Queue) -> str:
+    """What the broker calls a queue."""
+    return f"rocket.{queue}"
+
+
+def audible_queues(settings: Settings, queues: Collection[Queue]) -> Collection[Queue]:
+    """Queues into which a process may send messages that somebody hears.
+
+    Args:
+        settings: of the service.
+        queues: those that the process's own worker hears; none if it has no worker.
+    """
+    # Messages in memory reach nobody outside the process, and would pile up.
+    return queues if _is_memory(settings) else QUEUES
+
+
+def ring(celery: Celery, job_id: str, queue: Queue) -> None:
+    """Tells the workers of a queue of a job; may take a minute where a broker hangs.
 
     Raises:
         QueueError: the broker does not answer.
     """
-    try:
-        celery.send_task(RUN_JOB, args=[job_id], queue=QUEUE)
-    except OperationalError as error:
-        raise QueueError(f"the broker does not answer ({type(error).__name__})") from error
+    name = queue_name(queue)
+    with celery.producer_or_acquire() as producer:
+        connection = producer.connection
+        try:
+            waiting = connection.default_channel.queue_declare(queue=name).message_count
+            if waiting < _MOST_MESSAGES:
+                celery.send_task(RUN_JOB, args=[job_id], queue=name, producer=producer)
+        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
+            raise QueueError(f"the broker does not answer ({type(error).__name__})") from error
+
+
+def _is_memory(settings: Settings) -> bool:
+    return settings.broker.startswith("memory://")
 
 
 def broker_state(settings: Settings) -> str:
@@ -78,8 +108,8 @@ def _broker_url(settings: Settings) -> str:
 
 
 def _transport_options(settings: Settings) -> dict[str, Any]:
-    if settings.broker.startswith("memory://"):
-        return {"polling_interval": min(1.0, settings.poll_seconds)}
+    if _is_memory(settings):
+        return {"polling_interval": _MEMORY_POLL_SECONDS}
     # Without time limits a broker that hangs, rather than refuses, would block its caller for ever.
     return {
         "socket_timeout": 5,

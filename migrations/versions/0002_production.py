@@ -23,6 +23,7 @@ def upgrade() -> None:
         jobs.add_column(sa.Column("hub_token", sa.Text()))
         jobs.add_column(sa.Column("request_id", sa.String(64)))
         jobs.add_column(sa.Column("expires_at", _INSTANT))
+        jobs.add_column(sa.Column("progressed_at", _INSTANT))
         jobs.create_check_constraint(op.f("ck_jobs_queue"), "queue IN ('cpu', 'gpu')")
     # What the artifacts of a job say.
     op.execute(
@@ -35,7 +36,7 @@ def downgrade() -> None:
     """Removes them."""
     with op.batch_alter_table("jobs") as jobs:
         jobs.drop_constraint(op.f("ck_jobs_queue"), type_="check")
-        for column in ("expires_at", "request_id", "hub_token", "queue"):
+        for column in ("progressed_at", "expires_at", "request_id", "hub_token", "queue"):
             jobs.drop_column(column)
     for table in ("identity", "uploads", "api_keys", "tenants"):
         op.drop_table(table)

@@ -128,8 +128,12 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
 
 
 def run_identity(run: Run) -> RunIdentity:
-    """What work on this run belongs to. A calibration file counts by its content; quotas change nothing."""
+    """What work on this run belongs to. A calibration file counts by its content; quotas change nothing.
+
+    A device counts by its kind: whether it was named or found, and which of several it is, changes no result.
+    """
     settings = run.config.model_dump(mode="json", exclude={"statistics_quota_bytes"})
+    settings["device"] = run.device.type
     path = local_path_of(run.config.calibration.dataset)
     if path is not None:
         with path.open("rb") as stream:

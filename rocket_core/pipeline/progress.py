@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -74,6 +74,8 @@ class Monitor:
         self._anchor: tuple[float, float] | None = None
         self._fraction = 0.0
         self._stage: Stage = "downloading"
+        self._last: Progress | None = None
+        self._told_at = 0.0
 
     @property
     def stages(self) -> tuple[StageReport, ...]:
@@ -109,9 +111,25 @@ class Monitor:
         stages = list(_SHARES)
         before = sum(_SHARES[stage] for stage in stages[: stages.index(self._stage)])
         self._fraction = max(self._fraction, min(1.0, before + share * _SHARES[self._stage]))
-        self._callbacks.on_progress(
-            Progress(stage=self._stage, layer=layer, fraction=self._fraction, seconds_left=self._seconds_left())
+        self._last = Progress(
+            stage=self._stage, layer=layer, fraction=self._fraction, seconds_left=self._seconds_left()
         )
+        self._told_at = time.monotonic()
+        self._callbacks.on_progress(self._last)
+
+    def pulse(self) -> None:
+        """Says inside a step that the run goes on, for whoever waits for steps and those who want it to end.
+
+        Raises:
+            CompressionCancelledError: the caller wants the run to end.
+        """
+        self.check()
+        if self._last is None:
+            return
+        left = self._last.seconds_left
+        if left is not None:
+            left = max(0.0, left - (time.monotonic() - self._told_at))
+        self._callbacks.on_progress(replace(self._last, seconds_left=left))
 
     def check(self) -> None:
         """Ends the run if the caller wants it to.
@@ -140,6 +158,12 @@ class Monitor:
     def finish(self) -> None:
         """Reports the end of the run."""
         self._callbacks.on_progress(Progress(stage=self._stage, layer=None, fraction=1.0, seconds_left=0.0))
+
+    def _require_wanted(self) -> None:
+        if self._callbacks.should_cancel():
+            raise CompressionCancelledError(
+                f"cancelled while {self._stage}; finished layers are kept, resume to go on from there"
+            )
 
     def _seconds_left(self) -> float | None:
         if self._anchor is None:

@@ -74,7 +74,8 @@ def compress(
         resume: go on with what an earlier run with the same choices left in `output`; the result is the same to the
             byte (on the CPU, at an equal number of threads). If that run had finished, its report is returned.
         hub: as whom the Hub is asked, and where downloads are kept.
-        on_progress: told of every step, at least once per layer.
+        on_progress: told of every step, at least once per layer; again and again while a model is downloaded and while
+            calibration text passes through a block.
         on_profile: given each layer's place in the model and its profile as soon as that is on disk; a resumed run
             gives those of the earlier one again.
         on_allocation: given every layer's name with the candidate that the knapsack chose, in the order of the model.

@@ -55,7 +55,7 @@ def profile_layers(run: Run, tokens: Windows, work: WorkFolder, monitor: Monitor
         IllConditionedGramError: a Gram matrix that cannot be factorized.
         CompressionCancelledError: the caller wants the run to end.
     """
-    walk = BlockWalk(run, tokens)
+    walk = BlockWalk(run, tokens, monitor.pulse)
     total = sum(len(names) for names in run.layers)
     done = 0
     profiles: list[LayerProfile] = []
@@ -104,7 +104,7 @@ def factorize_layers(
     Raises:
         CompressionCancelledError: the caller wants the run to end.
     """
-    walk = BlockWalk(run, tokens)
+    walk = BlockWalk(run, tokens, monitor.pulse)
     candidates = {profile.name: candidate for profile, candidate in chosen if candidate.kind == "factored"}
     done = 0
     for index, names in enumerate(run.layers):

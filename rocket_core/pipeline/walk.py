@@ -1,6 +1,6 @@
 """Walking the dense model block by block: only one block's weights are in memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -26,10 +26,12 @@ class BlockWalk:
     Args:
         run: the run.
         tokens: calibration windows.
+        on_batch: called before each batch goes through a block; on a slow device a block takes long.
     """
 
-    def __init__(self, run: Run, tokens: Int64[Tensor, "windows tokens"]) -> None:
+    def __init__(self, run: Run, tokens: Int64[Tensor, "windows tokens"], on_batch: Callable[[], None]) -> None:
         self._run = run
+        self._on_batch = on_batch
         self._tokens = tokens
         self._activations: Activations | None = None
         self._position = 0
@@ -39,7 +41,8 @@ class BlockWalk:
         self._begin()
         while self._position < index:
             with self.block(self._position) as block:
-                self._states.advance(block, self._position)
+                for batch in range(len(self._states.hidden)):
+                    self._step(block, self._position, batch)
             self._position += 1
 
     def statistics(self, index: int, layers: tuple[str, ...]) -> tuple[dict[str, GramStatistics], dict[str, str]]:
@@ -63,12 +66,16 @@ class BlockWalk:
             statistics = collect_statistics(
                 modules,
                 groups,
-                lambda batch: states.step(block, index, batch),
+                lambda batch: self._step(block, index, batch),
                 batches=len(states.hidden),
                 dtype=self._run.precision,
             )
         self._position = index + 1
         return statistics, _leaders(groups)
+
+    def _step(self, block: nn.Module, index: int, batch: int) -> None:
+        self._on_batch()
+        self._states.step(block, index, batch)
 
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:

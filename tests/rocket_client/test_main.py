@@ -82,7 +82,10 @@ def test_version_is_that_of_the_library(rocket: Callable) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["compress", "evaluate", "serve", "submit", "jobs", "watch", "report", "download", "cancel", "retry", "admin"],
+    [
+        *("compress", "evaluate", "serve", "submit", "jobs", "watch", "report", "download", "cancel", "retry"),
+        *("upload", "migrate", "api", "worker", "admin"),
+    ],
 )
 def test_help_documents_every_exit_code(rocket: Callable, command: str) -> None:
     outcome = rocket(*command.split(), "--help")

@@ -85,6 +85,7 @@ def test_every_option_is_one_of_the_request():
         "ratio",
         "revision",
         "metadata",
+        "queue",
         "idempotency_key",
         "hub_token_env",
         "watch",

@@ -204,5 +204,5 @@ def test_a_block_that_returns_a_tuple_is_understood():
 
     activations = Activations(hidden=[torch.ones(1, 2)], calls=[[]])
     activations.calls[0].append(BlockCall(args=(3.0,), kwargs={}))
-    activations.advance(Block(), 0)
+    activations.step(Block(), 0, 0)
     assert torch.equal(activations.hidden[0], torch.full((1, 2), 3.0))

@@ -18,7 +18,6 @@ import torch
 from app.shared.database import Database
 from app.shared.errors import DatabaseUnavailableError, FencedOutError
 from app.shared.lifecycle import Status
-from app.shared.queue import create_celery
 from app.shared.repositories import outputs, sweeps
 from rocket_core.report import CompressionReport
 from tests.reference.tiny_models import FAMILIES, byte_tokenizer
@@ -214,6 +213,31 @@ def test_a_retry_goes_on_from_the_checkpoints_and_has_their_layers(quick, attemp
         assert len(outputs.list_layer_profiles(session, second)) == 2
 
 
+def test_a_retry_on_another_machine_has_no_layers_of_a_model_that_it_never_saw(
+    quick, attempt, alter, cancel, retry, database, settings, claim, look, messages, tmp_path
+):
+    assert attempt(quick, stop=StopAfter(12)).status == "queued"
+    cancel(quick)
+    assert [message for message in messages(quick) if message.startswith("profiled")]
+    second = retry(quick)
+    alter()
+    elsewhere = settings.model_copy(update={"data_dir": tmp_path / "elsewhere", "models_dir": settings.models_folder})
+    for stop in (StopAfter(12), threading.Event()):
+        Attempt(elsewhere, database, claim(second), stop).run(os.getppid())
+    assert look(second).status == "succeeded"
+    told = messages(second)
+    assert sum("starts afresh" in message for message in told) == 1
+    profiled = [message for message in told if message.startswith("profiled")]
+    assert len(profiled) == len(set(profiled)) == 2
+    with database.snapshot() as session:
+        report = outputs.find_report(session, look(second)).body
+        chosen = dict(outputs.list_allocation(session, second))
+        assert len(outputs.list_layer_profiles(session, second)) == 2
+    assert {layer["name"]: layer["reconstruction_error"] for layer in report["layers"]} == pytest.approx(
+        {name: candidate.reconstruction_error for name, candidate in chosen.items()}
+    )
+
+
 def test_a_model_that_has_gone_fails_the_job(quick, attempt, model, tmp_path):
     shutil.rmtree(model)
     job = attempt(quick)
@@ -406,7 +430,7 @@ def test_a_real_process_killed_while_it_publishes_is_followed_by_one_that_succee
     assert len(stored()) == len(left_behind) + len(files)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + DAY)
-    Reconciler(settings, database, create_celery(settings)).clean()
+    Reconciler(settings, database).clean()
     assert published(quick) == files
     assert len(stored()) == len(files)
     assert list(work.iterdir()) == []

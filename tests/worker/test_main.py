@@ -12,8 +12,10 @@ from celery.worker import state as celery_state
 from sqlalchemy import text
 
 from app.shared.queue import create_celery, ring
+from tests.redis_server import RedisServer
 from tests.worker.waiting import eventually
 from worker.main import Worker
+from worker.runner import ALL_ROUND, Equipment
 
 FOREVER = "while True: time.sleep(1)"
 
@@ -23,8 +25,8 @@ def employ():
     """Starts workers, and stops those that the test has not stopped."""
     workers = []
 
-    def employ(settings, program):
-        workers.append(Worker(settings, program))
+    def employ(settings, program, equipment=ALL_ROUND):
+        workers.append(Worker(settings, program, equipment))
         workers[-1].start()
         return workers[-1]
 
@@ -72,7 +74,7 @@ def test_messages_start_jobs_without_waiting_for_the_poll(configure, employ, pro
         rung = [submit(max_attempts=1) for _ in range(number)]
         job_ids.extend(rung)
         for job_id in rung:
-            ring(celery, job_id)
+            ring(celery, job_id, "cpu")
         eventually(have_ended)
     assert sorted(diary.read()) == sorted(job_ids)
     celery.close()
@@ -135,13 +137,17 @@ def test_a_worker_can_be_stopped_as_soon_as_it_has_started(configure, employ, pr
         employ(configure(), program(FOREVER)).stop()
 
 
-def test_a_worker_survives_an_error_that_nobody_foresaw(settings, employ, program, submit, database, look, caplog):
-    job_id = submit(max_attempts=1)
+def test_a_worker_survives_an_error_that_nobody_foresaw(
+    settings, employ, program, submit, claim, database, look, caplog
+):
+    job_id, lost = submit(max_attempts=1), submit(max_attempts=1)
+    claim(lost, lease_seconds=0)
     with database.transaction() as session:
         session.execute(text("CREATE TRIGGER bug BEFORE UPDATE ON jobs BEGIN SELECT RAISE(ABORT, 'not foreseen'); END"))
     employ(settings, program("pass"))
     eventually(lambda: "unexpected error while looking for jobs" in caplog.text)
     eventually(lambda: "unexpected error while sweeping" in caplog.text)
+    eventually(lambda: "unexpected error while ringing" in caplog.text)
     with database.transaction() as session:
         session.execute(text("DROP TRIGGER bug"))
     eventually(lambda: look(job_id).status == "failed")
@@ -189,3 +195,63 @@ def test_two_workers_share_the_jobs_and_no_job_is_run_twice(configure, employ, p
     other.communicate()
     assert other.returncode == 0
     assert Counter(diary.read()) == Counter(["other", *job_ids])
+
+
+@pytest.fixture
+def redis(tmp_path):
+    server = RedisServer(tmp_path)
+    yield server
+    server.close()
+
+
+def test_with_redis_a_job_is_heard_of_at_once_by_the_workers_of_its_queue_alone(
+    configure, employ, program, diary, submit, statuses, redis
+):
+    # The one look that polling takes in a minute, and the one sweep, are at the start.
+    settings = configure(poll_seconds=60, broker_url=redis.url)
+    worker = employ(settings, program(diary.note("sys.argv[1]")), Equipment(queues=("cpu",), device="cpu"))
+    time.sleep(1)
+    for_gpu, for_cpu = submit(queue="gpu", max_attempts=1), submit(max_attempts=1)
+    began = time.monotonic()
+    worker.announce()
+    eventually(lambda: statuses([for_cpu]) == {"failed": 1})
+    assert time.monotonic() - began < 10
+    assert diary.read() == [for_cpu]
+    assert statuses([for_gpu]) == {"queued": 1}
+
+
+@pytest.mark.parametrize("fate", ["idle", "running", "frozen"])
+def test_with_redis_a_worker_ends_promptly_and_its_job_goes_back(
+    configure, employ, program, diary, submit, look, redis, fate
+):
+    settings = configure(broker_url=redis.url)
+    worker = employ(settings, program(diary.note("os.getpid()") + "\n" + FOREVER))
+    job_id = None
+    if fate == "running":
+        job_id = submit()
+        eventually(diary.read)
+    time.sleep(1)
+    if fate == "frozen":
+        redis.freeze()
+    began = time.monotonic()
+    worker.stop()
+    seconds = time.monotonic() - began
+    redis.thaw()
+    # With a broker that hangs, as long as its time limits.
+    assert seconds < (25 if fate == "frozen" else 4)
+    if job_id is not None:
+        assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)
+        assert len(diary.read()) == 1
+
+
+def test_a_broker_that_hangs_does_not_keep_leases_from_being_judged_on_time(
+    configure, employ, program, submit, claim, look, silent_port
+):
+    employ(configure(broker_url=f"redis://127.0.0.1:{silent_port}/0"), program("sys.exit(1)"))
+    waiting = [submit(max_attempts=1) for _ in range(3)]
+    eventually(lambda: all(look(job_id).status == "failed" for job_id in waiting))
+    for _ in range(3):
+        lost = submit(max_attempts=1)
+        claim(lost, lease_seconds=0.5)
+        eventually(lambda lost=lost: look(lost).status == "failed", within=4)
+        assert look(lost).error["code"] == "worker_lost"

@@ -1,4 +1,3 @@
-import socket
 import time
 from datetime import timedelta
 
@@ -7,9 +6,8 @@ from sqlalchemy import text
 
 from app.shared.database import Database, now, upgrade
 from app.shared.models import Upload
-from app.shared.outcomes import JobResult, NewArtifact
-from app.shared.queue import QUEUE, create_celery
-from app.shared.repositories import outputs, sweeps
+from app.shared.outcomes import JobError, JobResult, NewArtifact
+from app.shared.repositories import leases, outputs, sweeps
 from app.shared.storage import WorkFolders, open_store
 from rocket_core.report import CompressionReport
 from tests.worker.waiting import eventually
@@ -26,15 +24,7 @@ SUCCESS = {
 @pytest.fixture
 def reconcile(database):
     """A reconciler for some settings."""
-    celeries = []
-
-    def reconcile(settings, rows=database):
-        celeries.append(create_celery(settings))
-        return Reconciler(settings, rows, celeries[-1])
-
-    yield reconcile
-    for celery in celeries:
-        celery.close()
+    return lambda settings, rows=database: Reconciler(settings, rows)
 
 
 @pytest.fixture
@@ -43,75 +33,30 @@ def reconciler(reconcile, settings):
 
 
 @pytest.fixture
-def messages(settings):
-    """Job ids of the messages that wait for a worker."""
-    celery = create_celery(settings)
+def announced(database):
+    """Jobs that a relay would ring for; asking is as good as ringing."""
 
-    def messages():
-        with celery.connection_for_read() as connection:
-            queue = connection.SimpleQueue(QUEUE)
-            received = []
-            while queue.qsize():
-                message = queue.get(block=False)
-                message.ack()
-                received.append(message.payload[0][0])
-            queue.close()
-        return received
+    def announced():
+        with database.transaction() as session:
+            waiting = sweeps.list_announcements(session)
+            sweeps.forget_announcements(session, waiting)
+        return [row.job_id for row in waiting]
 
-    messages()
-    yield messages
-    celery.close()
-
-
-@pytest.fixture
-def closed_port():
-    """A port of this machine on which nobody answers, and nobody can while the test lasts."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
-
-
-@pytest.fixture
-def waiting(database):
-    def waiting():
-        with database.snapshot() as session:
-            return [row.job_id for row in sweeps.list_announcements(session)]
-
-    return waiting
+    return announced
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_every_job_is_announced_once(reconciler, submit, messages, waiting):
-    job_ids = [submit(), submit()]
-    reconciler.sweep()
-    assert messages() == job_ids
-    assert waiting() == []
-    reconciler.sweep()
-    assert messages() == []
-
-
-def test_a_job_that_nobody_heard_of_is_announced_again(reconcile, configure, submit, messages):
+def test_a_job_that_nobody_heard_of_is_announced_again(reconcile, configure, submit, announced):
     job_id = submit()
     reconciler = reconcile(configure(ring_seconds=1))
     reconciler.sweep()
-    assert messages() == [job_id]
+    assert announced() == [job_id]
     began = time.monotonic()
-    assert eventually(lambda: reconciler.sweep() or messages()) == [job_id]
+    assert eventually(lambda: reconciler.sweep() or announced()) == [job_id]
     assert time.monotonic() - began > 0.5
-
-
-def test_a_broker_that_is_down_keeps_the_announcements_and_stops_nothing_else(
-    reconcile, configure, closed_port, submit, claim, look, waiting, caplog
-):
-    announced, lost = submit(), submit()
-    claim(lost, lease_seconds=0)
-    reconcile(configure(broker_url=f"redis://127.0.0.1:{closed_port}/0")).sweep()
-    assert look(lost).status == "queued"
-    assert set(waiting()) == {announced, lost}
-    assert "polling" in caplog.text
 
 
 def test_only_jobs_whose_lease_is_over_are_taken(reconciler, submit, claim, look):
@@ -243,7 +188,7 @@ def test_expired_artifacts_are_removed_all_at_once(reconciler, settings, databas
         assert names(settings.data_dir / "artifacts") == [outputs.list_artifacts(session, look(kept))[0].storage_key]
 
 
-def test_cleaning_is_seldom_and_sweeping_is_not(reconciler, submit, messages, settings, database):
+def test_cleaning_is_seldom_and_sweeping_is_not(reconciler, submit, announced, settings, database):
     reconciler.sweep()
     folder = settings.data_dir / "artifacts" / ("d" * 32)
     folder.touch()
@@ -251,5 +196,37 @@ def test_cleaning_is_seldom_and_sweeping_is_not(reconciler, submit, messages, se
         session.execute(text("DELETE FROM outbox"))
     job_id = submit()
     reconciler.sweep()
-    assert messages() == [job_id]
+    assert announced() == [job_id]
     assert folder.exists()
+
+
+def test_a_job_that_ended_long_ago_is_deleted_with_its_files_and_no_other(
+    reconcile, configure, database, submit, claim, look, tmp_path
+):
+    settings = configure(job_retention_days=1, artifact_retention_days=300)
+    store, work = ArtifactStore(settings.data_dir / "artifacts"), WorkFolders(settings.data_dir / "work")
+    source = tmp_path / "source"
+    source.write_text("x")
+    succeeded, failed, young, waiting = (submit() for _ in range(4))
+    failed_work = look(failed).work_key
+    (work.path(failed_work) / "file").write_text("x")
+    stored = store.put(source)
+    with database.transaction() as session:
+        artifact = NewArtifact(name="file", storage_key=stored.key, size=stored.size, sha256=stored.sha256)
+        lease = leases.claim_job(session, succeeded, worker="w", lease_seconds=60)
+        outputs.succeed_job(session, lease, artifacts=[artifact], retention=timedelta(days=300), **SUCCESS)
+        for job_id in (failed, young):
+            lease = leases.claim_job(session, job_id, worker="w", lease_seconds=60)
+            leases.fail_job(session, lease, JobError(code="x", message="broken"))
+        long_ago = text("UPDATE jobs SET finished_at = datetime('now', '-25 hours') WHERE id IN (:one, :other)")
+        session.execute(long_ago, {"one": succeeded, "other": failed})
+    reconcile(configure()).clean()
+    assert look(succeeded).status == "succeeded"
+    reconcile(settings).clean()
+    with database.snapshot() as session:
+        left = session.scalars(text("SELECT id FROM jobs ORDER BY id")).all()
+        rows = "SELECT job_id FROM artifacts UNION SELECT job_id FROM reports UNION SELECT job_id FROM job_events"
+        of_jobs = set(session.scalars(text(rows)))
+    assert left == sorted([young, waiting])
+    assert of_jobs == set(left)
+    assert names(settings.data_dir / "artifacts") == names(settings.data_dir / "work") == []

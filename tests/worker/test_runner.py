@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import psutil
 import pytest
@@ -10,7 +11,7 @@ from sqlalchemy import text
 from app.shared.database import Database
 from app.shared.repositories import events, leases, sweeps
 from tests.worker.waiting import eventually
-from worker.runner import Runner
+from worker.runner import Equipment, Runner
 
 FOREVER = "while True: time.sleep(1)"
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
@@ -378,3 +379,96 @@ def test_signals_of_a_terminal_do_not_reach_a_job(runner, program, diary, submit
     submit(max_attempts=1)
     assert runner(program(diary.note("os.getsid(0) == os.getpid()"))).run()
     assert diary.read() == ["True"]
+
+
+def test_a_job_of_another_queue_is_not_run_even_if_a_message_of_it_comes_here(
+    settings, database, program, diary, submit, look
+):
+    for_gpu, for_cpu = submit(queue="gpu", max_attempts=1), submit(max_attempts=1)
+    noting = program(diary.note("sys.argv[1]"))
+    running = Runner(settings, database, noting, Equipment(queues=("cpu",), device="cpu"))
+    assert not running.run(for_gpu)
+    assert running.run()
+    assert not running.run()
+    assert (look(for_gpu).status, look(for_gpu).attempt) == ("queued", 0)
+    assert Runner(settings, database, noting, Equipment(queues=("gpu",), device="cuda")).run()
+    assert diary.read() == [for_cpu, for_gpu]
+
+
+@pytest.mark.parametrize(("device", "visible"), [("cpu", ""), ("cuda", "3"), (None, "3")])
+def test_a_process_is_told_its_device_and_sees_no_other(
+    settings, database, program, diary, submit, monkeypatch, device, visible
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    submit(max_attempts=1)
+    noting = program(diary.note("repr((sys.argv[4:], os.environ['CUDA_VISIBLE_DEVICES']))"))
+    assert Runner(settings, database, noting, Equipment(device=device)).run()
+    told = ["--device", device] if device else []
+    assert [eval(line) for line in diary.read()] == [(told, visible)]  # noqa: S307
+
+
+# Speaks to the database without importing anything that takes long: the time until the first word counts, too.
+SQLITE = """
+import sqlite3
+def say(change):
+    connection = sqlite3.connect({file!r}, timeout=10)
+    with connection:
+        connection.execute(f"UPDATE jobs SET {{change}} WHERE fence = ?", (sys.argv[2],))
+    connection.close()
+"""
+
+
+@pytest.fixture
+def speaking(settings, program):
+    """A program that can `say` columns of its job's row."""
+    return lambda code: program(SQLITE.format(file=settings.database.database) + code)
+
+
+def test_a_process_that_makes_no_progress_is_killed_and_its_attempt_fails_although_it_renews_its_lease(
+    configure, runner, speaking, diary, submit, look, told
+):
+    job_id = submit(max_attempts=2)
+    renewing = "while True: say(f\"lease_until = datetime('now', '+{time.monotonic()} seconds')\"); time.sleep(0.1)"
+    running = runner(speaking(f"{diary.note('os.getpid()')}\n{renewing}"), configure(stall_seconds=1))
+    for attempt, status in ((1, "queued"), (2, "failed")):
+        assert running.run()
+        assert (look(job_id).status, look(job_id).attempt) == (status, attempt)
+    assert look(job_id).error["code"] == "job_stalled"
+    assert [event.data["code"] for event in told(job_id, "error")] == ["job_stalled"] * 2
+    assert not any(is_alive(int(pid)) for pid in diary.read())
+
+
+def test_a_process_that_the_system_has_stopped_counts_as_one_that_makes_no_progress(
+    configure, runner, program, diary, submit, look
+):
+    job_id = submit(max_attempts=1)
+    code = f"{diary.note('os.getpid()')}\nos.kill(os.getpid(), signal.SIGSTOP)"
+    assert runner(program(code), configure(stall_seconds=1, lease_seconds=60)).run()
+    assert look(job_id).error["code"] == "job_stalled"
+    assert not is_alive(int(diary.read()[0]))
+
+
+def test_a_later_attempt_that_catches_up_makes_progress(configure, runner, speaking, submit, look):
+    job_id = submit(max_attempts=1)
+    # What an earlier one has reached is not reached again for long: stage, progress and events stay as they are.
+    working = "say(\"progressed_at = strftime('%Y-%m-%d %H:%M:%f', 'now')\")"
+    code = f"for _ in range(30): {working}; time.sleep(0.1)\nsys.exit(3)"
+    assert runner(speaking(code), configure(stall_seconds=1.5)).run()
+    assert look(job_id).error["code"] == "worker_lost"
+    assert "exit code 3" in look(job_id).error["message"]
+
+
+def test_a_database_that_is_away_is_not_taken_for_a_process_without_progress(
+    database, away, configure, runner, program, diary, submit, look, in_background
+):
+    job_id = submit()
+    running = runner(program(f"{diary.note(1)}\n{FOREVER}"), configure(stall_seconds=1))
+    thread = in_background(running.run)
+    eventually(diary.read)
+    away.take(database)
+    time.sleep(2)
+    assert thread.is_alive()
+    away.bring_back()
+    running.stop()
+    thread.join()
+    assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)

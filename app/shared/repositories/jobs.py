@@ -3,6 +3,7 @@
 import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 
 from sqlalchemy import ColumnElement, Select, delete, exists, func, insert, literal, select, type_coerce
 from sqlalchemy.dialects import postgresql, sqlite
@@ -25,7 +26,7 @@ from app.shared.models import (
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.uploads import require_upload
-from app.shared.requests import UPLOAD, JobRequest
+from app.shared.requests import UPLOAD, JobRequest, Queue
 
 # Crockford's base 32: no letter that could be taken for a digit, and in order.
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -104,6 +105,7 @@ def create_job(
     owner: str = LOCAL_OWNER,
     idempotency: Idempotency | None = None,
     hub_token: str | None = None,
+    default_queue: Queue = "cpu",
 ) -> Submission:
     """Writes a job and its announcement, or finds the job that the same request made before.
 
@@ -114,6 +116,7 @@ def create_job(
         owner: the tenant.
         idempotency: a key under which the request may come again; the token is no part of it.
         hub_token: the Hub token that came with it, encrypted.
+        default_queue: of a request that names none.
 
     Raises:
         IdempotencyKeyReusedError: the key belongs to another request.
@@ -138,6 +141,7 @@ def create_job(
         work_key=secrets.token_hex(16),
         hub_token=hub_token,
         request_id=current_request_id(),
+        queue=request.queue or default_queue,
     )
     session.add(job)
     session.flush()
@@ -146,7 +150,13 @@ def create_job(
         session.delete(job)
         session.flush()
         return create_job(
-            session, request, max_attempts=max_attempts, owner=owner, idempotency=idempotency, hub_token=hub_token
+            session,
+            request,
+            max_attempts=max_attempts,
+            owner=owner,
+            idempotency=idempotency,
+            hub_token=hub_token,
+            default_queue=default_queue,
         )
     announce(session, job_id, at)
     append_event(session, job_id, NewEvent(type="status", message="queued", data={"status": Status.QUEUED}), at)
@@ -254,7 +264,11 @@ def retry_job(
     work_key, old.work_key = old.work_key, None
     session.flush()
     request = JobRequest.model_validate(old.request)
-    job = create_job(session, request, max_attempts=max_attempts, owner=owner, hub_token=hub_token).job
+    # Where the old one ran, whatever the default is by now.
+    queue = cast("Queue", old.queue)
+    job = create_job(
+        session, request, max_attempts=max_attempts, owner=owner, hub_token=hub_token, default_queue=queue
+    ).job
     if hub_token is None and _had_token(session, job_id):
         append_event(session, job.id, _TOKEN_IS_GONE, now(session))
     job.retry_of = job_id
@@ -279,11 +293,23 @@ def delete_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Remov
     job = _locked(session, job_id, owner)
     if not Status(job.status).is_terminal:
         raise ConflictError(f"the job is {job.status}; cancel it before deleting it")
-    keys = session.scalars(select(Artifact.storage_key).where(Artifact.job_id == job_id)).all()
-    removed = Removed(storage_keys=tuple(key for key in keys if key is not None), work_key=job.work_key)
-    session.execute(delete(Job).where(Job.id == job_id), execution_options={"synchronize_session": False})
-    session.expunge(job)
-    return removed
+    return _delete(session, job)
+
+
+def delete_ended(session: Session, *, retention: timedelta, limit: int = 100) -> list[Removed]:
+    """Deletes jobs that ended longer ago than that, with all their rows.
+
+    Returns:
+        The files to remove once the transaction is committed, one entry per job; none means that there are no more.
+    """
+    statement = (
+        select(Job)
+        .where(Job.finished_at <= now(session) - retention)
+        .order_by(Job.finished_at)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    return [_delete(session, job) for job in session.scalars(statement).all()]
 
 
 def announce(session: Session, job_id: str, at: datetime) -> None:
@@ -312,6 +338,14 @@ def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
         return type_coerce(Job.request, postgresql.JSONB).contains({"metadata": {key: value}})
     label = func.json_each(Job.request, "$.metadata").table_valued("key", "value")
     return exists(select(1).select_from(label).where(label.c.key == key, label.c.value == value))
+
+
+def _delete(session: Session, job: Job) -> Removed:
+    keys = session.scalars(select(Artifact.storage_key).where(Artifact.job_id == job.id)).all()
+    removed = Removed(storage_keys=tuple(key for key in keys if key is not None), work_key=job.work_key)
+    session.execute(delete(Job).where(Job.id == job.id), execution_options={"synchronize_session": False})
+    session.expunge(job)
+    return removed
 
 
 def _locked(session: Session, job_id: str, owner: str) -> Job:

@@ -5,6 +5,7 @@ lease finds another there, or none, and is refused.
 """
 
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from app.shared.models import Job
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.jobs import announce
+from app.shared.requests import QUEUES, Queue
 
 # Candidates read per look, so that workers that look at the same moment do not all fight for the oldest job.
 _LOOK_AHEAD = 16
@@ -39,8 +41,18 @@ class Lease:
     claim_event: int = 0
 
 
-def claim_job(session: Session, job_id: str, *, worker: str, lease_seconds: float) -> Lease | None:
-    """Takes a queued job, or returns None if it is not to be had."""
+def claim_job(
+    session: Session, job_id: str, *, worker: str, lease_seconds: float, queues: Collection[Queue] = QUEUES
+) -> Lease | None:
+    """Takes a queued job, or returns None if it is not to be had.
+
+    Args:
+        session: a writing transaction.
+        job_id: the job.
+        worker: who takes it.
+        lease_seconds: how long the worker may be silent.
+        queues: what the worker can run; a job of another queue is not to be had, whoever has sent it here.
+    """
     at = now(session)
     fence = secrets.token_hex(16)
     taken = move(
@@ -49,11 +61,13 @@ def claim_job(session: Session, job_id: str, *, worker: str, lease_seconds: floa
         Status.RUNNING,
         Job.available_at <= at,
         Job.attempt < Job.max_attempts,
+        Job.queue.in_(queues),
         at=at,
         attempt=Job.attempt + 1,
         fence=fence,
         claimed_by=worker,
         lease_until=at + timedelta(seconds=lease_seconds),
+        progressed_at=at,
     )
     if not taken:
         return None
@@ -64,16 +78,18 @@ def claim_job(session: Session, job_id: str, *, worker: str, lease_seconds: floa
     return Lease(job_id=job_id, fence=fence, claim_event=event)
 
 
-def claim_next(session: Session, *, worker: str, lease_seconds: float) -> Lease | None:
+def claim_next(
+    session: Session, *, worker: str, lease_seconds: float, queues: Collection[Queue] = QUEUES
+) -> Lease | None:
     """Takes the oldest queued job that is to be had, if any: all a worker needs when no message arrives."""
     statement = (
         select(Job.id)
-        .where(Job.status == Status.QUEUED, Job.available_at <= now(session))
+        .where(Job.status == Status.QUEUED, Job.available_at <= now(session), Job.queue.in_(queues))
         .order_by(Job.id)
         .limit(_LOOK_AHEAD)
     )
     for job_id in session.scalars(statement).all():
-        lease = claim_job(session, job_id, worker=worker, lease_seconds=lease_seconds)
+        lease = claim_job(session, job_id, worker=worker, lease_seconds=lease_seconds, queues=queues)
         if lease is not None:
             return lease
     return None

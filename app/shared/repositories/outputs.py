@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import CursorResult, delete, insert, select
 from sqlalchemy.orm import Session
 
 from app.shared.database import now
@@ -35,7 +35,14 @@ def report_progress(
     job = hold(session, lease)
     if job.stage != stage:
         append_event(session, job.id, NewEvent(type="stage", message=stage, data={"stage": stage}), now(session))
-    change(session, lease, stage=stage, progress=min(1.0, max(job.progress, progress)), estimated_finish_at=finish_at)
+    change(
+        session,
+        lease,
+        stage=stage,
+        progress=min(1.0, max(job.progress, progress)),
+        estimated_finish_at=finish_at,
+        progressed_at=now(session),
+    )
 
 
 def add_event(session: Session, lease: Lease, event: NewEvent) -> int:
@@ -113,6 +120,24 @@ def discard_layers(session: Session, lease: Lease, reason: NewEvent) -> None:
     append_event(session, job.id, reason, now(session))
 
 
+def discard_inherited_layers(session: Session, lease: Lease, reason: NewEvent) -> None:
+    """Takes back the layers that a retry has copied from the job it repeats, if there are any; its own stay.
+
+    Raises:
+        FencedOutError: the job was taken away.
+    """
+    job = hold(session, lease)
+    discarded = 0
+    for rows in (LayerProfileRow, AllocationRow):
+        # A copy is as old as what it was copied from.
+        statement = delete(rows).where(rows.job_id == job.id, rows.created_at < job.created_at)
+        result = session.execute(statement, execution_options={"synchronize_session": False})
+        assert isinstance(result, CursorResult)
+        discarded += result.rowcount
+    if discarded:
+        append_event(session, job.id, reason, now(session))
+
+
 def succeed_job(
     session: Session,
     lease: Lease,
@@ -133,16 +158,18 @@ def succeed_job(
     """
     job = hold(session, lease)
     at = now(session)
+    expires_at = at + retention
     if job.status == Status.RUNNING:
         session.execute(insert(ReportRow).values(job_id=job.id, body=report.model_dump(mode="json"), created_at=at))
         rows = [
-            {"job_id": job.id, "created_at": at, "expires_at": at + retention, **artifact.model_dump()}
+            {"job_id": job.id, "created_at": at, "expires_at": expires_at, **artifact.model_dump()}
             for artifact in artifacts
         ]
         if rows:
             session.execute(insert(Artifact), rows)
     # The checkpoints have served; without a key their folder is swept.
-    return end_job(session, job, Status.SUCCEEDED, at, result=result.model_dump(), progress=1.0, work_key=None)
+    changes = {"result": result.model_dump(), "progress": 1.0, "work_key": None, "expires_at": expires_at}
+    return end_job(session, job, Status.SUCCEEDED, at, **changes)
 
 
 def list_layer_profiles(session: Session, job_id: str) -> list[LayerProfile]:

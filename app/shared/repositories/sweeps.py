@@ -18,6 +18,7 @@ from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.jobs import announce
 from app.shared.repositories.leases import end_job, give_up
+from app.shared.requests import QUEUES, Queue
 
 LEASE_LOST = "lease_lost"
 """Type of the event that says that a job was taken from a worker which no longer reports."""
@@ -34,16 +35,26 @@ class Announcement:
     Attributes:
         id: of the outbox row.
         job_id: the job.
+        queue: which workers.
     """
 
     id: int
     job_id: str
+    queue: Queue
 
 
-def list_announcements(session: Session, *, limit: int = _BATCH) -> list[Announcement]:
-    """What has not reached the broker yet, oldest first."""
-    statement = select(OutboxRow.id, OutboxRow.job_id).order_by(OutboxRow.id).limit(limit)
-    return [Announcement(id=row.id, job_id=row.job_id) for row in session.execute(statement)]
+def list_announcements(
+    session: Session, *, queues: Collection[Queue] = QUEUES, limit: int = _BATCH
+) -> list[Announcement]:
+    """What has not reached the broker yet for the workers of some queues, oldest first."""
+    statement = (
+        select(OutboxRow.id, OutboxRow.job_id, Job.queue)
+        .join(Job, Job.id == OutboxRow.job_id)
+        .where(Job.queue.in_(queues))
+        .order_by(OutboxRow.id)
+        .limit(limit)
+    )
+    return [Announcement(**row._mapping) for row in session.execute(statement)]
 
 
 def forget_announcements(session: Session, sent: Sequence[Announcement]) -> None:

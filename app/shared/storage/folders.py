@@ -99,8 +99,12 @@ def is_bound_to(folder: Path, database: str) -> bool:
 
 
 @contextmanager
-def data_folder_lock(data_dir: Path) -> Iterator[None]:
+def data_folder_lock(data_dir: Path, *, shared: bool = False) -> Iterator[None]:
     """Holds the data folder for one service; the system lets go of it when the process dies, however it dies.
+
+    Args:
+        data_dir: the folder.
+        shared: hold it with others that share it, and keep out only who wants it alone.
 
     Raises:
         DataFolderLockedError: another service holds it.
@@ -113,10 +117,10 @@ def data_folder_lock(data_dir: Path) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataFolderLockedError(
-                f"another service uses {data_dir}; stop it, or choose another folder with --data-dir"
+                f"another service uses {data_dir}; stop it, or choose another folder (--data-dir, ROCKET_DATA_DIR)"
             ) from None
         yield
     finally:

@@ -1,7 +1,9 @@
 import json
 
 import pytest
+from starlette.testclient import TestClient
 
+from app.main import create_app
 from app.shared.errors import StorageError
 from app.shared.outcomes import JobError
 from app.shared.repositories import outputs
@@ -27,8 +29,21 @@ def test_a_job_has_the_members_that_are_documented(client, submitted):
     assert set(client.get(f"/jobs/{submitted}").json()) == {
         *("id", "object", "status", "stage", "progress", "model_id", "revision", "ratio", "calibration", "options"),
         *("metadata", "created_at", "started_at", "finished_at", "estimated_finish_at", "attempt", "retry_of"),
-        *("error", "result", "links"),
+        *("error", "result", "links", "queue", "expires_at"),
     }
+
+
+def test_a_job_shows_its_queue_and_whoever_rings_is_told_of_it_once_it_is_there(settings):
+    queued = []
+    application = create_app(settings.model_copy(update={"default_queue": "gpu"}), on_queued=lambda: queued.append(1))
+    with TestClient(application) as client:
+        answers = [client.post("/jobs", json=BODY | asked).json() for asked in ({}, {"queue": "cpu"})]
+        assert [job["queue"] for job in answers] == ["gpu", "cpu"]
+        assert client.post("/jobs", json=BODY | {"queue": "tpu"}).status_code == 422
+        assert len(queued) == 2
+        client.post(f"/jobs/{answers[0]['id']}/cancel")
+        assert client.post(f"/jobs/{answers[0]['id']}/retry").json()["queue"] == "gpu"
+        assert len(queued) == 3
 
 
 def test_defaults_are_filled_in(client):

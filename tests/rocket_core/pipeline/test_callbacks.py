@@ -1,7 +1,13 @@
+import itertools
+
 import pytest
 
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline import compress
+
+
+def place(progress):
+    return progress.stage, progress.layer, progress.fraction
 
 
 def test_every_profile_and_the_allocation_are_handed_over_as_the_report_tells_them(tmp_path, model_folder, settings):
@@ -66,7 +72,42 @@ def test_a_profile_is_handed_over_once_it_is_on_disk_and_an_error_of_the_caller_
 def test_the_time_left_is_judged_by_the_layers_and_not_by_what_comes_before(tmp_path, model_folder, settings):
     told = []
     compress(str(model_folder("llama")), tmp_path / "out", settings(), on_progress=told.append)
+    # Inside a step the same place is told again.
+    told = [told[0], *(new for old, new in itertools.pairwise(told) if place(new) != place(old))]
     first_layer = next(index for index, progress in enumerate(told) if progress.layer is not None)
     assert [progress.seconds_left for progress in told[: first_layer + 1]] == [None] * (first_layer + 1)
     assert all(progress.seconds_left is not None for progress in told[first_layer + 2 :])
     assert told[-1].seconds_left == 0
+
+
+def test_a_run_tells_of_itself_and_can_be_cancelled_while_text_passes_through_a_block(
+    tmp_path, model_folder, settings, monkeypatch
+):
+    # One window per batch, so that there is something between one layer and the next.
+    monkeypatch.setattr("rocket_core.pipeline.walk.TOKENS_PER_BATCH", 1)
+    folder, told = str(model_folder("llama")), []
+
+    def run(output, **options):
+        compress(folder, tmp_path / output, settings(), on_progress=told.append, **options)
+
+    run("whole")
+    same_place = sum(place(new) == place(old) for old, new in itertools.pairwise(told))
+    assert same_place >= settings().calibration.samples
+    first = next(index for index, progress in enumerate(told) if progress.layer is not None)
+    told.clear()
+    with pytest.raises(CompressionCancelledError):
+        run("cancelled", should_cancel=lambda: len(told) > first + 2)
+    assert place(told[-1]) == place(told[-2])
+
+
+def test_work_is_gone_on_with_where_the_same_device_goes_by_another_name(tmp_path, model_folder, settings):
+    folder, output, layers = str(model_folder("llama")), tmp_path / "out", []
+    with pytest.raises(CompressionCancelledError):
+        compress(
+            folder,
+            output,
+            settings(device="cpu"),
+            on_profile=lambda *_: layers.append(1),
+            should_cancel=lambda: len(layers) > 2,
+        )
+    assert compress(folder, output, settings(device="cpu:0"), resume=True).layers

@@ -1,3 +1,4 @@
+import hashlib
 import threading
 from datetime import timedelta
 
@@ -281,3 +282,23 @@ def test_deleting_a_job_leaves_no_row_in_any_table(database, submit, request_bod
     assert removed.work_key is not None
     for table in Base.metadata.sorted_tables:
         assert count(database, table) == 0, table.name
+
+
+@pytest.mark.parametrize(("asked", "default", "resolved"), [(None, "gpu", "gpu"), ("cpu", "gpu", "cpu")])
+def test_a_job_is_of_the_queue_it_names_or_of_the_default_and_its_retry_of_the_same(
+    database, submit, asked, default, resolved
+):
+    job_id = submit(JobRequest(model_id="local/tiny", ratio=0.3, queue=asked), default_queue=default)
+    end(database, job_id, Status.CANCELLED)
+    with database.transaction() as session:
+        retry = jobs.retry_job(session, job_id, max_attempts=3).job
+        assert (jobs.get_job(session, job_id).queue, retry.queue) == (resolved, resolved)
+
+
+def test_a_replay_from_before_there_were_queues_is_recognised():
+    before = '{"model_id":"local/tiny","revision":null,"ratio":0.3,'
+    request = JobRequest(model_id="local/tiny", ratio=0.3)
+    assert request.model_dump_json().startswith(before)
+    dumped = request.model_dump_json().replace(',"queue":null', "")
+    assert request.fingerprint() == hashlib.sha256(dumped.encode()).hexdigest()
+    assert JobRequest(model_id="local/tiny", ratio=0.3, queue="gpu").fingerprint() != request.fingerprint()

@@ -11,6 +11,7 @@ from app.shared.lifecycle import Status
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories import jobs, leases, outputs, sweeps
 from app.shared.repositories.leases import Lease
+from app.shared.requests import JobRequest
 
 pytestmark = pytest.mark.databases("sqlite", "postgres")
 
@@ -218,3 +219,28 @@ def test_a_late_heartbeat_keeps_a_job_that_nobody_has_taken(database, submit, cl
     with database.transaction() as session:
         leases.heartbeat(session, lease, lease_seconds=60)
         assert sweeps.reclaim_expired(session) == []
+
+
+def test_a_worker_claims_jobs_of_its_queues_only(database, submit):
+    for_cpu, for_gpu = submit(), submit(JobRequest(model_id="local/tiny", ratio=0.3, queue="gpu"))
+    with database.transaction() as session:
+        assert leases.claim_job(session, for_gpu, queues=("cpu",), **LEASE) is None
+        assert leases.claim_next(session, queues=("cpu",), **LEASE).job_id == for_cpu
+        assert leases.claim_next(session, queues=("cpu",), **LEASE) is None
+        assert leases.claim_next(session, queues=("cpu", "gpu"), **LEASE).job_id == for_gpu
+
+
+def test_a_claim_and_each_report_are_progress(database, submit, claim, clock):
+    lease = claim(submit())
+    seen = [look(database, lease.job_id).progressed_at]
+    for _ in range(2):
+        clock.advance(5)
+        with database.transaction() as session:
+            # What an earlier attempt had reached already.
+            outputs.report_progress(session, lease, stage="calibrating", progress=0.1)
+        seen.append(look(database, lease.job_id).progressed_at)
+    clock.advance(5)
+    with database.transaction() as session:
+        leases.heartbeat(session, lease, lease_seconds=60)
+    assert [(at - seen[0]).total_seconds() for at in seen] == [0, 5, 10]
+    assert look(database, lease.job_id).progressed_at == seen[-1]

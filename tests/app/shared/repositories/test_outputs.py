@@ -137,3 +137,19 @@ def test_inherited_layers_can_be_taken_back_and_published_anew(database, held, s
         assert (last.message, last.level) == ("they are of no use", "warning")
         assert outputs.save_layer_profile(session, held, 0, profile("a"))
         assert outputs.save_allocation(session, held, [("a", dense)])
+
+
+def test_a_job_says_until_when_its_artifacts_can_be_had(database, submit, result, report, artifact):
+    job_ids = [submit(), submit()]
+    with database.transaction() as session:
+        claimed = [leases.claim_job(session, job_id, worker="w", lease_seconds=9) for job_id in job_ids]
+        succeeded, cancelled = claimed
+        jobs.cancel_job(session, cancelled.job_id)
+        for lease in (succeeded, cancelled):
+            new = artifact.model_copy(update={"storage_key": lease.fence})
+            outputs.succeed_job(session, lease, result=result, report=report, artifacts=[new], retention=WEEK)
+    with database.snapshot() as session:
+        job = jobs.get_job(session, succeeded.job_id)
+        assert job.expires_at == job.finished_at + WEEK
+        assert {row.expires_at for row in outputs.list_artifacts(session, job)} == {job.expires_at}
+        assert jobs.get_job(session, cancelled.job_id).expires_at is None

@@ -1,0 +1,73 @@
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from app.shared.errors import InvalidSettingsError
+from worker.device import DeviceProof, prove_device
+
+
+def prove(queue, program=("-m", "worker.device"), **options):
+    return prove_device(queue, should_stop=lambda: False, program=program, **options)
+
+
+# What stands in for torch: `usable` devices compute, others have a fault.
+ANSWERS = """
+from worker.device import DeviceProof
+usable = {usable!r}
+fault = None if sys.argv[1] in usable else "it is broken"
+print("a driver that talks")
+print(DeviceProof(kind=sys.argv[1], name="X1", fault=fault).model_dump_json())
+"""
+
+
+def test_the_cpu_of_this_machine_computes_in_a_process_that_sees_no_gpu():
+    proof = prove("cpu")
+    assert (proof.kind, proof.fault) == ("cpu", None)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "worker.device", "cuda"]
+    told = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+    assert DeviceProof.model_validate_json(told).fault
+
+
+@pytest.mark.parametrize(
+    ("queue", "usable", "kind"),
+    [
+        (None, ["cuda", "cpu"], "cuda"),
+        (None, ["cpu"], "cpu"),
+        ("gpu", ["cuda"], "cuda"),
+        ("cpu", ["cuda", "cpu"], "cpu"),
+    ],
+)
+def test_a_gpu_is_taken_where_one_computes_unless_told_otherwise(program, queue, usable, kind):
+    proof = prove(queue, program(ANSWERS.format(usable=usable)))
+    assert (proof.kind, proof.name, proof.fault) == (kind, "X1", None)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (ANSWERS.format(usable=["cpu"]), "it is broken"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "exit code -11"),
+        ("print('nonsense')", "exit code 0"),
+        ("time.sleep(600)", "0.5 seconds"),
+    ],
+)
+def test_a_worker_for_gpu_jobs_without_a_gpu_that_computes_says_why_it_does_not_start(program, code, reason):
+    with pytest.raises(InvalidSettingsError, match=reason):
+        prove("gpu", program(code), seconds=30 if "600" not in code else 0.5)
+
+
+def test_who_is_told_to_stop_does_not_wait_for_a_driver_that_hangs(program):
+    began = time.monotonic()
+    stop_at = began + 0.3
+    hung = program("time.sleep(600)")
+    assert prove_device("gpu", should_stop=lambda: time.monotonic() > stop_at, program=hung) is None
+    assert time.monotonic() - began < 10
+
+
+def test_a_worker_never_imports_torch():
+    code = "import sys, worker.main, worker.device, rocket_client.worker; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
