@@ -39,6 +39,10 @@ _READABLE = 0o005
 _PR_SET_PDEATHSIG = 1
 
 
+RUNNING: set[int] = set()
+"""Process ids of the servers of this session, for tests that look at what others have left."""
+
+
 class MissingServerError(Exception):
     """A server that the tests need is not installed."""
 
@@ -84,12 +88,14 @@ class Postgres:
                 preexec_fn=_ending_with_this_thread(signal.SIGQUIT),  # noqa: PLW1509  # takes no lock
                 **self._user,
             )
+        RUNNING.add(self._process.pid)
         self._wait_until(self._answers)
 
     def crash(self) -> None:
         """Ends it at once, as a crash would: every connection is cut, the next start recovers."""
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(_START_SECONDS)
+        RUNNING.discard(self._process.pid)
 
     def close(self) -> None:
         """Ends it and removes all it has written."""
@@ -99,6 +105,7 @@ class Postgres:
         finally:
             self._process.kill()
             self._process.wait()
+            RUNNING.discard(self._process.pid)
             shutil.rmtree(self._folder)
 
     def url(self, name: str) -> str:
@@ -176,6 +183,7 @@ class Redis:
             stdout=subprocess.DEVNULL,
             preexec_fn=_ending_with_this_thread(signal.SIGKILL),  # noqa: PLW1509  # takes no lock
         )
+        RUNNING.add(self._process.pid)
         until = time.monotonic() + _START_SECONDS
         while not self._answers():
             assert self._process.poll() is None, "it does not start"
@@ -186,6 +194,7 @@ class Redis:
         """Kills it."""
         self._process.kill()
         self._process.wait()
+        RUNNING.discard(self._process.pid)
 
     def freeze(self) -> None:
         """Has it answer nothing, with its connections open."""

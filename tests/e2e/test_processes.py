@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import MODEL
 from tests.e2e.service_process import QUICK, ROCKET
-from tests.redis_server import RedisServer
+from tests.servers import Redis
 
 REQUEST = {"model_id": "local/tiny-llama", "ratio": 0.3, "calibration": {"samples": 8, "sequence_length": 128}}
 
@@ -59,7 +59,7 @@ class Stack:
 
 @pytest.fixture
 def stack(tmp_path):
-    redis = RedisServer(tmp_path)
+    redis = Redis()
     stack = Stack(tmp_path, redis.url)
     yield stack
     stack.close()

@@ -49,7 +49,9 @@ def test_an_upgrade_keeps_every_row_and_says_where_it_is_new(url, connect, fille
         for mapper in Base.registry.mappers:
             # As the application reads them.
             rows = session.query(mapper.class_).all()
-            assert len(rows) == len(AT_0001.get(mapper.class_.__tablename__, []))
+            table = mapper.class_.__tablename__
+            # The revision gives the database its identity.
+            assert len(rows) == (1 if table == "identity" else len(AT_0001.get(table, [])))
         found = {job.id: job for job in session.query(Job)}
     database.close()
     assert {job_id: job.expires_at for job_id, job in found.items()} == EXPIRY

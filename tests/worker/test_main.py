@@ -12,7 +12,7 @@ from celery.worker import state as celery_state
 from sqlalchemy import text
 
 from app.shared.queue import create_celery, ring
-from tests.redis_server import RedisServer
+from tests.servers import Redis
 from tests.worker.waiting import eventually
 from worker.main import Worker
 from worker.runner import ALL_ROUND, Equipment
@@ -198,8 +198,8 @@ def test_two_workers_share_the_jobs_and_no_job_is_run_twice(configure, employ, p
 
 
 @pytest.fixture
-def redis(tmp_path):
-    server = RedisServer(tmp_path)
+def redis():
+    server = Redis()
     yield server
     server.close()
 

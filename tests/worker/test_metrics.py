@@ -9,7 +9,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.shared.errors import InvalidSettingsError
 from app.shared.metrics import WorkerMetrics, create_registry
-from app.shared.queue import create_celery
 from tests.worker.waiting import eventually
 from worker.main import Worker
 from worker.reconciler import Reconciler
@@ -136,8 +135,7 @@ def test_a_lease_that_was_lost_is_counted_by_who_took_it_and_by_who_lost_it(
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
     eventually(diary.read)
-    celery = create_celery(settings)
-    reconciler = Reconciler(settings, database, celery, metrics=metrics)
+    reconciler = Reconciler(settings, database, metrics=metrics)
     reconciler.reclaim()
     assert count("leases_lost_total", noticed_by="reconciler") == 0
     with database.transaction() as session:
@@ -145,15 +143,13 @@ def test_a_lease_that_was_lost_is_counted_by_who_took_it_and_by_who_lost_it(
     reconciler.reclaim()
     runner.abort()
     thread.join()
-    celery.close()
     assert count("leases_lost_total", noticed_by="reconciler") == 1
     assert count("leases_lost_total", noticed_by="worker") == 1
     assert ended() == {"lost": 1}
 
 
 def test_a_sweep_says_when_it_was_and_one_without_a_database_does_not(settings, database, registry, count, away):
-    celery = create_celery(settings)
-    reconciler = Reconciler(settings, database, celery, metrics=WorkerMetrics(registry))
+    reconciler = Reconciler(settings, database, metrics=WorkerMetrics(registry))
     assert count("last_sweep_timestamp_seconds") == 0
     away.take(database)
     with pytest.raises(Exception, match="database"):
@@ -162,7 +158,6 @@ def test_a_sweep_says_when_it_was_and_one_without_a_database_does_not(settings, 
     away.bring_back()
     reconciler.sweep()
     assert count("last_sweep_timestamp_seconds") > 1.6e9
-    celery.close()
 
 
 def test_an_attempt_whose_end_cannot_be_read_is_counted_too(

@@ -204,7 +204,7 @@ def test_a_job_that_ended_long_ago_is_deleted_with_its_files_and_no_other(
     reconcile, configure, database, submit, claim, look, tmp_path
 ):
     settings = configure(job_retention_days=1, artifact_retention_days=300)
-    store, work = ArtifactStore(settings.data_dir / "artifacts"), WorkFolders(settings.data_dir / "work")
+    store, work = open_store(settings), WorkFolders(settings.data_dir / "work")
     source = tmp_path / "source"
     source.write_text("x")
     succeeded, failed, young, waiting = (submit() for _ in range(4))

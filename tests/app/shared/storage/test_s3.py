@@ -48,7 +48,7 @@ def answering(status, code):
             self.end_headers()
             self.wfile.write(body)
 
-        do_PUT = refuse  # noqa: N815
+        do_PUT = refuse
 
         def log_message(self, *_arguments):
             pass
