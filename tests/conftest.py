@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
+
+# For `make soak`: what is random is tried more often.
+settings.register_profile("soak", max_examples=1000)
 
 from app.shared.database import upgrade
 from tests.servers import MissingServerError, Postgres, Redis

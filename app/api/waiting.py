@@ -6,6 +6,7 @@ Like the stream of events it sleeps without a thread and is counted: a preferenc
 import asyncio
 import re
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Depends, Header, Request, Response
@@ -23,17 +24,23 @@ MAX_WAIT_SECONDS = 60
 _WAIT = re.compile(r'wait\s*=\s*"?(\d{1,6})"?\s*(?:;.*)?', re.IGNORECASE)
 
 
-def _seconds_to_wait(
+def _wait(
+    request: Request,
     prefer: Annotated[
-        list[str] | None, Header(description="`wait=n`: answer when the job has ended, or after n seconds, at most 60.")
+        str | None, Header(description="`wait=n`: answer when the job has ended, or after n seconds, at most 60.")
     ] = None,
 ) -> int:
-    preferences = (part.strip() for line in prefer or () for part in line.split(","))
+    # Declared as the one text that it is to most clients; it may come in several lines.
+    return 0 if prefer is None else _seconds_to_wait(request.headers.getlist("prefer"))
+
+
+def _seconds_to_wait(lines: Sequence[str]) -> int:
+    preferences = (part.strip() for line in lines for part in line.split(","))
     asked = next((found[1] for part in preferences if (found := _WAIT.fullmatch(part))), "0")
     return min(int(asked), MAX_WAIT_SECONDS)
 
 
-WaitDep = Annotated[int, Depends(_seconds_to_wait)]
+WaitDep = Annotated[int, Depends(_wait)]
 
 
 async def wait_for_end(request: Request, response: Response, context: Context, job: Job, seconds: int) -> Job:

@@ -11,7 +11,7 @@ from celery.signals import worker_init
 from celery.worker import state as celery_state
 from sqlalchemy import text
 
-from app.shared.queue import create_celery, ring
+from app.shared.queue import create_celery, queue_name, ring
 from tests.servers import Redis
 from tests.worker.waiting import eventually
 from worker.main import Worker
@@ -77,6 +77,36 @@ def test_messages_start_jobs_without_waiting_for_the_poll(configure, employ, pro
             ring(celery, job_id, "cpu")
         eventually(have_ended)
     assert sorted(diary.read()) == sorted(job_ids)
+    celery.close()
+
+
+def test_a_message_that_comes_ten_times_runs_its_job_once(configure, employ, program, diary, submit, look):
+    settings = configure()
+    # Ends for good, with attempts left that another run could take.
+    code = f"""
+    from app.shared.database import Database
+    from app.shared.outcomes import JobError
+    from app.shared.repositories import leases
+    from app.shared.settings import load_settings
+    {diary.note("sys.argv[1]")}
+    time.sleep(0.5)
+    with Database(load_settings().database).transaction() as session:
+        leases.fail_job(session, leases.Lease(job_id=sys.argv[1], fence=sys.argv[2]), JobError(code="x", message="m"))
+    """
+    employ(settings, program(code))
+    celery = create_celery(settings)
+    job_id = submit()
+    with celery.connection_for_read() as connection:
+        # Some while it runs or before, some once it has ended.
+        for _ in range(2):
+            for _ in range(5):
+                ring(celery, job_id, "cpu")
+            eventually(lambda: look(job_id).status == "failed")
+            eventually(
+                lambda: connection.SimpleQueue(queue_name("cpu")).qsize() == 0 and not celery_state.reserved_requests
+            )
+    assert diary.read() == [job_id]
+    assert look(job_id).attempt == 1
     celery.close()
 
 

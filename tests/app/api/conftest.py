@@ -1,8 +1,11 @@
 """A service without workers: what a worker would do is done by hand."""
 
+import socket
+import threading
 from datetime import timedelta
 
 import pytest
+import uvicorn
 
 from app.shared.outcomes import NewArtifact
 from app.shared.repositories import leases, outputs
@@ -40,6 +43,10 @@ class Worker:
         lease = self.claim(job_id)
         self.profile_layers(lease)
         self.do(outputs.save_allocation, lease, [("b", self.factored), ("a", self.factored)])
+        options = {"result": self.result, "report": self.report, "artifacts": self.store(files), "retention": retention}
+        return self.do(outputs.succeed_job, lease, **options)
+
+    def store(self, files):
         artifacts = []
         for name, content in files.items():
             source = self.context.settings.data_dir / "made"
@@ -47,10 +54,21 @@ class Worker:
             stored = self.context.artifacts.put(source)
             source.unlink()
             artifacts.append(NewArtifact(name=name, storage_key=stored.key, size=stored.size, sha256=stored.sha256))
-        options = {"result": self.result, "report": self.report, "artifacts": artifacts, "retention": retention}
-        return self.do(outputs.succeed_job, lease, **options)
+        return artifacts
 
 
 @pytest.fixture
 def worker(context, profile, factored, report, result):
     return Worker(context, profile, factored, report, result)
+
+
+@pytest.fixture
+def url(app):
+    """Where the service answers on a socket of its own."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()

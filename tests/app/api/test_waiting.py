@@ -140,7 +140,6 @@ def test_waiting_takes_no_thread(client, submitted, app, worker):
 @pytest.mark.parametrize(
     ("prefer", "seconds"),
     [
-        (None, 0),
         ([], 0),
         (["wait=5"], 5),
         (["WAIT = 5"], 5),

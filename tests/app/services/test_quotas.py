@@ -15,6 +15,9 @@ from app.shared.requests import CalibrationRequest, JobRequest
 from rocket_core.headers import WeightSummary
 from tests.app.api.conftest import BODY, Worker
 
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
+
 REQUEST = JobRequest(**BODY)
 BROKEN = JobError(code="x", message="m")
 

@@ -1,0 +1,85 @@
+"""Requests made up from the OpenAPI document, good and bad: every answer is one that it promises."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+from hypothesis import settings as profile_settings
+
+from app.shared.outcomes import JobError
+from tests.app.api.conftest import BODY
+from tests.reference.fake_hub import FakeHub
+
+SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
+CONFIGURATION = """
+# Most of what is well-formed asks for models that do not exist.
+[checks]
+positive_data_acceptance.enabled = false
+
+[dictionaries.jobs]
+values = {job_ids}
+
+[parameters]
+"path.job_id" = {{ dictionary = "jobs", probability = 0.8 }}
+"path.name" = {{ dictionary = "names", probability = 0.8 }}
+
+[dictionaries.names]
+values = ["model.safetensors"]
+
+# `metadata[a][b]=c` is no text in an object to the document, and a label named `a][b` to the service.
+[[operations]]
+include-name = "GET /jobs"
+checks.negative_data_rejection.enabled = false
+"""
+
+
+@pytest.fixture
+def settings(settings):
+    """Without limits that so many requests would meet."""
+    rates = {"rate_limit": "1000000/second", "submit_rate_limit": "1000000/second"}
+    return settings.model_copy(update={"max_active_jobs": 10**6, "max_uploads": 10**6, **rates})
+
+
+@pytest.fixture
+def job_ids(url, worker):
+    """Jobs in every state."""
+
+    def submitted():
+        return httpx2.post(f"{url}/jobs", json=BODY).json()["id"]
+
+    _queued, running, failed, cancelled, succeeded = made = [submitted() for _ in range(5)]
+    worker.claim(running)
+    worker.fail(failed, JobError(code="x", message="m"))
+    httpx2.post(f"{url}/jobs/{cancelled}/cancel")
+    worker.succeed(succeeded, {"model.safetensors": b"0123456789"})
+    return made
+
+
+@pytest.fixture
+def document(app, tmp_path):
+    """The OpenAPI document without the answers by which the service says that it has failed."""
+    promised = json.loads(json.dumps(app.openapi()))
+    for item in promised["paths"].values():
+        for operation in item.values():
+            del operation["responses"]["default"]
+    file = tmp_path / "openapi.json"
+    file.write_text(json.dumps(promised))
+    return file
+
+
+def test_every_answer_is_one_that_the_openapi_document_promises(url, job_ids, document, tmp_path, monkeypatch):
+    (tmp_path / "schemathesis.toml").write_text(CONFIGURATION.format(job_ids=json.dumps(job_ids)))
+    # 10 of each operation by default; `pytest --hypothesis-profile soak` runs more.
+    examples = max(1, profile_settings().max_examples // 10)
+    options = [
+        *("--url", url, "--seed", "1", "--generation-deterministic", "--max-examples", str(examples)),
+        "--continue-on-failure",
+    ]
+    with FakeHub() as hub:
+        hub.replace_the_hub(monkeypatch)
+        command = [SCHEMATHESIS, "run", document, *options]
+        ran = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
