@@ -68,8 +68,9 @@ class StoreUnreachableError(ServerUnreachableError):
 
     code = "store_unreachable"
 
-    def __init__(self, store: str, reason: str) -> None:
+    def __init__(self, store: str, reason: str, *, is_passing: bool = True) -> None:
         super().__init__(store, reason, may_have_arrived=True)
+        self.is_passing = is_passing
         self.args = (
             f"the server keeps its files at {store}, which does not give them ({reason}); check that this machine can "
             "reach it, and its clock",

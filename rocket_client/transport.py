@@ -25,6 +25,7 @@ Answer = TypeVar("Answer", bound=BaseModel)
 _PROBLEM_TYPE = "application/problem+json"
 _TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
 _TEMPORARY_REDIRECT = 307
+_ASK_LATER = frozenset({408, 429})
 # What proxies answer for a server that does not.
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 # After these the request has not left this machine.
@@ -234,7 +235,9 @@ class Transport:
                 http.stream("GET", url, headers=headers) as response,
             ):
                 if not response.is_success:
-                    raise StoreUnreachableError(store, f"status {response.status_code}")
+                    # The address was fresh: what is refused now will be refused again.
+                    is_passing = response.is_server_error or response.status_code in _ASK_LATER
+                    raise StoreUnreachableError(store, f"status {response.status_code}", is_passing=is_passing)
                 yield response
         except httpx2.RequestError as error:
             raise StoreUnreachableError(store, _reason(error)) from error
