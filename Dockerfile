@@ -17,10 +17,10 @@ FROM source AS api-packages
 RUN pip install -c constraints.txt '.[s3]'
 
 FROM source AS worker-packages
-# Torch for processors only. The usual index, https://pypi.org/simple, has it for GPUs, others for older drivers.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# Torch alone comes from there; what it needs comes from the usual index with everything else.
-RUN pip install --no-deps -c constraints.txt --index-url "$TORCH_INDEX" torch
+# An index of torch builds other than the usual one, which has those for GPUs (they compute on processors, too, and are
+# gigabytes larger). Torch alone comes from there; what it needs comes from the usual index with everything else.
+ARG TORCH_INDEX=
+RUN pip install --no-deps -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 RUN pip install -c constraints.txt '.[worker,s3]'
 
 FROM python:${PYTHON_VERSION}-slim AS runtime

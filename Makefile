@@ -32,6 +32,8 @@ bench: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.load
+	$(BIN)/pytest --hypothesis-profile soak tests/app/api/test_life_cycle.py tests/app/api/test_contract.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .

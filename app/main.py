@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 from starlette.middleware.exceptions import ExceptionMiddleware
 
 from app.api import artifacts, calibrations, catalog, estimates, events, health, jobs, metrics
-from app.api.access import AccessMiddleware
+from app.api.access import REFUSALS, AccessMiddleware
 from app.api.dependencies import BEARER
-from app.api.errors import ERROR_HANDLERS, install_error_handlers
+from app.api.errors import ERROR_HANDLERS, install_error_handlers, problems
 from app.api.metrics import MetricsMiddleware
 from app.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from app.services.context import open_context
@@ -63,7 +63,7 @@ def create_app(
     app.state.upload_threads = CapacityLimiter(calibrations.UPLOAD_THREADS)
     app.include_router(health.router)
     for part in (jobs, events, artifacts, estimates, calibrations, catalog, metrics):
-        app.include_router(part.router, dependencies=[BEARER])
+        app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))
     # The last one added is the first to see a request.
     uploads = {("POST", calibrations.PATH): settings.max_upload_bytes}
     app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes, exceptions=uploads)

@@ -143,7 +143,7 @@ def revoke_key(
         return
     print_line(f"key {key_id} of {revoked['tenant']} is revoked")
     if is_last:
-        print_line("no usable key is left: a service on the loopback is open to everybody on this machine again")
+        print_line("no usable key is left: nobody comes in until `rocket admin keys create` makes another")
 
 
 @app.command("tenants")

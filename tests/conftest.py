@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import settings
 
-# For `make soak`: what is random is tried more often.
-settings.register_profile("soak", max_examples=1000)
-
 from app.shared.database import upgrade
 from tests.servers import MissingServerError, Postgres, Redis
+
+# For `make soak`: what is random is tried more often.
+settings.register_profile("soak", max_examples=1000)
 
 
 def pytest_configure(config):

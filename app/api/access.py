@@ -25,6 +25,14 @@ from app.shared.repositories import keys
 PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 """What anybody may read. Nothing else answers without a caller."""
 
+REFUSALS = (
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.MISDIRECTED_REQUEST,
+    HTTPStatus.TOO_MANY_REQUESTS,
+)
+"""What whoever comes to this door may be told, whatever is asked for."""
+
 _UNCOUNTED_PATHS = frozenset({"/healthz", "/readyz"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _OWN_SITES = frozenset({"same-origin", "none"})

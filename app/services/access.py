@@ -1,7 +1,8 @@
 """Who comes in, and as which tenant.
 
-Beyond the loopback nobody comes in without a key. On it, as long as there is no usable key, everybody is the one tenant
-`local`; from the first key on, a key is needed there too.
+Beyond the loopback nobody comes in without a key. On it, as long as no key was ever made, everybody is the one tenant
+`local`; from the first key on, a key is needed there too, even once the last one has expired or was revoked: who takes
+a key away does not mean to let everybody in.
 """
 
 import ipaddress
@@ -64,7 +65,7 @@ def authenticate(database: Database, authorization: str | None, *, is_local: boo
     if authorization is None:
         if is_local:
             with database.snapshot() as session:
-                if not keys.has_usable_keys(session):
+                if not keys.has_keys(session):
                     return LOCAL_CALLER
         raise UnauthenticatedError("this server wants an API key, as `Authorization: Bearer rk_...`")
     scheme, _, text = authorization.partition(" ")

@@ -93,6 +93,11 @@ def find_key(session: Session, text: str) -> ApiKey | None:
     return row
 
 
+def has_keys(session: Session) -> bool:
+    """Whether a key was ever made; those that were revoked or have expired count."""
+    return session.execute(select(exists(select(ApiKey.id)))).scalar_one()
+
+
 def has_usable_keys(session: Session) -> bool:
     """Whether there is any key with which somebody could come in now."""
     return session.execute(select(exists().where(_is_usable(now(session))))).scalar_one()

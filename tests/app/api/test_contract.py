@@ -9,7 +9,9 @@ import httpx2
 import pytest
 from hypothesis import settings as profile_settings
 
+from app.shared.models import LOCAL_OWNER
 from app.shared.outcomes import JobError
+from app.shared.repositories import keys
 from tests.app.api.conftest import BODY
 from tests.reference.fake_hub import FakeHub
 
@@ -59,6 +61,13 @@ def job_ids(url, worker):
 
 
 @pytest.fixture
+def api_key(job_ids, context):
+    """A key of the tenant that these jobs belong to, so that doing without one is seen to be refused."""
+    with context.database.transaction() as session:
+        return keys.create_key(session, LOCAL_OWNER, scopes=keys.SCOPES).text
+
+
+@pytest.fixture
 def document(app, tmp_path):
     """The OpenAPI document without the answers by which the service says that it has failed."""
     promised = json.loads(json.dumps(app.openapi()))
@@ -70,13 +79,13 @@ def document(app, tmp_path):
     return file
 
 
-def test_every_answer_is_one_that_the_openapi_document_promises(url, job_ids, document, tmp_path, monkeypatch):
+def test_every_answer_is_one_that_the_openapi_document_promises(url, job_ids, api_key, document, tmp_path, monkeypatch):
     (tmp_path / "schemathesis.toml").write_text(CONFIGURATION.format(job_ids=json.dumps(job_ids)))
     # 10 of each operation by default; `pytest --hypothesis-profile soak` runs more.
     examples = max(1, profile_settings().max_examples // 10)
     options = [
         *("--url", url, "--seed", "1", "--generation-deterministic", "--max-examples", str(examples)),
-        "--continue-on-failure",
+        *("--header", f"Authorization: Bearer {api_key}", "--continue-on-failure"),
     ]
     with FakeHub() as hub:
         hub.replace_the_hub(monkeypatch)

@@ -39,6 +39,7 @@ def test_a_key_makes_its_tenant_once(do):
 
 
 def test_a_key_is_found_until_it_expires_or_is_revoked(do, clock):
+    assert not do(keys.has_keys)
     lasting = do(keys.create_key, "alice")
     brief = do(keys.create_key, "alice", lifetime=timedelta(days=1))
     assert do(keys.find_key, brief.text).id == brief.row.id
@@ -48,6 +49,7 @@ def test_a_key_is_found_until_it_expires_or_is_revoked(do, clock):
     do(keys.revoke_key, lasting.row.id)
     assert do(keys.find_key, lasting.text) is None
     assert not do(keys.has_usable_keys)
+    assert do(keys.has_keys)
 
 
 def test_revoking_again_changes_nothing(do, clock):
