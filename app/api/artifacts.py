@@ -36,9 +36,7 @@ def list_artifacts(job_id: JobId, context: ContextDep, owner: OwnerDep) -> Artif
 @router.head("/artifacts/{name:path}", include_in_schema=False)
 @router.get(
     "/artifacts/{name:path}",
-    # The framework cannot tell it from this class.
-    status_code=status.HTTP_200_OK,
-    response_class=StoredFileResponse,
+    response_class=Response,
     responses=problems(404, 410, 416)
     | {
         200: {"content": _FILE, "description": "The file"},

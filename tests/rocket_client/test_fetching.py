@@ -171,6 +171,8 @@ def test_a_file_that_goes_on_after_its_end_is_no_artifact(client, job_id, folder
 
     def longer(*arguments):
         download = real(*arguments)
+        if download.artifact.name != "factored/model.safetensors":
+            return download
         download.artifact.size += 4
         return replace(download, read=lambda start, stop: iter([WEIGHTS[start:] + b"more"]))
 

@@ -262,6 +262,7 @@ class TestHub:
                     "data_files": data_files,
                     "split": "train",
                     "streaming": True,
+                    "token": None,
                 },
             )
         ]

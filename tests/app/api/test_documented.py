@@ -12,6 +12,7 @@ from app.shared.database import Database, downgrade
 from app.shared.errors import DiskFullError
 from app.shared.outcomes import JobError
 from app.shared.repositories import sweeps
+from app.shared.storage import LocalStore
 from tests.app.api.conftest import BODY
 from tests.reference.fake_hub import FakeHub
 
@@ -104,17 +105,6 @@ def scenarios(client, jobs, app, settings, monkeypatch):
             patch.setattr(Database, "transaction", full)
             return ask()
 
-    def elsewhere():
-        context = app.state.context
-        path = jobs.succeeded + FILE
-        chosen = settings.model_copy(update={"redirect_downloads": True})
-        with monkeypatch.context() as patch:
-            patch.setattr(type(context.artifacts), "presigned_url", lambda *_, **__: "http://store.example/key")
-            app.state.context = replace(context, settings=chosen)
-            answer = client.get(path, follow_redirects=False)
-        app.state.context = context
-        return answer
-
     def known():
         path = jobs.queued
         return client.get(path, headers={"If-None-Match": client.get(path).headers["ETag"]})
@@ -122,6 +112,16 @@ def scenarios(client, jobs, app, settings, monkeypatch):
     def without_streams():
         app.state.streams = Streams(0)
         return client.get(f"{jobs.queued}/events", headers={"Accept": "text/event-stream"})
+
+    def from_the_store():
+        context = app.state.context
+        sending = settings.model_copy(update={"redirect_downloads": True})
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, "presigned_url", lambda *_arguments, **_options: "http://store.example/file")
+            app.state.context = replace(context, settings=sending)
+            answer = client.get(jobs.succeeded + FILE, follow_redirects=False)
+            app.state.context = context
+        return answer
 
     def without_schema():
         downgrade(settings.database, "base")
@@ -165,7 +165,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", file, 200): lambda: client.get(jobs.succeeded + FILE),
         ("get", file, 206): lambda: client.get(jobs.succeeded + FILE, headers={"Range": "bytes=1-2"}),
         ("get", file, 304): lambda: client.get(jobs.succeeded + FILE, headers={"If-None-Match": "*"}),
-        ("get", file, 307): elsewhere,
+        ("get", file, 307): from_the_store,
         ("get", file, 404): lambda: client.get(jobs.succeeded + "/artifacts/none"),
         ("get", file, 410): lambda: client.get(jobs.expired + FILE),
         ("get", file, 416): lambda: client.get(jobs.succeeded + FILE, headers={"Range": "bytes=99-"}),

@@ -90,7 +90,11 @@ def test_all_that_is_missing_is_named_at_once(client, settings):
     downgrade(settings.database, "base")
     settings.data_dir.rename(settings.data_dir.with_name("elsewhere"))
     answer = client.get("/readyz")
-    assert [fault.partition(":")[0] for fault in answer.json()["missing"]] == ["database", "data folder"]
+    assert [fault.partition(":")[0] for fault in answer.json()["missing"]] == [
+        "database",
+        "data folder",
+        "artifact store",
+    ]
     assert answer.json()["broker"] == "in this process"
 
 

@@ -86,7 +86,11 @@ def done(client, worker):
 def operations(app, done):
     document = app.openapi()
     return [
-        (method.upper(), path.format(job_id=done, name="model.safetensors"), operation.get("parameters", []))
+        (
+            method.upper(),
+            path.format(job_id=done, name="model.safetensors", upload_id="0" * 32),
+            operation.get("parameters", []),
+        )
         for path, item in document["paths"].items()
         for method, operation in item.items()
         # Else there would be nothing left to ask for.

@@ -6,13 +6,13 @@ import logging
 import pytest
 from huggingface_hub import utils
 from pydantic import SecretStr
-from starlette.testclient import TestClient
 
 from app.main import create_app
 from app.shared.encryption import decrypt
 from app.shared.models import Job
 from app.shared.outcomes import JobError
 from tests.app.api.conftest import BODY
+from tests.app.conftest import local_client
 from tests.reference.fake_hub import FakeHub
 from tests.reference.safetensors_files import llama_tensors, safetensors_bytes
 
@@ -51,7 +51,7 @@ def submit(client, body=HUB_BODY, headers=SENT):
 @pytest.mark.parametrize("path", ["/jobs", "/estimates"])
 def test_the_hub_is_asked_with_the_token_and_not_with_the_operator_s(hub, settings, path):
     operated = settings.model_copy(update={"hf_token": SecretStr("hf_of_the_operator")})
-    with TestClient(create_app(operated)) as client:
+    with local_client(create_app(operated)) as client:
         assert client.post(path, json=HUB_BODY, headers=SENT).status_code < 300
     assert {token for _, token, _ in hub.asked} == {f"Bearer {TOKEN}"}
 

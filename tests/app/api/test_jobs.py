@@ -1,13 +1,13 @@
 import json
 
 import pytest
-from starlette.testclient import TestClient
 
 from app.main import create_app
 from app.shared.errors import StorageError
 from app.shared.outcomes import JobError
 from app.shared.repositories import outputs
 from tests.app.api.conftest import BODY
+from tests.app.conftest import local_client
 
 pytestmark = pytest.mark.databases("sqlite", "postgres")
 
@@ -36,7 +36,7 @@ def test_a_job_has_the_members_that_are_documented(client, submitted):
 def test_a_job_shows_its_queue_and_whoever_rings_is_told_of_it_once_it_is_there(settings):
     queued = []
     application = create_app(settings.model_copy(update={"default_queue": "gpu"}), on_queued=lambda: queued.append(1))
-    with TestClient(application) as client:
+    with local_client(application) as client:
         answers = [client.post("/jobs", json=BODY | asked).json() for asked in ({}, {"queue": "cpu"})]
         assert [job["queue"] for job in answers] == ["gpu", "cpu"]
         assert client.post("/jobs", json=BODY | {"queue": "tpu"}).status_code == 422

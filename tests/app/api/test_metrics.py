@@ -4,14 +4,13 @@ import time
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.testclient import TestClient
 
 from app.main import create_app
-from app.services import metrics
-from app.shared.database import Database
+from app.services import jobs, metrics
 from app.shared.errors import DatabaseUnavailableError
 from app.shared.outcomes import JobError
 from tests.app.api.conftest import BODY
+from tests.app.conftest import local_client
 from tests.worker.waiting import eventually
 
 UNKNOWN = "/jobs/job_" + "0" * 26
@@ -76,11 +75,11 @@ def test_each_request_is_timed(client, samples):
 
 
 def test_an_error_that_nobody_foresaw_is_counted_as_an_error_of_ours(client, samples, monkeypatch):
-    def broken(_self):
+    def broken(*_, **__):
         raise ValueError("not foreseen")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "snapshot", broken)
+        patch.setattr(jobs, "list_jobs", broken)
         assert client.get("/jobs").status_code == 500
     assert requests(samples()) == {("GET", "/jobs", "500"): 1}
 
@@ -106,10 +105,10 @@ def test_the_queue_is_told_as_it_is(client, worker, samples):
 
 
 def test_without_a_database_the_process_still_tells_of_itself(client, samples, monkeypatch):
-    def away(_self):
+    def away(*_, **__):
         raise DatabaseUnavailableError("away")
 
-    monkeypatch.setattr(Database, "snapshot", away)
+    monkeypatch.setattr(metrics, "read_statistics", away)
     told = samples()
     assert told["rocket_database_up",] == 0
     assert not [key for key in told if key[0] in {"rocket_jobs", "rocket_outbox_rows"}]
@@ -137,5 +136,5 @@ def test_a_collector_that_asks_for_openmetrics_gets_it(client):
 
 def test_applications_do_not_count_for_each_other(settings, client):
     client.get("/healthz")
-    with TestClient(create_app(settings)) as other:
+    with local_client(create_app(settings)) as other:
         assert "/healthz" not in other.get("/metrics").text

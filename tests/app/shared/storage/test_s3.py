@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx2
 import pytest
 
-from app.services.probe import Probe
 from app.shared.errors import DiskFullError, InvalidSettingsError, StorageError, StorageUnavailableError
 from app.shared.settings import Settings
 from app.shared.storage import open_store
@@ -168,18 +167,3 @@ def test_without_its_library_it_says_what_to_install(s3_settings, monkeypatch, t
 def test_a_service_with_a_local_store_loads_nothing_of_it():
     code = "import sys, app.main; sys.exit(any(name in sys.modules for name in ('boto3', 'botocore')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_check_that_hangs_is_not_waited_for_and_not_begun_twice():
-    begun, end = [], threading.Event()
-
-    def hang():
-        begun.append(1)
-        end.wait()
-
-    probe = Probe(hang, patience=0.05, fresh_seconds=0)
-    began = time.monotonic()
-    assert [probe.ask() for _ in range(3)] == [(False, None)] * 3
-    assert time.monotonic() - began < 2
-    assert begun == [1]
-    end.set()
