@@ -1,6 +1,9 @@
 """For all tests: one thread for torch, real servers, and a migrated database of either kind."""
 
+import logging
 import shutil
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ import torch
 from hypothesis import settings
 
 from app.shared.database import upgrade
+from app.shared.logging import StructuredFormatter
 from tests.servers import MissingServerError, Postgres, Redis
 
 # For `make soak`: what is random is tried more often.
@@ -31,6 +35,18 @@ def pytest_generate_tests(metafunc):
 def _one_thread():
     # The models are tiny: a second thread would only spin, and the fewer the cores the more it costs.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was():
+    """Takes back what a command that is run within a test has done to the log of the process."""
+    root = logging.getLogger()
+    level, hooks = root.level, (sys.excepthook, threading.excepthook)
+    yield
+    root.handlers[:] = [handler for handler in root.handlers if not isinstance(handler.formatter, StructuredFormatter)]
+    root.setLevel(level)
+    logging.captureWarnings(False)
+    sys.excepthook, threading.excepthook = hooks
 
 
 @pytest.fixture(scope="session")

@@ -211,8 +211,8 @@ def test_two_services_do_not_share_a_data_folder(start_service):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "192.0.2.1"], "authentication"),
-        (["--host", "example.org"], "authentication"),
+        (["--host", "192.0.2.1"], "no API key"),
+        (["--host", "example.org"], "no API key"),
         (["--port", "x"], "port"),
     ],
 )

@@ -165,7 +165,7 @@ class Lives:
             if job.status in HELD and (everything or job.lease_until <= self.now)
         ]
         for job in map(self.jobs.__getitem__, taken):
-            job.events.append(("message", "warning"))
+            job.events.append(("lease_lost", "warning"))
             if job.attempt < job.max_attempts:
                 self._requeue(job, self.now)
             else:

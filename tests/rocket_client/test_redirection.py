@@ -5,6 +5,9 @@ import hashlib
 import httpx2
 import pytest
 
+from app.shared.models import LOCAL_OWNER
+from app.shared.repositories import keys
+from rocket_client import Rocket
 from rocket_client.errors import DigestMismatchError, StoreUnreachableError
 from tests.rocket_client.service import Service
 
@@ -65,14 +68,17 @@ def test_a_part_is_gone_on_with_at_the_store(client, job_id, folder, at_store):
     assert "bytes=1000-" in [headers.get("range") for headers in at_store]
 
 
-def test_the_store_learns_nothing_of_who_asks(client, job_id, folder, at_store):
-    client._transport._http.headers["Authorization"] = "Bearer rk_id_secret"
-    client._transport._http.cookies.set("session", "secret")
-    client.download(job_id, folder)
+def test_the_store_learns_nothing_of_who_asks(server, service, job_id, folder, at_store):
+    with service.database.transaction() as session:
+        key = keys.create_key(session, LOCAL_OWNER).text
+    with Rocket(server.url, api_key=key) as client:
+        client._transport._http.cookies.set("session", "secret")
+        client.download(job_id, folder)
     assert at_store
     for headers in at_store:
         assert not {"authorization", "cookie", "if-range"} & set(headers)
         assert "secret" not in str(headers)
+        assert key not in str(headers)
 
 
 def test_other_bytes_at_the_store_are_no_artifact(client, job_id, folder, bucket):

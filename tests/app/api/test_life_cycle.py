@@ -365,7 +365,7 @@ def named(event):
     return (
         data[named_by[event["type"]]]
         if event["type"] in named_by
-        else {"message": event["level"]}.get(event["type"], event["message"])
+        else {"lease_lost": event["level"]}.get(event["type"], event["message"])
     )
 
 
