@@ -57,7 +57,7 @@ class Transfer:
                 super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
                 self._counts_bytes = options.get("unit") == "B"
 
-            def update(self, n: float | None = 1) -> bool | None:
+            def update(self, n: int | float | None = 1) -> bool | None:
                 if self._counts_bytes:
                     transfer.count(id(self), n or 0)
                 return None

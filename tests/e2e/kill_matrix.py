@@ -11,7 +11,6 @@ import psutil
 
 from app.shared.database import Database
 from app.shared.models import Artifact, Job, JobEvent, LayerProfileRow
-from app.shared.queue import create_celery
 from app.shared.repositories import jobs
 from app.shared.settings import Settings
 from rocket_core.config import compression_config
@@ -174,7 +173,7 @@ def assert_promise(service, job_id: str, expected: dict[str, str]) -> None:
         artifacts = {row.storage_key: row.sha256 for row in session.query(Artifact)}
     # What crashes leave behind is swept once it is old enough.
     with _later():
-        Reconciler(settings, database, create_celery(settings)).clean()
+        Reconciler(settings, database).clean()
     database.close()
     stored = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in _files(settings, "artifacts")}
     assert stored == artifacts
