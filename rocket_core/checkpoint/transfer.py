@@ -18,7 +18,7 @@ class Transfer:
     def __init__(self) -> None:
         self.total = 0
         self._lock = threading.Lock()
-        self._counts: dict[int, float] = {}
+        self._counts: dict[int, int | float] = {}
         self._stopped = threading.Event()
 
     @property
@@ -37,7 +37,7 @@ class Transfer:
         """Has the download end at the next piece that arrives."""
         self._stopped.set()
 
-    def count(self, bar: int, size: float) -> None:
+    def count(self, bar: int, size: int | float) -> None:
         """Notes that bytes have arrived; negative where the client begins again.
 
         Raises:
