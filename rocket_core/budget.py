@@ -31,18 +31,19 @@ def kept_parameters(d_in: int, rank: int, nnz: int) -> int:
     return rank * d_in + nnz
 
 
-def rank_for(d_in: int, d_out: int, budget: int, rank_nnz_ratio: float) -> int:
+def rank_for(d_in: int, d_out: int, budget: float, rank_nnz_ratio: float, mask_cost: float = 0) -> int:
     """Rank at which dictionary and coefficients together use a layer's budget.
 
-    Solves `rank * d_in + rank * d_out / rank_nnz_ratio = budget` and rounds down.
+    Solves `rank * (d_in + d_out * (1 / rank_nnz_ratio + mask_cost)) = budget` and rounds down.
 
     Args:
         d_in: input features.
         d_out: output features.
-        budget: kept parameters of this layer.
+        budget: kept parameters of this layer, or its bytes in units of one number.
         rank_nnz_ratio: atoms per nonzero of a coefficient column (the paper's k/s), >= 1.
+        mask_cost: what the mask's bit of a coefficient costs, in the same unit.
     """
-    return math.floor(budget / (d_in + d_out / rank_nnz_ratio))
+    return math.floor(budget / (d_in + d_out * (1 / rank_nnz_ratio + mask_cost)))
 
 
 def nnz_for(d_in: int, d_out: int, budget: int, rank: int) -> int:
@@ -54,7 +55,9 @@ def nnz_for(d_in: int, d_out: int, budget: int, rank: int) -> int:
     return min(budget - rank * d_in, rank * d_out)
 
 
-def candidate_shapes(d_in: int, d_out: int, ratio: float, rank_nnz_ratios: Sequence[float]) -> list[Shape]:
+def candidate_shapes(
+    d_in: int, d_out: int, ratio: float, rank_nnz_ratios: Sequence[float], *, itemsize: int | None = None
+) -> list[Shape]:
     """Shapes that use a layer's budget at a ratio to the last coefficient, by rising rank.
 
     Where the largest rank_nnz_ratios ask for more atoms than the eigenbasis has, the full basis with what nonzeros are
@@ -65,13 +68,43 @@ def candidate_shapes(d_in: int, d_out: int, ratio: float, rank_nnz_ratios: Seque
         d_out: output features.
         ratio: compression ratio of the layer, (0, 1).
         rank_nnz_ratios: ascending, >= 1.
+        itemsize: bytes per stored number, where the ratio is one of bytes; None where it is one of parameters.
     """
     layer_budget = parameter_budget(d_in * d_out, ratio)
     full = min(d_in, d_out)
-    ranks = dict.fromkeys(min(rank_for(d_in, d_out, layer_budget, value), full) for value in rank_nnz_ratios)
-    shapes = [(rank, nnz_for(d_in, d_out, layer_budget, rank)) for rank in ranks if rank >= 1]
+    mask_cost = 0.0 if itemsize is None else 1 / (8 * itemsize)
+    ranks = dict.fromkeys(
+        min(rank_for(d_in, d_out, layer_budget, value, 0 if value == 1 else mask_cost), full)
+        for value in rank_nnz_ratios
+    )
+    shapes = [(rank, _affordable_nnz(d_in, d_out, layer_budget, rank, itemsize)) for rank in ranks if rank >= 1]
     # A coefficient matrix with fewer nonzeros than atoms has atoms that nothing uses.
     return [(rank, nnz) for rank, nnz in shapes if nnz >= rank]
+
+
+def sparse_nnz(d_in: int, d_out: int, ratio: float, *, itemsize: int | None = None) -> int:
+    """Nonzeros of a pruned weight at a ratio of its parameters, or of its bytes with the mask; may be negative.
+
+    Args:
+        d_in: input features.
+        d_out: output features.
+        ratio: compression ratio of the layer, (0, 1).
+        itemsize: bytes per stored number, where the ratio is one of bytes.
+    """
+    layer_budget = parameter_budget(d_in * d_out, ratio)
+    return layer_budget if itemsize is None else layer_budget - math.ceil(mask_bytes(d_in, d_out) / itemsize)
+
+
+def mask_bytes(rows: int, d_out: int) -> int:
+    """Bytes of a mask: one bit per entry, each output's bits filled up to whole bytes."""
+    return d_out * math.ceil(rows / 8)
+
+
+def _affordable_nnz(d_in: int, d_out: int, layer_budget: int, rank: int, itemsize: int | None) -> int:
+    nnz = nnz_for(d_in, d_out, layer_budget, rank)
+    if itemsize is None or nnz == rank * d_out:
+        return nnz
+    return nnz_for(d_in, d_out, layer_budget - math.ceil(mask_bytes(rank, d_out) / itemsize), rank)
 
 
 def factored_bytes(d_in: int, d_out: int, rank: int, nnz: int, itemsize: int) -> int:
@@ -84,8 +117,17 @@ def factored_bytes(d_in: int, d_out: int, rank: int, nnz: int, itemsize: int) ->
         nnz: nonzero coefficients.
         itemsize: bytes per stored number.
     """
-    mask = 0 if nnz == rank * d_out else d_out * math.ceil(rank / 8)
-    return (rank * d_in + nnz) * itemsize + mask
+    return rank * d_in * itemsize + coefficient_bytes(rank, d_out, nnz, itemsize)
+
+
+def coefficient_bytes(rank: int, d_out: int, nnz: int, itemsize: int) -> int:
+    """Bytes of a layer whose dictionary belongs to another: nonzero values, and the bit mask if sparse."""
+    return nnz * itemsize + (0 if nnz == rank * d_out else mask_bytes(rank, d_out))
+
+
+def sparse_bytes(d_in: int, d_out: int, nnz: int, itemsize: int) -> int:
+    """Bytes of a pruned layer on disk, without its bias: nonzero values and always the mask."""
+    return nnz * itemsize + mask_bytes(d_in, d_out)
 
 
 def dense_bytes(d_in: int, d_out: int, itemsize: int) -> int:

@@ -4,38 +4,68 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-CandidateKind = Literal["dense", "factored"]
+CandidateKind = Literal["dense", "low_rank", "factored", "sparse"]
 
 _Count = Annotated[int, Field(ge=0)]
 _Error = Annotated[float, Field(ge=0)]
 
 
-class Candidate(BaseModel):
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Candidate(_Frozen):
     """One way to store a layer.
 
     Attributes:
-        kind: `dense` (the layer as it is) or `factored` (dictionary times sparse coefficients).
-        rank: number of atoms; None if dense.
-        nnz: nonzero coefficients; None if dense.
-        kept_parameters: `rank * d_in + nnz`, or `d_in * d_out` if dense.
+        kind: `dense` (the layer as it is), `low_rank` (two dense factors), `factored` (dictionary times sparse
+            coefficients) or `sparse` (the weight with most entries zero).
+        rank: number of atoms; None if dense or sparse.
+        nnz: nonzero coefficients, or nonzero weights if sparse; None if dense.
+        dictionary: the layer whose dictionary this one uses, itself if it owns a shared one; None if not shared.
+        kept_parameters: `rank * d_in + nnz`, `d_in * d_out` if dense, `nnz` if sparse; `nnz` alone where the
+            dictionary belongs to another layer.
         stored_bytes: bytes on disk, masks included, bias excluded.
         reconstruction_error: ‖S(W - W̃)‖ / ‖SW‖, the relative error of the layer's output over the calibration
-            tokens; 0 if dense.
-        weight_error: ‖W - W̃‖ / ‖W‖, the relative error in the original space; 0 if dense.
+            tokens; 0 if dense. With column weights both norms are weighted by the sensitivity of each output.
+        weight_error: ‖W - W̃‖ / ‖W‖, the relative error in the original space (or by another metric, if the settings
+            name one); 0 if dense. Likewise weighted.
+        loss: expected increase of the model's loss, nats per token; 0 if dense, None where sensitivities were not
+            measured.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: CandidateKind
     rank: Annotated[int, Field(ge=1)] | None = None
     nnz: Annotated[int, Field(ge=1)] | None = None
+    dictionary: str | None = None
     kept_parameters: _Count
     stored_bytes: _Count
     reconstruction_error: _Error
     weight_error: _Error
+    loss: _Error | None = None
 
 
-class LayerProfile(BaseModel):
+class SharedCandidate(_Frozen):
+    """One way to store all layers of an input group together: one dictionary, own coefficients.
+
+    Attributes:
+        members: how each layer of the group is stored, in the group's order; the first owns the dictionary.
+    """
+
+    members: Annotated[tuple[Candidate, ...], Field(min_length=2)]
+
+    @property
+    def kept_parameters(self) -> int:
+        """Of all members."""
+        return sum(member.kept_parameters for member in self.members)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of all members."""
+        return sum(member.stored_bytes for member in self.members)
+
+
+class LayerProfile(_Frozen):
     """The candidates of one layer.
 
     Attributes:
@@ -44,10 +74,9 @@ class LayerProfile(BaseModel):
         d_out: output features.
         input_group: name of the first layer that reads the same input; a layer alone is its own group.
         tokens: calibration tokens behind the Gram matrix.
-        candidates: the dense candidate first, then by falling kept parameters.
+        candidates: the dense candidate first, then by kind and falling kept parameters.
+        shared: ways to store the whole group together; only the group's first layer has them.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str
     d_in: Annotated[int, Field(ge=1)]
@@ -55,6 +84,7 @@ class LayerProfile(BaseModel):
     input_group: str
     tokens: Annotated[int, Field(ge=1)]
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
+    shared: tuple[SharedCandidate, ...] = ()
 
     @property
     def parameters(self) -> int:

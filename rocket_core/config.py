@@ -1,12 +1,20 @@
 """What a user may choose about a compression; every value is checked here and nowhere else."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rocket_core.errors import InvalidConfigError
 
-Objective = Literal["weight", "whitened"]
+Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda"]
+Preset = Literal["paper", "fast", "best"]
+Objective = Literal["weight", "whitened", "fisher"]
+Budget = Literal["parameters", "bytes"]
+Kind = Literal["low_rank", "factored", "shared", "sparse"]
+Sparsification = Literal["two-stage", "per-row", "global"]
+WeightMetric = Literal["frobenius", "l1", "cosine", "spectral"]
 ExportKind = Literal["factored", "dense"]
 StorageDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Precision = Literal["float32", "float64"]
@@ -15,6 +23,44 @@ HUB_DATASETS = ("wikitext2", "ptb", "alpaca", "refinedweb", "c4")
 BUILTIN_DATASET = "builtin"
 PROFILE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 15))
 PROFILE_RANK_NNZ_RATIOS = tuple(round(1.0 + 0.1 * step, 1) for step in range(21))
+
+PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
+    {
+        # Algorithm 1 to the letter: at the smallest cap, with nothing that the paper does not have.
+        "paper": {
+            "method": "rocket",
+            "objective": "weight",
+            "kinds": ("factored",),
+            "cap_slack": 0.0,
+            "importance_balance": 0.5,
+            "over_sparsification": 5e-3,
+            "sparsification": "two-stage",
+            "metric": "frobenius",
+            "sweeps": 0,
+            "column_weights": False,
+            "sequential": False,
+        },
+        "fast": {
+            "method": "rocket",
+            "objective": "fisher",
+            "kinds": ("low_rank", "factored", "shared", "sparse"),
+            "importance_balance": 0.0,
+            "sweeps": 0,
+            "column_weights": True,
+            "sequential": False,
+        },
+        "best": {
+            "method": "rocket",
+            "objective": "fisher",
+            "kinds": ("low_rank", "factored", "shared", "sparse"),
+            "importance_balance": 0.0,
+            "sweeps": 2,
+            "column_weights": True,
+            "sequential": True,
+        },
+    }
+)
+"""What the presets set; a setting given by name goes before its preset's."""
 
 # Under the output folder, until the artifacts are complete.
 WORK_FOLDER_NAME = ".rocket-work"
@@ -48,8 +94,19 @@ class CompressionConfig(_Frozen):
     Attributes:
         ratio: target compression ratio: fraction of the compressible parameters to remove, [0, 1).
         calibration: the calibration text.
+        preset: values for the settings that are not given: `paper` (the paper's algorithm to the letter), `fast`
+            (one calibration pass) or `best` (about three times the time of `paper`); see `PRESETS`.
+        method: how layers are compressed: `rocket`, or to compare with: `rocket-uniform` (the paper's, every layer at
+            the same ratio), `svd-llm`, `cospadi`, `magnitude`, `wanda`; see `rocket_core.methods`.
         objective: error that the knapsack sums over layers: `weight` (the paper: relative error in the original
-            space, under a cap on each layer) or `whitened` (squared relative error in the whitened space, no cap).
+            space, under a cap on each layer), `whitened` (squared relative error in the whitened space, no cap) or
+            `fisher` (expected increase of the loss in nats per token, no cap; costs a forward and a backward pass over
+            `sensitivity_samples` windows).
+        budget: what the ratio is a fraction of: `parameters` (the paper's count; masks are free) or `bytes` (bytes of
+            the compressible layers as stored, masks included).
+        kinds: ways to store a layer that the knapsack may choose from beside leaving it dense: `low_rank`,
+            `factored` (dictionary and sparse coefficients), `shared` (one dictionary for the layers that read one
+            input; not under the objective `weight`), `sparse` (the weight with most entries zero).
         ignore: glob patterns of layer names that stay dense; each must match at least one compressible layer.
         export: artifacts to write.
         device: torch device that computes: `auto` (an accelerator if there is one), `cpu`, `cuda`, `cuda:1` ...
@@ -60,6 +117,15 @@ class CompressionConfig(_Frozen):
         over_sparsification: β, fraction of the coefficients left to the global reactivation, [0, 1).
         ridge: μ relative to each coefficient row's energy.
         shrinkage: pull of the Gram matrix towards its diagonal, relative to d_in / tokens.
+        sparsification: how the support of coefficients is chosen: `two-stage` (the paper's), `per-row` or `global`.
+            For importance in the whitened space only, set `importance_balance` to 0.
+        metric: what `weight` measures errors by: `frobenius`, `l1`, `spectral` (relative), or `cosine` (mean over
+            columns of the cosine distance).
+        sweeps: times that support, coefficients and dictionary of each chosen layer are improved in turn, 0 to 3.
+        column_weights: weight the error of each output of a layer by the loss's sensitivity to it (objective `fisher`).
+        sequential: compress each layer for the inputs that the layers compressed before it produce, towards the
+            outputs of the dense model. Costs some six forward passes over the calibration windows.
+        sensitivity_samples: calibration windows that sensitivities are measured on, at least 1.
         cap_slack: relative slack on the smallest feasible error cap (objective `weight`). At the smallest cap itself
             almost every layer has one candidate left and the knapsack nothing to choose.
         max_shard_bytes: size at which a new safetensors file is begun.
@@ -69,7 +135,11 @@ class CompressionConfig(_Frozen):
 
     ratio: Annotated[float, Field(ge=0, lt=1)]
     calibration: CalibrationConfig = CalibrationConfig()
+    preset: Preset | None = None
+    method: Method = "rocket"
     objective: Objective = "weight"
+    budget: Budget = "parameters"
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("factored",)
     ignore: tuple[str, ...] = ()
     export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ("factored", "dense")
     device: str = "auto"
@@ -79,15 +149,46 @@ class CompressionConfig(_Frozen):
     over_sparsification: Annotated[float, Field(ge=0, lt=1)] = 5e-3
     ridge: Annotated[float, Field(gt=0, le=1e-2)] = 1e-9
     shrinkage: Annotated[float, Field(ge=0, le=1)] = 0.05
+    sparsification: Sparsification = "two-stage"
+    metric: WeightMetric = "frobenius"
+    sweeps: Annotated[int, Field(ge=0, le=3)] = 0
+    column_weights: bool = False
+    sequential: bool = False
+    sensitivity_samples: Annotated[int, Field(ge=1)] = 32
     cap_slack: Annotated[float, Field(ge=0)] = 0.01
     max_shard_bytes: Annotated[int, Field(ge=1)] = 5 * _GIB
     statistics_quota_bytes: Annotated[int, Field(ge=0)] = 64 * _GIB
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, settings: Any) -> Any:
+        return with_preset(settings)
+
     @model_validator(mode="after")
-    def _exports_are_distinct(self) -> "CompressionConfig":
-        if len(set(self.export)) != len(self.export):
-            raise ValueError("export names the same artifact twice; name each once")
+    def _settings_agree(self) -> "CompressionConfig":
+        for name, values in (("export", self.export), ("kinds", self.kinds)):
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} has the same entry twice; name each once")
+        if self.objective == "weight" and "shared" in self.kinds:
+            raise ValueError("kinds: a shared dictionary has no cap on each layer; take objective fisher or whitened")
+        if self.column_weights and self.objective != "fisher":
+            raise ValueError("column_weights need the sensitivities of objective fisher")
+        if self.metric != "frobenius" and self.objective != "weight":
+            raise ValueError("metric is what objective weight measures; leave it out, or take that objective")
         return self
+
+    @property
+    def measures_sensitivities(self) -> bool:
+        """Whether the loss is run backwards before calibration."""
+        return self.method == "rocket" and self.objective == "fisher"
+
+
+def with_preset(settings: Any) -> Any:
+    """Settings by name with those of their preset filled in; anything but a mapping with a known preset as it is."""
+    if not isinstance(settings, Mapping):
+        return settings
+    chosen = next((values for name, values in PRESETS.items() if name == settings.get("preset")), None)
+    return settings if chosen is None else {**chosen, **settings}
 
 
 def compression_config(**settings: object) -> CompressionConfig:

@@ -10,9 +10,11 @@ from jaxtyping import Float64, Int64, Shaped
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocket_core.allocation.knapsack import solve_knapsack
+from rocket_core.allocation.options import Cost, Error, Item, build_items, chosen_candidate
+from rocket_core.allocation.spending import spend
 from rocket_core.budget import parameter_budget
-from rocket_core.candidates import LayerProfile
-from rocket_core.config import Objective
+from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.config import Budget, Objective
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 
 # The nearest reachable ratio is offered in steps of this fraction, so that it can be typed.
@@ -28,10 +30,13 @@ class Allocation(BaseModel):
     Attributes:
         objective: what was summed over layers.
         ratio: target compression ratio.
-        budget: kept parameters allowed.
-        compressible_parameters: parameters of all layers.
-        kept_parameters: what the chosen candidates keep, at most the budget.
-        choices: index of the chosen candidate in each layer's profile, in the order of the profiles.
+        measure: what the budget counts.
+        budget: kept parameters, or stored bytes, allowed.
+        compressible: parameters, or bytes, of all layers as they are.
+        kept: what the chosen candidates and the extra nonzeros take, at most the budget.
+        choices: number of the chosen candidate of each layer, in the order of the profiles: through its own
+            candidates, then through the shared ones of its group.
+        extra_nonzeros: what each layer gets beyond its candidate's nonzeros, so that the budget is used up.
         reference_error: mean error of all layers compressed uniformly at the target ratio; None where the objective
             has no cap.
         smallest_alpha: the smallest alpha at which any allocation fits; 0 where the reference error is 0, as at ratio
@@ -46,10 +51,12 @@ class Allocation(BaseModel):
 
     objective: Objective
     ratio: Annotated[float, Field(ge=0, lt=1)]
+    measure: Budget
     budget: _Count
-    compressible_parameters: _Count
-    kept_parameters: _Count
+    compressible: _Count
+    kept: _Count
     choices: tuple[_Count, ...]
+    extra_nonzeros: tuple[_Count, ...]
     reference_error: _Error | None
     smallest_alpha: _Error | None
     alpha: _Error | None
@@ -70,27 +77,43 @@ class _Cap:
         return error / self.reference if self.reference else 0.0
 
 
-def allocate(profiles: Sequence[LayerProfile], ratio: float, *, objective: Objective, cap_slack: float) -> Allocation:
+def allocate(
+    profiles: Sequence[LayerProfile],
+    ratio: float,
+    *,
+    objective: Objective,
+    cap_slack: float,
+    measure: Budget = "parameters",
+    itemsize: int = 1,
+) -> Allocation:
     """Chooses one candidate per layer with the least total error within the budget of a compression ratio.
 
-    min Σ_l error(l, x_l) subject to Σ_l kept_parameters(l, x_l) <= floor((1 - ratio) · Σ_l d_in·d_out), where
+    min Σ_l error(l, x_l) subject to Σ_l cost(l, x_l) <= floor((1 - ratio) · Σ_l cost(l, dense)), where the cost is
+    kept parameters or stored bytes and
 
     - `weight`: error is `weight_error`, and each layer's is at most alpha · reference error. The smallest alpha at
       which any choice fits is found exactly; alpha is that times `1 + cap_slack`. The reference error is the mean over
-      the layers of the `weight_error` that each has when compressed uniformly: that of its candidate with the most
-      kept parameters within `(1 - ratio) · d_in·d_out`, or of its smallest candidate where none is that small.
+      the layers of the `weight_error` that each has when compressed uniformly: that of its largest candidate within
+      `(1 - ratio)` of its own cost, or of its smallest candidate where none is that small.
     - `whitened`: error is `reconstruction_error` squared, and there is no cap.
+    - `fisher`: error is `loss`, and there is no cap.
+
+    Input groups whose profile has shared candidates choose for all their layers together. What is left of the budget
+    is spent on single nonzeros of layers that are sparse anyway.
 
     Milliseconds for a few hundred layers, so any number of ratios can be tried on the same profiles.
 
     Args:
         profiles: the layers, at least one.
-        ratio: fraction of all their parameters to remove, [0, 1).
-        objective: `weight` or `whitened`.
-        cap_slack: relative slack on the smallest cap, >= 0; without effect on `whitened`.
+        ratio: fraction of all their parameters, or bytes, to remove, [0, 1).
+        objective: `weight`, `whitened` or `fisher`.
+        cap_slack: relative slack on the smallest cap, >= 0; without effect on the others.
+        measure: what the budget counts.
+        itemsize: bytes of one more nonzero, where the budget counts bytes.
 
     Raises:
-        InvalidConfigError: ratio or slack is out of range, or there are no layers.
+        InvalidConfigError: ratio or slack is out of range, there are no layers, or the profiles lack the objective's
+            error.
         InfeasibleBudgetError: even the smallest candidates exceed the budget; names the nearest ratio within reach.
 
     References:
@@ -99,24 +122,31 @@ def allocate(profiles: Sequence[LayerProfile], ratio: float, *, objective: Objec
     if not profiles:
         raise InvalidConfigError("there is no layer to compress; ignore fewer")
     _check_settings(ratio, cap_slack)
-    budget = _feasible_budget(profiles, ratio)
-    costs = _padded(([c.kept_parameters for c in profile.candidates] for profile in profiles), 0)
+    cost, error = _cost(measure), _error(objective)
+    items = build_items(profiles, cost, error)
+    whole = sum(cost(profile.candidates[0]) for profile in profiles)
+    budget = _feasible_budget(items, whole, ratio, measure)
+    costs = _padded((item.costs for item in items), 0)
+    errors = _padded((item.errors for item in items), math.inf)
     cap = None
     if objective == "weight":
-        errors = _padded(([c.weight_error for c in profile.candidates] for profile in profiles), math.inf)
-        cap = _cap(profiles, costs, errors, ratio, budget, cap_slack)
+        cap = _cap(costs, errors, ratio, budget, cap_slack)
         errors[errors > cap.error] = math.inf
-    else:
-        errors = _padded(([c.reconstruction_error**2 for c in profile.candidates] for profile in profiles), math.inf)
     solution = solve_knapsack(costs, errors, budget)
     assert solution is not None, "the smallest candidates fit, and so does some choice under the smallest cap"
+    choices = _choices(items, solution.choices.tolist(), len(profiles))
+    per_nonzero = itemsize if measure == "bytes" else 1
+    chosen = [candidate for _, candidate in chosen_candidate(profiles, choices, _leaders(profiles))]
+    extra = spend(profiles, chosen, budget - solution.total_cost, (cost, per_nonzero), error)
     return Allocation(
         objective=objective,
         ratio=ratio,
+        measure=measure,
         budget=budget,
-        compressible_parameters=sum(profile.parameters for profile in profiles),
-        kept_parameters=solution.total_cost,
-        choices=tuple(solution.choices.tolist()),
+        compressible=whole,
+        kept=solution.total_cost + sum(extra) * per_nonzero,
+        choices=choices,
+        extra_nonzeros=extra,
         reference_error=None if cap is None else cap.reference,
         smallest_alpha=None if cap is None else cap.alpha(cap.smallest),
         alpha=None if cap is None else cap.alpha(cap.error),
@@ -126,11 +156,16 @@ def allocate(profiles: Sequence[LayerProfile], ratio: float, *, objective: Objec
     )
 
 
-def reachable_ratio(profiles: Sequence[LayerProfile]) -> float:
+def chosen(profiles: Sequence[LayerProfile], allocation: Allocation) -> list[tuple[LayerProfile, Candidate]]:
+    """Each layer with the candidate that an allocation chose, extra nonzeros not counted."""
+    return list(chosen_candidate(profiles, allocation.choices, _leaders(profiles)))
+
+
+def reachable_ratio(profiles: Sequence[LayerProfile], measure: Budget = "parameters") -> float:
     """The largest compression ratio that `allocate` can reach, rounded down to 4 decimals; [0, 1)."""
-    parameters = sum(profile.parameters for profile in profiles)
-    removable = parameters - _smallest_kept(profiles)
-    return max(0, min(removable * _RATIO_STEPS // parameters, _RATIO_STEPS - 1)) / _RATIO_STEPS
+    cost = _cost(measure)
+    items = build_items(profiles, cost, lambda candidate: candidate.weight_error)
+    return _reachable(items, sum(cost(profile.candidates[0]) for profile in profiles))
 
 
 def smallest_cap(
@@ -176,23 +211,62 @@ def _check_settings(ratio: float, cap_slack: float) -> None:
         raise InvalidConfigError(f"cap slack {cap_slack} is out of range; give a number of at least 0, such as 0.01")
 
 
-def _feasible_budget(profiles: Sequence[LayerProfile], ratio: float) -> int:
-    parameters = sum(profile.parameters for profile in profiles)
-    budget = parameter_budget(parameters, ratio)
-    smallest = _smallest_kept(profiles)
+def _cost(measure: Budget) -> Cost:
+    if measure == "bytes":
+        return lambda candidate: candidate.stored_bytes
+    return lambda candidate: candidate.kept_parameters
+
+
+def _error(objective: Objective) -> Error:
+    if objective == "weight":
+        return lambda candidate: candidate.weight_error
+    if objective == "whitened":
+        return lambda candidate: candidate.reconstruction_error**2
+    return _loss
+
+
+def _loss(candidate: Candidate) -> float:
+    if candidate.kind == "dense":
+        return 0.0
+    if candidate.loss is None:
+        raise InvalidConfigError("the layers were profiled without sensitivities; objective fisher needs them")
+    return candidate.loss
+
+
+def _leaders(profiles: Sequence[LayerProfile]) -> dict[str, LayerProfile]:
+    return {profile.input_group: profile for profile in profiles if profile.shared}
+
+
+def _choices(items: Sequence[Item], options: Sequence[int], layers: int) -> tuple[int, ...]:
+    choices = [0] * layers
+    for item, option in zip(items, options, strict=True):
+        for layer, choice in zip(item.layers, item.choices[option].tolist(), strict=True):
+            choices[layer] = choice
+    return tuple(choices)
+
+
+def _feasible_budget(items: Sequence[Item], whole: int, ratio: float, measure: Budget) -> int:
+    budget = parameter_budget(whole, ratio)
+    smallest = _smallest(items)
     if smallest > budget:
-        nearest = reachable_ratio(profiles)
+        nearest = _reachable(items, whole)
+        what = "parameters" if measure == "parameters" else "bytes"
         raise InfeasibleBudgetError(
-            f"compression ratio {ratio} is out of reach: it allows {budget} of the {parameters} compressible "
-            f"parameters, and the smallest candidates of the {len(profiles)} layers keep {smallest}. Ask for {nearest} "
-            "or less, or ignore fewer layers",
+            f"compression ratio {ratio} is out of reach: it allows {budget} of the {whole} compressible "
+            f"{what}, and the smallest candidates of the {sum(len(item.layers) for item in items)} layers keep "
+            f"{smallest}. Ask for {nearest} or less, or ignore fewer layers",
             nearest_ratio=nearest,
         )
     return budget
 
 
-def _smallest_kept(profiles: Sequence[LayerProfile]) -> int:
-    return sum(min(candidate.kept_parameters for candidate in profile.candidates) for profile in profiles)
+def _reachable(items: Sequence[Item], whole: int) -> float:
+    removable = whole - _smallest(items)
+    return max(0, min(removable * _RATIO_STEPS // whole, _RATIO_STEPS - 1)) / _RATIO_STEPS
+
+
+def _smallest(items: Sequence[Item]) -> int:
+    return sum(int(item.costs.min()) for item in items)
 
 
 def _padded(rows: Iterable[Sequence[float]], absent: int | float) -> Shaped[np.ndarray, "layers candidates"]:
@@ -205,7 +279,6 @@ def _padded(rows: Iterable[Sequence[float]], absent: int | float) -> Shaped[np.n
 
 
 def _cap(
-    profiles: Sequence[LayerProfile],
     costs: Int64[np.ndarray, "layers candidates"],
     errors: Float64[np.ndarray, "layers candidates"],
     ratio: float,
@@ -213,12 +286,11 @@ def _cap(
     slack: float,
 ) -> _Cap:
     smallest = smallest_cap(costs, errors, budget)
-    reference = _uniform_error(profiles, costs, errors, ratio)
+    reference = _uniform_error(costs, errors, ratio)
     return _Cap(error=smallest * (1 + slack), smallest=smallest, reference=reference)
 
 
 def _uniform_error(
-    profiles: Sequence[LayerProfile],
     costs: Int64[np.ndarray, "layers candidates"],
     errors: Float64[np.ndarray, "layers candidates"],
     ratio: float,
@@ -226,8 +298,9 @@ def _uniform_error(
     """Mean error of the layers when each is compressed by itself at the ratio, as `allocate` describes."""
     present = np.isfinite(errors)
     # Layers of a model have few sizes, and exact decimal arithmetic is slow.
-    budgets = {size: parameter_budget(size, ratio) for size in {profile.parameters for profile in profiles}}
-    within = present & (costs <= np.array([[budgets[profile.parameters]] for profile in profiles]))
+    sizes = costs[:, 0].tolist()
+    budgets = {size: parameter_budget(size, ratio) for size in set(sizes)}
+    within = present & (costs <= np.array([[budgets[size]] for size in sizes]))
     largest = np.where(within, costs, -1).max(axis=1)
     smallest = np.where(present, costs, np.iinfo(np.int64).max).min(axis=1)
     uniform = np.where(largest < 0, smallest, largest)

@@ -1,0 +1,38 @@
+"""Compression methods by name: `rocket` itself, and what it is compared with.
+
+A method turns a layer's weight and statistics into candidates, and a candidate into factors; calibration, allocation,
+formats and everything else is common to all.
+"""
+
+from collections.abc import Mapping
+
+from rocket_core import config
+from rocket_core.config import CompressionConfig
+from rocket_core.methods.base import Method
+from rocket_core.methods.magnitude import Magnitude
+from rocket_core.methods.problem import LayerProblem, column_weights
+from rocket_core.methods.rocket import Rocket
+from rocket_core.methods.rocket_uniform import RocketUniform
+from rocket_core.methods.svd_llm import SvdLlm
+from rocket_core.methods.wanda import Wanda
+
+METHODS: Mapping[config.Method, type[Method]] = {
+    "rocket": Rocket,
+    "rocket-uniform": RocketUniform,
+    "svd-llm": SvdLlm,
+    "magnitude": Magnitude,
+    "wanda": Wanda,
+}
+
+
+def method_for(settings: CompressionConfig, itemsize: int) -> Method:
+    """The method that the settings name.
+
+    Args:
+        settings: all settings.
+        itemsize: bytes of a stored number.
+    """
+    return METHODS[settings.method](settings, itemsize)
+
+
+__all__ = ["METHODS", "LayerProblem", "Method", "column_weights", "method_for"]

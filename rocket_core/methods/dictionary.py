@@ -1,0 +1,150 @@
+"""Candidates of dictionary and coefficients: low-rank if the coefficients are dense, factored if they are sparse."""
+
+from collections.abc import Sequence
+
+
+from rocket_core import budget
+from rocket_core.candidates import Candidate, SharedCandidate
+from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, CompressionConfig, Objective
+from rocket_core.factorization import (
+    Factorization,
+    FactorizerSettings,
+    PreparedLayer,
+    factorize_layer,
+    prepare_layer,
+)
+from rocket_core.methods.problem import LayerProblem
+from rocket_core.modules import LayerFactors
+from rocket_core.profiling import best_factorizations
+
+
+def settings_of(config: CompressionConfig) -> FactorizerSettings:
+    """What the factorizer is told."""
+    return FactorizerSettings(
+        importance_balance=config.importance_balance,
+        over_sparsification=config.over_sparsification,
+        ridge=config.ridge,
+        sparsification=config.sparsification,
+        sweeps=config.sweeps,
+        metric=config.metric,
+    )
+
+
+def rank_nnz_ratios(config: CompressionConfig) -> tuple[float, ...]:
+    """Atoms per nonzero of a column to choose from: 1 is low-rank, what lies above it factored."""
+    low_rank = PROFILE_RANK_NNZ_RATIOS[:1] if "low_rank" in config.kinds else ()
+    return low_rank + (PROFILE_RANK_NNZ_RATIOS[1:] if "factored" in config.kinds else ())
+
+
+def prepare(problem: LayerProblem, settings: FactorizerSettings) -> PreparedLayer:
+    """The problem in the factorizer's terms."""
+    basis = problem.eigenbasis()
+    return prepare_layer(problem.scaled_weight, basis, settings, dtype=problem.precision)
+
+
+def profile(
+    problem: LayerProblem,
+    settings: FactorizerSettings,
+    *,
+    ratios: Sequence[float],
+    shapes: Sequence[float],
+    objective: Objective,
+    itemsizes: tuple[int, int | None],
+) -> list[Candidate]:
+    """The best factorization of a layer at each ratio.
+
+    Args:
+        problem: the layer.
+        settings: the factorizer's.
+        ratios: compression ratios of the layer, ascending.
+        shapes: atoms per nonzero of a column to choose from.
+        objective: error that the search lowers.
+        itemsizes: bytes of a stored number; the same if ratios are of bytes, None if they are of parameters.
+    """
+    layer = prepare(problem, settings)
+    found = best_factorizations(layer, ratios, shapes, objective=objective, itemsize=itemsizes[1])
+    return [_candidate(problem, factorization, itemsizes[0]) for factorization in found][::-1]
+
+
+def share(
+    problem: LayerProblem,
+    settings: FactorizerSettings,
+    *,
+    ratios: Sequence[float],
+    shapes: Sequence[float],
+    owner: str,
+    itemsizes: tuple[int, int | None],
+) -> list[SharedCandidate]:
+    """The best factorization of a group's weights side by side at each ratio; arguments as for `profile`."""
+    layer = prepare(problem, settings)
+    found = best_factorizations(layer, ratios, shapes, objective="whitened", itemsize=itemsizes[1])
+    shared = [_shared_candidate(problem, factorization, owner, itemsizes[0]) for factorization in found]
+    return [candidate for candidate in shared if candidate is not None][::-1]
+
+
+def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz: int) -> LayerFactors:
+    """Dictionary and coefficients of a layer, or of a group's weights side by side."""
+    factorization = factorize_layer(prepare(problem, settings), rank, nnz)
+    return LayerFactors(
+        dictionary=factorization.dictionary(),
+        coefficients=problem.unscaled(factorization.coefficients),
+        support=factorization.support,
+    )
+
+
+def _candidate(problem: LayerProblem, factorization: Factorization, itemsize: int) -> Candidate:
+    d_in, d_out = problem.shape
+    rank, nnz = factorization.rank, factorization.nnz
+    error = factorization.reconstruction_error()
+    return Candidate(
+        kind="low_rank" if nnz == rank * d_out else "factored",
+        rank=rank,
+        nnz=nnz,
+        kept_parameters=budget.kept_parameters(d_in, rank, nnz),
+        stored_bytes=budget.factored_bytes(d_in, d_out, rank, nnz, itemsize),
+        reconstruction_error=error,
+        weight_error=factorization.weight_error(),
+        loss=problem.loss(error**2 * factorization.layer.whitened_energy),
+    )
+
+
+def _shared_candidate(
+    problem: LayerProblem, factorization: Factorization, owner: str, itemsize: int
+) -> SharedCandidate | None:
+    """None where a member would be left without any coefficient."""
+    d_in, _ = problem.shape
+    layer, rank = factorization.layer, factorization.rank
+    errors = factorization.column_errors()
+    energies = layer.basis.singular_values.double().square() @ layer.basis.directions.double().square().mT
+    removed = (layer.weight - factorization.dictionary() @ factorization.coefficients).square().sum(dim=0)
+    lengths = layer.weight.square().sum(dim=0)
+    members = []
+    dense = factorization.support is None
+    begin = 0
+    for index, d_out in enumerate(problem.members):
+        part = slice(begin, begin + d_out)
+        begin += d_out
+        nnz = rank * d_out if factorization.support is None else int(factorization.support[:, part].sum())
+        if nnz == 0:
+            return None
+        atoms = rank * d_in if index == 0 else 0
+        error = float(errors[part].sum())
+        members.append(
+            Candidate(
+                kind="low_rank" if dense else "factored",
+                rank=rank,
+                nnz=nnz,
+                dictionary=owner,
+                kept_parameters=atoms + nnz,
+                # Where supports are chosen together, another choice of as many nonzeros may need this member's mask.
+                stored_bytes=(atoms + nnz) * itemsize + (0 if dense else budget.mask_bytes(rank, d_out)),
+                reconstruction_error=_root_of_share(error, float(energies[part].sum())),
+                weight_error=_root_of_share(float(removed[part].sum()), float(lengths[part].sum())),
+                loss=problem.loss(error),
+            )
+        )
+    return SharedCandidate(members=tuple(members))
+
+
+def _root_of_share(part: float, whole: float) -> float:
+    return (max(0.0, part) / whole) ** 0.5 if whole > 0 else 0.0

@@ -1,0 +1,51 @@
+"""`magnitude`: the smallest weights of each layer become zero, every layer at the same ratio."""
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from rocket_core.candidates import Candidate
+from rocket_core.methods import sparse
+from rocket_core.methods.base import Method
+from rocket_core.methods.problem import LayerProblem
+from rocket_core.modules import LayerFactors
+from rocket_core.pruning import prune_at_once
+
+
+class Magnitude(Method):
+    """Pruning by |w|, without calibration and without a refit.
+
+    References:
+        Han et al., "Learning both weights and connections for efficient neural networks", 2015.
+    """
+
+    uniform = True
+
+    @property
+    def needs_input_gram(self) -> bool:
+        """To measure the error; the choice does not depend on it."""
+        return True
+
+    def profile(self, problem: LayerProblem) -> list[Candidate]:
+        """One candidate, with as many entries as the ratio allows."""
+        weight = problem.weight.to(problem.precision)
+        gram = problem.gram()
+        energy = float((weight * (gram @ weight)).sum(dtype=torch.float64))
+        found = []
+        for nnz in sparse.counts(*problem.shape, self.ratios, self.budget_itemsize):
+            pruned = weight.masked_fill(~self.support(problem, nnz), 0)
+            removed = weight - pruned
+            error = float((removed * (gram @ removed)).sum(dtype=torch.float64))
+            found.append(sparse.candidate(problem, weight, pruned, nnz, (error, energy), self.itemsize))
+        return found
+
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> LayerFactors:
+        """Sets what is not kept to zero."""
+        assert candidate.nnz is not None
+        support = self.support(problem, candidate.nnz)
+        weight = problem.weight.to(problem.precision).masked_fill(~support, 0)
+        return LayerFactors(dictionary=None, coefficients=weight, support=support)
+
+    def support(self, problem: LayerProblem, nnz: int) -> Bool[Tensor, "d_in d_out"]:
+        """Which entries are kept."""
+        return prune_at_once(problem.weight.to(problem.precision), None, nnz, per_column=False)

@@ -1,0 +1,65 @@
+"""`rocket`: every kind of candidate that the settings allow, at every ratio, for the knapsack to choose from."""
+
+from rocket_core.candidates import Candidate, SharedCandidate
+from rocket_core.methods import dictionary, sparse
+from rocket_core.methods.base import Method
+from rocket_core.methods.problem import LayerProblem
+from rocket_core.modules import LayerFactors
+
+
+class Rocket(Method):
+    """Low-rank, factored, shared and sparse candidates (paper, section 3, and what goes beyond it)."""
+
+    @property
+    def needs_input_gram(self) -> bool:
+        """Pruning and the targets of sequential compression need it."""
+        return "sparse" in self.config.kinds or self.config.sequential
+
+    @property
+    def shares(self) -> bool:
+        """Whether the settings allow shared dictionaries."""
+        return "shared" in self.config.kinds
+
+    def profile(self, problem: LayerProblem) -> list[Candidate]:
+        """The best factorization at each ratio, then pruned weights."""
+        found: list[Candidate] = []
+        shapes = dictionary.rank_nnz_ratios(self.config)
+        if shapes:
+            found += dictionary.profile(
+                problem,
+                dictionary.settings_of(self.config),
+                ratios=self.ratios,
+                shapes=shapes,
+                objective=self.config.objective,
+                itemsizes=(self.itemsize, self.budget_itemsize),
+            )
+        if "sparse" in self.config.kinds:
+            found += sparse.profile(problem, self._counts(problem), self.itemsize)
+        return found
+
+    def share(self, problem: LayerProblem, owner: str) -> list[SharedCandidate]:
+        """The best shared dictionary at each ratio."""
+        return dictionary.share(
+            problem,
+            dictionary.settings_of(self.config),
+            ratios=self.ratios,
+            shapes=dictionary.PROFILE_RANK_NNZ_RATIOS,
+            owner=owner,
+            itemsizes=(self.itemsize, self.budget_itemsize),
+        )
+
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> LayerFactors:
+        """By the candidate's kind."""
+        assert candidate.nnz is not None
+        if candidate.kind == "sparse":
+            larger = [count for count in self._counts(problem) if count > candidate.nnz]
+            return sparse.compress(problem, [*larger, candidate.nnz])
+        assert candidate.rank is not None
+        return dictionary.compress(problem, dictionary.settings_of(self.config), candidate.rank, candidate.nnz)
+
+    def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> LayerFactors:
+        """One dictionary for all members."""
+        return dictionary.compress(problem, dictionary.settings_of(self.config), rank, nnz)
+
+    def _counts(self, problem: LayerProblem) -> list[int]:
+        return sparse.counts(*problem.shape, sparse.SPARSE_RATIOS, self.budget_itemsize)

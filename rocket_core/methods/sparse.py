@@ -1,0 +1,73 @@
+"""Candidates that keep a layer's own weights, most of them zero."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rocket_core import budget
+from rocket_core.candidates import Candidate
+from rocket_core.methods.problem import LayerProblem
+from rocket_core.modules import LayerFactors
+from rocket_core.pruning import PrunedWeight, prune_path
+
+# Each tenth of a layer's entries is a step. Between steps the allocation adds single entries, so finer ones gain little.
+SPARSE_RATIOS = tuple(round(0.1 * step, 1) for step in range(1, 10))
+
+
+def counts(d_in: int, d_out: int, ratios: Sequence[float], itemsize: int | None) -> list[int]:
+    """Nonzeros at ratios, falling, where any are left."""
+    return [nnz for ratio in ratios if (nnz := budget.sparse_nnz(d_in, d_out, ratio, itemsize=itemsize)) >= 1]
+
+
+def profile(problem: LayerProblem, nonzeros: Sequence[int], itemsize: int) -> list[Candidate]:
+    """A candidate for each of falling numbers of nonzeros."""
+    weight = problem.scaled_weight.to(problem.precision)
+    gram = problem.gram()
+    energy = float((weight * (gram @ weight)).sum(dtype=torch.float64))
+    return [
+        candidate(problem, weight, pruned.weight, pruned.nnz, (pruned.error, energy), itemsize)
+        for pruned in prune_path(weight, gram, nonzeros)
+    ]
+
+
+def candidate(
+    problem: LayerProblem,
+    weight: Float[Tensor, "d_in d_out"],
+    pruned: Float[Tensor, "d_in d_out"],
+    nnz: int,
+    errors: tuple[float, float],
+    itemsize: int,
+) -> Candidate:
+    """Describes a pruned weight.
+
+    Args:
+        problem: the layer.
+        weight: W diag(w).
+        pruned: what is left of it.
+        nnz: entries kept.
+        errors: ‖S(W - W̃)diag(w)‖² and ‖SW diag(w)‖².
+        itemsize: bytes of a stored number.
+    """
+    error, energy = errors
+    removed = torch.linalg.matrix_norm((weight - pruned).double())
+    length = torch.linalg.matrix_norm(weight.double())
+    return Candidate(
+        kind="sparse",
+        nnz=nnz,
+        kept_parameters=nnz,
+        stored_bytes=budget.sparse_bytes(*problem.shape, nnz, itemsize),
+        reconstruction_error=(error / energy) ** 0.5 if energy > 0 else 0.0,
+        weight_error=float(removed / length) if float(length) > 0 else 0.0,
+        loss=problem.loss(error),
+    )
+
+
+def compress(problem: LayerProblem, nonzeros: Sequence[int]) -> LayerFactors:
+    """The pruned weight at the last of falling numbers of nonzeros."""
+    pruned: PrunedWeight | None = None
+    for pruned in prune_path(problem.scaled_weight, problem.gram(), nonzeros):
+        pass
+    assert pruned is not None, "a candidate has at least one nonzero"
+    return LayerFactors(dictionary=None, coefficients=problem.unscaled(pruned.weight), support=pruned.support)

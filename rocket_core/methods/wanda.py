@@ -1,0 +1,21 @@
+"""`wanda`: the weights of least magnitude times input norm become zero, every output at the same ratio."""
+
+from jaxtyping import Bool
+from torch import Tensor
+
+from rocket_core.methods.magnitude import Magnitude
+from rocket_core.methods.problem import LayerProblem
+from rocket_core.pruning import prune_at_once
+
+
+class Wanda(Magnitude):
+    """Pruning by |w|·‖x‖ within each output, without a refit.
+
+    References:
+        Sun et al., "A simple and effective pruning approach for large language models", 2023.
+    """
+
+    def support(self, problem: LayerProblem, nnz: int) -> Bool[Tensor, "d_in d_out"]:
+        """Which entries are kept."""
+        energy = problem.statistics.input_energy.to(problem.precision)
+        return prune_at_once(problem.weight.to(problem.precision), energy, nnz, per_column=True)
