@@ -84,8 +84,30 @@ def factored_bytes(d_in: int, d_out: int, rank: int, nnz: int, itemsize: int) ->
         nnz: nonzero coefficients.
         itemsize: bytes per stored number.
     """
+    return dictionary_bytes(d_in, rank, itemsize) + coefficient_bytes(d_out, rank, nnz, itemsize)
+
+
+def dictionary_bytes(d_in: int, rank: int, itemsize: int) -> int:
+    """Bytes of a dictionary on disk, which layers that share it count once."""
+    return rank * d_in * itemsize
+
+
+def coefficient_bytes(d_out: int, rank: int, nnz: int, itemsize: int) -> int:
+    """Bytes of a factored layer on disk without its dictionary: what a layer that shares another's takes."""
     mask = 0 if nnz == rank * d_out else d_out * math.ceil(rank / 8)
-    return (rank * d_in + nnz) * itemsize + mask
+    return nnz * itemsize + mask
+
+
+def sparse_bytes(d_in: int, d_out: int, nnz: int, itemsize: int) -> int:
+    """Bytes of a sparse layer on disk, without its bias: nonzero values, and the bit mask in any case.
+
+    Args:
+        d_in: input features.
+        d_out: output features.
+        nnz: nonzero entries of the weight.
+        itemsize: bytes per stored number.
+    """
+    return nnz * itemsize + d_out * math.ceil(d_in / 8)
 
 
 def dense_bytes(d_in: int, d_out: int, itemsize: int) -> int:

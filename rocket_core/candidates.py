@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-CandidateKind = Literal["dense", "factored"]
+CandidateKind = Literal["dense", "low_rank", "factored", "sparse"]
 
 _Count = Annotated[int, Field(ge=0)]
 _Error = Annotated[float, Field(ge=0)]
@@ -14,10 +14,11 @@ class Candidate(BaseModel):
     """One way to store a layer.
 
     Attributes:
-        kind: `dense` (the layer as it is) or `factored` (dictionary times sparse coefficients).
-        rank: number of atoms; None if dense.
+        kind: `dense` (the layer as it is), `low_rank` (dictionary times coefficients without zeros), `factored`
+            (dictionary times sparse coefficients) or `sparse` (the weight itself, with zeros).
+        rank: number of atoms; None if dense or sparse.
         nnz: nonzero coefficients; None if dense.
-        kept_parameters: `rank * d_in + nnz`, or `d_in * d_out` if dense.
+        kept_parameters: `rank * d_in + nnz`, `nnz` if sparse, or `d_in * d_out` if dense.
         stored_bytes: bytes on disk, masks included, bias excluded.
         reconstruction_error: ‖S(W - W̃)‖ / ‖SW‖, the relative error of the layer's output over the calibration
             tokens; 0 if dense.
