@@ -117,16 +117,28 @@ def factored_bytes(d_in: int, d_out: int, rank: int, nnz: int, itemsize: int) ->
         nnz: nonzero coefficients.
         itemsize: bytes per stored number.
     """
-    return rank * d_in * itemsize + coefficient_bytes(rank, d_out, nnz, itemsize)
+    return dictionary_bytes(d_in, rank, itemsize) + coefficient_bytes(d_out, rank, nnz, itemsize)
 
 
-def coefficient_bytes(rank: int, d_out: int, nnz: int, itemsize: int) -> int:
-    """Bytes of a layer whose dictionary belongs to another: nonzero values, and the bit mask if sparse."""
+def dictionary_bytes(d_in: int, rank: int, itemsize: int) -> int:
+    """Bytes of a dictionary on disk, which layers that share it count once."""
+    return rank * d_in * itemsize
+
+
+def coefficient_bytes(d_out: int, rank: int, nnz: int, itemsize: int) -> int:
+    """Bytes of a factored layer on disk without its dictionary: what a layer that shares another's takes."""
     return nnz * itemsize + (0 if nnz == rank * d_out else mask_bytes(rank, d_out))
 
 
 def sparse_bytes(d_in: int, d_out: int, nnz: int, itemsize: int) -> int:
-    """Bytes of a pruned layer on disk, without its bias: nonzero values and always the mask."""
+    """Bytes of a sparse layer on disk, without its bias: nonzero values, and the bit mask in any case.
+
+    Args:
+        d_in: input features.
+        d_out: output features.
+        nnz: nonzero entries of the weight.
+        itemsize: bytes per stored number.
+    """
     return nnz * itemsize + mask_bytes(d_in, d_out)
 
 

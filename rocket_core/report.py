@@ -59,10 +59,10 @@ class LayerReport(_Frozen):
 
     Attributes:
         name: module name.
-        kind: dense or factored.
+        kind: dense, low_rank, factored or sparse.
         d_in: input features.
         d_out: output features.
-        rank: number of atoms; None if dense.
+        rank: number of atoms; None if dense or sparse.
         nnz: nonzero coefficients; None if dense.
         sparsity: fraction of zeros among the coefficients; None if dense.
         rank_nnz_ratio: atoms per nonzero of a coefficient column; None if dense.
@@ -72,6 +72,7 @@ class LayerReport(_Frozen):
         reconstruction_error: relative error of the layer's output over the calibration tokens.
         weight_error: relative error in the original space.
         input_group: first layer that reads the same input.
+        dictionary: the layer with which the dictionary is stored, if it is another one's or shared; None otherwise.
     """
 
     name: str
@@ -88,6 +89,7 @@ class LayerReport(_Frozen):
     reconstruction_error: float
     weight_error: float
     input_group: str
+    dictionary: str | None = None
 
 
 class ExportReport(_Frozen):

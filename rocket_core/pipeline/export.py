@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from rocket_core.checkpoint import TensorEntry, TensorPlan, plan_copy, plan_tensor, write_atomically, write_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.config import ExportKind
-from rocket_core.modules import FORMAT_VERSION, QUANT_METHOD, compose_weight, unpack_coefficients
+from rocket_core.modules import LayerEntry, compose_weight, quantization_config, unpack_coefficients
 from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.work_folder import WorkFolder
@@ -43,7 +43,8 @@ def write_export(
     Args:
         run: the run.
         work: where the factors are, and the artifact goes.
-        kind: `factored` (smaller, loads with rocket_core.hf) or `dense` (stock names and shapes).
+        kind: `factored` (every layer as it is stored; smaller, loads with rocket_core.hf) or `dense` (stock names
+            and shapes).
         layers: every compressible layer by name.
         monitor: told of every tensor.
 
@@ -51,19 +52,18 @@ def write_export(
         The artifact's folder.
     """
     folder = work.new_export(kind)
-    factored = {name: layer for name, layer in layers.items() if layer.kind == "factored"}
-    names = {run.disk_name(name): name for name in factored}
+    stored = {run.disk_name(name): layer for name, layer in layers.items() if layer.kind != "dense"}
     kinds = run.config.export
     begin, total = kinds.index(kind), len(kinds)
     plans: list[TensorPlan] = []
     for key, entry in run.checkpoint.entries.items():
-        name = names.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
-        if name is None:
+        layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
+        if layer is None:
             plans.append(_plan_untouched(run, entry))
         elif kind == "factored":
-            plans += _plan_factored(work, name, key)
+            plans += _plan_stored(work, layer.name, key)
         else:
-            plans.append(_plan_composed(run, work, factored[name], entry))
+            plans.append(_plan_composed(run, work, layer, entry))
     tensors = iter(range(len(plans)))
     write_checkpoint(
         folder,
@@ -71,8 +71,8 @@ def write_export(
         max_shard_bytes=run.config.max_shard_bytes,
         on_tensor=lambda key: monitor.step((begin + next(tensors) / len(plans)) / total, key),
     )
-    table = {disk: factored[name] for disk, name in names.items()} if kind == "factored" else None
-    _write_config(run, folder, table)
+    entries = {disk: _table_entry(run, work, layer) for disk, layer in stored.items()} if kind == "factored" else None
+    _write_config(run, folder, entries)
     for file in _companions(run.source.folder):
         shutil.copyfile(file, folder / file.name)
     return folder
@@ -90,40 +90,54 @@ def _plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
     return plan_tensor(entry.key, run.dtype, entry.shape, entry.read)
 
 
-def _plan_factored(work: WorkFolder, name: str, key: str) -> Iterator[TensorPlan]:
+def _plan_stored(work: WorkFolder, name: str, key: str) -> Iterator[TensorPlan]:
     base = key.removesuffix("weight")
-    entries = work.factors(name)
-    assert entries is not None, name
-    return (plan_copy(entry, key=base + part) for part, entry in entries.items())
+    return (plan_copy(entry, key=base + part) for part, entry in _factors(work, name).items())
 
 
 def _plan_composed(run: Run, work: WorkFolder, layer: LayerReport, entry: TensorEntry) -> TensorPlan:
     def make() -> torch.Tensor:
-        entries = work.factors(layer.name)
-        assert entries is not None
-        assert layer.rank is not None
-        tensors = {part: stored.read() for part, stored in entries.items()}
+        tensors = {part: stored.read() for part, stored in _factors(work, layer.name).items()}
+        width = layer.d_in if layer.rank is None else layer.rank
         coefficients = unpack_coefficients(
-            tensors["weight"], tensors.get("weight_mask"), layer.rank, layer.d_out, layer=layer.name
+            tensors["weight"], tensors.get("weight_mask"), width, layer.d_out, layer=layer.name
         )
-        weight = compose_weight(tensors["weight_u"].T, coefficients, run.dtype)
+        dictionary = None
+        if layer.rank is not None:
+            leader = _leader(layer)
+            atoms = tensors["weight_u"] if leader is None else _factors(work, leader)["weight_u"].read()
+            dictionary = atoms.T
+        weight = compose_weight(dictionary, coefficients, run.dtype)
         module = run.architecture.model.get_submodule(layer.name)
         return weight.T if type(module) is Conv1D else weight
 
     return plan_tensor(entry.key, run.dtype, entry.shape, make)
 
 
-def _write_config(run: Run, folder: Path, table: dict[str, LayerReport] | None) -> None:
+def _factors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
+    entries = work.factors(name)
+    assert entries is not None, name
+    return entries
+
+
+def _leader(layer: LayerReport) -> str | None:
+    """The layer whose dictionary this one takes; None if its own, or none."""
+    return None if layer.dictionary == layer.name else layer.dictionary
+
+
+def _table_entry(run: Run, work: WorkFolder, layer: LayerReport) -> LayerEntry:
+    leader = _leader(layer)
+    (nnz,) = _factors(work, layer.name)["weight"].shape
+    return LayerEntry(rank=layer.rank, nnz=nnz, dictionary=None if leader is None else run.disk_name(leader))
+
+
+def _write_config(run: Run, folder: Path, entries: dict[str, LayerEntry] | None) -> None:
     config = json.loads((run.source.folder / "config.json").read_text(encoding="utf-8"))
     if run.config.dtype != "auto":
         config.pop("torch_dtype", None)
         config["dtype"] = run.config.dtype
-    if table is not None:
-        config["quantization_config"] = {
-            "quant_method": QUANT_METHOD,
-            "format_version": FORMAT_VERSION,
-            "layers": {disk: {"rank": layer.rank, "nnz": layer.nnz} for disk, layer in table.items()},
-        }
+    if entries is not None:
+        config["quantization_config"] = quantization_config(entries)
     with write_atomically(folder / "config.json") as stream:
         stream.write((json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())
 

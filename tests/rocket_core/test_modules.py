@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from rocket_core import modules
 from rocket_core.budget import factored_bytes
 from rocket_core.errors import CorruptCheckpointError, RocketError
 from rocket_core.modules import (
@@ -17,6 +16,7 @@ from rocket_core.modules import (
     compose_weight,
     layer_tensors,
     pack_coefficients,
+    packing,
     unpack_coefficients,
 )
 
@@ -100,9 +100,9 @@ def test_a_coefficient_outside_the_support_is_refused():
 
 def test_the_two_ways_to_read_bits_agree(monkeypatch):
     mask = torch.arange(256, dtype=torch.uint8).view(64, 4)
-    fast = modules._unpack_bits(mask, 29)
+    fast = packing.unpack_bits(mask, 29)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert torch.equal(modules._unpack_bits(mask, 29), fast)
+    assert torch.equal(packing.unpack_bits(mask, 29), fast)
 
 
 def flip_bit(packed):
@@ -247,7 +247,7 @@ def test_weight_of_an_unpacked_layer_is_not_written(write):
 @pytest.mark.parametrize("prepare", [lambda layer: layer.unpack_(), lambda layer: copy.deepcopy(layer.unpack_())])
 def test_training_keeps_the_support(prepare):
     layer = prepare(make_layer()[0])
-    support = modules._unpack_bits(layer.weight_mask, RANK)
+    support = packing.unpack_bits(layer.weight_mask, RANK)
     zeros_inside = support & (layer.coefficients == 0)
     optimizer = torch.optim.AdamW((p for p in layer.parameters() if p.requires_grad), lr=0.1, weight_decay=0.1)
     for _ in range(3):
@@ -265,7 +265,7 @@ def test_both_states_have_the_same_gradients():
     x = torch.randn(4, D_IN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for layer in (packed, unpacked):
         layer(x).square().sum().backward()
-    support = modules._unpack_bits(unpacked.weight_mask, RANK)
+    support = packing.unpack_bits(unpacked.weight_mask, RANK)
     torch.testing.assert_close(unpacked.coefficients.grad[support], packed.weight.grad)
     torch.testing.assert_close(unpacked.weight_u.grad, packed.weight_u.grad)
 

@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError
-from rocket_core.hf import FORMAT_VERSION, RocketConfig
+from rocket_core.hf import RocketConfig
+from rocket_core.modules import FORMAT_VERSION
 from tests.reference.factored_models import load, logits
 from tests.reference.tiny_models import FAMILIES, HIDDEN_SIZE
 

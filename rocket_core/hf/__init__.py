@@ -1,0 +1,19 @@
+"""Loading and saving compressed models through transformers.
+
+Importing this package teaches `from_pretrained` the quantization method `rocket`, once per process:
+
+    import rocket_core.hf
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained("path/to/artifact")
+
+The artifact's `config.json` lists its stored layers by their names in the files, since transformers gives modules
+other names than files in some families. To keep the coefficients packed in memory (smaller, slower), set
+`config.quantization_config["keep_packed"] = True` and pass `config=config`.
+"""
+
+from rocket_core.hf.attach import attach_factors
+from rocket_core.hf.names import disk_names
+from rocket_core.hf.quantizer import RocketConfig, RocketHfQuantizer
+
+__all__ = ["RocketConfig", "RocketHfQuantizer", "attach_factors", "disk_names"]

@@ -1,0 +1,200 @@
+"""What transformers asks when it loads and saves a compressed model."""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AUTO_QUANTIZER_MAPPING,
+    register_quantization_config,
+    register_quantizer,
+)
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError, RocketError
+from rocket_core.hf.layers import empty_layer, stock_layer, stored_entries, stored_layers
+from rocket_core.hf.names import find_modules, with_and_without
+from rocket_core.modules import (
+    FORMAT_VERSION,
+    QUANT_METHOD,
+    FactorizedLinear,
+    StoredLinear,
+    format_version,
+    quantization_config,
+    read_entries,
+)
+
+
+class RocketConfig(QuantizationConfigMixin):
+    """The `quantization_config` of a compressed model.
+
+    Attributes:
+        layers: the stored layers, by their name in the checkpoint files.
+        keep_packed: leave the coefficients packed in memory; written to disk only if set.
+
+    Raises:
+        CheckpointFormatError: a newer version of the disk format, unknown keys, or a table that makes no sense.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, Any] | None = None,
+        format_version: Any = FORMAT_VERSION,
+        keep_packed: bool = False,
+        **unknown: Any,
+    ) -> None:
+        unknown.pop("quant_method", None)
+        if type(format_version) is not int or not 1 <= format_version <= FORMAT_VERSION:
+            raise CheckpointFormatError(
+                f"the checkpoint has format version {format_version!r}; this rocket-compress reads up to "
+                f"{FORMAT_VERSION}: upgrade it"
+            )
+        if unknown:
+            raise CheckpointFormatError(
+                f"quantization_config has keys that format {format_version} does not know: {sorted(unknown)}"
+            )
+        self.quant_method: Any = QUANT_METHOD
+        self.keep_packed = keep_packed
+        self.layers = read_entries({} if layers is None else layers, format_version)
+
+    @property
+    def format_version(self) -> int:
+        """Version of the disk format that it is written in."""
+        return format_version(self.layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What stands in `config.json`."""
+        return quantization_config(self.layers) | ({"keep_packed": True} if self.keep_packed else {})
+
+
+class RocketHfQuantizer(HfQuantizer):
+    """Puts stored layers in place of those that the table names, before transformers loads the weights."""
+
+    requires_calibration = True  # refuses to quantize while loading
+    quantization_config: RocketConfig
+    _packed_share = 1.0
+
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
+        entries = self.quantization_config.layers
+        found = find_modules(model, entries)
+        packed = unpacked = _nbytes(model)
+        layers: dict[str, StoredLinear] = {}
+        for name, entry in sorted(entries.items(), key=lambda item: item[1].is_follower):
+            module_name, stock = found[name]
+            leader = None if entry.dictionary is None else layers[entry.dictionary]
+            assert leader is None or isinstance(leader, FactorizedLinear), "the table has been checked"
+            layer = layers[name] = empty_layer(stock, entry, name, leader)
+            extra = _nbytes(layer) - _nbytes(stock)
+            packed += extra
+            unpacked += extra + (layer.width * layer.out_features - layer.nnz) * layer.weight.element_size()
+            model.set_submodule(module_name, layer)
+        self._packed_share = packed / unpacked if unpacked else 1.0
+        _check_files(kwargs.get("checkpoint_files") or [], layers, model.base_model_prefix)
+
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
+        if not self.quantization_config.keep_packed:
+            # Offloaded layers are on the meta device here: they stay packed.
+            layers = [layer for _, layer in stored_layers(model) if not layer.stored.is_meta]
+            with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+                list(pool.map(StoredLinear.unpack_, layers))
+        return model
+
+    def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
+        """Leaves room for unpacking: transformers distributes the packed layers over the devices.
+
+        Args:
+            max_memory: bytes by device; transformers has turned sizes like "1GiB" into numbers.
+        """
+        share = 1.0 if self.quantization_config.keep_packed else self._packed_share
+        return {device: int(limit * share) for device, limit in max_memory.items()}
+
+    def get_state_dict_and_metadata(self, model: PreTrainedModel, *_: Any, **__: Any) -> tuple[None, dict[str, Any]]:
+        """Brings the table up to date before transformers saves the model; the state dict is the model's own."""
+        if not getattr(model, "_hf_peft_config_loaded", False):  # then it saves adapters alone
+            self.quantization_config.layers = stored_entries(model)
+        return None, {}
+
+    def dequantize(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
+        """Puts stock layers with the composed weights back, in place; the model no longer knows it was compressed.
+
+        Args:
+            model: a compressed model, not offloaded.
+            dtype: cast the whole model to it; None leaves every layer its own.
+
+        Raises:
+            RocketError: a layer is offloaded.
+        """
+        layers = dict(stored_layers(model))
+        if any(layer.offloaded for layer in layers.values()):
+            raise RocketError("a part of the model is offloaded; load it without offloading to dequantize it")
+        while layers:  # last to first, and no factors are held longer than a layer needs them
+            name, layer = layers.popitem()
+            model.set_submodule(name, stock_layer(layer, dtype))
+        if dtype is not None:
+            model.to(dtype=dtype)  # type: ignore[call-arg]  # transformers hides the signature
+        self.remove_quantization_config(model)  # type: ignore[no-untyped-call]
+        return model
+
+    def is_serializable(self, *_: Any, **__: Any) -> bool:
+        """Whether `save_pretrained` works; earlier versions of transformers ask with an argument."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether adapters may be trained."""
+        return True
+
+    @property
+    def is_qat_trainable(self) -> bool:
+        """Whether the factors themselves may be trained."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether `torch.compile` works."""
+        return True
+
+
+def _nbytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def _check_files(files: Iterable[str], layers: Mapping[str, StoredLinear], prefix: str) -> None:
+    """Holds the files against the table: transformers gives a missing tensor random numbers and a warning."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        if Path(file).suffix != ".safetensors":
+            return
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118 (no mapping)
+        except SafetensorError as error:
+            raise CorruptCheckpointError(f"{file} cannot be read ({error}); copy it again") from error
+    for name, layer in layers.items() if shapes else ():
+        candidates = with_and_without(prefix, name)
+        stem = next((candidate for candidate in candidates if f"{candidate}.weight" in shapes), name)
+        expected = {f"{stem}.{key}": tuple(tensor.shape) for key, tensor in layer.state_dict().items()}
+        for key in {f"{stem}.weight_mask", f"{stem}.weight_u", *expected}:
+            if shapes.get(key) != expected.get(key):
+                raise CorruptCheckpointError(
+                    f"layer {name!r}: tensor {key} has shape {shapes.get(key)} in the files and {expected.get(key)} by "
+                    "config.json; copy the files again"
+                )
+
+
+def _register() -> None:
+    # Reloading the module registers its new classes; another package's would not be ours to replace.
+    if getattr(AUTO_QUANTIZER_MAPPING.get(QUANT_METHOD), "__module__", None) == __name__:
+        del AUTO_QUANTIZER_MAPPING[QUANT_METHOD], AUTO_QUANTIZATION_CONFIG_MAPPING[QUANT_METHOD]
+    register_quantization_config(QUANT_METHOD)(RocketConfig)
+    register_quantizer(QUANT_METHOD)(RocketHfQuantizer)
+
+
+_register()

@@ -1,0 +1,113 @@
+"""The table of stored layers in `config.json`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rocket_core.errors import CheckpointFormatError
+
+QUANT_METHOD = "rocket"
+
+FORMAT_VERSION = 2
+"""Newest version of the disk format that is read: 1 has layers with a dictionary of their own, 2 followers and sparse
+layers as well. An artifact that has neither is written as version 1, which earlier releases read."""
+
+_REMEDY = "config.json is damaged or does not belong to these weights; fetch it again"
+
+_Count = Annotated[int, Field(ge=1)]
+
+
+class LayerEntry(BaseModel):
+    """A stored layer in `config.json`.
+
+    Attributes:
+        rank: atoms; None if the layer is sparse.
+        nnz: stored coefficients.
+        dictionary: name in the files of the leader, the layer with which the dictionary is stored; None if it is stored
+            with this layer, or the layer is sparse.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    rank: _Count | None = None
+    nnz: _Count
+    dictionary: str | None = None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the coefficients are the weight itself."""
+        return self.rank is None
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether the dictionary is another layer's."""
+        return self.dictionary is not None
+
+
+def format_version(entries: Mapping[str, LayerEntry]) -> int:
+    """The earliest version of the disk format that can say what the table says."""
+    return 2 if any(entry.is_sparse or entry.is_follower for entry in entries.values()) else 1
+
+
+def quantization_config(entries: Mapping[str, LayerEntry]) -> dict[str, Any]:
+    """What stands in `config.json` under that name.
+
+    Args:
+        entries: every stored layer by its name in the files.
+    """
+    return {
+        "quant_method": QUANT_METHOD,
+        "format_version": format_version(entries),
+        "layers": {name: entry.model_dump(exclude_none=True) for name, entry in entries.items()},
+    }
+
+
+def read_entries(layers: object, version: int) -> dict[str, LayerEntry]:
+    """Reads the table, and refuses one that makes no sense by itself.
+
+    Args:
+        layers: what `config.json` has under `layers`; entries that have been read are taken as they are.
+        version: version of the disk format, 1 to `FORMAT_VERSION`.
+
+    Raises:
+        CheckpointFormatError: an entry with other keys or values than the version has, or a dictionary that is no
+            other layer's own, or of another rank.
+    """
+    if not isinstance(layers, Mapping):
+        raise CheckpointFormatError(f"quantization_config: layers must be a table; {_REMEDY}")
+    entries = {name: _read_entry(name, entry) for name, entry in layers.items()}
+    for name, entry in entries.items():
+        if version == 1 and (entry.is_sparse or entry.is_follower):
+            raise CheckpointFormatError(
+                f"quantization_config: layer {name!r} must have a rank and an nnz, and nothing else, in format 1; "
+                f"{_REMEDY}"
+            )
+        if entry.dictionary is not None:
+            _check_leader(name, entry, entry.dictionary, entries.get(entry.dictionary))
+    return entries
+
+
+def _read_entry(name: str, entry: object) -> LayerEntry:
+    try:
+        return LayerEntry.model_validate(entry)
+    except ValidationError as error:
+        wrong = sorted({str(part["loc"][0]) for part in error.errors() if part["loc"]})
+        raise CheckpointFormatError(
+            f"quantization_config: layer {name!r} must have an nnz and may have a rank, positive integers, and a "
+            f"dictionary, the name of another layer, and nothing else; {wrong or 'its entry'} is not so; {_REMEDY}"
+        ) from error
+
+
+def _check_leader(name: str, entry: LayerEntry, leader_name: str, leader: LayerEntry | None) -> None:
+    if entry.rank is None:
+        reason = "has a dictionary and no rank"
+    elif leader is None:
+        reason = f"takes the dictionary of {leader_name!r}, which is not in the table"
+    elif leader.is_sparse or leader.is_follower:
+        reason = f"takes the dictionary of {leader_name!r}, which has none of its own"
+    elif leader.rank != entry.rank:
+        reason = f"has rank {entry.rank}, and the dictionary of {leader_name!r} that it takes {leader.rank}"
+    else:
+        return
+    raise CheckpointFormatError(f"quantization_config: layer {name!r} {reason}; {_REMEDY}")
