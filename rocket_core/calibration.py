@@ -4,7 +4,10 @@ A block is run on the inputs that the dense model gives it; hooks add up the Gra
 read. Layers that read the same tensor share one matrix.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,32 +84,55 @@ class _LastBlockReachedError(Exception):
 class _PassThrough(Tensor):
     """Hidden states that stand for the output of any block: itself, or the first entry of a tuple."""
 
+    # What is computed from it is an ordinary tensor again, whose first row is no longer all of it.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
     def __getitem__(self, index: Any) -> Any:
         return self if isinstance(index, int) and index == 0 else super().__getitem__(index)
 
 
-class _Recorder(nn.Module):
-    """Takes the place of a block, remembers how it is called, and hands its input on."""
+class StandIn(nn.Module):
+    """Takes the place of a block that is not run.
 
-    def __init__(self, block: nn.Module, calls: list[BlockCall], hidden: list[Tensor], *, last: bool) -> None:
+    Args:
+        block: the block; asked for whatever the stand-in lacks.
+        receive: given the hidden states and the rest of the block's call; returns the hidden states to hand on.
+    """
+
+    def __init__(self, block: nn.Module, receive: Callable[[Tensor, BlockCall], Tensor]) -> None:
         super().__init__()
         # Not registered as a submodule: models ask blocks for attributes such as their attention type.
-        self.__dict__.update(block=block, calls=calls, hidden=hidden, last=last)
+        self.__dict__.update(block=block, receive=receive)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["block"], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Hands on what `receive` returns."""
         if args:
             hidden, args = args[0], args[1:]
         else:
             hidden = kwargs.pop("hidden_states")
-        self.hidden.append(hidden)
-        self.calls.append(BlockCall(args=args, kwargs=kwargs))
-        if self.last:
-            raise _LastBlockReachedError
-        passed: Tensor = hidden.as_subclass(_PassThrough)
+        passed: Tensor = self.receive(hidden, BlockCall(args=args, kwargs=kwargs)).as_subclass(_PassThrough)
         return passed
+
+
+@contextmanager
+def stand_ins(blocks: nn.ModuleList, receive: Callable[[int, Tensor, BlockCall], Tensor]) -> Iterator[None]:
+    """Replaces the blocks of a model for as long as the context lasts, so that the rest of it can be run alone.
+
+    Args:
+        blocks: the repeated blocks of a model.
+        receive: given a block's index, its hidden states and its call; returns the hidden states to hand on.
+    """
+    originals = list(blocks)
+    try:
+        for index, block in enumerate(originals):
+            blocks[index] = StandIn(block, functools.partial(receive, index))
+        yield
+    finally:
+        for index, block in enumerate(originals):
+            blocks[index] = block
 
 
 def record_block_inputs(
@@ -123,24 +149,26 @@ def record_block_inputs(
         The inputs of the first block, and the calls of all.
     """
     activations = Activations(hidden=[], calls=[])
-    originals = list(blocks)
     for batch in batches:
         calls: list[BlockCall] = []
         hidden: list[Tensor] = []
-        for index, block in enumerate(originals):
-            blocks[index] = _Recorder(block, calls, hidden, last=index == len(originals) - 1)
-        try:
-            with torch.no_grad():
-                model(input_ids=batch, use_cache=False)
-        except _LastBlockReachedError:
-            pass
-        finally:
-            for index, block in enumerate(originals):
-                blocks[index] = block
+        record = functools.partial(_record, calls, hidden, len(blocks))
+        with stand_ins(blocks, record), torch.no_grad(), contextlib.suppress(_LastBlockReachedError):
+            model(input_ids=batch, use_cache=False)
         activations.hidden.append(hidden[0])
         previous = activations.calls[-1] if activations.calls else calls
         activations.calls.append([_reuse(call, before) for call, before in zip(calls, previous, strict=True)])
     return activations
+
+
+def _record(
+    calls: list[BlockCall], hidden: list[Tensor], blocks: int, index: int, states: Tensor, call: BlockCall
+) -> Tensor:
+    hidden.append(states)
+    calls.append(call)
+    if index == blocks - 1:
+        raise _LastBlockReachedError
+    return states
 
 
 def find_input_groups(

@@ -1,11 +1,12 @@
 """Walking the dense model block by block: only one block's weights are in memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from rocket_core.calibration import (
     Activations,
@@ -40,7 +41,7 @@ class BlockWalk:
         """Brings the hidden states to the input of block `index`."""
         self._begin()
         while self._position < index:
-            with self.block(self._position) as block:
+            with loaded_block(self._run, self._position) as block:
                 for batch in range(len(self._states.hidden)):
                     self._step(block, self._position, batch)
             self._position += 1
@@ -59,7 +60,7 @@ class BlockWalk:
         self.advance_to(index)
         prefix = f"{self._run.architecture.blocks_name}.{index}."
         states = self._states
-        with self.block(index) as block:
+        with loaded_block(self._run, index) as block:
             modules = {name: block.get_submodule(name.removeprefix(prefix)) for name in layers}
             shapes = {name: self._run.architecture.shape(name) for name in layers}
             groups = find_input_groups(modules, shapes, lambda: states.run(block, index, 0))
@@ -77,17 +78,6 @@ class BlockWalk:
         self._on_batch()
         self._states.step(block, index, batch)
 
-    @contextmanager
-    def block(self, index: int) -> Iterator[nn.Module]:
-        """A block with its weights, for as long as the context lasts."""
-        block = self._run.architecture.blocks[index]
-        self._run.loader.load([f"{self._run.architecture.blocks_name}.{index}"])
-        try:
-            yield block
-        finally:
-            self._run.loader.unload(block)
-            return_freed_memory()
-
     @property
     def _states(self) -> Activations:
         assert self._activations is not None
@@ -96,27 +86,62 @@ class BlockWalk:
     def _begin(self) -> None:
         if self._activations is not None:
             return
-        run, model = self._run, self._run.architecture.model
-        prelude = _modules_before_blocks(run)
-        run.loader.load(prelude)
-        _move_buffers(model, run.device)
-        size = max(1, TOKENS_PER_BATCH // run.sequence_length)
-        batches = [batch.to(run.device) for batch in torch.split(self._tokens, size)]
-        self._activations = record_block_inputs(model, run.architecture.blocks, batches)
-        for name in prelude:
+        self._activations = begin_walk(self._run, split_windows(self._run, self._tokens, TOKENS_PER_BATCH))
+
+
+@contextmanager
+def loaded_block(run: Run, index: int) -> Iterator[nn.Module]:
+    """A block with its weights, for as long as the context lasts."""
+    block = run.architecture.blocks[index]
+    run.loader.load([f"{run.architecture.blocks_name}.{index}"])
+    try:
+        yield block
+    finally:
+        run.loader.unload(block)
+        return_freed_memory()
+
+
+@contextmanager
+def loaded_surroundings(run: Run, *, head: bool) -> Iterator[PreTrainedModel]:
+    """The model with the weights of all but its blocks, for as long as the context lasts.
+
+    Args:
+        run: the run.
+        head: whether the output embeddings are wanted too; recording stops before they are called.
+    """
+    model = run.architecture.model
+    output = model.get_output_embeddings()
+    names = [name for name in _modules_outside_blocks(run) if head or model.get_submodule(name) is not output]
+    run.loader.load(names)
+    _move_buffers(model, run.device)
+    try:
+        yield model
+    finally:
+        for name in names:
             run.loader.unload(model.get_submodule(name))
         return_freed_memory()
 
 
-def _modules_before_blocks(run: Run) -> list[str]:
-    """Modules outside the blocks that own parameters, but for the head: recording stops before it is called."""
-    model = run.architecture.model
-    head = model.get_output_embeddings()
+def split_windows(
+    run: Run, tokens: Int64[Tensor, "windows tokens"], tokens_per_batch: int
+) -> list[Int64[Tensor, "_ tokens"]]:
+    """Windows of text in batches of at most so many tokens, on the device; a window is never cut."""
+    size = max(1, tokens_per_batch // run.sequence_length)
+    return [batch.to(run.device) for batch in torch.split(tokens, size)]
+
+
+def begin_walk(run: Run, batches: Sequence[Int64[Tensor, "_ tokens"]]) -> Activations:
+    """Takes windows of text to the first block, and records how the model would call each block."""
+    with loaded_surroundings(run, head=False) as model:
+        return record_block_inputs(model, run.architecture.blocks, batches)
+
+
+def _modules_outside_blocks(run: Run) -> list[str]:
+    """Modules that own parameters and belong to no block."""
     return [
         name
-        for name, module in model.named_modules()
-        if module is not head
-        and any(parameter is not None for parameter in module._parameters.values())
+        for name, module in run.architecture.model.named_modules()
+        if any(parameter is not None for parameter in module._parameters.values())
         and not f"{name}.".startswith(f"{run.architecture.blocks_name}.")
     ]
 

@@ -24,6 +24,7 @@ from rocket_core.errors import (
     WorkFolderError,
 )
 from rocket_core.report import StageReport
+from rocket_core.sensitivity import Sensitivity
 from rocket_core.whitening import Eigenbasis
 
 _LOCK_NAME = "lock"
@@ -107,11 +108,11 @@ class WorkFolder:
             for remains in self.path.iterdir():
                 if remains.name != _LOCK_NAME:
                     shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
-        for folder in ("blocks", "profiles", "bases", "factors"):
+        for folder in ("sensitivities", "blocks", "profiles", "bases", "factors"):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         _write_model(self._identity_file, identity)
         if self.tokens() is None:
-            _write_tensors(self._tokens_file, {"tokens": tokens})
+            write_tensors(self._tokens_file, {"tokens": tokens})
 
     @property
     def is_claimed(self) -> bool:
@@ -147,7 +148,7 @@ class WorkFolder:
     def tokens(self) -> torch.Tensor | None:
         """The calibration windows, if they have been drawn."""
         known = self.is_claimed and self._tokens_file.is_file()
-        return _read_tensors(self._tokens_file)["tokens"] if known else None
+        return read_tensors(self._tokens_file)["tokens"] if known else None
 
     @property
     def _identity_file(self) -> Path:
@@ -167,6 +168,15 @@ class WorkFolder:
     def save_stages(self, stages: tuple[StageReport, ...]) -> None:
         """Keeps the cost of the stages so far."""
         write_text(self.path / "stages.json", json.dumps([stage.model_dump() for stage in stages]))
+
+    def sensitivity(self, layer: str) -> Sensitivity | None:
+        """How much the loss minds errors in a layer's output, if that has been measured."""
+        file = self.path / "sensitivities" / f"{layer}.safetensors"
+        return Sensitivity(curvature=read_tensors(file)["curvature"]) if file.is_file() else None
+
+    def save_sensitivity(self, layer: str, sensitivity: Sensitivity) -> None:
+        """Keeps how much the loss minds errors in a layer's output."""
+        write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", {"curvature": sensitivity.curvature})
 
     def block(self, index: int) -> BlockRecord | None:
         """The record of a finished block."""
@@ -191,7 +201,7 @@ class WorkFolder:
         file = self.path / "bases" / f"{layer}.safetensors"
         if not file.is_file():
             return None
-        tensors = _read_tensors(file)
+        tensors = read_tensors(file)
         return Eigenbasis(directions=tensors["directions"], singular_values=tensors["singular_values"])
 
     def has_basis(self, layer: str) -> bool:
@@ -204,7 +214,7 @@ class WorkFolder:
         taken = sum(file.stat().st_size for file in (self.path / "bases").glob("*.safetensors"))
         if taken + size <= quota:
             tensors = {"directions": basis.directions, "singular_values": basis.singular_values}
-            _write_tensors(self.path / "bases" / f"{layer}.safetensors", tensors)
+            write_tensors(self.path / "bases" / f"{layer}.safetensors", tensors)
 
     def allocation(self) -> Allocation | None:
         """The allocation, if it has been made."""
@@ -222,7 +232,7 @@ class WorkFolder:
 
     def save_factors(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Marks a layer as factorized."""
-        _write_tensors(self.path / "factors" / f"{layer}.safetensors", tensors)
+        write_tensors(self.path / "factors" / f"{layer}.safetensors", tensors)
 
     def begin_publishing(self) -> None:
         """Notes that artifacts are being moved to their place: what lies there from now on is this run's."""
@@ -294,7 +304,8 @@ def _read_model(file: Path, model: type[Model]) -> Model:
         return model.model_validate_json(file.read_bytes())
 
 
-def _write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes a safetensors file that appears complete or not at all."""
     plans = [
         plan_tensor(key, tensor.dtype, tensor.shape, functools.partial(tensors.__getitem__, key))
         for key, tensor in tensors.items()
@@ -303,6 +314,20 @@ def _write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         write_safetensors(stream, plans)
 
 
-def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, on the CPU.
+
+    Raises:
+        CorruptCheckpointError: it is damaged; the message says what to remove.
+    """
+    return {key: entry.read() for key, entry in tensor_entries(file).items()}
+
+
+def tensor_entries(file: Path) -> dict[str, TensorEntry]:
+    """Where the tensors of a safetensors file lie, to be read one by one.
+
+    Raises:
+        CorruptCheckpointError: it is damaged; the message says what to remove.
+    """
     with _naming_the_folder(file):
-        return {entry.key: entry.read() for entry in read_header(file)}
+        return {entry.key: entry for entry in read_header(file)}
