@@ -197,7 +197,7 @@ def find_input_groups(
 
     handles = [
         module.register_forward_pre_hook(
-            lambda _module, args, kwargs, name=name: note(name, _first_input(args, kwargs)), with_kwargs=True
+            lambda _module, args, kwargs, name=name: note(name, first_input(args, kwargs)), with_kwargs=True
         )
         for name, module in layers.items()
     ]
@@ -266,7 +266,7 @@ class _Collector:
         def add(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
             sums = self.sums.setdefault(name, _Sums())
             if name == group.members[0]:
-                rows = self._rows(_first_input(args, kwargs))
+                rows = self._rows(first_input(args, kwargs))
                 sums.tokens += rows.shape[0]
                 if group.from_output:
                     sums.energy = self._added(sums.energy, rows.square().sum(0), name)
@@ -277,7 +277,7 @@ class _Collector:
                 # Taking a large bias off a rounded output would leave noise; a second product costs little.
                 biased = isinstance(module.bias, Tensor)
                 weight = oriented_weight(module).to(self.dtype) if biased else None
-                rows = self._rows(output) if weight is None else self._rows(_first_input(args, kwargs)) @ weight
+                rows = self._rows(output) if weight is None else self._rows(first_input(args, kwargs)) @ weight
                 sums.output_gram = self._added(sums.output_gram, rows.mT @ rows, name)
 
         return add
@@ -307,7 +307,8 @@ class _Collector:
         return term.double() if total is None else total.add_(term)
 
 
-def _first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """What a linear layer is called with, by position or by name."""
     tensor: Tensor = args[0] if args else next(iter(kwargs.values()))
     return tensor
 

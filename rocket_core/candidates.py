@@ -90,3 +90,19 @@ class LayerProfile(_Frozen):
     def parameters(self) -> int:
         """Parameters of the dense weight."""
         return self.d_in * self.d_out
+
+
+class FrontierPoint(_Frozen):
+    """A candidate that was worth considering: none of the layer's others is both smaller and better.
+
+    Attributes:
+        kind: low_rank, factored or sparse; dense.
+        shared: whether it stands for the whole input group.
+        cost: kept parameters or stored bytes, as the budget counts.
+        error: what it would add to the objective.
+    """
+
+    kind: CandidateKind
+    shared: bool
+    cost: int
+    error: float

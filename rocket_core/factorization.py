@@ -110,9 +110,7 @@ class Factorization:
         By default ‖W - DC‖ / ‖W‖, from ‖W‖² - ‖L⁻¹CWᵀ‖² without forming DC; the others form it.
         """
         if self.layer.settings.metric != "frobenius":
-            return weight_distance(
-                self.layer.weight, self.dictionary() @ self.coefficients, self.layer.settings.metric
-            )
+            return weight_distance(self.layer.weight, self.dictionary() @ self.coefficients, self.layer.settings.metric)
         explained = self._explained(self.coefficients @ self.layer.weight_core.mT)
         return _relative_error(self.layer.weight_energy - explained, self.layer.weight_energy)
 
@@ -214,8 +212,8 @@ def select_support(
     if sparsification == "global":
         return largest(importance, nnz)
     if sparsification == "per-row":
-        share, rest = divmod(nnz, rank)
-        counts = share + (torch.arange(rank, device=importance.device) < rest).long()
+        least, more = divmod(nnz, rank)
+        counts = least + (torch.arange(rank, device=importance.device) < more).long()
         order = importance.argsort(dim=1, descending=True, stable=True)
         kept = torch.arange(d_out, device=importance.device) < counts[:, None]
         return torch.zeros_like(kept).scatter(1, order, kept)
@@ -256,9 +254,7 @@ def factorize_layer(layer: PreparedLayer, rank: int, nnz: int, *, sweeps: int | 
     settings = layer.settings
     support = None
     if nnz < rank * rows.shape[0]:
-        support = select_support(
-            layer.importance[:rank], nnz, settings.over_sparsification, settings.sparsification
-        )
+        support = select_support(layer.importance[:rank], nnz, settings.over_sparsification, settings.sparsification)
         rows = torch.where(support.mT, rows, 0)
     coefficients = rows.mT
     cholesky = _regularised_cholesky(coefficients @ rows, settings.ridge)
@@ -341,9 +337,7 @@ def weight_distance(
     if metric == "l1":
         return _relative(float(difference.abs().sum()), float(weight.abs().sum()))
     if metric == "spectral":
-        return _relative(
-            float(torch.linalg.matrix_norm(difference, 2)), float(torch.linalg.matrix_norm(weight, 2))
-        )
+        return _relative(float(torch.linalg.matrix_norm(difference, 2)), float(torch.linalg.matrix_norm(weight, 2)))
     return _relative(float(torch.linalg.matrix_norm(difference)), float(torch.linalg.matrix_norm(weight)))
 
 

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocket_core.budget import achieved_ratio
-from rocket_core.candidates import Candidate, CandidateKind, LayerProfile
-from rocket_core.config import CompressionConfig, ExportKind, Objective
+from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
+from rocket_core.config import Budget, CompressionConfig, ExportKind, Objective
 
 
 class _Frozen(BaseModel):
@@ -35,7 +35,9 @@ class AllocationReport(_Frozen):
 
     Attributes:
         objective: what was summed over layers.
-        budget: kept parameters allowed.
+        measure: what the budget counts: parameters or bytes.
+        budget: kept parameters, or stored bytes of the compressible layers, allowed.
+        kept: what was allocated of it.
         alpha: error cap over `reference_error`; None where the objective has no cap.
         smallest_alpha: the smallest alpha at which any allocation fits; None where there is no cap.
         reference_error: mean error of all layers compressed uniformly at the target ratio; None where there is no cap.
@@ -45,13 +47,33 @@ class AllocationReport(_Frozen):
     """
 
     objective: Objective
+    measure: Budget = "parameters"
     budget: int
+    kept: int | None = None
     alpha: float | None
     smallest_alpha: float | None
     reference_error: float | None
     total_error: float
     lower_bound: float
     proven: bool
+
+
+class LayerOutcome(_Frozen):
+    """What became of a layer that was compressed.
+
+    Attributes:
+        nnz: nonzeros stored.
+        kept_parameters: the paper's count.
+        stored_bytes: bytes on disk in the factored export, mask included, bias excluded.
+        achieved_error: relative error of the layer's output over the calibration tokens; with sequential compression
+            that of the compressed model's layer from the dense model's, errors of the layers before it included. With
+            column weights weighted as in the profile.
+    """
+
+    nnz: int
+    kept_parameters: int
+    stored_bytes: int
+    achieved_error: float
 
 
 class LayerReport(_Frozen):
@@ -69,8 +91,12 @@ class LayerReport(_Frozen):
         kept_parameters: the paper's count.
         stored_bytes: bytes on disk in the factored export, mask included, bias excluded.
         compression_ratio: fraction of this layer's parameters removed.
-        reconstruction_error: relative error of the layer's output over the calibration tokens.
-        weight_error: relative error in the original space.
+        reconstruction_error: relative error of the layer's output over the calibration tokens, as the profile predicts
+            it (sequential compression and extra nonzeros not counted).
+        weight_error: relative error in the original space, as the profile predicts it.
+        loss: predicted increase of the model's loss, nats per token; None where sensitivities were not measured.
+        achieved_error: as `reconstruction_error`, of what was stored; see `LayerOutcome`. 0 if dense.
+        frontier: what the knapsack chose from, by falling cost; see `FrontierPoint`.
         input_group: first layer that reads the same input.
         dictionary: the layer with which the dictionary is stored, if it is another one's or shared; None otherwise.
     """
@@ -88,6 +114,9 @@ class LayerReport(_Frozen):
     compression_ratio: float
     reconstruction_error: float
     weight_error: float
+    loss: float | None = None
+    achieved_error: float | None = None
+    frontier: tuple[FrontierPoint, ...] = ()
     input_group: str
     dictionary: str | None = None
 
@@ -113,6 +142,7 @@ class TotalsReport(_Frozen):
         compressible_parameters: parameters of the selected linear layers.
         kept_parameters: what is left of them.
         achieved_ratio: fraction of the compressible parameters removed.
+        achieved_byte_ratio: fraction of the compressible layers' bytes removed, masks counted.
         model_parameters: parameters of the whole model.
         model_compression_ratio: fraction of the whole model's parameters removed.
         stored_bytes: all safetensors of the smallest export.
@@ -122,6 +152,7 @@ class TotalsReport(_Frozen):
     compressible_parameters: int
     kept_parameters: int
     achieved_ratio: float
+    achieved_byte_ratio: float | None = None
     model_parameters: int
     model_compression_ratio: float
     stored_bytes: int
@@ -182,10 +213,23 @@ class CompressionReport(_Frozen):
     skipped: Annotated[dict[str, str], Field(default_factory=dict)]
 
 
-def layer_report(profile: LayerProfile, candidate: Candidate) -> LayerReport:
-    """Describes a layer under the candidate chosen for it."""
-    coefficients = None if candidate.rank is None else candidate.rank * profile.d_out
-    nnz = candidate.nnz
+def layer_report(
+    profile: LayerProfile,
+    candidate: Candidate,
+    outcome: LayerOutcome | None,
+    frontier: tuple[FrontierPoint, ...] = (),
+) -> LayerReport:
+    """Describes a layer under the candidate chosen for it.
+
+    Args:
+        profile: the layer.
+        candidate: its candidate.
+        outcome: what became of it; None if it stayed dense.
+        frontier: what was chosen from.
+    """
+    rows = profile.d_in if candidate.rank is None else candidate.rank
+    nnz = None if outcome is None else outcome.nnz
+    kept = candidate.kept_parameters if outcome is None else outcome.kept_parameters
     return LayerReport(
         name=profile.name,
         kind=candidate.kind,
@@ -193,12 +237,16 @@ def layer_report(profile: LayerProfile, candidate: Candidate) -> LayerReport:
         d_out=profile.d_out,
         rank=candidate.rank,
         nnz=nnz,
-        sparsity=None if coefficients is None or nnz is None else 1 - nnz / coefficients,
-        rank_nnz_ratio=None if coefficients is None or nnz is None else coefficients / nnz,
-        kept_parameters=candidate.kept_parameters,
-        stored_bytes=candidate.stored_bytes,
-        compression_ratio=achieved_ratio(profile.parameters, candidate.kept_parameters),
+        sparsity=None if nnz is None else 1 - nnz / (rows * profile.d_out),
+        rank_nnz_ratio=None if nnz is None or candidate.rank is None else rows * profile.d_out / nnz,
+        kept_parameters=kept,
+        stored_bytes=candidate.stored_bytes if outcome is None else outcome.stored_bytes,
+        compression_ratio=achieved_ratio(profile.parameters, kept),
         reconstruction_error=candidate.reconstruction_error,
         weight_error=candidate.weight_error,
+        loss=candidate.loss,
+        achieved_error=0.0 if outcome is None else outcome.achieved_error,
+        frontier=frontier,
         input_group=profile.input_group,
+        dictionary=candidate.dictionary,
     )

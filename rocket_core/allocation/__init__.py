@@ -4,7 +4,23 @@
 `labels` are its linear relaxation and its exact search. Loads no torch.
 """
 
-from rocket_core.allocation.allocator import Allocation, allocate, chosen, reachable_ratio, smallest_cap
+from rocket_core.allocation.allocator import (
+    Allocation,
+    allocate,
+    chosen,
+    layer_frontiers,
+    reachable_ratio,
+    smallest_cap,
+)
 from rocket_core.allocation.knapsack import KnapsackSolution, solve_knapsack
 
-__all__ = ["Allocation", "KnapsackSolution", "allocate", "chosen", "reachable_ratio", "smallest_cap", "solve_knapsack"]
+__all__ = [
+    "Allocation",
+    "KnapsackSolution",
+    "allocate",
+    "chosen",
+    "layer_frontiers",
+    "reachable_ratio",
+    "smallest_cap",
+    "solve_knapsack",
+]

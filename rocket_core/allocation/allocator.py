@@ -13,7 +13,7 @@ from rocket_core.allocation.knapsack import solve_knapsack
 from rocket_core.allocation.options import Cost, Error, Item, build_items, chosen_candidate
 from rocket_core.allocation.spending import spend
 from rocket_core.budget import parameter_budget
-from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.config import Budget, Objective
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 
@@ -126,8 +126,8 @@ def allocate(
     items = build_items(profiles, cost, error)
     whole = sum(cost(profile.candidates[0]) for profile in profiles)
     budget = _feasible_budget(items, whole, ratio, measure)
-    costs = _padded((item.costs for item in items), 0)
-    errors = _padded((item.errors for item in items), math.inf)
+    costs = _padded((item.costs.tolist() for item in items), 0)
+    errors = _padded((item.errors.tolist() for item in items), math.inf)
     cap = None
     if objective == "weight":
         cap = _cap(costs, errors, ratio, budget, cap_slack)
@@ -159,6 +159,30 @@ def allocate(
 def chosen(profiles: Sequence[LayerProfile], allocation: Allocation) -> list[tuple[LayerProfile, Candidate]]:
     """Each layer with the candidate that an allocation chose, extra nonzeros not counted."""
     return list(chosen_candidate(profiles, allocation.choices, _leaders(profiles)))
+
+
+def layer_frontiers(
+    profiles: Sequence[LayerProfile], objective: Objective, measure: Budget
+) -> dict[str, tuple[FrontierPoint, ...]]:
+    """What is worth choosing for each layer by itself, and at the first layer of a group what it offers together.
+
+    Args:
+        profiles: all layers.
+        objective: what errors are measured by.
+        measure: what costs are.
+
+    Returns:
+        By layer, in each part by falling cost: its own candidates that no other is both smaller and better than, then
+        likewise the shared ones.
+    """
+    cost, error = _cost(measure), _error(objective)
+    return {
+        profile.name: (
+            *_frontier([(candidate.kind, (candidate,)) for candidate in profile.candidates], False, cost, error),
+            *_frontier([(shared.members[0].kind, shared.members) for shared in profile.shared], True, cost, error),
+        )
+        for profile in profiles
+    }
 
 
 def reachable_ratio(profiles: Sequence[LayerProfile], measure: Budget = "parameters") -> float:
@@ -223,6 +247,23 @@ def _error(objective: Objective) -> Error:
     if objective == "whitened":
         return lambda candidate: candidate.reconstruction_error**2
     return _loss
+
+
+def _frontier(
+    options: Iterable[tuple[CandidateKind, Sequence[Candidate]]], shared: bool, cost: Cost, error: Error
+) -> list[FrontierPoint]:
+    points = [
+        FrontierPoint(kind=kind, shared=shared, cost=sum(map(cost, members)), error=sum(map(error, members)))
+        for kind, members in options
+    ]
+    points.sort(key=lambda point: (point.cost, point.error))
+    best = math.inf
+    kept: list[FrontierPoint] = []
+    for point in points:
+        if point.error < best:
+            best = point.error
+            kept.append(point)
+    return kept[::-1]
 
 
 def _loss(candidate: Candidate) -> float:

@@ -10,7 +10,7 @@ from rocket_core import config
 from rocket_core.config import CompressionConfig
 from rocket_core.methods.base import Method
 from rocket_core.methods.magnitude import Magnitude
-from rocket_core.methods.problem import LayerProblem, column_weights
+from rocket_core.methods.problem import Compressed, LayerProblem, column_weights, output_errors
 from rocket_core.methods.rocket import Rocket
 from rocket_core.methods.rocket_uniform import RocketUniform
 from rocket_core.methods.svd_llm import SvdLlm
@@ -35,4 +35,4 @@ def method_for(settings: CompressionConfig, itemsize: int) -> Method:
     return METHODS[settings.method](settings, itemsize)
 
 
-__all__ = ["METHODS", "LayerProblem", "Method", "column_weights", "method_for"]
+__all__ = ["METHODS", "Compressed", "LayerProblem", "Method", "column_weights", "method_for", "output_errors"]

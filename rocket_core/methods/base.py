@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RATIOS, CompressionConfig
-from rocket_core.methods.problem import LayerProblem
-from rocket_core.modules import LayerFactors
+from rocket_core.methods.problem import Compressed, LayerProblem
 
 
 class Method(ABC):
@@ -56,7 +55,7 @@ class Method(ABC):
         """
 
     @abstractmethod
-    def compress(self, problem: LayerProblem, candidate: Candidate) -> LayerFactors:
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
         """Compresses a layer as a candidate says.
 
         Args:
@@ -64,7 +63,7 @@ class Method(ABC):
             candidate: kind, rank and nnz, not necessarily one that `profile` gave.
 
         Returns:
-            The factors, in the problem's precision and on its device.
+            The factors, in the problem's precision and on its device, and their errors.
         """
 
     def share(self, problem: LayerProblem, owner: str) -> list[SharedCandidate]:
@@ -76,7 +75,7 @@ class Method(ABC):
         """
         raise NotImplementedError(owner)
 
-    def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> LayerFactors:
+    def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> Compressed:
         """Compresses the layers of an input group together.
 
         Args:

@@ -13,7 +13,7 @@ from rocket_core.factorization import (
     factorize_layer,
     prepare_layer,
 )
-from rocket_core.methods.problem import LayerProblem
+from rocket_core.methods.problem import Compressed, LayerProblem
 from rocket_core.modules import LayerFactors
 from rocket_core.profiling import best_factorizations
 
@@ -82,14 +82,15 @@ def share(
     return [candidate for candidate in shared if candidate is not None][::-1]
 
 
-def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz: int) -> LayerFactors:
+def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz: int) -> Compressed:
     """Dictionary and coefficients of a layer, or of a group's weights side by side."""
     factorization = factorize_layer(prepare(problem, settings), rank, nnz)
-    return LayerFactors(
+    factors = LayerFactors(
         dictionary=factorization.dictionary(),
         coefficients=problem.unscaled(factorization.coefficients),
         support=factorization.support,
     )
+    return Compressed(factors=factors, errors=factorization.column_errors())
 
 
 def _candidate(problem: LayerProblem, factorization: Factorization, itemsize: int) -> Candidate:

@@ -7,8 +7,7 @@ from torch import Tensor
 from rocket_core.candidates import Candidate
 from rocket_core.methods import sparse
 from rocket_core.methods.base import Method
-from rocket_core.methods.problem import LayerProblem
-from rocket_core.modules import LayerFactors
+from rocket_core.methods.problem import Compressed, LayerProblem, output_errors
 from rocket_core.pruning import prune_at_once
 
 
@@ -34,17 +33,16 @@ class Magnitude(Method):
         found = []
         for nnz in sparse.counts(*problem.shape, self.ratios, self.budget_itemsize):
             pruned = weight.masked_fill(~self.support(problem, nnz), 0)
-            removed = weight - pruned
-            error = float((removed * (gram @ removed)).sum(dtype=torch.float64))
+            error = float(output_errors(gram, weight - pruned).sum())
             found.append(sparse.candidate(problem, weight, pruned, nnz, (error, energy), self.itemsize))
         return found
 
-    def compress(self, problem: LayerProblem, candidate: Candidate) -> LayerFactors:
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
         """Sets what is not kept to zero."""
         assert candidate.nnz is not None
         support = self.support(problem, candidate.nnz)
-        weight = problem.weight.to(problem.precision).masked_fill(~support, 0)
-        return LayerFactors(dictionary=None, coefficients=weight, support=support)
+        weight = problem.weight.to(problem.precision)
+        return sparse.stored(problem, weight, weight.masked_fill(~support, 0), support)
 
     def support(self, problem: LayerProblem, nnz: int) -> Bool[Tensor, "d_in d_out"]:
         """Which entries are kept."""

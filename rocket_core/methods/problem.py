@@ -7,7 +7,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rocket_core.modules import LayerFactors
 from rocket_core.whitening import Eigenbasis, GramStatistics, basis_from_statistics, shrunk_gram
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compressed:
+    """A compressed weight.
+
+    Attributes:
+        factors: how it is stored.
+        errors: ‖S(w_j - w̃_j)‖² · w_j² of each output j, in float64.
+    """
+
+    factors: LayerFactors
+    errors: Float[Tensor, " d_out"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -99,6 +113,11 @@ class LayerProblem:
             output_gram=output_gram * scale[:, None] * scale,
             input_energy=self.statistics.input_energy,
         )
+
+
+def output_errors(gram: Float[Tensor, "d_in d_in"], removed: Float[Tensor, "d_in d_out"]) -> Float[Tensor, " d_out"]:
+    """Diagonal of EᵀGE for E = W - W̃, in float64: the squared error of each output over the calibration tokens."""
+    return (removed * (gram @ removed)).sum(dim=0, dtype=torch.float64).clamp_min(0)
 
 
 def column_weights(sensitivity: Float[Tensor, " d_out"], *, by_column: bool) -> Float[Tensor, " d_out"]:

@@ -1,10 +1,10 @@
 """`rocket`: every kind of candidate that the settings allow, at every ratio, for the knapsack to choose from."""
 
 from rocket_core.candidates import Candidate, SharedCandidate
+from rocket_core.config import PROFILE_RANK_NNZ_RATIOS
 from rocket_core.methods import dictionary, sparse
 from rocket_core.methods.base import Method
-from rocket_core.methods.problem import LayerProblem
-from rocket_core.modules import LayerFactors
+from rocket_core.methods.problem import Compressed, LayerProblem
 
 
 class Rocket(Method):
@@ -43,12 +43,12 @@ class Rocket(Method):
             problem,
             dictionary.settings_of(self.config),
             ratios=self.ratios,
-            shapes=dictionary.PROFILE_RANK_NNZ_RATIOS,
+            shapes=PROFILE_RANK_NNZ_RATIOS,
             owner=owner,
             itemsizes=(self.itemsize, self.budget_itemsize),
         )
 
-    def compress(self, problem: LayerProblem, candidate: Candidate) -> LayerFactors:
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
         """By the candidate's kind."""
         assert candidate.nnz is not None
         if candidate.kind == "sparse":
@@ -57,7 +57,7 @@ class Rocket(Method):
         assert candidate.rank is not None
         return dictionary.compress(problem, dictionary.settings_of(self.config), candidate.rank, candidate.nnz)
 
-    def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> LayerFactors:
+    def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> Compressed:
         """One dictionary for all members."""
         return dictionary.compress(problem, dictionary.settings_of(self.config), rank, nnz)
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rocket_core import budget
 from rocket_core.candidates import Candidate
-from rocket_core.methods.problem import LayerProblem
+from rocket_core.methods.problem import Compressed, LayerProblem, output_errors
 from rocket_core.modules import LayerFactors
 from rocket_core.pruning import PrunedWeight, prune_path
 
@@ -64,10 +64,22 @@ def candidate(
     )
 
 
-def compress(problem: LayerProblem, nonzeros: Sequence[int]) -> LayerFactors:
+def compress(problem: LayerProblem, nonzeros: Sequence[int]) -> Compressed:
     """The pruned weight at the last of falling numbers of nonzeros."""
+    weight = problem.scaled_weight.to(problem.precision)
     pruned: PrunedWeight | None = None
-    for pruned in prune_path(problem.scaled_weight, problem.gram(), nonzeros):
+    for pruned in prune_path(weight, problem.gram(), nonzeros):
         pass
     assert pruned is not None, "a candidate has at least one nonzero"
-    return LayerFactors(dictionary=None, coefficients=problem.unscaled(pruned.weight), support=pruned.support)
+    return stored(problem, weight, pruned.weight, pruned.support)
+
+
+def stored(
+    problem: LayerProblem,
+    weight: Float[Tensor, "d_in d_out"],
+    pruned: Float[Tensor, "d_in d_out"],
+    support: Bool[Tensor, "d_in d_out"],
+) -> Compressed:
+    """The result for a pruned weight; `weight` and `pruned` with column weights."""
+    factors = LayerFactors(dictionary=None, coefficients=problem.unscaled(pruned), support=support)
+    return Compressed(factors=factors, errors=output_errors(problem.gram(), weight - pruned))

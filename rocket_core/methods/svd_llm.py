@@ -4,8 +4,7 @@ from rocket_core.candidates import Candidate
 from rocket_core.factorization import FactorizerSettings
 from rocket_core.methods import dictionary
 from rocket_core.methods.base import Method
-from rocket_core.methods.problem import LayerProblem
-from rocket_core.modules import LayerFactors
+from rocket_core.methods.problem import Compressed, LayerProblem
 
 
 class SvdLlm(Method):
@@ -28,7 +27,7 @@ class SvdLlm(Method):
             itemsizes=(self.itemsize, self.budget_itemsize),
         )
 
-    def compress(self, problem: LayerProblem, candidate: Candidate) -> LayerFactors:
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
         """Truncates at the candidate's rank."""
         assert candidate.rank is not None
         assert candidate.nnz is not None

@@ -28,9 +28,9 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
     WorkFolderError,
 )
-from rocket_core.factorization import FactorizerSettings
 from rocket_core.headers import storage_dtype
 from rocket_core.inspection import refuse_config, refuse_unreachable
+from rocket_core.methods import Method, method_for
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 
 _FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -72,13 +72,9 @@ class Run:
         return _FLOATS[self.config.precision]
 
     @property
-    def factorizer(self) -> FactorizerSettings:
-        """What the factorizer is told."""
-        return FactorizerSettings(
-            importance_balance=self.config.importance_balance,
-            over_sparsification=self.config.over_sparsification,
-            ridge=self.config.ridge,
-        )
+    def method(self) -> Method:
+        """How layers are compressed."""
+        return method_for(self.config, self.dtype.itemsize)
 
     def stored_bytes(self, layer: str) -> int:
         """Bytes of a layer's dense weight in the artifact: as stored, unless another dtype is asked for."""

@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from pydantic import ValidationError
 
 from rocket_core import __version__, budget
-from rocket_core.allocation import Allocation
+from rocket_core.allocation import Allocation, chosen, layer_frontiers
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig, ExportKind
 from rocket_core.datasets import local_path_of
@@ -29,18 +29,22 @@ from rocket_core.errors import (
 )
 from rocket_core.hub import HubAccess, offline
 from rocket_core.pipeline.card import model_card
+from rocket_core.pipeline.compression import compress_layers, units_of
 from rocket_core.pipeline.export import stored_bytes, write_export
 from rocket_core.pipeline.fetch import obtain_model
 from rocket_core.pipeline.preflight import Run, calibration_tokens, prepare_run, run_identity, token_hash
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.resources import require_resources
-from rocket_core.pipeline.stages import allocate_layers, factorize_layers, profile_layers
+from rocket_core.pipeline.sensitivity import measure_sensitivities
+from rocket_core.pipeline.sequential import SequentialCompression
+from rocket_core.pipeline.stages import allocate_layers, profile_layers
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder, write_text
 from rocket_core.report import (
     AllocationReport,
     CalibrationReport,
     CompressionReport,
     ExportReport,
+    LayerReport,
     TotalsReport,
     layer_report,
 )
@@ -139,18 +143,26 @@ def _compress(
     tokens: Int64[torch.Tensor, "windows tokens"],
     monitor: Monitor,
 ) -> CompressionReport:
+    if run.config.measures_sensitivities:
+        with monitor.stage("differentiating"):
+            measure_sensitivities(run, tokens, work, monitor, windows=run.config.sensitivity_samples)
     with monitor.stage("calibrating"):
         profiled = profile_layers(run, tokens, work, monitor)
     with monitor.stage("allocating"):
         allocation = allocate_layers(run, profiled.profiles, work)
-        chosen = [
-            (profile, profile.candidates[choice])
-            for profile, choice in zip(profiled.profiles, allocation.choices, strict=True)
-        ]
-        monitor.allocated(chosen)
+        selected = chosen(profiled.profiles, allocation)
+        monitor.allocated(selected)
     with monitor.stage("factorizing"):
-        factorize_layers(run, tokens, work, chosen, monitor)
-    layers = tuple(layer_report(profile, candidate) for profile, candidate in chosen)
+        units = units_of(selected, allocation.extra_nonzeros)
+        if run.config.sequential:
+            SequentialCompression(run, tokens, work, units, monitor).complete()
+        else:
+            compress_layers(run, tokens, work, units, monitor)
+    frontiers = layer_frontiers(profiled.profiles, allocation.objective, allocation.measure)
+    layers = tuple(
+        layer_report(profile, candidate, work.outcome(profile.name), frontiers.get(profile.name, ()))
+        for profile, candidate in selected
+    )
     with monitor.stage("exporting"):
         by_name = {layer.name: layer for layer in layers}
         folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
@@ -166,7 +178,7 @@ def _compress(
         calibration=_calibration_report(run, tokens),
         stages=monitor.stages,
         allocation=_allocation_report(allocation),
-        totals=_totals(run, chosen, exports),
+        totals=_totals(run, layers, exports),
         exports=exports,
         layers=layers,
         skipped=run.skipped | profiled.skipped,
@@ -251,14 +263,17 @@ def _allocation_report(allocation: Allocation) -> AllocationReport:
     return AllocationReport.model_validate({name: getattr(allocation, name) for name in AllocationReport.model_fields})
 
 
-def _totals(run: Run, chosen: list[tuple[LayerProfile, Candidate]], exports: tuple[ExportReport, ...]) -> TotalsReport:
-    compressible = sum(profile.parameters for profile, _ in chosen)
-    kept = sum(candidate.kept_parameters for _, candidate in chosen)
+def _totals(run: Run, layers: Sequence[LayerReport], exports: tuple[ExportReport, ...]) -> TotalsReport:
+    compressible = sum(layer.d_in * layer.d_out for layer in layers)
+    kept = sum(layer.kept_parameters for layer in layers)
     whole = run.architecture.parameters
     return TotalsReport(
         compressible_parameters=compressible,
         kept_parameters=kept,
         achieved_ratio=budget.achieved_ratio(compressible, kept),
+        achieved_byte_ratio=budget.achieved_ratio(
+            sum(run.stored_bytes(layer.name) for layer in layers), sum(layer.stored_bytes for layer in layers)
+        ),
         model_parameters=whole,
         model_compression_ratio=budget.achieved_ratio(whole, whole - compressible + kept),
         stored_bytes=min(export.stored_bytes for export in exports),

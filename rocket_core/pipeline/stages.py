@@ -1,27 +1,22 @@
-"""The stages that compute: profiling, allocation, factorization. Each picks up where the work folder ends."""
+"""The stages that profile and allocate. Each picks up where the work folder ends."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
 from rocket_core.allocation import Allocation, allocate
-from rocket_core.architectures import oriented_weight
-from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
 from rocket_core.devices import return_freed_memory
-from rocket_core.errors import CorruptCheckpointError, IllConditionedGramError
-from rocket_core.factorization import factorize_layer, prepare_layer
-from rocket_core.modules import LayerFactors, layer_tensors
+from rocket_core.methods import Method
 from rocket_core.pipeline.preflight import Run
+from rocket_core.pipeline.problems import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.walk import BlockWalk
 from rocket_core.pipeline.work_folder import BlockRecord, WorkFolder
-from rocket_core.profiling import profile_layer
-from rocket_core.whitening import Eigenbasis, GramStatistics, basis_from_statistics
+from rocket_core.whitening import GramStatistics
 
 Windows = Int64[Tensor, "windows tokens"]
 
@@ -42,7 +37,7 @@ class Profiled:
 def profile_layers(run: Run, tokens: Windows, work: WorkFolder, monitor: Monitor) -> Profiled:
     """Calibrates and profiles every layer, block by block.
 
-    A layer's eigenbasis and profile are on disk before the next layer begins.
+    A layer's statistics and profile are on disk before the next layer begins.
 
     Args:
         run: the run.
@@ -84,47 +79,16 @@ def allocate_layers(run: Run, profiles: Sequence[LayerProfile], work: WorkFolder
     allocation = work.allocation()
     if allocation is None:
         config = run.config
-        allocation = allocate(profiles, config.ratio, objective=config.objective, cap_slack=config.cap_slack)
+        allocation = allocate(
+            profiles,
+            config.ratio,
+            objective=config.objective if config.method == "rocket" else "whitened",
+            cap_slack=config.cap_slack,
+            measure=config.budget,
+            itemsize=run.dtype.itemsize,
+        )
         work.save_allocation(allocation)
     return allocation
-
-
-def factorize_layers(
-    run: Run, tokens: Windows, work: WorkFolder, chosen: Sequence[tuple[LayerProfile, Candidate]], monitor: Monitor
-) -> None:
-    """Factorizes every layer that the allocation does not leave dense, block by block.
-
-    Args:
-        run: the run.
-        tokens: calibration windows, needed where an eigenbasis was not kept.
-        work: where eigenbases are and factors go.
-        chosen: each layer with its candidate.
-        monitor: told of every layer.
-
-    Raises:
-        CompressionCancelledError: the caller wants the run to end.
-    """
-    walk = BlockWalk(run, tokens, monitor.pulse)
-    candidates = {profile.name: candidate for profile, candidate in chosen if candidate.kind == "factored"}
-    done = 0
-    for index, names in enumerate(run.layers):
-        pending = [name for name in names if name in candidates and work.factors(name) is None]
-        statistics: dict[str, GramStatistics] = {}
-        if not all(work.has_basis(name) for name in pending):
-            statistics, _ = walk.statistics(index, names)
-        finished = sum(name in candidates for name in names) - len(pending)
-        if finished:
-            done += finished
-            monitor.skip_to(done / len(candidates))
-        for name in pending:
-            monitor.step(done / len(candidates), name)
-            weight = _load_weight(run, name)
-            basis = work.basis(name) or _compute_basis(run, weight, statistics[name])
-            factors = _factors(run, weight, basis, candidates[name])
-            work.save_factors(name, layer_tensors(factors, run.dtype))
-            del weight, basis, factors
-            return_freed_memory()
-            done += 1
 
 
 def _report_layer(monitor: Monitor, done: int, total: int, ahead: int, name: str) -> None:
@@ -134,6 +98,28 @@ def _report_layer(monitor: Monitor, done: int, total: int, ahead: int, name: str
 def _hand_over(monitor: Monitor, profiles: list[LayerProfile], profile: LayerProfile) -> None:
     monitor.profiled(len(profiles), profile)
     profiles.append(profile)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Calibrated:
+    """What calibration of a block has found, to be taken out layer by layer."""
+
+    statistics: dict[str, GramStatistics]
+    leaders: dict[str, str]
+    members: dict[str, tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Layers that read one input are named after the first of them in the model, whichever is called first.
+        first = {leader: name for name, leader in reversed(list(self.leaders.items()))}
+        self.leaders = {name: first[leader] for name, leader in self.leaders.items()}
+        self.members = {
+            leader: tuple(name for name, other in self.leaders.items() if other == leader)
+            for leader in self.leaders.values()
+        }
+
+    def take(self, name: str) -> GramStatistics:
+        """A layer's statistics; a Gram matrix is freed with the last layer that needs it."""
+        return self.statistics.pop(name)
 
 
 def _profile_block(
@@ -147,78 +133,72 @@ def _profile_block(
     names = run.layers[index]
     if not names:
         return BlockRecord(layers=(), skipped={})
-    statistics, leaders = walk.statistics(index, names)
-    skipped = {name: "never called through forward" for name in names if name not in statistics}
+    method = run.method
+    statistics, leaders = walk.statistics(index, names, input_grams=method.needs_input_gram)
+    calibrated = _Calibrated(statistics=statistics, leaders={name: leaders[name] for name in names if name in leaders})
+    skipped = {name: "never called through forward" for name in names if name not in calibrated.leaders}
     finished: list[str] = []
     for position, name in enumerate(names):
-        # Popped, so that a Gram matrix is freed with the last layer that needs it.
-        layer_statistics = statistics.pop(name, None)
-        if layer_statistics is None:
+        if name in skipped:
             continue
         on_layer(position, name)
         profile = work.profile(name)
         if profile is None:
-            profile = _profile_one(run, work, name, leaders[name], layer_statistics)
+            profile = _profile_one(run, work, method, name, calibrated)
             return_freed_memory()
+        calibrated.statistics.pop(name, None)
         on_profile(profile)
         finished.append(name)
     return BlockRecord(layers=tuple(finished), skipped=skipped)
 
 
-def _profile_one(run: Run, work: WorkFolder, name: str, leader: str, statistics: GramStatistics) -> LayerProfile:
-    weight = _load_weight(run, name)
-    d_in, d_out = weight.shape
-    with _naming_the_layer(name):
-        basis = _compute_basis(run, weight, statistics)
-        work.save_basis(name, basis, quota=run.config.statistics_quota_bytes)
-        layer = prepare_layer(weight, basis, run.factorizer, dtype=run.precision)
-        candidates = profile_layer(
-            layer,
-            objective=run.config.objective,
-            itemsize=run.dtype.itemsize,
-            dense_bytes=run.stored_bytes(name),
-        )
+def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrated: _Calibrated) -> LayerProfile:
+    statistics = calibrated.take(name)
+    leader = calibrated.leaders[name]
+    with naming_the_layer(name):
+        problem = layer_problem(run, work, (name,), statistics)
+        candidates = method.profile(problem)
+        shared = _share(run, work, method, calibrated.members[leader], statistics) if leader == name else ()
+    if not run.config.sequential:  # which computes statistics of its own
+        quota = run.config.statistics_quota_bytes
+        if problem.basis is not None:
+            work.save_basis(name, problem.basis, quota=quota)
+        if method.needs_input_gram and statistics.gram is not None:
+            work.save_gram(leader, statistics.gram, quota=quota)
+    d_in, d_out = problem.shape
+    dense = Candidate(
+        kind="dense",
+        kept_parameters=d_in * d_out,
+        stored_bytes=run.stored_bytes(name),
+        reconstruction_error=0.0,
+        weight_error=0.0,
+        loss=problem.loss(0.0),
+    )
     profile = LayerProfile(
-        name=name, d_in=d_in, d_out=d_out, input_group=leader, tokens=statistics.tokens, candidates=candidates
+        name=name,
+        d_in=d_in,
+        d_out=d_out,
+        input_group=leader,
+        tokens=statistics.tokens,
+        candidates=(dense, *candidates),
+        shared=shared,
     )
     work.save_profile(profile)
     return profile
 
 
-@contextmanager
-def _naming_the_layer(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (IllConditionedGramError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]  # exported
-        raise IllConditionedGramError(f"layer {name}: {error}") from error
+def _share(
+    run: Run, work: WorkFolder, method: Method, members: tuple[str, ...], statistics: GramStatistics
+) -> tuple[SharedCandidate, ...]:
+    if not method.shares or len(members) < 2:
+        return ()
+    problem = layer_problem(run, work, members, statistics)
+    shared = tuple(method.share(problem, members[0]))
+    if not run.config.sequential and problem.basis is not None:
+        work.save_basis(shared_name(members[0]), problem.basis, quota=run.config.statistics_quota_bytes)
+    return shared
 
 
-def _compute_basis(run: Run, weight: Float[Tensor, "d_in d_out"], statistics: GramStatistics) -> Eigenbasis:
-    """The eigenbasis as it is kept on disk: profiling and factorization must see the same digits."""
-    basis = basis_from_statistics(weight, statistics, shrinkage=run.config.shrinkage)
-    return Eigenbasis(directions=basis.directions.to(run.precision), singular_values=basis.singular_values)
-
-
-def _factors(run: Run, weight: Float[Tensor, "d_in d_out"], basis: Eigenbasis, candidate: Candidate) -> LayerFactors:
-    assert candidate.rank is not None
-    assert candidate.nnz is not None
-    basis = Eigenbasis(directions=basis.directions.to(run.device), singular_values=basis.singular_values.to(run.device))
-    layer = prepare_layer(weight, basis, run.factorizer, dtype=run.precision)
-    factorization = factorize_layer(layer, candidate.rank, candidate.nnz)
-    return LayerFactors(
-        dictionary=factorization.dictionary(),
-        coefficients=factorization.coefficients,
-        support=factorization.support,
-    )
-
-
-def _load_weight(run: Run, name: str) -> Float[Tensor, "d_in d_out"]:
-    module = run.architecture.model.get_submodule(name)
-    run.loader.load([name])
-    weight = oriented_weight(module)
-    run.loader.unload(module)
-    if not bool(torch.isfinite(weight).all()):
-        raise CorruptCheckpointError(
-            f"the weight of layer {name} has NaN or infinite entries; fetch the checkpoint again, or ignore the layer"
-        )
-    return weight
+def shared_name(owner: str) -> str:
+    """Under what name the statistics of a group's weights side by side are kept."""
+    return f"{owner}.shared"

@@ -46,12 +46,15 @@ class BlockWalk:
                     self._step(block, self._position, batch)
             self._position += 1
 
-    def statistics(self, index: int, layers: tuple[str, ...]) -> tuple[dict[str, GramStatistics], dict[str, str]]:
+    def statistics(
+        self, index: int, layers: tuple[str, ...], *, input_grams: bool
+    ) -> tuple[dict[str, GramStatistics], dict[str, str]]:
         """Collects the Gram matrices of a block's layers while taking the hidden states through it.
 
         Args:
             index: the block, where the walk stands.
             layers: names of the layers to look at.
+            input_grams: whether the Gram matrices of the inputs are wanted even where those of the outputs are smaller.
 
         Returns:
             Statistics by layer, and for each layer the first one that reads the same input. A layer that the model
@@ -64,6 +67,8 @@ class BlockWalk:
             modules = {name: block.get_submodule(name.removeprefix(prefix)) for name in layers}
             shapes = {name: self._run.architecture.shape(name) for name in layers}
             groups = find_input_groups(modules, shapes, lambda: states.run(block, index, 0))
+            if input_grams:
+                groups = tuple(InputGroup(members=group.members, from_output=False) for group in groups)
             statistics = collect_statistics(
                 modules,
                 groups,

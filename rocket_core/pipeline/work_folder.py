@@ -23,7 +23,7 @@ from rocket_core.errors import (
     WorkFolderBusyError,
     WorkFolderError,
 )
-from rocket_core.report import StageReport
+from rocket_core.report import LayerOutcome, StageReport
 from rocket_core.sensitivity import Sensitivity
 from rocket_core.whitening import Eigenbasis
 
@@ -108,7 +108,7 @@ class WorkFolder:
             for remains in self.path.iterdir():
                 if remains.name != _LOCK_NAME:
                     shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
-        for folder in ("sensitivities", "blocks", "profiles", "bases", "factors"):
+        for folder in ("sensitivities", "blocks", "profiles", "bases", "grams", "factors", "outcomes"):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         _write_model(self._identity_file, identity)
         if self.tokens() is None:
@@ -208,11 +208,29 @@ class WorkFolder:
         """Whether the eigenbasis of a layer was kept."""
         return (self.path / "bases" / f"{layer}.safetensors").is_file()
 
+    def gram(self, group: str) -> torch.Tensor | None:
+        """The Gram matrix of an input group; None if the quota left no room for it."""
+        file = self.path / "grams" / f"{group}.safetensors"
+        return read_tensors(file)["gram"] if file.is_file() else None
+
+    def has_gram(self, group: str) -> bool:
+        """Whether the Gram matrix of an input group was kept."""
+        return (self.path / "grams" / f"{group}.safetensors").is_file()
+
+    def save_gram(self, group: str, gram: torch.Tensor, *, quota: int) -> None:
+        """Keeps a Gram matrix if all statistics that are kept stay within `quota` bytes."""
+        if not self.has_gram(group) and self._statistics_bytes() + gram.nbytes <= quota:
+            write_tensors(self.path / "grams" / f"{group}.safetensors", {"gram": gram})
+
+    def _statistics_bytes(self) -> int:
+        return sum(
+            file.stat().st_size for kind in ("bases", "grams") for file in (self.path / kind).glob("*.safetensors")
+        )
+
     def save_basis(self, layer: str, basis: Eigenbasis, *, quota: int) -> None:
-        """Keeps an eigenbasis if all that are kept stay within `quota` bytes."""
+        """Keeps an eigenbasis if all statistics that are kept stay within `quota` bytes."""
         size = basis.directions.nbytes + basis.singular_values.nbytes
-        taken = sum(file.stat().st_size for file in (self.path / "bases").glob("*.safetensors"))
-        if taken + size <= quota:
+        if self._statistics_bytes() + size <= quota:
             tensors = {"directions": basis.directions, "singular_values": basis.singular_values}
             write_tensors(self.path / "bases" / f"{layer}.safetensors", tensors)
 
@@ -233,6 +251,15 @@ class WorkFolder:
     def save_factors(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Marks a layer as factorized."""
         write_tensors(self.path / "factors" / f"{layer}.safetensors", tensors)
+
+    def outcome(self, layer: str) -> LayerOutcome | None:
+        """What became of a compressed layer."""
+        file = self.path / "outcomes" / f"{layer}.json"
+        return _read_model(file, LayerOutcome) if file.is_file() else None
+
+    def save_outcome(self, layer: str, outcome: LayerOutcome) -> None:
+        """Marks a layer as compressed; its factors are there already."""
+        _write_model(self.path / "outcomes" / f"{layer}.json", outcome)
 
     def begin_publishing(self) -> None:
         """Notes that artifacts are being moved to their place: what lies there from now on is this run's."""

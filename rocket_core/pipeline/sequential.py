@@ -1,0 +1,261 @@
+"""The stage that compresses the layers one after another, each for what the compressed layers before it produce.
+
+Two streams of hidden states pass through the model: that of the dense model and that of the model as far as it is
+compressed. A layer whose inputs are X in the one and X' in the other is compressed towards the dense output: the weight
+that brings X' closest to XW is W* = (X'ᵀX')⁻¹X'ᵀX W, and that weight, under the Gram matrix of X', is what the method
+is given. The errors of earlier layers are thereby made good where they can be, instead of adding up.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from rocket_core.architectures import oriented_weight
+from rocket_core.calibration import Activations, InputGroup, find_input_groups, first_input
+from rocket_core.devices import return_freed_memory
+from rocket_core.footprint import TOKENS_PER_BATCH
+from rocket_core.methods import LayerProblem
+from rocket_core.modules import compose_weight, unpack_coefficients
+from rocket_core.pipeline.compression import Unit, compress_unit, is_finished, save
+from rocket_core.pipeline.preflight import Run
+from rocket_core.pipeline.problems import layer_problem, naming_the_layer
+from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.walk import begin_walk, loaded_block, split_windows
+from rocket_core.pipeline.work_folder import WorkFolder
+from rocket_core.whitening import GramStatistics, shrunk_gram
+
+
+@dataclass(kw_only=True, slots=True)
+class _CrossSums:
+    """Running sums over the inputs X of a dense layer and X' of the same layer behind compressed ones, in float64.
+
+    Attributes:
+        tokens: rows.
+        gram: X'ᵀX'.
+        cross: X'ᵀX.
+        dense: XᵀX.
+    """
+
+    tokens: int = 0
+    gram: Tensor = field(default_factory=lambda: torch.zeros(()))
+    cross: Tensor = field(default_factory=lambda: torch.zeros(()))
+    dense: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
+        """Adds the rows of a batch."""
+        self.tokens += rows.shape[0]
+        self.gram = self.gram + (rows.mT @ rows).double()
+        self.cross = self.cross + (rows.mT @ dense_rows).double()
+        self.dense = self.dense + (dense_rows.mT @ dense_rows).double()
+
+
+class _InputReachedError(Exception):
+    """Ends a forward pass whose remainder is of no interest."""
+
+
+class SequentialCompression:
+    """Compresses the layers of a model in the order in which they are called.
+
+    Costs, for each block, two forward passes of it and of its compressed copy for every input that its layers read,
+    over all calibration windows; memory of two blocks, and of the hidden states of both streams.
+
+    Args:
+        run: the run.
+        tokens: calibration windows.
+        work: where finished layers are and go.
+        units: what to compress.
+        monitor: told of every unit.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        tokens: Int64[Tensor, "windows tokens"],
+        work: WorkFolder,
+        units: Sequence[Unit],
+        monitor: Monitor,
+    ) -> None:
+        self._run = run
+        self._tokens = tokens
+        self._work = work
+        self._units = units
+        self._monitor = monitor
+        self._done = 0
+
+    def complete(self) -> None:
+        """Compresses all units.
+
+        Raises:
+            IllConditionedGramError: a Gram matrix cannot be factorized.
+            CompressionCancelledError: the caller wants the run to end.
+        """
+        if all(is_finished(self._work, unit) for unit in self._units):
+            return
+        run = self._run
+        dense = begin_walk(run, split_windows(run, self._tokens, TOKENS_PER_BATCH))
+        compressed = Activations(hidden=list(dense.hidden), calls=dense.calls)
+        last = max(index for index, names in enumerate(run.layers) if self._units_of(names))
+        for index in range(last + 1):
+            with loaded_block(run, index) as block:
+                twin = copy.deepcopy(block)
+                self._compress_block(index, (block, twin), (dense, compressed))
+                for batch in range(len(dense.hidden)):
+                    self._monitor.pulse()
+                    dense.step(block, index, batch)
+                    compressed.step(twin, index, batch)
+            del twin
+            return_freed_memory()
+
+    def _units_of(self, names: Sequence[str]) -> list[Unit]:
+        return [unit for unit in self._units if unit.names[0] in names]
+
+    def _compress_block(
+        self, index: int, blocks: tuple[nn.Module, nn.Module], streams: tuple[Activations, Activations]
+    ) -> None:
+        run = self._run
+        names = run.layers[index]
+        units = self._units_of(names)
+        if not units:
+            return
+        prefix = f"{run.architecture.blocks_name}.{index}."
+        dense = {name: blocks[0].get_submodule(name.removeprefix(prefix)) for name in names}
+        twins = {name: blocks[1].get_submodule(name.removeprefix(prefix)) for name in names}
+        shapes = {name: run.architecture.shape(name) for name in names}
+        groups = find_input_groups(dense, shapes, lambda: streams[0].run(blocks[0], index, 0))
+        for group in groups:
+            pending = [unit for unit in units if unit.names[0] in group.members]
+            if not all(is_finished(self._work, unit) for unit in pending):
+                sums = self._sums(group, index, blocks, streams, (dense, twins))
+                for unit in pending:
+                    self._compress_unit(unit, dense, sums)
+            elif pending:
+                self._monitor.skip_to((self._done + len(pending)) / len(self._units))
+            self._done += len(pending)
+            for unit in pending:
+                for name in unit.names:
+                    self._install(name, twins[name], unit)
+
+    def _sums(
+        self,
+        group: InputGroup,
+        index: int,
+        blocks: tuple[nn.Module, nn.Module],
+        streams: tuple[Activations, Activations],
+        layers: tuple[dict[str, nn.Module], dict[str, nn.Module]],
+    ) -> _CrossSums:
+        """Sums over what the group's layers read in both streams."""
+        sums = _CrossSums()
+        name = group.members[0]
+        called_once = False
+        for batch in range(len(streams[0].hidden)):
+            self._monitor.pulse()
+            rows = [
+                _inputs_of(layer[name], functools.partial(stream.run, block, index, batch), stop_at_first=called_once)
+                for layer, block, stream in zip(layers, blocks, streams, strict=True)
+            ]
+            called_once = len(rows[0]) == 1
+            for dense_rows, compressed_rows in zip(*rows, strict=True):
+                sums.add(compressed_rows.to(self._run.precision), dense_rows.to(self._run.precision))
+        return sums
+
+    def _compress_unit(self, unit: Unit, dense: dict[str, nn.Module], sums: _CrossSums) -> None:
+        if is_finished(self._work, unit):
+            return
+        self._monitor.step(self._done / len(self._units), unit.names[0])
+        run = self._run
+        weight = torch.cat([oriented_weight(dense[name]) for name in unit.names], dim=1).double()
+        target = cross_target(weight, sums.gram, sums.cross, tokens=sums.tokens, shrinkage=run.config.shrinkage)
+        statistics = GramStatistics(
+            tokens=sums.tokens, gram=sums.gram, output_gram=None, input_energy=sums.gram.diagonal()
+        )
+        with naming_the_layer(unit.names[0]):
+            problem = layer_problem(run, self._work, unit.names, statistics, weight=target)
+            result = compress_unit(run.method, problem, unit)
+            save(run, self._work, unit, problem, result, base_error=_unavoidable(problem, weight, target, sums))
+
+    def _install(self, name: str, twin: nn.Module, unit: Unit) -> None:
+        """Gives a layer of the compressed copy the weight that is stored for it."""
+        factors = self._work.factors(name)
+        assert factors is not None, name
+        own = {part: entry.read() for part, entry in factors.items()}
+        atoms = own.get("weight_u")
+        candidate = unit.candidates[unit.names.index(name)]
+        if atoms is None and candidate.rank is not None:
+            shared = self._work.factors(unit.names[0])
+            assert shared is not None, name
+            atoms = shared["weight_u"].read()
+        d_in, d_out = self._run.architecture.shape(name)
+        coefficients = unpack_coefficients(
+            own["weight"], own.get("weight_mask"), candidate.rank or d_in, d_out, layer=name
+        )
+        weight = compose_weight(None if atoms is None else atoms.T, coefficients, self._run.dtype)
+        oriented_weight(twin).copy_(weight.T)
+
+
+def cross_target(
+    weight: Float[Tensor, "d_in d_out"],
+    gram: Float[Tensor, "d_in d_in"],
+    cross: Float[Tensor, "d_in d_in"],
+    *,
+    tokens: int,
+    shrinkage: float,
+) -> Float[Tensor, "d_in d_out"]:
+    """The weight that brings the inputs of the compressed model closest to the dense model's outputs.
+
+    Minimises ‖XW - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖² with G' = X'ᵀX' and a the strength of the shrinkage: where the
+    tokens are too few to tell, the target stays with W.
+
+    Args:
+        weight: W, in float64.
+        gram: G'.
+        cross: X'ᵀX.
+        tokens: rows of X.
+        shrinkage: pull towards the diagonal, [0, 1].
+
+    Returns:
+        W*, in float64.
+    """
+    shrunk = shrunk_gram(gram, tokens, shrinkage)
+    pull = shrunk.diagonal() - gram.diagonal()
+    mean = shrunk.diagonal().mean()
+    # Inputs that never fire leave a zero on the diagonal; their weights stay what they are.
+    floor = torch.where(shrunk.diagonal() > 0, 1e-10 * mean, torch.where(mean > 0, mean, 1.0))
+    solution: Tensor = torch.linalg.solve(shrunk + torch.diag(floor), cross @ weight + (pull + floor)[:, None] * weight)
+    return solution
+
+
+def _unavoidable(
+    problem: LayerProblem, weight: Float[Tensor, "d_in d_out"], target: Float[Tensor, "d_in d_out"], sums: _CrossSums
+) -> float:
+    """‖XW - X'W*‖² with column weights: what is lost before the layer is compressed."""
+    if problem.column_weights is not None:
+        weight, target = weight * problem.column_weights, target * problem.column_weights
+    whole = (weight * (sums.dense @ weight)).sum()
+    common = (target * (sums.cross @ weight)).sum()
+    own = (target * (sums.gram @ target)).sum()
+    return max(0.0, float(whole - 2 * common + own))
+
+
+def _inputs_of(layer: nn.Module, run: Callable[[], object], *, stop_at_first: bool) -> list[Float[Tensor, "rows d_in"]]:
+    """What a layer reads, call by call, while its block runs; no further than the first call if that is known to do."""
+    rows: list[Tensor] = []
+
+    def note(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        tensor = first_input(args, kwargs).detach()
+        rows.append(tensor.reshape(-1, tensor.shape[-1]))
+        if stop_at_first:
+            raise _InputReachedError
+
+    handle = layer.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        with suppress(_InputReachedError):
+            run()
+    finally:
+        handle.remove()
+    return rows
