@@ -98,8 +98,8 @@ def allocate(
     - `whitened`: error is `reconstruction_error` squared, and there is no cap.
     - `fisher`: error is `loss`, and there is no cap.
 
-    Input groups whose profile has shared candidates choose for all their layers together. What is left of the budget
-    is spent on single nonzeros of layers that are sparse anyway.
+    Input groups whose profile has shared candidates choose for all their layers together. But for `weight`, what is
+    left of the budget is spent on single nonzeros of layers that are sparse anyway.
 
     Milliseconds for a few hundred layers, so any number of ratios can be tried on the same profiles.
 
@@ -136,8 +136,10 @@ def allocate(
     assert solution is not None, "the smallest candidates fit, and so does some choice under the smallest cap"
     choices = _choices(items, solution.choices.tolist(), len(profiles))
     per_nonzero = itemsize if measure == "bytes" else 1
-    chosen = [candidate for _, candidate in chosen_candidate(profiles, choices, _leaders(profiles))]
-    extra = spend(profiles, chosen, budget - solution.total_cost, (cost, per_nonzero), error)
+    selected = [candidate for _, candidate in chosen_candidate(profiles, choices, _leaders(profiles))]
+    # The paper's objective is left to the letter.
+    left = 0 if objective == "weight" else budget - solution.total_cost
+    extra = spend(profiles, selected, left, (cost, per_nonzero), error)
     return Allocation(
         objective=objective,
         ratio=ratio,
@@ -156,9 +158,21 @@ def allocate(
     )
 
 
-def chosen(profiles: Sequence[LayerProfile], allocation: Allocation) -> list[tuple[LayerProfile, Candidate]]:
-    """Each layer with the candidate that an allocation chose, extra nonzeros not counted."""
-    return list(chosen_candidate(profiles, allocation.choices, _leaders(profiles)))
+def chosen(
+    profiles: Sequence[LayerProfile], allocation: Allocation, *, itemsize: int
+) -> list[tuple[LayerProfile, Candidate]]:
+    """Each layer with the candidate that an allocation chose for it, extra nonzeros included.
+
+    Args:
+        profiles: what the allocation was made from.
+        allocation: the allocation.
+        itemsize: bytes of a nonzero.
+    """
+    candidates = chosen_candidate(profiles, allocation.choices, _leaders(profiles))
+    return [
+        (profile, _enlarged(candidate, extra, itemsize))
+        for (profile, candidate), extra in zip(candidates, allocation.extra_nonzeros, strict=True)
+    ]
 
 
 def layer_frontiers(
@@ -247,6 +261,18 @@ def _error(objective: Objective) -> Error:
     if objective == "whitened":
         return lambda candidate: candidate.reconstruction_error**2
     return _loss
+
+
+def _enlarged(candidate: Candidate, extra: int, itemsize: int) -> Candidate:
+    if extra == 0:
+        return candidate
+    assert candidate.nnz is not None
+    larger = {
+        "nnz": candidate.nnz + extra,
+        "kept_parameters": candidate.kept_parameters + extra,
+        "stored_bytes": candidate.stored_bytes + extra * itemsize,
+    }
+    return candidate.model_copy(update=larger)
 
 
 def _frontier(

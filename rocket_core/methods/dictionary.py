@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-
 from rocket_core import budget
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, CompressionConfig, Objective

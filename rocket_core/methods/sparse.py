@@ -1,5 +1,6 @@
 """Candidates that keep a layer's own weights, most of them zero."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -10,9 +11,9 @@ from rocket_core import budget
 from rocket_core.candidates import Candidate
 from rocket_core.methods.problem import Compressed, LayerProblem, output_errors
 from rocket_core.modules import LayerFactors
-from rocket_core.pruning import PrunedWeight, prune_path
+from rocket_core.pruning import prune_path
 
-# Each tenth of a layer's entries is a step. Between steps the allocation adds single entries, so finer ones gain little.
+# Steps of a tenth of a layer's entries: between them the allocation adds single entries, so finer ones gain little.
 SPARSE_RATIOS = tuple(round(0.1 * step, 1) for step in range(1, 10))
 
 
@@ -67,10 +68,7 @@ def candidate(
 def compress(problem: LayerProblem, nonzeros: Sequence[int]) -> Compressed:
     """The pruned weight at the last of falling numbers of nonzeros."""
     weight = problem.scaled_weight.to(problem.precision)
-    pruned: PrunedWeight | None = None
-    for pruned in prune_path(weight, problem.gram(), nonzeros):
-        pass
-    assert pruned is not None, "a candidate has at least one nonzero"
+    [pruned] = deque(prune_path(weight, problem.gram(), nonzeros), maxlen=1)
     return stored(problem, weight, pruned.weight, pruned.support)
 
 

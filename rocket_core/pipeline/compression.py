@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rocket_core import budget
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.devices import return_freed_memory
 from rocket_core.methods import Compressed, LayerProblem, Method
@@ -29,37 +28,29 @@ class Unit:
         names: the layers; the first owns the dictionary.
         input_group: first layer that reads their input.
         candidates: the candidate of each.
-        extra_nonzeros: what they get together beyond their candidates' nonzeros.
     """
 
     names: tuple[str, ...]
     input_group: str
     candidates: tuple[Candidate, ...]
-    extra_nonzeros: int
 
     @property
     def nnz(self) -> int:
         """Nonzeros of all."""
-        return sum(candidate.nnz or 0 for candidate in self.candidates) + self.extra_nonzeros
+        return sum(candidate.nnz or 0 for candidate in self.candidates)
 
 
-def units_of(chosen: Sequence[tuple[LayerProfile, Candidate]], extra_nonzeros: Sequence[int]) -> list[Unit]:
-    """What is to be compressed, in the order of first layers; layers that stay dense are in none.
-
-    Args:
-        chosen: each layer with its candidate.
-        extra_nonzeros: of each layer; of those that share, at the first one.
-    """
-    members: dict[str, list[tuple[LayerProfile, Candidate, int]]] = {}
-    for (profile, candidate), extra in zip(chosen, extra_nonzeros, strict=True):
+def units_of(chosen: Sequence[tuple[LayerProfile, Candidate]]) -> list[Unit]:
+    """What is to be compressed, in the order of first layers; layers that stay dense are in none."""
+    members: dict[str, list[tuple[LayerProfile, Candidate]]] = {}
+    for profile, candidate in chosen:
         if candidate.kind != "dense":
-            members.setdefault(candidate.dictionary or profile.name, []).append((profile, candidate, extra))
+            members.setdefault(candidate.dictionary or profile.name, []).append((profile, candidate))
     return [
         Unit(
-            names=tuple(profile.name for profile, _, _ in unit),
+            names=tuple(profile.name for profile, _ in unit),
             input_group=unit[0][0].input_group,
-            candidates=tuple(candidate for _, candidate, _ in unit),
-            extra_nonzeros=sum(extra for _, _, extra in unit),
+            candidates=tuple(candidate for _, candidate in unit),
         )
         for unit in members.values()
     ]
@@ -113,7 +104,7 @@ def compress_unit(method: Method, problem: LayerProblem, unit: Unit) -> Compress
         assert candidate.rank is not None
         return method.compress_shared(problem, candidate.rank, unit.nnz)
     assert not others
-    return method.compress(problem, candidate.model_copy(update={"nnz": unit.nnz}))
+    return method.compress(problem, candidate)
 
 
 def save(

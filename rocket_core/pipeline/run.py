@@ -150,10 +150,10 @@ def _compress(
         profiled = profile_layers(run, tokens, work, monitor)
     with monitor.stage("allocating"):
         allocation = allocate_layers(run, profiled.profiles, work)
-        selected = chosen(profiled.profiles, allocation)
+        selected = chosen(profiled.profiles, allocation, itemsize=run.dtype.itemsize)
         monitor.allocated(selected)
     with monitor.stage("factorizing"):
-        units = units_of(selected, allocation.extra_nonzeros)
+        units = units_of(selected)
         if run.config.sequential:
             SequentialCompression(run, tokens, work, units, monitor).complete()
         else:

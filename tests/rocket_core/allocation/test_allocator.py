@@ -80,8 +80,8 @@ def test_weight_objective_is_the_least_sum_under_the_cap(ratio, slack):
     ]
     chosen = [layer.candidates[index] for layer, index in zip(LAYERS, allocation.choices, strict=True)]
     assert allocation.budget == budget
-    assert allocation.compressible_parameters == 400
-    assert allocation.kept_parameters == sum(c.kept_parameters for c in chosen) <= budget
+    assert allocation.compressible == 400
+    assert allocation.kept == sum(c.kept_parameters for c in chosen) <= budget
     assert allocation.total_error == pytest.approx(min(sums))
     assert allocation.total_error == pytest.approx(sum(c.weight_error for c in chosen))
     assert allocation.lower_bound == allocation.total_error
@@ -116,7 +116,7 @@ def test_reference_error_is_the_mean_under_uniform_compression():
 def test_at_ratio_zero_every_layer_stays_dense():
     allocation = allocate(LAYERS, 0.0, objective="weight", cap_slack=0.01)
     assert allocation.choices == (0, 0, 0)
-    assert allocation.kept_parameters == allocation.budget == 400
+    assert allocation.kept == allocation.budget == 400
     assert (allocation.reference_error, allocation.smallest_alpha, allocation.alpha) == (0, 0, 0)
 
 
@@ -149,7 +149,7 @@ def test_the_nearest_ratio_works_when_typed_back(kept, objective):
     assert 0 <= nearest < 1
     assert nearest == float(f"{nearest:.4f}")
     allocation = allocate(profiles, nearest, objective=objective, cap_slack=0.0)
-    assert allocation.kept_parameters <= allocation.budget
+    assert allocation.kept <= allocation.budget
     if nearest < 0.9998:
         with pytest.raises(InfeasibleBudgetError) as error:
             allocate(profiles, round(nearest + 1e-4, 4), objective=objective, cap_slack=0.0)
