@@ -13,6 +13,10 @@ from torch import Tensor
 from rocket_core.least_squares import largest, solve_on_support
 
 
+# Steps on the way need not be exact to score what goes next; errors measured there are above the least by as little.
+_PATH_TOLERANCE = 1e-3
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrunedWeight:
     """A sparse weight.
@@ -39,7 +43,8 @@ def prune_path(
     """Prunes a weight step by step to ever fewer entries.
 
     At each step the entries with the least w̃² · G_ii go, where w̃ are the values refitted after the step before, and
-    what is left is refitted: the exact minimiser of ‖S(W - W̃)‖² on its support. Scoring refitted values is what sets
+    what is left is refitted: to the minimiser of ‖S(W - W̃)‖² on its support, less a thousandth of the error, which
+    `refit` takes off where a step is the last one. Scoring refitted values is what sets
     this apart from pruning at once by |w| · ‖x‖ (Wanda) with a refit at the end: on small language models it is 10 %
     less error at half of the entries, and within 3 % of removing by the exact cost of each entry (optimal brain
     surgeon), at a fraction of its price.
@@ -67,8 +72,23 @@ def prune_path(
     for count in counts:
         scores = (current.square() * input_energy).masked_fill(~support, -1)
         support = largest(scores, count)
-        current = solve_on_support(gram, products, support, energy=energy, start=current)
+        current = solve_on_support(gram, products, support, energy=energy, start=current, tolerance=_PATH_TOLERANCE)
         yield PrunedWeight(weight=current, support=support, error=_error(gram, target, current))
+
+
+def refit(weight: Float[Tensor, "d_in d_out"], gram: Float[Tensor, "d_in d_in"], pruned: PrunedWeight) -> PrunedWeight:
+    """The exact minimiser of ‖S(W - W̃)‖² on the support of a pruned weight.
+
+    Args:
+        weight: W.
+        gram: G, in the dtype to compute in.
+        pruned: the support, and values to begin with.
+    """
+    target = weight.to(gram.dtype)
+    products = gram @ target
+    energy = float((target * products).sum(dtype=torch.float64))
+    exact = solve_on_support(gram, products, pruned.support, energy=energy, start=pruned.weight)
+    return PrunedWeight(weight=exact, support=pruned.support, error=_error(gram, target, exact))
 
 
 def prune_at_once(

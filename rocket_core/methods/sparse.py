@@ -11,7 +11,7 @@ from rocket_core import budget
 from rocket_core.candidates import Candidate
 from rocket_core.methods.problem import Compressed, LayerProblem, output_errors
 from rocket_core.modules import LayerFactors
-from rocket_core.pruning import prune_path
+from rocket_core.pruning import prune_path, refit
 
 # Steps of a tenth of a layer's entries: between them the allocation adds single entries, so finer ones gain little.
 SPARSE_RATIOS = tuple(round(0.1 * step, 1) for step in range(1, 10))
@@ -69,7 +69,8 @@ def compress(problem: LayerProblem, nonzeros: Sequence[int]) -> Compressed:
     """The pruned weight at the last of falling numbers of nonzeros."""
     weight = problem.scaled_weight.to(problem.precision)
     [pruned] = deque(prune_path(weight, problem.gram(), nonzeros), maxlen=1)
-    return stored(problem, weight, pruned.weight, pruned.support)
+    exact = refit(weight, problem.gram(), pruned)
+    return stored(problem, weight, exact.weight, exact.support)
 
 
 def stored(
