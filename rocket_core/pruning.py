@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rocket_core.least_squares import largest, solve_on_support
 
-
 # Steps on the way need not be exact to score what goes next; errors measured there are above the least by as little.
 _PATH_TOLERANCE = 1e-3
 

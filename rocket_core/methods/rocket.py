@@ -34,7 +34,7 @@ class Rocket(Method):
                 itemsizes=(self.itemsize, self.budget_itemsize),
             )
         if "sparse" in self.config.kinds:
-            found += sparse.profile(problem, self._counts(problem), self.itemsize)
+            found += sparse.profile(problem, (self.itemsize, self.budget_itemsize))
         return found
 
     def share(self, problem: LayerProblem, owner: str) -> list[SharedCandidate]:
@@ -52,14 +52,10 @@ class Rocket(Method):
         """By the candidate's kind."""
         assert candidate.nnz is not None
         if candidate.kind == "sparse":
-            larger = [count for count in self._counts(problem) if count > candidate.nnz]
-            return sparse.compress(problem, [*larger, candidate.nnz])
+            return sparse.compress(problem, candidate.nnz, self.budget_itemsize)
         assert candidate.rank is not None
         return dictionary.compress(problem, dictionary.settings_of(self.config), candidate.rank, candidate.nnz)
 
     def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> Compressed:
         """One dictionary for all members."""
         return dictionary.compress(problem, dictionary.settings_of(self.config), rank, nnz)
-
-    def _counts(self, problem: LayerProblem) -> list[int]:
-        return sparse.counts(*problem.shape, sparse.SPARSE_RATIOS, self.budget_itemsize)

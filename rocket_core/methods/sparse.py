@@ -13,8 +13,25 @@ from rocket_core.methods.problem import Compressed, LayerProblem, output_errors
 from rocket_core.modules import LayerFactors
 from rocket_core.pruning import prune_path, refit
 
-# Steps of a tenth of a layer's entries: between them the allocation adds single entries, so finer ones gain little.
-SPARSE_RATIOS = tuple(round(0.1 * step, 1) for step in range(1, 10))
+SPARSE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 20))
+"""Ratios of the candidates; between them the allocation adds single entries."""
+
+# The finer the steps, the better the choice of what goes next.
+_STEP = 0.025
+
+
+def _path(d_in: int, d_out: int, wanted: Sequence[int], itemsize: int | None) -> list[int]:
+    """Nonzeros on the way to the least of those wanted, falling, all of these among them.
+
+    Args:
+        d_in: input features.
+        d_out: output features.
+        wanted: nonzeros at which the path is to stop over.
+        itemsize: bytes of a stored number, where ratios are of bytes.
+    """
+    steps = (round(_STEP * step, 3) for step in range(1, round(1 / _STEP)))
+    way = (budget.sparse_nnz(d_in, d_out, ratio, itemsize=itemsize) for ratio in steps)
+    return sorted({*wanted, *(nnz for nnz in way if nnz > min(wanted))}, reverse=True)
 
 
 def counts(d_in: int, d_out: int, ratios: Sequence[float], itemsize: int | None) -> list[int]:
@@ -22,14 +39,24 @@ def counts(d_in: int, d_out: int, ratios: Sequence[float], itemsize: int | None)
     return [nnz for ratio in ratios if (nnz := budget.sparse_nnz(d_in, d_out, ratio, itemsize=itemsize)) >= 1]
 
 
-def profile(problem: LayerProblem, nonzeros: Sequence[int], itemsize: int) -> list[Candidate]:
-    """A candidate for each of falling numbers of nonzeros."""
+def profile(problem: LayerProblem, itemsizes: tuple[int, int | None]) -> list[Candidate]:
+    """A candidate at each of `SPARSE_RATIOS`.
+
+    Args:
+        problem: the layer.
+        itemsizes: bytes of a stored number; the same if ratios are of bytes, None if they are of parameters.
+    """
+    itemsize, budget_itemsize = itemsizes
+    wanted = counts(*problem.shape, SPARSE_RATIOS, budget_itemsize)
+    if not wanted:
+        return []
     weight = problem.scaled_weight.to(problem.precision)
     gram = problem.gram()
     energy = float((weight * (gram @ weight)).sum(dtype=torch.float64))
     return [
         candidate(problem, weight, pruned.weight, pruned.nnz, (pruned.error, energy), itemsize)
-        for pruned in prune_path(weight, gram, nonzeros)
+        for pruned in prune_path(weight, gram, _path(*problem.shape, wanted, budget_itemsize))
+        if pruned.nnz in wanted
     ]
 
 
@@ -65,10 +92,10 @@ def candidate(
     )
 
 
-def compress(problem: LayerProblem, nonzeros: Sequence[int]) -> Compressed:
-    """The pruned weight at the last of falling numbers of nonzeros."""
+def compress(problem: LayerProblem, nnz: int, budget_itemsize: int | None) -> Compressed:
+    """The weight pruned to a number of nonzeros, on the path that its profile took."""
     weight = problem.scaled_weight.to(problem.precision)
-    [pruned] = deque(prune_path(weight, problem.gram(), nonzeros), maxlen=1)
+    [pruned] = deque(prune_path(weight, problem.gram(), _path(*problem.shape, (nnz,), budget_itemsize)), maxlen=1)
     exact = refit(weight, problem.gram(), pruned)
     return stored(problem, weight, exact.weight, exact.support)
 
