@@ -29,7 +29,8 @@ _LOGIT_BYTES = 64 * 2**20
 _NO_TARGET = -100
 # In float16 numbers end at 2^16, so gradients are kept near 2^4: they may grow 4000-fold within a block.
 _LARGEST_HALF_EXPONENT = 4
-_FIRST_HALF_EXPONENT = 8
+# Behind the blocks, where nothing is known yet: the first that gives finite gradients.
+_HALF_EXPONENTS = (8, 0, -8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,22 +118,22 @@ def output_gradient(
     Raises:
         NonFiniteCalibrationError: the gradient is NaN or infinite.
     """
-    exponent = _FIRST_HALF_EXPONENT if hidden.dtype == torch.float16 else 0
-    generator = torch.Generator().manual_seed(seed)
-    gradient = torch.empty_like(hidden)
-    for piece in _pieces(model, loss, tokens.shape):
-        leaf = hidden[piece].detach().requires_grad_()
-        with torch.enable_grad(), stand_ins(blocks, _always(leaf)):
-            if loss == "tokens":
-                value = _negative_log_likelihood(model, tokens[piece], _targets(tokens)[piece])
-            else:
-                value = _random_sum(_final_hidden(model, tokens[piece]), generator)
-            value.mul(2.0**exponent).backward()  # type: ignore[no-untyped-call]  # of torch
-        assert leaf.grad is not None
-        gradient[piece] = leaf.grad
-    if not bool(torch.isfinite(gradient).all()):
-        raise NonFiniteCalibrationError(_non_finite("gradients behind the last block"))
-    return ScaledGradient(values=gradient, exponent=exponent).centred()
+    for exponent in _HALF_EXPONENTS if hidden.dtype == torch.float16 else (0,):
+        generator = torch.Generator().manual_seed(seed)
+        gradient = torch.empty_like(hidden)
+        for piece in _pieces(model, loss, tokens.shape):
+            leaf = hidden[piece].detach().requires_grad_()
+            with torch.enable_grad(), stand_ins(blocks, _always(leaf)):
+                if loss == "tokens":
+                    value = _negative_log_likelihood(model, tokens[piece], _targets(tokens)[piece])
+                else:
+                    value = _random_sum(_final_hidden(model, tokens[piece]), generator)
+                value.mul(2.0**exponent).backward()  # type: ignore[no-untyped-call]  # of torch
+            assert leaf.grad is not None
+            gradient[piece] = leaf.grad
+        if bool(torch.isfinite(gradient).all()):
+            return ScaledGradient(values=gradient, exponent=exponent).centred()
+    raise NonFiniteCalibrationError(_non_finite("gradients behind the last block"))
 
 
 def final_hidden_states(

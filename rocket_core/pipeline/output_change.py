@@ -29,7 +29,7 @@ def measure_output_changes(
 
     With one layer's weight W replaced by a trial W~, and S the layer's whitening factor on these windows, it is
     `(1/2 sum ||h~ - h||^2 / tokens) / (||S (W - W~)||_F^2 / rows)`. It takes the place of `Sensitivity.scale` under the
-    loss `hidden_states`, to which it tends for small errors that are spread evenly over the output.
+    loss `hidden_states`, to which it tends for small errors that are independent between outputs and between tokens.
 
     It costs, for n layers, n / 2 + 1 forward passes of the windows, and the memory of one block's weights and of n + 1
     times the windows' hidden states. Nothing is kept on disk: a run that was stopped begins again.

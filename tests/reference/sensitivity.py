@@ -27,11 +27,18 @@ def _squares(output):
     return output.grad.double().flatten(0, -2).square().sum(0)
 
 
-def jacobian_energy(model, name, tokens):
-    """Mean over tokens of the squared derivatives of all final hidden states to each output of a layer."""
-    outputs = []
-    handle = model.get_submodule(name).register_forward_hook(lambda _module, _args, output: outputs.append(output))
+def jacobian_energy(model, names, tokens):
+    """Mean over tokens of the squared derivatives of all final hidden states to each layer's output."""
+    outputs = {}
+    handles = [
+        model.get_submodule(name).register_forward_hook(
+            lambda _module, _args, output, name=name: outputs.setdefault(name, output)
+        )
+        for name in names
+    ]
     states = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-    handle.remove()
-    rows = [torch.autograd.grad(state, outputs[0], retain_graph=True)[0] for state in states.flatten()]
-    return sum(row.flatten(0, -2).square().sum(0) for row in rows) / tokens.numel()
+    for handle in handles:
+        handle.remove()
+    rows = [torch.autograd.grad(state, list(outputs.values()), retain_graph=True) for state in states.flatten()]
+    energies = [sum(row.flatten(0, -2).square().sum(0) for row in column) for column in zip(*rows, strict=True)]
+    return {name: energy / tokens.numel() for name, energy in zip(outputs, energies, strict=True)}
