@@ -48,7 +48,7 @@ def measure_sensitivities(
 
     It costs one forward and one backward pass of the windows, the latter with a second forward of each block; memory of
     one block's weights with the activations of one batch, and the hidden states of all windows; and, until it is
-    complete, `(blocks + 1) * windows * tokens * hidden size` numbers of disk in the dtype of the model.
+    complete, `(blocks + 2) * windows * tokens * hidden size` numbers of disk in the dtype of the model.
 
     Args:
         run: the run.
