@@ -33,6 +33,7 @@ from rocket_core.pipeline.output_change import measure_output_changes
 from rocket_core.pipeline.preflight import Run, prepare_run, run_identity
 from rocket_core.pipeline.progress import Callbacks, Monitor
 from rocket_core.pipeline.sensitivity import measure_sensitivities
+from rocket_core.pipeline.state_cache import StateCache
 from rocket_core.pipeline.work_folder import WorkFolder
 from tests.reference.sensitivity import jacobian_energy, squared_gradients
 from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE, byte_tokenizer
@@ -318,17 +319,20 @@ def test_killed_at_any_file_it_resumes_to_the_same_bytes_without_repeating_block
                     assert number >= 3 + 3 + 4 + 5  # Hidden states, gradients, layers; and what is removed of them.
                     return
             known = [file.stem for file in (work.path / "sensitivities").glob("*.safetensors")]
-            forward = [file.name for file in (work.path / "sensitivity-states").glob("hidden-*.safetensors")]
+            cache = StateCache(work.path / "sensitivity-states")
+            forward, reached = cache.indices("hidden"), cache.indices("gradients")
             with monkeypatch.context() as patch:
                 loads = record_loads(patch, run.loader)
                 measure_sensitivities(run, tokens(), work, monitor(run))
             assert read_all(work) == expected
             blocks = [names[0] for names in loads if names[0].startswith("model.layers.")]
-            assert len(blocks) <= 2 + 2 - max(len(forward) - 1, 0)
-            if known:
-                assert len(blocks) <= 2, "goes forward again"
-            if len(known) >= 3:
-                assert "model.layers.1" not in blocks
+            if len(known) == 4:
+                assert not loads
+            elif reached:
+                assert blocks == [f"model.layers.{index}" for index in reversed(range(reached[0]))]
+            else:
+                assert not known
+                assert len(blocks) <= 2 + 2 - max(len(forward) - 1, 0)
 
 
 def record_loads(patch, loader):
