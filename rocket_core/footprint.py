@@ -116,6 +116,20 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + work.exports * model.stored_bytes)
 
 
+def sensitivity_disk_bytes(model: ModelShape, *, windows: int, sequence_length: int) -> int:
+    """Disk that measuring sensitivities takes until it is complete: hidden states at both ends of every block.
+
+    For a moment the gradient at the output of the last block lies beside them. The vectors that stay are small.
+
+    Args:
+        model: the model's sizes.
+        windows: windows that are used.
+        sequence_length: tokens per window.
+    """
+    boundaries = len(model.block_parameters) + 2
+    return boundaries * windows * sequence_length * model.hidden_size * model.itemsize
+
+
 def factored_export_bytes(model: ModelShape, ratio: float) -> int:
     """Bytes that the factored artifact of a model has at most.
 

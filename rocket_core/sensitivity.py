@@ -8,9 +8,9 @@ one block: it is run again on its cached input with gradients, and hands the gra
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from rocket_core.architectures import oriented_weight
 from rocket_core.calibration import BlockCall, stand_ins
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
 
@@ -28,7 +29,8 @@ _LOGIT_BYTES = 64 * 2**20
 _NO_TARGET = -100
 # In float16 numbers end at 2^16, so gradients are kept near 2^4: they may grow 4000-fold within a block.
 _LARGEST_HALF_EXPONENT = 4
-_FIRST_HALF_EXPONENT = 8
+# Behind the blocks, where nothing is known yet: the first that gives finite gradients.
+_HALF_EXPONENTS = (8, 0, -8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,22 +118,22 @@ def output_gradient(
     Raises:
         NonFiniteCalibrationError: the gradient is NaN or infinite.
     """
-    exponent = _FIRST_HALF_EXPONENT if hidden.dtype == torch.float16 else 0
-    generator = torch.Generator().manual_seed(seed)
-    gradient = torch.empty_like(hidden)
-    for piece in _pieces(model, loss, tokens.shape):
-        leaf = hidden[piece].detach().requires_grad_()
-        with torch.enable_grad(), stand_ins(blocks, _always(leaf)):
-            if loss == "tokens":
-                value = _negative_log_likelihood(model, tokens[piece], _targets(tokens)[piece])
-            else:
-                value = _random_sum(_final_hidden(model, tokens[piece]), generator)
-            value.mul(2.0**exponent).backward()  # type: ignore[no-untyped-call]  # of torch
-        assert leaf.grad is not None
-        gradient[piece] = leaf.grad
-    if not bool(torch.isfinite(gradient).all()):
-        raise NonFiniteCalibrationError(_non_finite("gradients behind the last block"))
-    return ScaledGradient(values=gradient, exponent=exponent).centred()
+    for exponent in _HALF_EXPONENTS if hidden.dtype == torch.float16 else (0,):
+        generator = torch.Generator().manual_seed(seed)
+        gradient = torch.empty_like(hidden)
+        for piece in _pieces(model, loss, tokens.shape):
+            leaf = hidden[piece].detach().requires_grad_()
+            with torch.enable_grad(), stand_ins(blocks, _always(leaf)):
+                if loss == "tokens":
+                    value = _negative_log_likelihood(model, tokens[piece], _targets(tokens)[piece])
+                else:
+                    value = _random_sum(_final_hidden(model, tokens[piece]), generator)
+                value.mul(2.0**exponent).backward()  # type: ignore[no-untyped-call]  # of torch
+            assert leaf.grad is not None
+            gradient[piece] = leaf.grad
+        if bool(torch.isfinite(gradient).all()):
+            return ScaledGradient(values=gradient, exponent=exponent).centred()
+    raise NonFiniteCalibrationError(_non_finite("gradients behind the last block"))
 
 
 def final_hidden_states(
@@ -154,7 +156,7 @@ def final_hidden_states(
 
 @dataclass(kw_only=True, slots=True)
 class SquaredGradients:
-    """Sums of squared gradients of a block's layers, collected by hooks for as long as the context lasts.
+    """Sums of squared gradients of a block's layers, collected by hooks.
 
     Attributes:
         layers: name and module of the layers.
@@ -167,22 +169,21 @@ class SquaredGradients:
     sums: dict[str, Tensor] = field(default_factory=dict)
     _batch: int = 0
     _exponent: int = 0
-    _handles: list[Any] = field(default_factory=list)
 
-    def __enter__(self) -> Self:
-        self._handles = [module.register_forward_hook(self._watch(name)) for name, module in self.layers.items()]
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Has gradients of the layers collected for as long as the context lasts."""
+        handles = [module.register_forward_hook(self._watch(name)) for name, module in self.layers.items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def pull_back(
         self, block: nn.Module, call: BlockCall, hidden: Tensor, gradient: ScaledGradient, *, batch: int
     ) -> ScaledGradient:
-        """Runs a block again with gradients, adds up those of its layers, and returns that of its input.
+        """Runs a block again with gradients, adds up those of its layers if watched, and returns that of its input.
 
         Args:
             block: the block, with weights that require no gradient.
@@ -228,9 +229,10 @@ class SquaredGradients:
             if not torch.is_grad_enabled():
                 return None  # The model has cut this call off from its output.
             if not output.requires_grad:
-                # It does not depend on the block's input, but the loss may well depend on it. Not a leaf, which must
-                # not be changed in place.
-                output = output.detach().requires_grad_().clone()
+                # It does not depend on the block's input, but the loss may well depend on it.
+                output = output.detach().requires_grad_()
+            # A copy: what a model changes in place must be no leaf, and no view, which loses its hooks by it.
+            output = output.clone()
             output.register_hook(lambda gradient: self._add(name, gradient))  # type: ignore[no-untyped-call]
             return output
 
@@ -242,6 +244,48 @@ class SquaredGradients:
         if not bool(torch.isfinite(term).all()):
             raise NonFiniteCalibrationError(_non_finite(f"gradients of layer {name}", self._batch))
         self.sums[name] = self.sums[name].add_(term) if name in self.sums else term
+
+
+@dataclass(kw_only=True, slots=True)
+class TrialError:
+    """What a trial weight does to the output of its layer.
+
+    Attributes:
+        squared: `sum_rows ||x (W~ - W)||^2`: the whitened squared error on these rows.
+        rows: how many there are.
+    """
+
+    squared: float = 0.0
+    rows: int = 0
+
+
+@contextmanager
+def trial_weight(module: nn.Module, weight: Float[Tensor, "d_in d_out"]) -> Iterator[TrialError]:
+    """Has a layer compute with another weight for as long as the context lasts; its own is not touched.
+
+    Args:
+        module: the layer, with its weight.
+        weight: the other weight.
+
+    Returns:
+        The error of the layer's outputs so far.
+    """
+    precision = torch.promote_types(weight.dtype, torch.float32)
+    own = oriented_weight(module).to(precision)
+    change = weight.to(own.device, precision) - own
+    error = TrialError()
+
+    def replace(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        moved = args[0].to(precision) @ change
+        error.squared += float(moved.double().square().sum())
+        error.rows += moved.shape[:-1].numel()
+        return output + moved.to(output.dtype)
+
+    handle = module.register_forward_hook(replace)
+    try:
+        yield error
+    finally:
+        handle.remove()
 
 
 def _always(hidden: Tensor) -> Callable[[int, Tensor, BlockCall], Tensor]:

@@ -48,7 +48,7 @@ def measure_sensitivities(
 
     It costs one forward and one backward pass of the windows, the latter with a second forward of each block; memory of
     one block's weights with the activations of one batch, and the hidden states of all windows; and, until it is
-    complete, `(blocks + 1) * windows * tokens * hidden size` numbers of disk in the dtype of the model.
+    complete, `(blocks + 2) * windows * tokens * hidden size` numbers of disk in the dtype of the model.
 
     Args:
         run: the run.
@@ -154,7 +154,8 @@ class _ReversePass:
         """Takes the gradients, in place, from the output of a block to its input, and keeps those of its layers."""
         inputs = self._cache.entries("hidden", index)
         names = self._run.layers[index]
-        with loaded_block(self._run, index) as block, self._watching(index) as squares:
+        squares = self._squares(names)
+        with loaded_block(self._run, index) as block, squares.watching():
             for batch, gradient in enumerate(gradients):
                 self._monitor.pulse()
                 hidden = inputs[_key(batch)].read().to(self._run.device)
@@ -168,9 +169,8 @@ class _ReversePass:
         self._cache.drop("gradients", index + 1)
         self._cache.drop("hidden", index)
 
-    def _watching(self, index: int) -> SquaredGradients:
+    def _squares(self, names: Sequence[str]) -> SquaredGradients:
         architecture = self._run.architecture
-        names = self._run.layers[index]
         layers: dict[str, nn.Module] = {name: architecture.model.get_submodule(name) for name in names}
         return SquaredGradients(layers=layers, widths={name: architecture.shape(name)[1] for name in names})
 

@@ -11,6 +11,7 @@ from rocket_core.calibration import (
     collect_statistics,
     find_input_groups,
     record_block_inputs,
+    stand_ins,
 )
 from rocket_core.errors import NonFiniteCalibrationError
 from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE
@@ -133,6 +134,16 @@ def test_blocks_are_put_back_after_recording_even_when_the_model_fails():
     with pytest.raises(IndexError):
         record_block_inputs(model, model.model.layers, [torch.full((1, 4), VOCAB_SIZE + 5)])
     assert list(model.model.layers) == before
+
+
+def test_what_follows_a_stand_in_is_an_ordinary_tensor():
+    blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+    hidden = torch.ones(3, 2)
+    with stand_ins(blocks, lambda _index, hidden, _call: hidden):
+        output = blocks[0](hidden)
+        assert output[0].shape == (3, 2)
+        assert (output * 1)[0].shape == (2,)
+        assert blocks[0].in_features == 2
 
 
 def test_calls_that_batches_have_in_common_are_held_once():

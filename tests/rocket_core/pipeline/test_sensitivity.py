@@ -1,0 +1,460 @@
+"""Every test here holds the pass over blocks on disk against the whole model in memory."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertModel,
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
+
+from rocket_core.architectures import Architecture
+from rocket_core.checkpoint import WeightLoader, find_model, open_checkpoint
+from rocket_core.errors import CompressionCancelledError
+from rocket_core.footprint import describe_model, sensitivity_disk_bytes
+from rocket_core.pipeline import sensitivity
+from rocket_core.pipeline.output_change import measure_output_changes
+from rocket_core.pipeline.preflight import Run, prepare_run, run_identity
+from rocket_core.pipeline.progress import Callbacks, Monitor
+from rocket_core.pipeline.sensitivity import measure_sensitivities
+from rocket_core.pipeline.state_cache import StateCache
+from rocket_core.pipeline.work_folder import WorkFolder
+from tests.reference.sensitivity import jacobian_energy, squared_gradients
+from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE, byte_tokenizer
+
+SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+LLAMA_LIKE = SIZES | {
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}
+MORE_FAMILIES = {
+    # Soft caps on scores and logits, and a window that every second block attends to.
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(
+            **LLAMA_LIKE, head_dim=8, sliding_window=8, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
+        )
+    ),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**LLAMA_LIKE, head_dim=8, sliding_window=8)),
+    # Its experts are no linear layers, but what lies before them depends on their gradients.
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**LLAMA_LIKE, num_local_experts=4)),
+    # Positions come with the call of each block, and a norm behind the embeddings.
+    "bloom": lambda: BloomForCausalLM(BloomConfig(**SIZES, n_layer=2, n_head=4, initializer_range=0.2)),
+}
+WINDOWS = 5
+
+
+def build(family):
+    if family in FAMILIES:
+        return FAMILIES[family]()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MORE_FAMILIES[family]().eval()
+
+
+def tokens(windows=WINDOWS):
+    return torch.randint(3, 259, (windows, 32), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def prepare(tmp_path, settings):
+    """The run of a model, as the pipeline prepares it."""
+
+    def make(model, **changes):
+        folder = tmp_path / "model"
+        model.save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
+        run = prepare_run(find_model(str(folder)), settings(**changes))
+        if hasattr(model, "set_experts_implementation"):
+            # The default one has no float64.
+            run.architecture.model.set_experts_implementation("eager")
+            model.set_experts_implementation("eager")
+        return run
+
+    return make
+
+
+@pytest.fixture
+def open_work(tmp_path):
+    made = []
+
+    def make(run, name="work"):
+        made.append(WorkFolder(tmp_path / name))
+        made[-1].claim(run_identity(run), tokens())
+        return made[-1]
+
+    yield make
+    for work in made:
+        work.release()
+
+
+def monitor(run, *, should_cancel=lambda: False, on_progress=lambda _progress: None):
+    callbacks = Callbacks(
+        on_progress=on_progress,
+        on_profile=lambda _position, _profile: None,
+        on_allocation=lambda _chosen: None,
+        should_cancel=should_cancel,
+    )
+    return Monitor(callbacks, run.device, {})
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    """Two windows go through a block at once, so that there are three batches of them."""
+    monkeypatch.setattr(sensitivity, "TOKENS_PER_GRADIENT_BATCH", 64)
+
+
+def compare(found, expected, *, within):
+    assert list(found) == list(expected)
+    for name, measured in found.items():
+        assert measured.curvature.dtype == torch.float64
+        distance = (measured.curvature - expected[name]).norm() / expected[name].norm()
+        assert distance <= within, (name, distance)
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "gemma", "phi3", "gpt2", "opt", "gpt_neox", "gemma2", "gemma3", "mixtral", "bloom"]
+)
+def test_equals_one_backward_pass_of_the_whole_model(family, prepare, open_work, small_batches):
+    model = build(family).double()
+    run = prepare(model)
+    assert run.dtype == torch.float64
+    found = measure_sensitivities(run, tokens(), open_work(run), monitor(run))
+    compare(found, squared_gradients(model, found, tokens()), within=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.003)], ids=str
+)
+def test_models_of_any_dtype_come_close_to_float64(dtype, within, prepare, open_work, small_batches):
+    model = build("llama").to(dtype)
+    run = prepare(model)
+    found = measure_sensitivities(run, tokens(), open_work(run), monitor(run))
+    compare(found, squared_gradients(model.double(), found, tokens()), within=within)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 100])
+def test_gradients_out_of_the_range_of_half_precision_are_measured(factor, prepare, open_work):
+    model = build("llama").half()
+    # Numbers of this dtype end at 6e-8 and at 65504; gradients are to be far below the one, and beyond the other.
+    with torch.no_grad():
+        model.lm_head.weight *= factor
+        model.model.norm.weight *= min(factor, 1.0)
+        for block in model.model.layers:
+            block.mlp.down_proj.weight /= 64
+            block.self_attn.o_proj.weight /= 64
+    run = prepare(model)
+    found = measure_sensitivities(run, tokens(), open_work(run), monitor(run))
+    compare(found, squared_gradients(model.double(), found, tokens()), within=0.01)
+
+
+def test_loaded_weights_require_no_gradients_which_would_take_their_size_again(prepare):
+    run = prepare(build("gpt2"))
+    run.loader.load(["transformer.h.1", "transformer.wte"])
+    block = run.architecture.blocks[1]
+    assert not any(parameter.is_meta or parameter.requires_grad for parameter in block.parameters())
+
+
+def test_only_the_first_windows_are_used(prepare, open_work):
+    model = build("llama")
+    run = prepare(model)
+    found = measure_sensitivities(run, tokens(), open_work(run), monitor(run), windows=2)
+    compare(found, squared_gradients(model.double(), found, tokens()[:2]), within=1e-5)
+
+
+def test_ignored_layers_are_not_measured_but_passed_through(prepare, open_work):
+    model = build("llama")
+    run = prepare(model, ignore=("model.layers.0.*", "*.q_proj"))
+    work = open_work(run)
+    found = measure_sensitivities(run, tokens(), work, monitor(run))
+    assert len(found) == 6
+    compare(found, squared_gradients(model.double(), found, tokens()), within=1e-5)
+
+
+def encoder_run(folder, settings):
+    """The run of a model without any head, built by hand: discovery knows language models alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = BertConfig(**LLAMA_LIKE)
+        model = BertModel(config).eval().double()
+    model.save_pretrained(folder)
+    with torch.device("meta"):
+        skeleton = BertModel(config).eval().double()
+    skeleton.embeddings.position_ids = model.embeddings.position_ids
+    skeleton.embeddings.token_type_ids = model.embeddings.token_type_ids
+    names = ("attention.self.query", "attention.output.dense", "output.dense")
+    layers = tuple(tuple(f"encoder.layer.{index}.{name}" for name in names) for index in range(2))
+    checkpoint, device = open_checkpoint(folder), torch.device("cpu")
+    run = Run(
+        config=settings(),
+        source=find_model(str(folder)),
+        checkpoint=checkpoint,
+        architecture=Architecture(model=skeleton, blocks_name="encoder.layer", layers=layers),
+        loader=WeightLoader(skeleton, checkpoint, device),
+        tokenizer=byte_tokenizer(),
+        device=device,
+        dtype=torch.float64,
+        sequence_length=8,
+        layers=layers,
+        skipped={},
+    )
+    return model, run
+
+
+def test_without_a_loss_it_is_the_change_of_the_final_hidden_states(tmp_path, settings, open_work, small_batches):
+    model, run = encoder_run(tmp_path / "bert", settings)
+    window = tokens(1)[:, :8]
+    # Each repetition draws other signs.
+    found = measure_sensitivities(run, window.expand(1000, 8), open_work(run), monitor(run), windows=1000)
+    assert len(found) == 6
+    compare(found, jacobian_energy(model, found, window), within=0.05)
+
+
+def test_the_change_by_trial_is_that_of_the_whole_model(prepare):
+    model = build("llama").double()
+    run = prepare(model)
+    noise = torch.Generator().manual_seed(0)
+    trials = {}
+
+    def trial(name, weight):
+        trials[name] = weight + 0.1 * torch.randn(weight.shape, generator=noise, dtype=weight.dtype)
+        return trials[name]
+
+    found = measure_output_changes(run, tokens(), trial, monitor(run), windows=2)
+    assert list(found) == [name for block in run.layers for name in block]
+    for name, change in found.items():
+        assert change == pytest.approx(_change(model, name, trials[name], tokens()[:2]))
+
+
+def _change(model, name, weight, text):
+    module, inputs, own = model.get_submodule(name), [], model.get_submodule(name).weight.data
+    handle = module.register_forward_hook(lambda _module, args, _output: inputs.append(args[0].flatten(0, 1)))
+    with torch.no_grad():
+        dense = model.base_model(text).last_hidden_state
+        handle.remove()
+        module.weight.data = weight.T
+        changed = model.base_model(text).last_hidden_state
+        module.weight.data = own
+        error = (inputs[0] @ (weight - own.T)).square().sum() / len(inputs[0])
+        return float(0.5 * (changed - dense).square().sum() / text.numel() / error)
+
+
+def test_small_trials_agree_with_gradients_where_errors_of_tokens_do_not_meet(prepare, open_work):
+    model = build("llama").double()
+    run = prepare(model, ignore=("model.layers.0.*", "*.self_attn.*"))
+    noise = torch.Generator().manual_seed(0)
+    trial = lambda _name, weight: weight + 1e-4 * torch.randn(weight.shape, generator=noise, dtype=weight.dtype)  # noqa: E731
+    text = tokens(40)
+    by_trial = measure_output_changes(run, text, trial, monitor(run), windows=40)
+    gradients = measure_sensitivities(run, text, open_work(run), monitor(run), windows=40, loss="hidden_states")
+    for name, change in by_trial.items():
+        assert change == pytest.approx(gradients[name].scale, rel=0.15), name
+
+
+def test_a_trial_without_error_changes_nothing(prepare):
+    run = prepare(build("llama"))
+    assert set(measure_output_changes(run, tokens(), lambda _name, weight: weight, monitor(run)).values()) == {0.0}
+
+
+@pytest.fixture
+def four_layers(prepare, open_work, small_batches):
+    """A run of two blocks with two layers each, and the files that it leaves when nothing stops it."""
+    run = prepare(build("llama"), ignore=("*.k_proj", "*.v_proj", "*.mlp.*"))
+    work = open_work(run, "whole")
+    measure_sensitivities(run, tokens(), work, monitor(run))
+    work.release()
+    return run, read_all(work)
+
+
+def read_all(work):
+    assert not (work.path / "sensitivity-states").exists()
+    return {file.name: file.read_bytes() for file in (work.path / "sensitivities").iterdir()}
+
+
+def test_cancelled_anywhere_it_resumes_to_the_same_bytes(four_layers, open_work):
+    run, expected = four_layers
+    assert len(expected) == 4
+    # It asks for each of two blocks and the head, there and back, for each of three batches.
+    for stop in range(1, 15, 2):
+        work = open_work(run, str(stop))
+        asked = itertools.count()
+        with pytest.raises(CompressionCancelledError):
+            measure_sensitivities(run, tokens(), work, monitor(run, should_cancel=lambda: next(asked) == stop))  # noqa: B023
+        measure_sensitivities(run, tokens(), work, monitor(run))
+        assert read_all(work) == expected
+
+
+def test_killed_at_any_file_it_resumes_to_the_same_bytes_without_repeating_blocks(four_layers, open_work, monkeypatch):
+    run, expected = four_layers
+    for number in itertools.count():
+        for late in (False, True):
+            work = open_work(run, f"{number}{late}")
+            with monkeypatch.context() as patch:
+                operations = die_at(patch, number, late=late)
+                try:
+                    measure_sensitivities(run, tokens(), work, monitor(run))
+                except KeyboardInterrupt:
+                    pass
+                else:
+                    assert next(operations) == number
+                    assert number >= 3 + 3 + 4 + 5  # Hidden states, gradients, layers; and what is removed of them.
+                    return
+            known = [file.stem for file in (work.path / "sensitivities").glob("*.safetensors")]
+            cache = StateCache(work.path / "sensitivity-states")
+            forward, reached = cache.indices("hidden"), cache.indices("gradients")
+            with monkeypatch.context() as patch:
+                loads = record_loads(patch, run.loader)
+                measure_sensitivities(run, tokens(), work, monitor(run))
+            assert read_all(work) == expected
+            blocks = [names[0] for names in loads if names[0].startswith("model.layers.")]
+            if len(known) == 4:
+                assert not loads
+            elif reached:
+                assert blocks == [f"model.layers.{index}" for index in reversed(range(reached[0]))]
+            else:
+                assert not known
+                assert len(blocks) <= 2 + 2 - max(len(forward) - 1, 0)
+
+
+def record_loads(patch, loader):
+    loads, load = [], loader.load
+
+    def recording(names):
+        loads.append(names)
+        load(names)
+
+    patch.setattr(loader, "load", recording)
+    return loads
+
+
+def die_at(patch, number, *, late):
+    """Has the process end at the given file that it renames or removes, before or behind that."""
+    operations = itertools.count()
+
+    def dying(operation):
+        def call(*arguments, **options):
+            dies = next(operations) == number
+            if dies and not late:
+                raise KeyboardInterrupt
+            result = operation(*arguments, **options)
+            if dies:
+                raise KeyboardInterrupt
+            return result
+
+        return call
+
+    for name in ("replace", "unlink"):
+        patch.setattr(Path, name, dying(getattr(Path, name)))
+    return operations
+
+
+def test_a_complete_measurement_is_only_read(four_layers, open_work, monkeypatch):
+    run, expected = four_layers
+    work = open_work(run, "whole")
+    monkeypatch.setattr(run.loader, "load", lambda names: pytest.fail(f"loads {names}"))
+    found = measure_sensitivities(run, tokens(), work, monitor(run))
+    assert sorted(f"{name}.safetensors" for name in found) == sorted(expected)
+
+
+def test_the_disk_it_takes_is_known_beforehand(prepare, open_work, tmp_path):
+    run = prepare(build("llama"))
+    work, taken = open_work(run), []
+    watcher = monitor(run, on_progress=lambda _progress: taken.append(work.stored_bytes))
+    with watcher.stage("calibrating"):
+        measure_sensitivities(run, tokens(40), work, watcher, windows=40)
+    model = describe_model(json.loads((tmp_path / "model" / "config.json").read_text()), run.checkpoint.weights)
+    expected = sensitivity_disk_bytes(model, windows=40, sequence_length=32)
+    assert 0.7 * expected <= max(taken) - taken[0] <= 1.05 * expected
+
+
+def test_every_block_is_told_of(prepare, open_work, small_batches):
+    run = prepare(build("llama"))
+    told = []
+    watcher = monitor(run, on_progress=told.append)
+    with watcher.stage("calibrating"):
+        measure_sensitivities(run, tokens(), open_work(run), watcher)
+    begin, end = told[0].fraction, told[0].fraction + 0.72
+    fractions = [progress.fraction for progress in told]
+    assert fractions == sorted(fractions)
+    assert (begin + end) / 2 < fractions[-1] < end
+    layers = [progress.layer for progress in told if progress.layer]
+    assert list(dict.fromkeys(layers)) == ["model.layers.1.self_attn.q_proj", "model.layers.0.self_attn.q_proj"]
+
+
+MEASURE = """
+import sys, threading, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from rocket_core.checkpoint import find_model
+from rocket_core.config import compression_config
+from rocket_core.devices import map_large_tensors
+from rocket_core.pipeline.preflight import prepare_run, run_identity
+from rocket_core.pipeline.progress import Callbacks, Monitor
+from rocket_core.pipeline.sensitivity import measure_sensitivities
+from rocket_core.pipeline.work_folder import WorkFolder
+
+def anonymous():
+    return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith("RssAnon"))
+
+peak = 0
+def watch():
+    global peak
+    while True:
+        peak = max(peak, anonymous())
+        time.sleep(0.002)
+threading.Thread(target=watch, daemon=True).start()
+map_large_tensors()
+config = compression_config(ratio=0.3, calibration={"dataset": sys.argv[1], "samples": 8, "sequence_length": 32})
+nothing = lambda *arguments: None
+tokens = torch.randint(3, 259, (2, 32))
+for number, model in enumerate(sys.argv[2:]):
+    run = prepare_run(find_model(model), config)
+    work = WorkFolder(Path(model) / f"work{number}")
+    work.claim(run_identity(run), tokens)
+    callbacks = Callbacks(on_progress=nothing, on_profile=nothing, on_allocation=nothing, should_cancel=nothing)
+    before = peak = anonymous()
+    measure_sensitivities(run, tokens, work, Monitor(callbacks, run.device, {}))
+    print(peak - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_three_times_the_blocks_need_hardly_more_memory(tmp_path, text):
+    folders = [tmp_path / str(blocks) for blocks in (4, 4, 12)]
+    for folder in folders[1:]:
+        config = LLAMA_LIKE | {"hidden_size": 128, "intermediate_size": 8192, "num_hidden_layers": int(folder.name)}
+        LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
+    size = (folders[-1] / "model.safetensors").stat().st_size
+    assert size >= 150e6
+    measured = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(text), *map(str, folders)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+    )
+    # The first line is that of a process that has not computed anything yet.
+    few, many = map(int, measured.stdout.split()[1:])
+    assert many <= 1.2 * few, (few, many)
+    assert many < size / 3, (many, size)
