@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from rocket_core.errors import RocketError
-from tests.reference.factored_models import INPUT_IDS, factored_layers, load, logits
+from tests.reference.factored_models import INPUT_IDS, load, logits, stored_layers
 
 
 @pytest.fixture(params=["llama", "gpt2"])
@@ -48,5 +48,5 @@ class TestLora:
         expected = logits(model)
         model.save_pretrained(tmp_path)
         merged = peft.PeftModel.from_pretrained(load(folder).dequantize(), tmp_path).merge_and_unload()
-        assert not factored_layers(merged)
+        assert not stored_layers(merged)
         torch.testing.assert_close(logits(merged), expected, rtol=1e-3, atol=1e-3)

@@ -6,7 +6,7 @@ from transformers import Dinov2Config, Dinov2Model
 
 from rocket_core.errors import AlreadyQuantizedError, InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.hf import attach_factors, disk_names
-from tests.reference.factored_models import block_linears, factored_layers, logits, random_factors
+from tests.reference.factored_models import block_linears, logits, random_factors, stored_layers
 from tests.reference.tiny_models import FAMILIES
 
 LAYER = "model.layers.1.mlp.up_proj"
@@ -36,7 +36,7 @@ class TestAttachFactors:
         model = FAMILIES["llama"]()
         with pytest.raises(InvalidConfigError, match="down_proj"):
             attach_factors(model, {"model.layers.0.mlp.down_proj": random_factors(model)[LAYER]})
-        assert not factored_layers(model)
+        assert not stored_layers(model)
 
     def test_needs_plain_weights(self):
         model = FAMILIES["llama"]()

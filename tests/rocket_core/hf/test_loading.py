@@ -8,7 +8,7 @@ from transformers import AutoConfig, ViTConfig, ViTModel
 from rocket_core.errors import RocketError
 from rocket_core.hf import attach_factors
 from rocket_core.modules import compose_weight
-from tests.reference.factored_models import factored_layers, file_bytes, load, logits, random_factors
+from tests.reference.factored_models import file_bytes, load, logits, random_factors, stored_layers
 from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE
 
 LAYER = "model.layers.1.mlp.up_proj"
@@ -53,8 +53,8 @@ class TestLoading:
         device_map = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb"], "cpu")
         device_map |= {"model.layers.1": "disk", "lm_head": "cpu"}
         loaded = load(folder, device_map=device_map, offload_folder=tmp_path / "offload")
-        assert {name: layer.packed for name, layer in factored_layers(loaded).items()} == {
-            name: ".layers.1." in name for name in factored_layers(model)
+        assert {name: layer.packed for name, layer in stored_layers(loaded).items()} == {
+            name: ".layers.1." in name for name in stored_layers(model)
         }
         assert torch.equal(logits(loaded), logits(model))
         with warnings.catch_warnings():
@@ -69,10 +69,10 @@ class TestLoading:
         config = AutoConfig.from_pretrained(folder)
         config.quantization_config["keep_packed"] = True
         loaded = load(folder, config=config)
-        assert all(layer.packed for layer in factored_layers(loaded).values())
+        assert all(layer.packed for layer in stored_layers(loaded).values())
         assert torch.equal(logits(loaded), logits(model))
         loaded.save_pretrained(tmp_path)
-        assert all(layer.packed for layer in factored_layers(load(tmp_path)).values())
+        assert all(layer.packed for layer in stored_layers(load(tmp_path)).values())
         assert file_bytes(tmp_path) == file_bytes(folder)
 
     def test_tied_embeddings_stay_tied(self, artifacts):
@@ -105,7 +105,7 @@ class TestLoading:
         attach_factors(model, random_factors(model))
         table = model.config.quantization_config.layers
         assert "encoder.layer.0.attention.attention.query" in table
-        assert "encoder.layer.0.attention.attention.query" not in factored_layers(model)
+        assert "encoder.layer.0.attention.attention.query" not in stored_layers(model)
         model.save_pretrained(tmp_path)
         loaded = ViTModel.from_pretrained(tmp_path, add_pooling_layer=False)
         pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
