@@ -105,8 +105,10 @@ class TestOneProduct:
     def test_of_an_input_that_has_gone_does_not_take_another_one_along(self, group):
         first, second = new_input(seed=1), new_input(seed=2)
         group[0](first)
+        held = group[0]._shared._entry  # as another thread may, while it looks at it
         group[0](second)
         del first
+        assert held.input() is None
         assert is_left(group)
 
 
@@ -136,7 +138,9 @@ class TestChanges:
         self.apply(group, products, lambda: group[0].load_state_dict(state), new_input())
 
     def test_of_the_dictionary_for_another_tensor(self, group, products):
-        twice = torch.nn.Parameter(group[0].weight_u * 2, requires_grad=False)
+        once, twice = (torch.nn.Parameter(group[0].weight_u * factor, requires_grad=False) for factor in (1, 2))
+        assert once._version == twice._version
+        group[0].weight_u = once
         self.apply(group, products, lambda: setattr(group[0], "weight_u", twice), new_input())
 
     def test_of_autocasting(self, group, products):
