@@ -121,6 +121,25 @@ class TestLoading:
             with pytest.raises(RocketError, match="offloaded"):
                 attention.k_proj.weight + 0
 
+    def test_an_offloaded_dictionary_is_read_once_for_all_that_share_it(self, artifacts, tmp_path, monkeypatch):
+        model, folder = artifacts["llama, all kinds"]
+        device_map = {name: "cpu" for name, module in model.named_modules() if not list(module.children())}
+        device_map["model.layers.1.self_attn.q_proj"] = "disk"
+        attention = load(folder, device_map=device_map, offload_folder=tmp_path).model.layers[1].self_attn
+        read = []
+        pre_forward = attention.q_proj._hf_hook.pre_forward
+        monkeypatch.setattr(
+            attention.q_proj._hf_hook, "pre_forward", lambda *a, **k: read.append(1) or pre_forward(*a, **k)
+        )
+        x = torch.ones(3, HIDDEN_SIZE)
+        with torch.no_grad():
+            results = [attention.get_submodule(f"{letter}_proj")(x) for letter in "qkv"]
+        assert len(read) == 1
+        assert attention.q_proj._shared._entry is None
+        expected = model.model.layers[1].self_attn
+        for letter, result in zip("qkv", results, strict=True):
+            assert torch.equal(result, expected.get_submodule(f"{letter}_proj")(x))
+
     def test_gradients_reach_the_input_where_the_dictionary_is_on_the_disk(self, artifacts, tmp_path):
         model, folder = artifacts["llama, all kinds"]
         device_map = {name: "cpu" for name, module in model.named_modules() if not list(module.children())}
