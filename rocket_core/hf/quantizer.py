@@ -177,9 +177,11 @@ def _check_files(files: Iterable[str], layers: Mapping[str, StoredLinear], prefi
                 shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118 (no mapping)
         except SafetensorError as error:
             raise CorruptCheckpointError(f"{file} cannot be read ({error}); copy it again") from error
+    stems = set()
     for name, layer in layers.items() if shapes else ():
         candidates = with_and_without(prefix, name)
         stem = next((candidate for candidate in candidates if f"{candidate}.weight" in shapes), name)
+        stems.add(stem)
         expected = {f"{stem}.{key}": tuple(tensor.shape) for key, tensor in layer.state_dict().items()}
         for key in {f"{stem}.weight_mask", f"{stem}.weight_u", *expected}:
             if shapes.get(key) != expected.get(key):
@@ -187,6 +189,11 @@ def _check_files(files: Iterable[str], layers: Mapping[str, StoredLinear], prefi
                     f"layer {name!r}: tensor {key} has shape {shapes.get(key)} in the files and {expected.get(key)} by "
                     "config.json; copy the files again"
                 )
+    for stem in {key.rpartition(".")[0] for key in shapes if key.endswith((".weight_mask", ".weight_u"))} - stems:
+        if len(shapes.get(f"{stem}.weight", ())) == 1:
+            raise CorruptCheckpointError(
+                f"layer {stem!r} is stored compressed, and config.json does not list it; copy the files again"
+            )
 
 
 def _register() -> None:

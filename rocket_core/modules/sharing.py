@@ -32,8 +32,8 @@ class SharedProduct:
         """Whether calls on this input may share.
 
         Not while autograd records: each call's graph is then its own to free, to recompute and to run backward through.
-        Not in inference mode, where nothing tells whether a tensor has been written to. And not while compiling, where
-        the compiler finds equal products itself.
+        Not in inference mode, nor while compiling, where nothing tells whether a tensor has been written to; of a graph
+        with gradients the compiler merges equal products itself.
         """
         if torch.compiler.is_compiling() or input.is_inference() or dictionary.is_inference():
             return False

@@ -1,11 +1,15 @@
-"""Compressed tiny models: random factors in the place of every linear layer of a block."""
+"""Compressed tiny models: random factors in the place of the linear layers of their blocks."""
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from rocket_core.modules import FactorizedLinear, LayerFactors
+from rocket_core.modules import LayerFactors, StoredLinear
+from tests.reference.tiny_models import FAMILIES
+
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("query", "key", "value"))
+"""Last parts of the names of layers that read one input."""
 
 INPUT_IDS = torch.randint(3, 259, (2, 24), generator=torch.Generator().manual_seed(1))
 
@@ -37,15 +41,60 @@ def random_factors(model, seed=0):
     return factors
 
 
+def mixed_factors(model, seed=0):
+    """Factors of every kind: shared dictionaries for `GROUPS`; the others by turns sparse, full, factored and dense.
+
+    A full layer is a sparse one that stores every coefficient; so does one factored layer of each group.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    factors, leaders, singles = {}, {}, 0
+    for name, module in block_linears(model).items():
+        d_in, d_out = module.weight.shape if type(module) is Conv1D else reversed(module.weight.shape)
+        parent, leaf = name.rsplit(".", 1)
+        group = next((group for group in GROUPS if leaf in group), ())
+        first = leaders.setdefault((parent, group), name) if group else name
+        leader = None if first == name else first
+        kind = "factored" if group else ("sparse", "full", "factored", "dense")[singles % 4]
+        singles += not group
+        if kind == "dense":
+            continue
+        dictionary = None
+        if kind == "factored":
+            rank = int(torch.randint(3, 21, (), generator=generator))
+            dictionary = factors[leader].dictionary if leader else _normal(generator, d_in, rank) / d_in**0.5
+        rows = d_in if dictionary is None else dictionary.shape[1]
+        coefficients = _normal(generator, rows, d_out) * 0.3
+        support = torch.rand(rows, d_out, generator=generator) < 0.5
+        if kind == "full" or leaf in {members[1] for members in GROUPS}:
+            support = None
+        factors[name] = LayerFactors(
+            dictionary=dictionary,
+            coefficients=coefficients if support is None else coefficients * support,
+            support=support,
+            shared_dictionary_of=leader,
+        )
+    return factors
+
+
+ARTIFACTS = {family: (build, random_factors) for family, build in FAMILIES.items()} | {
+    f"{family}, all kinds": (FAMILIES[family], mixed_factors) for family in ("llama", "gpt2", "opt")
+}
+"""What is compressed: how to build the model, and how to make its factors."""
+
+
+def _normal(generator, *shape):
+    return torch.randn(*shape, generator=generator)
+
+
 @torch.no_grad()
 def logits(model):
     """Logits of `INPUT_IDS`."""
     return model(INPUT_IDS).logits
 
 
-def factored_layers(model):
-    """Factored layers by name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, FactorizedLinear)}
+def stored_layers(model):
+    """Stored layers by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, StoredLinear)}
 
 
 def file_bytes(folder):

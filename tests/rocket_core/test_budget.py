@@ -66,5 +66,20 @@ def test_bytes_count_the_mask_only_where_there_is_one(shape, expected):
     assert budget.factored_bytes(*shape, 2) == expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((8, 8, 20), 20 * 2 + 8 * 1), ((9, 5, 30), 30 * 2 + 5 * 2), ((8, 8, 64), 64 * 2 + 8)],
+)
+def test_bytes_of_a_sparse_layer_count_the_mask_always(shape, expected):
+    assert budget.sparse_bytes(*shape, 2) == expected
+
+
+@given(d_in=SIDES, d_out=SIDES, rank=SIDES, nnz=SIDES, itemsize=st.sampled_from([2, 4]))
+def test_layers_that_share_a_dictionary_count_it_once(d_in, d_out, rank, nnz, itemsize):
+    nnz = min(nnz, rank * d_out)
+    alone = budget.factored_bytes(d_in, d_out, rank, nnz, itemsize)
+    assert alone - budget.coefficient_bytes(d_out, rank, nnz, itemsize) == itemsize * d_in * rank
+
+
 def test_achieved_ratio_is_what_is_gone():
     assert budget.achieved_ratio(200, 150) == 0.25

@@ -1,18 +1,17 @@
 import pytest
 
 from rocket_core.hf import attach_factors
-from tests.reference.factored_models import random_factors
-from tests.reference.tiny_models import FAMILIES
+from tests.reference.factored_models import ARTIFACTS
 
 
 @pytest.fixture(scope="package")
 def artifacts(tmp_path_factory):
-    """For each family: the compressed model in memory, and the folder it was saved to."""
+    """For each of `ARTIFACTS`: the compressed model in memory, and the folder it was saved to."""
     made = {}
-    for family, build in FAMILIES.items():
+    for name, (build, make_factors) in ARTIFACTS.items():
         model = build()
-        attach_factors(model, random_factors(model))
-        folder = tmp_path_factory.mktemp(family)
+        attach_factors(model, make_factors(model))
+        folder = tmp_path_factory.mktemp(name.replace(", ", "-").replace(" ", "-"))
         model.save_pretrained(folder)
-        made[family] = model, folder
+        made[name] = model, folder
     return made

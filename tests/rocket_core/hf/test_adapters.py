@@ -3,10 +3,10 @@ import pytest
 import torch
 
 from rocket_core.errors import RocketError
-from tests.reference.factored_models import INPUT_IDS, factored_layers, load, logits
+from tests.reference.factored_models import INPUT_IDS, load, logits, stored_layers
 
 
-@pytest.fixture(params=["llama", "gpt2"])
+@pytest.fixture(params=["llama", "gpt2", "llama, all kinds", "gpt2, all kinds"])
 def adapted(request, artifacts):
     """A loaded artifact with fresh adapters on all linear layers, and its folder."""
     model = load(artifacts[request.param][1])
@@ -18,6 +18,9 @@ def adapted(request, artifacts):
 
 # peft asks for a property that transformers has renamed, and is told `fan_in_fan_out` by no one.
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False but the target module is `Conv1D`:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:fan_in_fan_out is set to True but the target module is `torch.nn.Linear`:UserWarning"
+)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 class TestLora:
     def test_a_step_changes_the_adapters_alone(self, adapted):
@@ -30,6 +33,11 @@ class TestLora:
         changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
         assert changed == {name for name in before if "lora_" in name}
         assert changed
+
+    def test_every_kind_of_layer_gets_an_adapter(self, adapted):
+        model, folder = adapted
+        adapted_layers = {type(module.base_layer) for module in model.modules() if hasattr(module, "base_layer")}
+        assert {type(layer) for layer in stored_layers(load(folder)).values()} <= adapted_layers
 
     def test_adapters_save_and_load(self, adapted, tmp_path):
         model, folder = adapted
@@ -48,5 +56,5 @@ class TestLora:
         expected = logits(model)
         model.save_pretrained(tmp_path)
         merged = peft.PeftModel.from_pretrained(load(folder).dequantize(), tmp_path).merge_and_unload()
-        assert not factored_layers(merged)
+        assert not stored_layers(merged)
         torch.testing.assert_close(logits(merged), expected, rtol=1e-3, atol=1e-3)

@@ -1,15 +1,25 @@
 import copy
+import dataclasses
 
 import pytest
 import torch
 from transformers import Dinov2Config, Dinov2Model
 
-from rocket_core.errors import AlreadyQuantizedError, InvalidConfigError, UnsupportedArchitectureError
+from rocket_core.errors import (
+    AlreadyQuantizedError,
+    InvalidConfigError,
+    RocketError,
+    UnsupportedArchitectureError,
+)
 from rocket_core.hf import attach_factors, disk_names
-from tests.reference.factored_models import block_linears, factored_layers, logits, random_factors
+from rocket_core.modules import LayerFactors
+from tests.reference.factored_models import block_linears, logits, mixed_factors, random_factors, stored_layers
 from tests.reference.tiny_models import FAMILIES
 
 LAYER = "model.layers.1.mlp.up_proj"
+LEADER = "model.layers.0.self_attn.q_proj"
+FOLLOWER = "model.layers.0.self_attn.k_proj"
+SPARSE = "model.layers.0.self_attn.o_proj"
 
 
 class TestAttachFactors:
@@ -36,7 +46,7 @@ class TestAttachFactors:
         model = FAMILIES["llama"]()
         with pytest.raises(InvalidConfigError, match="down_proj"):
             attach_factors(model, {"model.layers.0.mlp.down_proj": random_factors(model)[LAYER]})
-        assert not factored_layers(model)
+        assert not stored_layers(model)
 
     def test_needs_plain_weights(self):
         model = FAMILIES["llama"]()
@@ -51,9 +61,66 @@ class TestAttachFactors:
         with pytest.raises(UnsupportedArchitectureError, match="mlp"):
             disk_names(model, names)
 
-    def test_a_copy_of_the_model_is_independent(self, artifacts):
-        model, _ = artifacts["llama"]
+    @pytest.mark.parametrize(("name", "tensor"), [("llama", "coefficients"), ("llama, all kinds", "weight_u")])
+    def test_a_copy_of_the_model_is_independent(self, artifacts, name, tensor):
+        model, _ = artifacts[name]
         twin = copy.deepcopy(model)
         with torch.no_grad():
-            twin.get_submodule(LAYER).coefficients.zero_()
+            twin.get_submodule(LEADER).get_parameter(tensor).zero_()
         assert not torch.equal(logits(twin), logits(model))
+
+    def test_needs_at_least_one_coefficient(self):
+        model = FAMILIES["llama"]()
+        empty = LayerFactors(
+            dictionary=None, coefficients=torch.zeros(32, 32), support=torch.zeros(32, 32, dtype=torch.bool)
+        )
+        with pytest.raises(InvalidConfigError, match=SPARSE):
+            attach_factors(model, {SPARSE: empty})
+
+    def test_needs_as_many_atoms_as_coefficients_are_for(self):
+        model = FAMILIES["llama"]()
+        factors = LayerFactors(dictionary=torch.ones(32, 3), coefficients=torch.ones(4, 32))
+        with pytest.raises(InvalidConfigError, match=SPARSE):
+            attach_factors(model, {SPARSE: factors})
+
+
+class TestSharedDictionaries:
+    def test_take_a_leader_that_was_attached_before(self, artifacts):
+        model = FAMILIES["llama"]()
+        factors = mixed_factors(model)
+        followers = {name: one for name, one in factors.items() if one.shared_dictionary_of is not None}
+        attach_factors(model, {name: one for name, one in factors.items() if name not in followers})
+        attach_factors(model, followers)
+        assert torch.equal(logits(model), logits(artifacts["llama, all kinds"][0]))
+
+    def test_are_given_in_any_order(self, artifacts):
+        model = FAMILIES["llama"]()
+        attach_factors(model, dict(reversed(mixed_factors(model).items())))
+        assert torch.equal(logits(model), logits(artifacts["llama, all kinds"][0]))
+
+    @pytest.mark.parametrize("leader", ["model.layers.9.mlp.up_proj", FOLLOWER, SPARSE, LAYER])
+    def test_need_a_leader_that_has_one(self, leader):
+        model = FAMILIES["llama"]()
+        factors = mixed_factors(model)
+        factors[FOLLOWER] = dataclasses.replace(factors[FOLLOWER], shared_dictionary_of=leader)
+        with pytest.raises(InvalidConfigError, match=f"{FOLLOWER}.*{leader}"):
+            attach_factors(model, factors)
+        assert not stored_layers(model)
+
+    def test_are_the_leaders(self):
+        model = FAMILIES["llama"]()
+        factors = mixed_factors(model)
+        factors[FOLLOWER] = dataclasses.replace(factors[FOLLOWER], dictionary=factors[LEADER].dictionary * 2)
+        with pytest.raises(InvalidConfigError, match=f"{FOLLOWER}.*another dictionary than '{LEADER}'"):
+            attach_factors(model, factors)
+
+    def test_cannot_be_saved_without_the_leader(self, artifacts, tmp_path):
+        model = copy.deepcopy(artifacts["llama, all kinds"][0])
+        expected = logits(model)
+        leader = model.get_submodule(LEADER)
+        stock = torch.nn.Linear(leader.in_features, leader.out_features, bias=False)
+        stock.weight = torch.nn.Parameter(leader.dense_weight())
+        model.set_submodule(LEADER, stock)
+        torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+        with pytest.raises(RocketError, match=f"{FOLLOWER}.*{LEADER}"):
+            model.save_pretrained(tmp_path)

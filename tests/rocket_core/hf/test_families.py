@@ -6,28 +6,36 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 from transformers.pytorch_utils import Conv1D
 
+from rocket_core.hf import disk_names
 from rocket_core.modules import compose_weight
 from tests.reference.factored_models import (
+    ARTIFACTS,
     INPUT_IDS,
     block_linears,
-    factored_layers,
     file_bytes,
     load,
     logits,
-    random_factors,
+    stored_layers,
 )
-from tests.reference.tiny_models import FAMILIES
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def stock_and_factors(name):
+    """The model that was compressed, and its factors."""
+    build, make_factors = ARTIFACTS[name]
+    stock = build()
+    return stock, make_factors(stock)
+
+
+@pytest.mark.parametrize("family", ARTIFACTS)
 class TestEveryFamily:
     def test_loads_with_the_logits_it_had_in_memory(self, artifacts, family):
         model, folder = artifacts[family]
         loaded, report = load(folder, output_loading_info=True)
-        assert factored_layers(loaded).keys() == random_factors(FAMILIES[family]()).keys()
+        stock, factors = stock_and_factors(family)
+        assert stored_layers(loaded).keys() == factors.keys()
         assert not any(report.values())
         assert torch.equal(logits(loaded), logits(model))
-        assert not torch.allclose(logits(loaded), logits(FAMILIES[family]()))
+        assert not torch.allclose(logits(loaded), logits(stock))
 
     def test_saves_the_bytes_it_loaded(self, artifacts, family, tmp_path):
         _, folder = artifacts[family]
@@ -50,24 +58,38 @@ class TestEveryFamily:
         tensors = load_file(folder / "model.safetensors")
         assert {key: value for key, value in config.items() if key != "layers"} == {
             "quant_method": "rocket",
-            "format_version": 1,
+            "format_version": 2 if "all kinds" in family else 1,
         }
-        assert len(config["layers"]) == len(random_factors(FAMILIES[family]()))
-        for name, entry in config["layers"].items():
-            assert tensors[f"{name}.weight"].shape == (entry["nnz"],)
-            assert tensors[f"{name}.weight_u"].shape[0] == entry["rank"]
-            mask = tensors.get(f"{name}.weight_mask")
-            assert mask is None or int(mask.view(-1, 1).bitwise_and(2 ** torch.arange(8)).ne(0).sum()) == entry["nnz"]
+        stock, factors = stock_and_factors(family)
+        disk = disk_names(stock, factors)
+        assert config["layers"].keys() == set(disk.values())
+        for name, one in factors.items():
+            entry, stem = config["layers"][disk[name]], disk[name]
+            stored = one.coefficients.numel() if one.support is None else int(one.support.sum())
+            expected = {"nnz": stored}
+            if one.dictionary is not None:
+                expected["rank"] = one.dictionary.shape[1]
+            if one.shared_dictionary_of is not None:
+                expected["dictionary"] = disk[one.shared_dictionary_of]
+            assert entry == expected
+            assert tensors[f"{stem}.weight"].shape == (stored,)
+            owns = one.dictionary is not None and one.shared_dictionary_of is None
+            assert (f"{stem}.weight_u" in tensors) is owns
+            mask = tensors.get(f"{stem}.weight_mask")
+            assert (mask is None) is (one.dictionary is not None and one.support is None)
+            assert mask is None or int(mask.view(-1, 1).bitwise_and(2 ** torch.arange(8)).ne(0).sum()) == stored
 
     def test_dequantizes_to_stock_layers(self, artifacts, family, tmp_path):
-        stock = FAMILIES[family]()
-        factors = random_factors(stock)
+        stock, factors = stock_and_factors(family)
         model = load(artifacts[family][1]).dequantize()
         for name, module in block_linears(model).items():
-            weight = compose_weight(factors[name].dictionary, factors[name].coefficients, torch.float32)
+            weight = stock.get_submodule(name).weight
             assert type(module) is type(stock.get_submodule(name))
-            assert torch.equal(module.weight, weight.T if type(module) is Conv1D else weight)
-        assert not factored_layers(model)
+            if name in factors:
+                weight = compose_weight(factors[name].dictionary, factors[name].coefficients, torch.float32)
+                weight = weight.T if type(module) is Conv1D else weight
+            assert torch.equal(module.weight, weight)
+        assert not stored_layers(model)
         torch.testing.assert_close(logits(model), logits(artifacts[family][0]), rtol=1e-4, atol=1e-4)
         model.save_pretrained(tmp_path)
         assert (tmp_path / "config.json").read_text() == saved_config(stock, tmp_path)
@@ -80,7 +102,11 @@ class TestEveryFamily:
         expected = model.base_model(INPUT_IDS).last_hidden_state
         assert torch.equal(reloaded(INPUT_IDS).last_hidden_state, expected)
         table = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["layers"]
-        assert all(f"{name}.weight_u" in load_file(tmp_path / "model.safetensors") for name in table)
+        tensors = load_file(tmp_path / "model.safetensors")
+        assert all(tensors[f"{name}.weight"].shape == (entry["nnz"],) for name, entry in table.items())
+        assert all(
+            f"{entry.get('dictionary', name)}.weight_u" in tensors for name, entry in table.items() if "rank" in entry
+        )
 
 
 def saved_config(model, folder):

@@ -1,15 +1,24 @@
+import json
 import warnings
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, ViTConfig, ViTModel
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig, BertModel, ViTConfig, ViTModel
 
 from rocket_core.errors import RocketError
 from rocket_core.hf import attach_factors
-from rocket_core.modules import compose_weight
-from tests.reference.factored_models import factored_layers, file_bytes, load, logits, random_factors
-from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE
+from rocket_core.modules import FactorizedLinear, compose_weight, layers
+from tests.reference.factored_models import (
+    INPUT_IDS,
+    file_bytes,
+    load,
+    logits,
+    mixed_factors,
+    random_factors,
+    stored_layers,
+)
+from tests.reference.tiny_models import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE
 
 LAYER = "model.layers.1.mlp.up_proj"
 
@@ -20,8 +29,9 @@ class TestLoading:
         model, folder = artifacts["llama"]
         assert torch.equal(logits(load(folder, device_map=device_map)), logits(model))
 
-    def test_in_shards(self, artifacts, tmp_path):
-        model, folder = artifacts["gpt2"]
+    @pytest.mark.parametrize("name", ["gpt2", "llama, all kinds"])
+    def test_in_shards(self, name, artifacts, tmp_path):
+        model, folder = artifacts[name]
         load(folder).save_pretrained(tmp_path, max_shard_size="20KB")
         assert len(list(tmp_path.glob("*.safetensors"))) > 2
         loaded = load(tmp_path)
@@ -48,13 +58,28 @@ class TestLoading:
         assert {parameter.dtype for parameter in wide.parameters()} == {torch.float32}
         assert torch.equal(wide.get_submodule(LAYER).weight, compose_weight(*rounded, torch.float32))
 
-    def test_partly_onto_the_disk(self, artifacts, tmp_path):
-        model, folder = artifacts["llama"]
+    def test_in_half_precision_every_kind_dequantizes_to_the_composed_weight(self, tmp_path):
+        FAMILIES["llama"]().save_pretrained(tmp_path / "stock")
+        model = load(tmp_path / "stock", dtype=torch.bfloat16)
+        factors = mixed_factors(model)
+        attach_factors(model, factors)
+        model.save_pretrained(tmp_path)
+        loaded = load(tmp_path)
+        assert torch.equal(logits(loaded), logits(model))
+        loaded.dequantize()
+        for name, one in factors.items():
+            dictionary = None if one.dictionary is None else one.dictionary.bfloat16()
+            weight = compose_weight(dictionary, one.coefficients.bfloat16(), torch.bfloat16)
+            assert torch.equal(loaded.get_submodule(name).weight, weight), name
+
+    @pytest.mark.parametrize("name", ["llama", "llama, all kinds"])
+    def test_partly_onto_the_disk(self, name, artifacts, tmp_path):
+        model, folder = artifacts[name]
         device_map = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb"], "cpu")
         device_map |= {"model.layers.1": "disk", "lm_head": "cpu"}
         loaded = load(folder, device_map=device_map, offload_folder=tmp_path / "offload")
-        assert {name: layer.packed for name, layer in factored_layers(loaded).items()} == {
-            name: ".layers.1." in name for name in factored_layers(model)
+        assert {name: layer.packed for name, layer in stored_layers(loaded).items()} == {
+            name: ".layers.1." in name for name in stored_layers(model)
         }
         assert torch.equal(logits(loaded), logits(model))
         with warnings.catch_warnings():
@@ -64,25 +89,116 @@ class TestLoading:
         with pytest.raises(RocketError, match="offloaded"):
             loaded.dequantize()
 
-    def test_kept_packed_on_request(self, artifacts, tmp_path):
-        model, folder = artifacts["llama"]
+    @pytest.mark.parametrize("name", ["llama", "llama, all kinds"])
+    def test_kept_packed_on_request(self, name, artifacts, tmp_path):
+        model, folder = artifacts[name]
         config = AutoConfig.from_pretrained(folder)
         config.quantization_config["keep_packed"] = True
         loaded = load(folder, config=config)
-        assert all(layer.packed for layer in factored_layers(loaded).values())
+        assert all(layer.packed for layer in stored_layers(loaded).values())
         assert torch.equal(logits(loaded), logits(model))
         loaded.save_pretrained(tmp_path)
-        assert all(layer.packed for layer in factored_layers(load(tmp_path)).values())
+        assert all(layer.packed for layer in stored_layers(load(tmp_path)).values())
         assert file_bytes(tmp_path) == file_bytes(folder)
+
+    @pytest.mark.parametrize("elsewhere", ["q_proj", "k_proj"])
+    @pytest.mark.parametrize("order", ["qkv", "vkq"])
+    def test_a_leader_or_a_follower_onto_the_disk(self, artifacts, elsewhere, order, tmp_path):
+        model, folder = artifacts["llama, all kinds"]
+        device_map = {name: "cpu" for name, module in model.named_modules() if not list(module.children())}
+        device_map[f"model.layers.1.self_attn.{elsewhere}"] = "disk"
+        loaded = load(folder, device_map=device_map, offload_folder=tmp_path)
+        assert torch.equal(logits(loaded), logits(model))
+        attention, expected = loaded.model.layers[1].self_attn, model.model.layers[1].self_attn
+        assert attention.q_proj.weight_u.is_meta is (elsewhere == "q_proj")
+        x = torch.randn(3, HIDDEN_SIZE, generator=torch.Generator().manual_seed(0))
+        for letter in order:
+            name = f"{letter}_proj"
+            assert torch.equal(attention.get_submodule(name)(x), expected.get_submodule(name)(x))
+        with pytest.raises(RocketError, match="offloaded"):
+            loaded.dequantize()
+        if elsewhere == "q_proj":
+            with pytest.raises(RocketError, match="offloaded"):
+                attention.k_proj.weight + 0
+
+    def test_an_offloaded_dictionary_is_read_once_for_all_that_share_it(self, artifacts, tmp_path, monkeypatch):
+        model, folder = artifacts["llama, all kinds"]
+        device_map = {name: "cpu" for name, module in model.named_modules() if not list(module.children())}
+        device_map["model.layers.1.self_attn.q_proj"] = "disk"
+        attention = load(folder, device_map=device_map, offload_folder=tmp_path).model.layers[1].self_attn
+        read = []
+        pre_forward = attention.q_proj._hf_hook.pre_forward
+        monkeypatch.setattr(
+            attention.q_proj._hf_hook, "pre_forward", lambda *a, **k: read.append(1) or pre_forward(*a, **k)
+        )
+        x = torch.ones(3, HIDDEN_SIZE)
+        with torch.no_grad():
+            results = [attention.get_submodule(f"{letter}_proj")(x) for letter in "qkv"]
+        assert len(read) == 1
+        assert attention.q_proj._shared._entry is None
+        expected = model.model.layers[1].self_attn
+        for letter, result in zip("qkv", results, strict=True):
+            assert torch.equal(result, expected.get_submodule(f"{letter}_proj")(x))
+
+    def test_gradients_reach_the_input_where_the_dictionary_is_on_the_disk(self, artifacts, tmp_path):
+        model, folder = artifacts["llama, all kinds"]
+        device_map = {name: "cpu" for name, module in model.named_modules() if not list(module.children())}
+        device_map["model.layers.1.self_attn.q_proj"] = "disk"
+        loaded = load(folder, device_map=device_map, offload_folder=tmp_path)
+        gradients = []
+        for each in (loaded, model):
+            x = torch.ones(3, HIDDEN_SIZE, requires_grad=True)
+            each.model.layers[1].self_attn.k_proj(x).square().sum().backward()
+            gradients.append(x.grad)
+        torch.testing.assert_close(*gradients)
+
+    def test_computes_a_shared_product_once(self, artifacts, monkeypatch):
+        loaded = load(artifacts["llama, all kinds"][1])
+        inside = [layer for layer in stored_layers(loaded).values() if isinstance(layer, FactorizedLinear)]
+        products = []
+
+        class Counting:
+            @staticmethod
+            def linear(x, weight, bias=None):
+                products.extend(layer for layer in inside if layer.leader is layer and layer.weight_u is weight)
+                return torch.nn.functional.linear(x, weight, bias)
+
+        monkeypatch.setattr(layers, "functional", Counting)
+        logits(loaded)
+        assert len(products) == len(set(products)) < len(inside)
+        assert set(products) == {layer.leader for layer in inside}
+        assert all(layer.leader._shared._entry is None for layer in inside)
+
+    def test_an_encoder_with_shared_dictionaries(self, tmp_path):
+        config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+        model = BertModel(config).eval()
+        factors = mixed_factors(model)
+        leaders = {one.shared_dictionary_of for one in factors.values()} - {None}
+        assert leaders == {f"encoder.layer.{index}.attention.self.query" for index in range(2)}
+        attach_factors(model, factors)
+        model.save_pretrained(tmp_path)
+        loaded = AutoModel.from_pretrained(tmp_path)
+        expected = model(INPUT_IDS).last_hidden_state
+        assert torch.equal(loaded(INPUT_IDS).last_hidden_state, expected)
+        with_head = AutoModelForMaskedLM.from_pretrained(tmp_path)
+        assert torch.equal(with_head.base_model(INPUT_IDS).last_hidden_state, expected)
+        with_head.save_pretrained(tmp_path / "head")
+        table = json.loads((tmp_path / "head" / "config.json").read_text())["quantization_config"]["layers"]
+        assert {entry["dictionary"] for entry in table.values() if "dictionary" in entry} == {
+            f"bert.{leader}" for leader in leaders
+        }
+        dense = loaded.dequantize()
+        torch.testing.assert_close(dense(INPUT_IDS).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
     def test_tied_embeddings_stay_tied(self, artifacts):
         loaded = load(artifacts["gemma"][1])
         assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
-    def test_leaves_room_for_unpacking(self, artifacts):
-        loaded = load(artifacts["llama"][1])
+    @pytest.mark.parametrize("name", ["llama", "llama, all kinds"])
+    def test_leaves_room_for_unpacking(self, name, artifacts):
+        loaded = load(artifacts[name][1])
         unpacked = sum(parameter.nbytes for parameter in loaded.parameters())
-        packed = sum(tensor.nbytes for tensor in load_file(artifacts["llama"][1] / "model.safetensors").values())
+        packed = sum(tensor.nbytes for tensor in load_file(artifacts[name][1] / "model.safetensors").values())
         assert packed < 0.95 * unpacked
         limits = loaded.hf_quantizer.adjust_max_memory({"cpu": 2e6, 0: 10**6})
         assert limits == {"cpu": int(2e6 * packed / unpacked), 0: int(10**6 * packed / unpacked)}
@@ -105,7 +221,7 @@ class TestLoading:
         attach_factors(model, random_factors(model))
         table = model.config.quantization_config.layers
         assert "encoder.layer.0.attention.attention.query" in table
-        assert "encoder.layer.0.attention.attention.query" not in factored_layers(model)
+        assert "encoder.layer.0.attention.attention.query" not in stored_layers(model)
         model.save_pretrained(tmp_path)
         loaded = ViTModel.from_pretrained(tmp_path, add_pooling_layer=False)
         pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -2,10 +2,10 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from tests.reference.factored_models import INPUT_IDS, load, logits
-from tests.reference.tiny_models import FAMILIES
 
 
 def run_python(script, *arguments):
@@ -44,8 +44,8 @@ def test_without_the_import_dense_models_load_and_factored_ones_fail_loudly(arti
         dense = load(folder).dequantize()
         dense.save_pretrained(tmp_path / family / "dense")
         expected[family] = logits(dense)
-    errors = run_python(WITHOUT_ROCKET, tmp_path, *FAMILIES)
-    assert errors.keys() == FAMILIES.keys()
+    errors = run_python(WITHOUT_ROCKET, tmp_path, *artifacts)
+    assert errors.keys() == artifacts.keys()
     assert all("size" in message or "shape" in message for message in errors.values())
     for family, wanted in expected.items():
         assert torch.equal(torch.load(tmp_path / family / "logits.pt", weights_only=True), wanted)
@@ -74,5 +74,6 @@ print(json.dumps(answer))
 """
 
 
-def test_survives_reloading_and_compiles(artifacts):
-    assert run_python(RELOAD_AND_COMPILE, artifacts["llama"][1]) == [True, True]
+@pytest.mark.parametrize("name", ["llama", "llama, all kinds"])
+def test_survives_reloading_and_compiles(artifacts, name):
+    assert run_python(RELOAD_AND_COMPILE, artifacts[name][1]) == [True, True]

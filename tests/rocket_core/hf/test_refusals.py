@@ -11,28 +11,45 @@ from tests.reference.factored_models import load, logits
 from tests.reference.tiny_models import FAMILIES, HIDDEN_SIZE
 
 LAYER = "model.layers.1.mlp.up_proj"
+LEADER = "model.layers.0.self_attn.q_proj"
+FIRST_FOLLOWER = "model.layers.0.self_attn.k_proj"
+FOLLOWER = "model.layers.0.self_attn.v_proj"
+SPARSE = "model.layers.0.self_attn.o_proj"
+FULL = "model.layers.0.mlp.down_proj"
+FACTORED = "model.layers.1.self_attn.o_proj"
+
+
+def copy_of(folder, target):
+    """A copy of an artifact, to damage."""
+    for path in folder.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    return target
 
 
 @pytest.fixture
 def llama_artifact(artifacts, tmp_path):
-    """A copy of the Llama artifact, to damage."""
-    for path in artifacts["llama"][1].iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    return tmp_path
+    return copy_of(artifacts["llama"][1], tmp_path)
+
+
+@pytest.fixture
+def mixed_artifact(artifacts, tmp_path):
+    return copy_of(artifacts["llama, all kinds"][1], tmp_path)
+
+
+def edit_config(folder, edit):
+    config = json.loads((folder / "config.json").read_text())
+    edit(config["quantization_config"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def edit_tensors(folder, edit):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    edit(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
 class TestRefusals:
-    def edit_config(self, folder, edit):
-        config = json.loads((folder / "config.json").read_text())
-        edit(config["quantization_config"])
-        (folder / "config.json").write_text(json.dumps(config))
-
-    def edit_tensors(self, folder, edit):
-        path = folder / "model.safetensors"
-        tensors = load_file(path)
-        edit(tensors)
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-
     @pytest.mark.parametrize(
         ("edit", "message"),
         [
@@ -49,7 +66,7 @@ class TestRefusals:
         ],
     )
     def test_an_unreadable_format(self, llama_artifact, edit, message):
-        self.edit_config(llama_artifact, edit)
+        edit_config(llama_artifact, edit)
         with pytest.raises(CheckpointFormatError, match=message):
             load(llama_artifact)
 
@@ -66,20 +83,20 @@ class TestRefusals:
     )
     @pytest.mark.parametrize("options", [{}, {"ignore_mismatched_sizes": True}])
     def test_damaged_tensors_by_the_name_of_their_layer(self, llama_artifact, edit, options):
-        self.edit_tensors(llama_artifact, edit)
+        edit_tensors(llama_artifact, edit)
         with pytest.raises(CorruptCheckpointError, match=LAYER):
             load(llama_artifact, **options)
 
     def test_a_mask_where_all_coefficients_are_stored(self, llama_artifact):
         dense = "model.layers.0.self_attn.v_proj"
         mask = torch.zeros(HIDDEN_SIZE // 2, 3, dtype=torch.uint8)
-        self.edit_tensors(llama_artifact, lambda t: t.update({f"{dense}.weight_mask": mask}))
+        edit_tensors(llama_artifact, lambda t: t.update({f"{dense}.weight_mask": mask}))
         with pytest.raises(CorruptCheckpointError, match=dense):
             load(llama_artifact)
 
     def test_a_damaged_mask_of_a_layer_kept_packed(self, llama_artifact):
-        self.edit_tensors(llama_artifact, lambda t: t[f"{LAYER}.weight_mask"][3].bitwise_xor_(1))
-        self.edit_config(llama_artifact, lambda q: q.update(keep_packed=True))
+        edit_tensors(llama_artifact, lambda t: t[f"{LAYER}.weight_mask"][3].bitwise_xor_(1))
+        edit_config(llama_artifact, lambda q: q.update(keep_packed=True))
         with pytest.raises(CorruptCheckpointError, match=LAYER):
             logits(load(llama_artifact))
 
@@ -87,3 +104,72 @@ class TestRefusals:
         FAMILIES["llama"]().save_pretrained(tmp_path)
         with pytest.raises(ValueError, match="require the model to be pre-quantized"):
             load(tmp_path, quantization_config=RocketConfig())
+
+
+def set_entry(layer, **changes):
+    return lambda q: q["layers"][layer].update(changes)
+
+
+def drop(layer, key):
+    return lambda q: q["layers"][layer].pop(key)
+
+
+class TestRefusalsOfFormat2:
+    @pytest.mark.parametrize(
+        ("edit", "layer", "message"),
+        [
+            (lambda q: q.update(format_version=1), FULL, "format 1"),
+            (set_entry(FOLLOWER, dictionary="model.layers.7.self_attn.q_proj"), FOLLOWER, "not in the table"),
+            (set_entry(FOLLOWER, dictionary=FOLLOWER), FOLLOWER, "none of its own"),
+            (set_entry(FOLLOWER, dictionary=SPARSE), FOLLOWER, "none of its own"),
+            (set_entry(FOLLOWER, rank=50), FOLLOWER, "rank 50"),
+            (set_entry(FOLLOWER, nnz=10**6), FOLLOWER, "leave room for"),
+            (set_entry(FOLLOWER, dictionary=1), FOLLOWER, "'dictionary'"),
+            (lambda q: q["layers"].pop(LEADER), FIRST_FOLLOWER, "not in the table"),
+            (set_entry(LEADER, dictionary=LAYER), LEADER, "none of its own|has rank"),
+            (set_entry(SPARSE, dictionary=LEADER), SPARSE, "no rank"),
+            (set_entry(SPARSE, nnz=HIDDEN_SIZE**2 + 1), SPARSE, "leave room for 1024"),
+            (lambda q: q["layers"][FULL].update(q["layers"][LEADER] | {"dictionary": LEADER}), FULL, "80 inputs"),
+        ],
+    )
+    def test_a_table_that_makes_no_sense(self, mixed_artifact, edit, layer, message):
+        edit_config(mixed_artifact, edit)
+        with pytest.raises(CheckpointFormatError, match=f"'{layer}'.*({message})") as refusal:
+            load(mixed_artifact)
+        assert any(remedy in str(refusal.value) for remedy in ("fetch it again", "check that config.json"))
+
+    @pytest.mark.parametrize(
+        ("edit", "layer"),
+        [
+            (lambda t: t.pop(f"{LEADER}.weight_u"), LEADER),
+            (lambda t: t.update({f"{FOLLOWER}.weight_u": t[f"{LEADER}.weight_u"].clone()}), FOLLOWER),
+            (lambda t: t.pop(f"{FOLLOWER}.weight_mask"), FOLLOWER),
+            (lambda t: t.pop(f"{FOLLOWER}.weight"), FOLLOWER),
+            (lambda t: t.pop(f"{SPARSE}.weight_mask"), SPARSE),
+            (lambda t: t.update({f"{SPARSE}.weight": t[f"{SPARSE}.weight"][:-1]}), SPARSE),
+            (lambda t: t.update({f"{SPARSE}.weight": torch.ones(32, 32)}), SPARSE),
+            (lambda t: t.update({f"{SPARSE}.weight_u": torch.ones(4, 32)}), SPARSE),
+            (lambda t: t[f"{SPARSE}.weight_mask"][3, 0].bitwise_xor_(1), SPARSE),
+            (lambda t: t.pop(f"{FULL}.weight_mask"), FULL),
+        ],
+    )
+    @pytest.mark.parametrize("options", [{}, {"ignore_mismatched_sizes": True}])
+    def test_damaged_tensors_by_the_name_of_their_layer(self, mixed_artifact, edit, layer, options):
+        edit_tensors(mixed_artifact, edit)
+        with pytest.raises(CorruptCheckpointError, match=layer):
+            load(mixed_artifact, **options)
+
+    @pytest.mark.parametrize(
+        ("edit", "layer"),
+        [
+            (drop(FACTORED, "rank"), FACTORED),  # now sparse
+            (drop(FOLLOWER, "dictionary"), FOLLOWER),  # now with a dictionary of its own
+            (set_entry(SPARSE, rank=40), SPARSE),  # now factored
+            (lambda q: q["layers"].pop(SPARSE), SPARSE),
+        ],
+    )
+    @pytest.mark.parametrize("options", [{}, {"ignore_mismatched_sizes": True}])
+    def test_tensors_of_another_kind_than_the_table_says(self, mixed_artifact, edit, layer, options):
+        edit_config(mixed_artifact, edit)
+        with pytest.raises((CorruptCheckpointError, CheckpointFormatError), match=layer):
+            load(mixed_artifact, **options)

@@ -1,0 +1,65 @@
+"""One small stored layer of each kind, and the dense weight that it stands for."""
+
+import torch
+
+from rocket_core.modules import FactorizedLinear, LayerFactors, SparseLinear, layer_tensors
+
+D_IN, RANK, D_OUT = 7, 11, 5
+
+KINDS = ("factored", "low rank", "follower", "sparse", "full")
+"""Low rank and full are the same as factored and sparse with every coefficient stored."""
+
+
+def make_coefficients(rank, d_out, density, seed, dtype=torch.float32):
+    """Random coefficients on a random support that holds exact zeros and, by chance, empty rows and columns."""
+    generator = torch.Generator().manual_seed(seed)
+    support = torch.rand(rank, d_out, generator=generator) < density
+    coefficients = torch.randn(rank, d_out, generator=generator, dtype=torch.float64)
+    coefficients[torch.rand(rank, d_out, generator=generator) < 0.2] = 0
+    return (coefficients * support).to(dtype), support
+
+
+def make_factors(kind, dtype=torch.float32, seed=3):
+    """Factors of a layer of `D_IN` inputs and `D_OUT` outputs; a follower's leader is called `leader`."""
+    dictionary = None
+    if kind in ("factored", "low rank", "follower"):
+        dictionary = torch.randn(D_IN, RANK, generator=torch.Generator().manual_seed(4)).to(dtype)
+    rows = D_IN if dictionary is None else RANK
+    coefficients, support = make_coefficients(rows, D_OUT, 1 if kind in ("low rank", "full") else 0.5, seed, dtype)
+    leader = "leader" if kind == "follower" else None
+    return LayerFactors(dictionary=dictionary, coefficients=coefficients, support=support, shared_dictionary_of=leader)
+
+
+def dense_weight(factors):
+    """The weight as `nn.Linear` has it, in float64."""
+    coefficients = factors.coefficients.double()
+    return (coefficients if factors.dictionary is None else factors.dictionary.double() @ coefficients).T
+
+
+def make_layer(kind="factored", dtype=torch.float32, *, bias=True, leader=None, seed=3):
+    """A packed layer and its dense weight in float64; a follower gets a leader of its own unless given one."""
+    factors = make_factors(kind, dtype, seed)
+    tensors = layer_tensors(factors, dtype)
+    if bias:
+        tensors["bias"] = torch.linspace(-1, 1, D_OUT, dtype=dtype)
+    options = {"nnz": tensors["weight"].numel(), "bias": bias, "dtype": dtype}
+    if factors.dictionary is None:
+        layer = SparseLinear(D_IN, D_OUT, **options)
+    else:
+        if kind == "follower":
+            options["leader"] = leader or make_layer("factored", dtype, seed=5)[0]
+        layer = FactorizedLinear(D_IN, D_OUT, rank=RANK, **options)
+    layer.load_state_dict(tensors)
+    return layer, dense_weight(factors)
+
+
+def make_group(dtype=torch.float32, *, followers=2):
+    """A leader and its followers, unpacked, and the dense weights of all in float64."""
+    leader, weight = make_layer("factored", dtype)
+    made = [make_layer("follower", dtype, leader=leader, seed=10 + index) for index in range(followers)]
+    return [each.unpack_() for each in (leader, *(layer for layer, _ in made))], [weight, *(dense for _, dense in made)]
+
+
+def as_tensors(state):
+    """An independent copy of a state dict."""
+    return {name: tensor.detach().clone() for name, tensor in state.items()}

@@ -1,0 +1,147 @@
+"""Artifacts of every kind of layer, written from factors that a work folder holds."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rocket_core import budget
+from rocket_core.checkpoint import find_model
+from rocket_core.hf import attach_factors
+from rocket_core.modules import layer_tensors
+from rocket_core.pipeline.export import write_export
+from rocket_core.pipeline.preflight import prepare_run
+from rocket_core.pipeline.progress import Callbacks, Monitor
+from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
+from rocket_core.report import LayerReport
+from tests.reference.factored_models import INPUT_IDS, logits, mixed_factors
+
+FAMILIES = ("llama", "gpt2", "opt")
+
+
+def kind_of(factors):
+    if factors is None:
+        return "dense"
+    if factors.dictionary is None:
+        return "sparse"
+    return "low_rank" if factors.support is None else "factored"
+
+
+def bytes_of(kind, layer):
+    """Bytes that a layer takes, by the formulas."""
+    d_in, d_out, rank, nnz = layer["d_in"], layer["d_out"], layer["rank"], layer["nnz"]
+    if kind == "dense":
+        return budget.dense_bytes(d_in, d_out, 4)
+    if kind == "sparse":
+        return budget.sparse_bytes(d_in, d_out, nnz, 4)
+    if layer["dictionary"] in (None, layer["name"]):
+        return budget.factored_bytes(d_in, d_out, rank, nnz, 4)
+    return budget.coefficient_bytes(d_out, rank, nnz, 4)
+
+
+def report_of(name, shape, input_group, factors):
+    """A layer's report; leaders of shared dictionaries have their own name as that of the dictionary, or none."""
+    kind, (d_in, d_out) = kind_of(factors), shape
+    layer = {"name": name, "d_in": d_in, "d_out": d_out, "rank": None, "nnz": None, "dictionary": None}
+    if factors is not None:
+        support = factors.support
+        layer["nnz"] = factors.coefficients.numel() if support is None else int(support.sum())
+        layer["dictionary"] = factors.shared_dictionary_of or (name if "0" in name else None)
+        if factors.dictionary is None:
+            layer["dictionary"] = None
+        else:
+            layer["rank"] = factors.dictionary.shape[1]
+    return LayerReport(
+        **layer,
+        kind=kind,
+        stored_bytes=bytes_of(kind, layer),
+        input_group=input_group,
+        # Of no account for what is written.
+        sparsity=None,
+        rank_nnz_ratio=None,
+        kept_parameters=0,
+        compression_ratio=0.0,
+        reconstruction_error=0.0,
+        weight_error=0.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory, model_folder, settings):
+    """For each family: folders of both artifacts, the factors, and the reports of the layers."""
+    made = {}
+
+    def make(family):
+        if family not in made:
+            run = prepare_run(find_model(str(model_folder(family))), settings())
+            work = WorkFolder(tmp_path_factory.mktemp("exported") / family)
+            work.claim(RunIdentity(rocket_version="1", model="m", revision="r", settings={}), torch.zeros(1, 1))
+            factors = mixed_factors(run.architecture.model)
+            for name, one in factors.items():
+                work.save_factors(name, layer_tensors(one, run.dtype))
+            layers = {
+                name: report_of(name, run.architecture.shape(name), name, factors.get(name))
+                for block in run.layers
+                for name in block
+            }
+            silent = Callbacks(
+                on_progress=lambda _: None,
+                on_profile=lambda *_: None,
+                on_allocation=lambda _: None,
+                should_cancel=lambda: False,
+            )
+            monitor = Monitor(silent, run.device, {})
+            with monitor.stage("exporting"):
+                folders = {kind: write_export(run, work, kind, layers, monitor) for kind in ("factored", "dense")}
+            names = {name: run.disk_name(name) for name in layers}
+            work.release()
+            made[family] = folders, factors, layers, names
+        return made[family]
+
+    return make
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+class TestEveryKind:
+    def test_all_are_there(self, family, exported):
+        _, _, layers, _ = exported(family)
+        kinds = {layer.kind for layer in layers.values()}
+        assert kinds >= {"dense", "sparse", "factored"}
+        assert ("low_rank" in kinds) is (family != "gpt2")
+        followers = [layer for layer in layers.values() if layer.dictionary not in (None, layer.name)]
+        assert bool(followers) is (family != "gpt2")
+
+    def test_computes_what_the_factors_compute_in_memory(self, family, exported, model_folder):
+        folders, factors, _, _ = exported(family)
+        in_memory = attach_factors(AutoModelForCausalLM.from_pretrained(model_folder(family)), factors)
+        assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folders["factored"])), logits(in_memory))
+
+    def test_files_are_those_that_saving_writes(self, family, exported, model_folder, tmp_path):
+        folders, factors, _, _ = exported(family)
+        attach_factors(AutoModelForCausalLM.from_pretrained(model_folder(family)), factors).save_pretrained(tmp_path)
+        written, saved = (load_file(folder / "model.safetensors") for folder in (folders["factored"], tmp_path))
+        assert written.keys() == saved.keys()
+        assert all(torch.equal(written[key], saved[key]) for key in written)
+        written, saved = (
+            json.loads((folder / "config.json").read_text()) for folder in (folders["factored"], tmp_path)
+        )
+        assert written["quantization_config"] == saved["quantization_config"]
+        assert written["quantization_config"]["format_version"] == 2
+
+    def test_the_dense_export_is_the_dequantized_model(self, family, exported):
+        folders, _, _, _ = exported(family)
+        dense = AutoModelForCausalLM.from_pretrained(folders["dense"])
+        dequantized = AutoModelForCausalLM.from_pretrained(folders["factored"]).dequantize()
+        assert dense.state_dict().keys() == dequantized.state_dict().keys()
+        for key, value in dense.state_dict().items():
+            assert torch.equal(value, dequantized.state_dict()[key]), key
+        assert torch.isfinite(dense(INPUT_IDS).logits).all()
+
+    def test_bytes_by_formula_are_the_bytes_written(self, family, exported):
+        folders, _, layers, names = exported(family)
+        tensors = load_file(folders["factored"] / "model.safetensors")
+        for name, layer in layers.items():
+            parts = (f"{names[name]}.{part}" for part in ("weight", "weight_mask", "weight_u"))
+            assert layer.stored_bytes == sum(tensors[key].nbytes for key in parts if key in tensors), name
