@@ -37,7 +37,10 @@ def compress(
     samples: options.Samples = _CALIBRATION.samples,
     sequence_length: options.SequenceLength = _CALIBRATION.sequence_length,
     seed: options.Seed = _CALIBRATION.seed,
-    objective: options.Objective = _DEFAULTS.objective,
+    preset: options.Preset = None,
+    method: options.Method = None,
+    objective: options.Objective = None,
+    budget: options.Budget = None,
     ignore: options.Ignore = None,
     export: options.Export = None,
     device: options.Device = _DEFAULTS.device,
@@ -53,10 +56,11 @@ def compress(
     """
     command = context.obj or ()
     with reported_failures(as_json=as_json, advice=lambda code: _advice(code, output, command)):
+        chosen = {"preset": preset, "method": method, "objective": objective, "budget": budget}
         config = compression_config(
             ratio=ratio,
             calibration={"dataset": calibration, "samples": samples, "sequence_length": sequence_length, "seed": seed},
-            objective=objective,
+            **{name: value for name, value in chosen.items() if value is not None},
             ignore=tuple(ignore or _DEFAULTS.ignore),
             export=tuple(kind.value for kind in export) if export else _DEFAULTS.export,
             device=device,

@@ -52,10 +52,33 @@ _SEED = typer.Option(metavar="N", help="Which windows are drawn.")
 Seed = Annotated[int, _SEED]
 _OBJECTIVE = typer.Option(
     metavar="NAME",
-    help="What to minimise: weight (error of the weights, with a cap on each layer) or whitened (error of the "
-    "layers' output).",
+    help="What to minimise: weight (error of the weights, with a cap on each layer), whitened (error of the layers' "
+    "output) or fisher (expected increase of the loss).",
+    show_default="weight, or the preset's",
 )
-Objective = Annotated[config.Objective, _OBJECTIVE]
+Objective = Annotated[config.Objective | None, _OBJECTIVE]
+Preset = Annotated[
+    config.Preset | None,
+    typer.Option(
+        metavar="NAME",
+        help="Settings by name: paper (the paper's algorithm to the letter), fast, or best. Options given beside it go "
+        "before it.",
+    ),
+]
+Method = Annotated[
+    config.Method | None,
+    typer.Option(
+        metavar="NAME",
+        help="rocket, or to compare with: rocket-uniform, svd-llm, cospadi, magnitude, wanda.",
+        show_default="rocket",
+    ),
+]
+Budget = Annotated[
+    config.Budget | None,
+    typer.Option(
+        metavar="UNIT", help="What the ratio is a fraction of: parameters, or bytes.", show_default="parameters"
+    ),
+]
 Ignore = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="Layers to leave alone, like '*.down_proj'; repeatable."),
@@ -103,7 +126,6 @@ ServerCalibration = Annotated[
 ]
 ServerSamples = Annotated[int | None, _SAMPLES]
 ServerSeed = Annotated[int | None, _SEED]
-ServerObjective = Annotated[config.Objective | None, _OBJECTIVE]
 ServerDtype = Annotated[config.StorageDtype | None, _DTYPE]
 ServerPrecision = Annotated[config.Precision | None, _PRECISION]
 Metadata = Annotated[

@@ -100,14 +100,15 @@ def _layer_table(report: CompressionReport, prefix: str) -> Table:
 
 
 def _cells(layer: LayerReport) -> tuple[str, ...]:
+    error = layer.reconstruction_error if layer.achieved_error is None else layer.achieved_error
     return (
-        layer.kind,
+        layer.kind if layer.dictionary is None else f"{layer.kind}, shared",
         "-" if layer.rank is None else str(layer.rank),
         "-" if layer.nnz is None else count_text(layer.nnz),
         "-" if layer.sparsity is None else percent(layer.sparsity),
         count_text(layer.kept_parameters),
         percent(layer.compression_ratio),
-        "-" if layer.kind == "dense" else f"{layer.reconstruction_error:.4f}",
+        "-" if layer.kind == "dense" else f"{error:.4f}",
         "-" if layer.kind == "dense" else f"{layer.weight_error:.4f}",
     )
 

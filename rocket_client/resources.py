@@ -171,22 +171,26 @@ class Candidate(_Resource):
     """One way to store a layer.
 
     Attributes:
-        kind: dense or factored.
-        rank: number of atoms; None if dense.
-        nnz: nonzero coefficients; None if dense.
+        kind: dense, low_rank, factored or sparse.
+        rank: number of atoms; None if dense or sparse.
+        nnz: nonzero coefficients or weights; None if dense.
+        dictionary: layer whose dictionary it shares, itself if it owns a shared one; None if not shared.
         kept_parameters: what is left of the layer.
         stored_bytes: bytes on disk.
         reconstruction_error: relative error of the layer's output over the calibration tokens.
         weight_error: relative error of the weights.
+        loss: expected increase of the model's loss, nats per token; None where sensitivities were not measured.
     """
 
     kind: str
     rank: int | None = None
     nnz: int | None = None
+    dictionary: str | None = None
     kept_parameters: int
     stored_bytes: int
     reconstruction_error: float
     weight_error: float
+    loss: float | None = None
 
 
 class Layer(_Resource):

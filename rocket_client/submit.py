@@ -23,7 +23,10 @@ def submit(
     samples: options.ServerSamples = None,
     sequence_length: options.SequenceLength = None,
     seed: options.ServerSeed = None,
-    objective: options.ServerObjective = None,
+    preset: options.Preset = None,
+    method: options.Method = None,
+    objective: options.Objective = None,
+    budget: options.Budget = None,
     ignore: options.Ignore = None,
     export: options.Export = None,
     dtype: options.ServerDtype = None,
@@ -43,7 +46,16 @@ def submit(
     """
     labels, token = _labels(metadata or ()), hub_token(hub_token_env)
     text = {"dataset": calibration, "samples": samples, "sequence_length": sequence_length, "seed": seed}
-    method = {"objective": objective, "ignore": ignore, "export": export, "dtype": dtype, "precision": precision}
+    settings = {
+        "preset": preset,
+        "method": method,
+        "objective": objective,
+        "budget": budget,
+        "ignore": ignore,
+        "export": export,
+        "dtype": dtype,
+        "precision": precision,
+    }
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, notice=notice) as rocket:
         try:
@@ -52,7 +64,7 @@ def submit(
                 ratio=ratio,
                 revision=revision,
                 calibration=_given(text),
-                options=_given(method),
+                options=_given(settings),
                 metadata=labels,
                 queue=queue,
                 idempotency_key=idempotency_key,

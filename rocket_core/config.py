@@ -95,7 +95,7 @@ class CompressionConfig(_Frozen):
         ratio: target compression ratio: fraction of the compressible parameters to remove, [0, 1).
         calibration: the calibration text.
         preset: values for the settings that are not given: `paper` (the paper's algorithm to the letter), `fast`
-            (one calibration pass) or `best` (about three times the time of `paper`); see `PRESETS`.
+            (one pass of calibration) or `best` (about three times the time of `paper`); see `PRESETS`.
         method: how layers are compressed: `rocket`, or to compare with: `rocket-uniform` (the paper's, every layer at
             the same ratio), `svd-llm`, `cospadi`, `magnitude`, `wanda`; see `rocket_core.methods`.
         objective: error that the knapsack sums over layers: `weight` (the paper: relative error in the original

@@ -167,11 +167,15 @@ class LayerProfileRow(Base):
     input_group: Mapped[str] = mapped_column(String(512))
     tokens: Mapped[int] = mapped_column(BigInteger)
     candidates: Mapped[list[dict[str, Any]]]
+    shared: Mapped[list[dict[str, Any]]] = mapped_column(server_default="[]")
     created_at: Mapped[datetime]
 
 
 class AllocationRow(Base):
-    """The candidate that the knapsack chose for one layer; `rank` and `nnz` are null where it stays dense."""
+    """The candidate that the knapsack chose for one layer; `rank` and `nnz` are null where it stays dense.
+
+    A sparse layer has no rank. `dictionary` names the layer whose dictionary it shares.
+    """
 
     __tablename__ = "allocations"
     __table_args__ = (CheckConstraint("(kind = 'dense') = (rank IS NULL AND nnz IS NULL)", name="kind"),)
@@ -182,10 +186,12 @@ class AllocationRow(Base):
     kind: Mapped[str] = mapped_column(String(16))
     rank: Mapped[int | None]
     nnz: Mapped[int | None] = mapped_column(BigInteger)
+    dictionary: Mapped[str | None] = mapped_column(String(512))
     kept_parameters: Mapped[int] = mapped_column(BigInteger)
     stored_bytes: Mapped[int] = mapped_column(BigInteger)
     reconstruction_error: Mapped[float] = mapped_column(Float)
     weight_error: Mapped[float] = mapped_column(Float)
+    loss: Mapped[float | None] = mapped_column(Float)
     created_at: Mapped[datetime]
 
 

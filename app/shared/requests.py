@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
-from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, CompressionConfig, compression_config
+from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, CompressionConfig, compression_config, with_preset
 from rocket_core.errors import InvalidConfigError
 
 LOCAL = "local/"
@@ -66,6 +66,14 @@ class CalibrationRequest(_Frozen):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
+class _Options(_Frozen):
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, data: Any) -> Any:
+        # The job's record says what was chosen, whatever a later version's presets set.
+        return with_preset(data)
+
+
 def _options_model() -> Any:
     # Taken from the library's settings, so that a range or a default is written once.
     fields: dict[str, Any] = {
@@ -73,7 +81,12 @@ def _options_model() -> Any:
         for name, field in CompressionConfig.model_fields.items()
         if name not in _NOT_OPTIONS
     }
-    return create_model("JobOptions", __base__=_Frozen, __doc__="How to compress; see `rocket_core.config`.", **fields)
+    return create_model(
+        "JobOptions",
+        __base__=_Options,
+        __doc__="How to compress; see `rocket_core.config`.",
+        **fields,
+    )
 
 
 JobOptions: Any = _options_model()

@@ -145,7 +145,10 @@ def _compress(
 ) -> CompressionReport:
     if run.config.measures_sensitivities:
         with monitor.stage("differentiating"):
-            measure_sensitivities(run, tokens, work, monitor, windows=run.config.sensitivity_samples)
+            windows = run.config.sensitivity_samples
+            # Evenly spaced: the first windows may all be of one document.
+            stride = max(1, len(tokens) // windows)
+            measure_sensitivities(run, tokens[::stride], work, monitor, windows=windows)
     with monitor.stage("calibrating"):
         profiled = profile_layers(run, tokens, work, monitor)
     with monitor.stage("allocating"):
