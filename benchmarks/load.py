@@ -158,6 +158,7 @@ class Readers:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._ask_on_time)
         self.milliseconds: list[float] = []
+        self.unsent: list[float] = []
         self.wrong: list[str] = []
         self.endings: dict[str, str] = {}
 
@@ -184,6 +185,10 @@ class Readers:
                 pool.submit(self._ask, self._clients[number % len(self._clients)], job_id, due)
 
     def _ask(self, client: httpx2.Client, job_id: str, due: float) -> None:
+        if self._done.is_set():
+            # Was due, and could not be sent in time: it has waited at least for so long.
+            self.unsent.append(1000 * (time.monotonic() - due))
+            return
         try:
             answer = client.get(f"/jobs/{job_id}")
         except httpx2.HTTPError as error:
@@ -295,7 +300,8 @@ def run(stack: Stack, given: argparse.Namespace) -> dict:
         "seconds_alone": round(alone, 1),
         "seconds": round(seconds, 1),
         "jobs_per_minute": round(60 * (given.jobs - len(waiting)) / seconds, 2),
-        "reads": quantiles(readers.milliseconds) | {"failed": len(readers.wrong)},
+        "reads": quantiles(readers.milliseconds + readers.unsent)
+        | {"failed": len(readers.wrong), "unsent": len(readers.unsent)},
         "broken": broken,
     }
 
