@@ -176,9 +176,7 @@ class Rocket:
         kind = _UPLOAD_TYPES.get(file.suffix.lower())
         if kind is None:
             raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only those can be uploaded")
-        answer = self._transport.send(
-            "POST", "/calibrations", content=file.read_bytes(), headers={"Content-Type": kind}
-        )
+        answer = self._transport.send("POST", "/calibrations", file=file, headers={"Content-Type": kind})
         return self._transport.parse(answer.content, Upload)
 
     def delete_upload(self, upload_id: str) -> None:

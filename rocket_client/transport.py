@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
@@ -118,7 +119,7 @@ class Transport:
         *,
         params: Mapping[str, str | int | None] | None = None,
         json: Any = None,
-        content: bytes | None = None,
+        file: Path | None = None,
         headers: Mapping[str, str] | None = None,
         is_repeatable: bool = True,
         patience: float | None = None,
@@ -130,7 +131,7 @@ class Transport:
             path: below the server's address.
             params: the query, without those that are None.
             json: the body.
-            content: the body as it is.
+            file: the body as it is, read while it is sent.
             headers: further headers.
             is_repeatable: whether it does no harm that the server receives it twice.
             patience: seconds without an answer before giving up; None takes this transport's.
@@ -140,11 +141,12 @@ class Transport:
 
         Raises:
             ClientError: there is no such answer.
+            OSError: the file cannot be read.
         """
         left = Patience(self._patience if patience is None else patience)
         while True:
             try:
-                with self.open(method, path, params=params, json=json, content=content, headers=headers) as response:
+                with self.open(method, path, params=params, json=json, file=file, headers=headers) as response:
                     response.read()
                     return response
             except ClientError as error:
@@ -160,7 +162,7 @@ class Transport:
         *,
         params: Mapping[str, str | int | None] | None = None,
         json: Any = None,
-        content: bytes | None = None,
+        file: Path | None = None,
         headers: Mapping[str, str] | None = None,
         read_seconds: float | None = None,
         may_redirect: bool = False,
@@ -172,7 +174,7 @@ class Transport:
             path: below the server's address.
             params: the query, without those that are None.
             json: the body.
-            content: the body as it is.
+            file: the body as it is, read while it is sent.
             headers: further headers.
             read_seconds: longest silence within the answer.
             may_redirect: whether the answer may be that the client is to look elsewhere.
@@ -181,12 +183,15 @@ class Transport:
             ServerUnreachableError: there is no answer, or it breaks off.
             ProblemError: the server refuses.
             UnexpectedAnswerError: the answer is none of this service.
+            OSError: the file cannot be read.
         """
         timeout = _TIMEOUT if read_seconds is None else httpx2.Timeout(read_seconds, connect=5.0)
         query = {name: value for name, value in (params or {}).items() if value is not None}
         try:
-            body = {"json": json} if content is None else {"content": content}
-            with self._http.stream(method, path, params=query, headers=headers, timeout=timeout, **body) as response:
+            with (
+                _body(json, file) as body,
+                self._http.stream(method, path, params=query, headers=headers, timeout=timeout, **body) as response,
+            ):
                 if not response.is_success and not (may_redirect and response.status_code == _TEMPORARY_REDIRECT):
                     response.read()
                     raise self._refusal(response)
@@ -300,6 +305,15 @@ class Transport:
             return error
         location = response.headers.get("location")
         return self.unexpected(f"status {status}" + (f", redirects to {location}" if location else ""))
+
+
+@contextmanager
+def _body(json: Any, file: Path | None) -> Iterator[dict[str, Any]]:
+    if file is None:
+        yield {"json": json}
+        return
+    with file.open("rb") as stream:
+        yield {"content": stream}
 
 
 def _server_url(server: str) -> httpx2.URL:

@@ -21,7 +21,6 @@ from worker.runner import ALL_ROUND, JOB_PROGRAM, Equipment, Runner
 from worker.tasks import register_tasks
 
 _CONSUMER_STOP_SECONDS = 10.0
-_LOOK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -139,8 +138,6 @@ class Worker:
             without_gossip=True,
             without_heartbeat=True,
         )
-        # With a broker that wakes it by events it would look whether it shall stop only when there is one.
-        controller.timer.call_repeatedly(_LOOK_SECONDS, lambda: None)
         controller.start()
 
     def _run_waiting_jobs(self) -> None:

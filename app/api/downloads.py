@@ -92,6 +92,7 @@ class StoredFileResponse(Response):
         limiter: CapacityLimiter,
     ) -> None:
         self._read = read
+        self._size = size
         self._limiter = limiter
         self._pieces: list[bytes | ByteRange] = [ByteRange(start=0, stop=size)]
         self.status_code = status.HTTP_206_PARTIAL_CONTENT if ranges else status.HTTP_200_OK
@@ -111,6 +112,7 @@ class StoredFileResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
         if scope["method"] == "HEAD":
+            await to_thread.run_sync(self._require_end, limiter=self._limiter)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": b""})
             return
@@ -119,6 +121,11 @@ class StoredFileResponse(Response):
             answer = StreamingResponse(_chained(first, chunks), self.status_code)
             answer.raw_headers = self.raw_headers
             await answer(scope, receive, send)
+
+    def _require_end(self) -> None:
+        """Reads the last byte: what the store says against the file, it says against its headers, too."""
+        for _ in self._read(max(self._size - 1, 0), self._size):
+            pass
 
     async def _chunks(self) -> AsyncGenerator[bytes]:
         content = self._content()

@@ -3,7 +3,7 @@
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -126,7 +126,12 @@ def upgrade(url: URL | str, revision: str = "head") -> None:
     """
     location = make_url(url)
     if location.get_backend_name() == "sqlite" and location.database:
-        Path(location.database).parent.mkdir(parents=True, exist_ok=True)
+        file = Path(location.database)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Requests, and what keys are known by, are nobody else's; what SQLite keeps beside it follows. If it
+        # cannot be made, SQLite says so.
+        with suppress(OSError):
+            file.touch(mode=0o600, exist_ok=False)
     _migrate(location, command.upgrade, revision)
 
 

@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 
 import pytest
 
@@ -26,6 +27,18 @@ def test_what_submit_takes_goes_to_stdout(remote, client, file):
     assert remote("submit", "local/tiny", "--ratio", "0.3", "--calibration", name).code == 0
     assert client.list_jobs().data[0].calibration.dataset == name
     assert json.loads(remote("upload", file, "--json").out)["id"] == name
+
+
+def test_a_file_is_sent_without_being_held_in_memory(client, tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_bytes((b"word " * 2000 + b"\n") * 1600)
+    # The server's part in this process is in constant memory, too.
+    tracemalloc.start()
+    try:
+        assert client.upload(file).documents == 1
+        assert tracemalloc.get_traced_memory()[1] < file.stat().st_size / 2
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_upload_can_be_deleted(client, file):

@@ -24,7 +24,8 @@ class WorkFolders:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         with storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            # Models may be private. One that is there already stays as its owner has made it.
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, key: str) -> Path:
         """The folder of a key, created if need be.

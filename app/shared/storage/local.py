@@ -40,7 +40,8 @@ class LocalStore(ArtifactStore):
         self._root = folder
         self._folder = folder / "artifacts"
         with storage_errors(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            # One that is there already stays as its owner has made it.
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def put(self, source: Path) -> StoredFile:
         """Stores a file; where the file system can, without a second copy."""

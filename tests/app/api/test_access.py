@@ -125,9 +125,14 @@ def test_the_loopback_has_many_addresses(app, address):
         assert client.get("/jobs").status_code == 200
 
 
-def test_there_is_no_way_in_by_web_socket(client):
-    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/jobs"):
-        pass
+def test_there_is_no_way_in_by_web_socket_even_if_a_route_for_one_is_added(app):
+    async def greet(socket):
+        await socket.accept()
+
+    app.router.add_websocket_route("/greet", greet)
+    for path in ("/jobs", "/greet"):
+        with local_client(app) as client, pytest.raises(WebSocketDisconnect), client.websocket_connect(path):
+            pass
 
 
 @pytest.mark.parametrize(

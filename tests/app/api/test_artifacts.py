@@ -229,6 +229,8 @@ def test_a_file_that_was_lost_is_an_error_of_the_service(client, url, context, s
     assert (answer.status_code, answer.json()["code"]) == (500, "storage_error")
     # Where the service keeps its files is nobody else's business.
     assert str(context.settings.data_dir) not in answer.text
+    # Whoever asks for the headers alone must not be promised what is not there.
+    assert client.head(url).status_code == 500
 
 
 def test_a_job_without_a_result_has_no_artifacts_and_no_report(client, submitted):

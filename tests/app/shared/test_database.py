@@ -1,3 +1,5 @@
+import os
+import stat
 import threading
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta, timezone
@@ -160,6 +162,21 @@ def test_a_database_is_current_once_it_is_upgraded(tmp_path):
     upgrade(database.url)
     assert database.is_current()
     database.close()
+
+
+def test_a_database_file_is_its_owners_alone(tmp_path):
+    before = os.umask(0o022)
+    try:
+        upgrade(f"sqlite:///{tmp_path}/data/rocket.sqlite3")
+        database = Database(f"sqlite:///{tmp_path}/data/rocket.sqlite3")
+        with database.transaction() as session:
+            session.execute(text("DELETE FROM outbox"))
+            # With what SQLite keeps beside it.
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "data").iterdir()}
+        database.close()
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("rocket.sqlite3", "rocket.sqlite3-shm", "rocket.sqlite3-wal"), 0o600)
 
 
 def test_a_file_that_is_no_database_is_not_overwritten(tmp_path):

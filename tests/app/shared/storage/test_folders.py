@@ -1,6 +1,7 @@
 """Work folders, and the lock of a data folder."""
 
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ import time
 import pytest
 
 from app.shared.errors import DataFolderLockedError, StorageError
-from app.shared.storage import WorkFolders, data_folder_lock
+from app.shared.storage import LocalStore, WorkFolders, data_folder_lock
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,16 @@ def test_work_folders_come_and_go(tmp_path):
     folders.remove("c" * 32)
     folders.remove("c" * 32)
     assert not folder.exists()
+
+
+def test_what_jobs_make_is_their_owners_alone_unless_the_operator_has_made_the_folder(tmp_path):
+    (tmp_path / "shared" / "artifacts").mkdir(parents=True)
+    (tmp_path / "shared" / "artifacts").chmod(0o770)
+    LocalStore(tmp_path / "shared")
+    LocalStore(tmp_path)
+    WorkFolders(tmp_path / "work")
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("shared/artifacts", "artifacts", "work")]
+    assert modes == [0o770, 0o700, 0o700]
 
 
 def test_a_data_folder_has_one_service_at_a_time(tmp_path):
