@@ -22,6 +22,8 @@ _FLOAT64 = 8
 _EIGH_COPIES = 4
 # Python, torch and allocator overhead beside the tensors that are counted.
 _HEADROOM = 256 * 2**20
+# One batch of an evaluation, as it comes and cast up, and the float64 copies of a chunk.
+_LOGITS_IN_MEMORY = 768 * 2**20
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # They store a weight as `(d_in, d_out)`; all other families store the transpose.
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
@@ -114,6 +116,21 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     bases = sum(min(shape) * (shape[1] * work.precision_bytes + _FLOAT64) for shape in shapes)
     disk = min(bases, work.statistics_quota_bytes) + _factors_bytes(model, work.ratio)
     return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + work.exports * model.stored_bytes)
+
+
+def evaluation_footprint(model: ModelShape, *, tokens: int, vocabulary: int) -> ResourceEstimate:
+    """Estimates what comparing dense and compressed model takes, one after the other.
+
+    Memory is that of one whole model, half as much again for the factors of a compressed one (which are unpacked while
+    it runs), and the logits in the making. Disk is that of the dense model's logits.
+
+    Args:
+        model: the model's sizes.
+        tokens: tokens that are predicted.
+        vocabulary: logits for each.
+    """
+    memory = model.parameters * model.itemsize * 3 // 2 + _LOGITS_IN_MEMORY + _HEADROOM
+    return ResourceEstimate(memory_bytes=memory, disk_bytes=tokens * vocabulary * model.itemsize)
 
 
 def factored_export_bytes(model: ModelShape, ratio: float) -> int:

@@ -71,7 +71,7 @@ class EvaluationReport(_Frozen):
         sequence_length: tokens per window; for an encoder at most.
         stride: tokens from one window's begin to the next; `sequence_length` for an encoder.
         tokens: tokens that were predicted, each once; for an encoder those that were read.
-        token_sha256: hash of the token ids.
+        text_sha256: hash of the token ids; for an encoder of the sentences.
         before: the dense model.
         after: the compressed one.
         difference: between the two.
@@ -83,7 +83,30 @@ class EvaluationReport(_Frozen):
     sequence_length: Annotated[int, Field(ge=1)]
     stride: Annotated[int, Field(ge=1)]
     tokens: Annotated[int, Field(ge=1)]
-    token_sha256: str
+    text_sha256: str
     before: ModelQuality
     after: ModelQuality
     difference: Difference
+
+
+def quality_rows(evaluation: EvaluationReport) -> list[tuple[str, str, str]]:
+    """What an evaluation says, for a table: what was measured, before, and after (differences stand under after)."""
+    before, after, difference = evaluation.before, evaluation.after, evaluation.difference
+    rows: list[tuple[str, str, str]] = []
+    if before.negative_log_likelihood is not None:
+        rows.append(("perplexity", _number(before.perplexity), _number(after.perplexity)))
+    if difference.kl_divergence is not None:
+        rows.append(("KL divergence, nats per token", "", f"{difference.kl_divergence:.4f}"))
+    if difference.top1_agreement is not None:
+        rows.append(("same likeliest token", "", f"{difference.top1_agreement:.1%}"))
+    if difference.cosine_drift is not None:
+        rows.append(("cosine drift", "", f"{difference.cosine_drift:.4f}"))
+    rows += [
+        (f"{one.task}, {one.metric} of {one.items}", f"{one.value:.1%}", f"{other.value:.1%}")
+        for one, other in zip(before.tasks, after.tasks, strict=True)
+    ]
+    return rows
+
+
+def _number(perplexity: float | None) -> str:
+    return "beyond e^709" if perplexity is None else f"{perplexity:.4g}"

@@ -1,8 +1,8 @@
 """How good a model is, and how far a compressed one is from its dense original.
 
 `likelihood` measures perplexity, `divergence` compares predictions of tokens, `drift` the outputs of encoders,
-`harness` runs zero-shot tasks; `comparison` measures a dense and a compressed model one after the other, `text` a folder
-on a file.
+`harness` runs zero-shot tasks; `comparison` measures a dense and a compressed model one after the other, `text` a
+folder on a file.
 """
 
 from rocket_core.evaluation.comparison import Comparison, EvaluationText, Measurement, compare_models

@@ -59,6 +59,11 @@ class EvaluationText:
         return len(self.sentences) if self.windows is None else len(self.windows)
 
     @property
+    def predicted_tokens(self) -> int:
+        """Tokens that are predicted, each once; 0 for an encoder."""
+        return 0 if self.windows is None else counted_tokens(self.count, self.length, self.stride)
+
+    @property
     def sha256(self) -> str:
         """Hash of the token ids, or of the sentences."""
         digest = hashlib.sha256()
@@ -176,7 +181,7 @@ class LogitStore:
 
     def __init__(self, folder: Path, how: Measurement) -> None:
         self._folder = folder
-        self._tokens = counted_tokens(how.text.count, how.text.length, how.text.stride)
+        self._tokens = how.text.predicted_tokens
         self._kinds: dict[int, tuple[torch.dtype, torch.Size]] = {}
 
     def put(self, prediction: Prediction) -> None:
@@ -257,9 +262,7 @@ def measure_model(
     for prediction in predictions(model, text.windows, stride=text.stride, batch_size=size, on_progress=progress):
         total.append(surprise(prediction))
         on_prediction(prediction)
-    likelihood = summarize_likelihood(
-        math.fsum(total), counted_tokens(text.count, text.length, text.stride), text.count
-    )
+    likelihood = summarize_likelihood(math.fsum(total), text.predicted_tokens, text.count)
     scores = score_tasks(
         model,
         folder.tokenizer,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -54,7 +55,7 @@ def token_divergence(
     tokens, vocabulary = dense.shape
     size = max(1, chunk_bytes // (_TENSORS * 8 * vocabulary))
     total = DivergenceSum(kl_divergence=0.0, agreements=0, tokens=tokens)
-    for left, right in zip(dense.split(size), compressed.split(size), strict=True):
+    for left, right in zip(torch.split(dense, size), torch.split(compressed, size), strict=True):
         log_p = left.double().log_softmax(-1)
         difference = log_p - right.double().log_softmax(-1)
         divergence = log_p.exp_().mul_(difference).sum()

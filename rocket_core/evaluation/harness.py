@@ -137,8 +137,8 @@ def score_tasks(
     hook = model.register_forward_pre_hook(before_call)
     try:
         with _quiet():
-            wrapped = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)  # type: ignore[arg-type]
-            wrapped.loglikelihood = functools.partial(wrapped.loglikelihood, disable_tqdm=True)  # type: ignore[method-assign]
+            wrapped = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
+            wrapped.loglikelihood = functools.partial(wrapped.loglikelihood, disable_tqdm=True)
             answer: Any = evaluate(
                 lm=wrapped,
                 task_dict={"tasks": {task.name: task.implementation for task in tasks}, "groups": {}},

@@ -103,7 +103,9 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
             f"{folder.path} lacks {len(lacking)} weights, first {lacking[0]}; its files are incomplete or belong to "
             f"another {CONFIG_NAME}"
         )
-    return cast("PreTrainedModel", nn.Module.to(loaded, device)).eval()
+    model = cast("PreTrainedModel", nn.Module.to(loaded, device))
+    model.eval()
+    return model
 
 
 def refuse_unknown_tokens(folder: ModelFolder, model: PreTrainedModel, highest: int) -> None:
@@ -122,7 +124,7 @@ def refuse_unknown_tokens(folder: ModelFolder, model: PreTrainedModel, highest: 
 
 def _is_causal(config: PreTrainedConfig) -> bool:
     # Families like BERT have a causal head too: what a checkpoint is, its architecture says.
-    classes = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
+    classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
     names = [known.__name__ for known in (classes if isinstance(classes, tuple) else (classes,))]
     declared = [name for name in config.architectures or () if hasattr(transformers, name)]
     return any(name in names for name in declared) if declared else bool(names)
