@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -94,7 +94,9 @@ Stride = Annotated[
 ]
 _TASK_ITEMS = typer.Option(metavar="N", help="Items to read of each task.", show_default="all")
 TaskItems = Annotated[int | None, _TASK_ITEMS]
-_TASKS = f"Zero-shot task: {', '.join(config.HUB_TASKS)}, or a %s file of items; repeatable. Needs the extra evaluation."
+_TASKS = (
+    f"Zero-shot task: {', '.join(config.HUB_TASKS)}, or a %s file of items; repeatable. Needs the extra evaluation."
+)
 Tasks = Annotated[list[str] | None, typer.Option("--task", metavar="NAME_OR_FILE", help=_TASKS % ".jsonl")]
 
 # Of an evaluation within a compression.
@@ -104,7 +106,7 @@ EvaluateOn = Annotated[
     typer.Option(
         "--evaluate",
         metavar="NAME_OR_FILE",
-        help="Measure dense and compressed model on this text at the end, named as calibration text is. It takes memory "
+        help="Measure dense and compressed model on this text at the end, named as calibration text is. Needs memory "
         "for the whole model.",
         show_default="not at all",
     ),
@@ -128,6 +130,12 @@ ServerTasks = Annotated[
 JsonErrors = Annotated[
     bool, typer.Option("--json", help="Write errors to stdout as JSON too; the result is JSON in any case.")
 ]
+
+
+def evaluation(**given: Any) -> dict[str, Any] | None:
+    """The settings of an evaluation: what is not given takes its default, and where nothing is there is none."""
+    return {name: value for name, value in given.items() if value is not None} or None
+
 
 # Of commands that talk to a server. What is not given is not sent: the defaults are the server's.
 Server = Annotated[

@@ -23,6 +23,12 @@ def submit(
     samples: options.ServerSamples = None,
     sequence_length: options.SequenceLength = None,
     seed: options.ServerSeed = None,
+    evaluate: options.EvaluateOn = None,
+    evaluate_samples: options.EvaluateSamples = None,
+    evaluate_length: options.EvaluateLength = None,
+    evaluate_stride: options.EvaluateStride = None,
+    task: options.ServerTasks = None,
+    task_items: options.TaskItems = None,
     objective: options.ServerObjective = None,
     ignore: options.Ignore = None,
     export: options.Export = None,
@@ -44,6 +50,14 @@ def submit(
     labels, token = _labels(metadata or ()), hub_token(hub_token_env)
     text = {"dataset": calibration, "samples": samples, "sequence_length": sequence_length, "seed": seed}
     method = {"objective": objective, "ignore": ignore, "export": export, "dtype": dtype, "precision": precision}
+    comparison = options.evaluation(
+        dataset=evaluate,
+        samples=evaluate_samples,
+        sequence_length=evaluate_length,
+        stride=evaluate_stride,
+        tasks=task,
+        task_items=task_items,
+    )
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, notice=notice) as rocket:
         try:
@@ -52,6 +66,7 @@ def submit(
                 ratio=ratio,
                 revision=revision,
                 calibration=_given(text),
+                evaluate=comparison,
                 options=_given(method),
                 metadata=labels,
                 queue=queue,
@@ -59,7 +74,7 @@ def submit(
                 hub_token=token,
             )
         except ProblemError as error:
-            raise explain_names(rocket, error, model_id=model_id, dataset=calibration) from error
+            raise explain_names(rocket, error, model_id=model_id, datasets=(calibration, evaluate)) from error
         notice.end()
         if not as_json:
             typer.echo(job.id)

@@ -197,6 +197,11 @@ def positions(config: Mapping[str, object]) -> int | None:
     return _number(config, _POSITIONS)
 
 
+def vocabulary(config: Mapping[str, object]) -> int:
+    """Tokens that a model predicts, as its config.json says; 0 if it does not."""
+    return _number(config, ("vocab_size",)) or 0
+
+
 def precision_bytes(precision: str) -> int:
     """Bytes of a number of a dtype that settings name."""
     return _ITEM_BYTES[precision]
