@@ -197,9 +197,9 @@ def positions(config: Mapping[str, object]) -> int | None:
     return _number(config, _POSITIONS)
 
 
-def vocabulary(config: Mapping[str, object]) -> int:
-    """Tokens that a model predicts, as its config.json says; 0 if it does not."""
-    return _number(config, ("vocab_size",)) or 0
+def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
+    """Tokens that a model predicts, as its config.json says; else as many as what is outside the blocks has room for."""
+    return _number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size
 
 
 def precision_bytes(precision: str) -> int:

@@ -136,7 +136,7 @@ def _with_evaluation(
     if request.evaluate is None or admitted.evaluation_length is None:
         return footprint
     tokens = request.evaluate.samples * min(request.evaluate.stride or sys.maxsize, admitted.evaluation_length)
-    evaluation = evaluation_footprint(model, tokens=tokens, vocabulary=vocabulary(admitted.config))
+    evaluation = evaluation_footprint(model, tokens=tokens, vocabulary=vocabulary(admitted.config, model))
     return ResourceEstimate(
         memory_bytes=max(footprint.memory_bytes, evaluation.memory_bytes),
         disk_bytes=footprint.disk_bytes + evaluation.disk_bytes,
