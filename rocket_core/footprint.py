@@ -198,7 +198,7 @@ def positions(config: Mapping[str, object]) -> int | None:
 
 
 def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
-    """Tokens that a model predicts, as its config.json says; else as many as what is outside the blocks has room for."""
+    """Tokens that a model predicts, as its config.json says; else as many as there is room for outside the blocks."""
     return _number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size
 
 
