@@ -107,7 +107,7 @@ def test_tasks_are_scored(rocket: Callable, model: Path, text: Path, tmp_path: P
         (["--stride", "0"], 2, "invalid_config"),
         (["--task", "nonsense"], 2, "invalid_config"),
         (["--task-items", "0"], 2, "invalid_config"),
-        (["--against", "nowhere"], 3, "model_not_found"),
+        (["--against", "no:where"], 3, "model_not_found"),
     ],
 )
 def test_error_is_one_line_and_json_for_programs(
