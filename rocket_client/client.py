@@ -110,6 +110,7 @@ class Rocket:
         ratio: float,
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
+        evaluate: Mapping[str, JsonValue] | None = None,
         options: Mapping[str, JsonValue] | None = None,
         metadata: Mapping[str, str] | None = None,
         queue: str | None = None,
@@ -123,6 +124,8 @@ class Rocket:
             ratio: fraction of the compressible parameters to remove, [0, 1).
             revision: branch, tag or commit of a repository on the Hub.
             calibration: `dataset`, `samples`, `sequence_length`, `seed`.
+            evaluate: how the result is compared with the dense model: `dataset`, `samples`, `sequence_length`,
+                `stride`, `tasks`, `task_items`; empty takes all defaults, None does not compare.
             options: settings of the method, such as `objective`, `ignore` and `export`.
             metadata: labels of your own.
             queue: which workers run it, `cpu` or `gpu`.
@@ -138,6 +141,7 @@ class Rocket:
         given = {
             "revision": revision,
             "calibration": calibration,
+            "evaluate": evaluate,
             "options": options,
             "metadata": metadata,
             "queue": queue,
@@ -153,11 +157,12 @@ class Rocket:
         ratio: float,
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
+        evaluate: Mapping[str, JsonValue] | None = None,
         options: Mapping[str, JsonValue] | None = None,
         hub_token: str | None = None,
     ) -> Estimate:
         """What a job would take, without making one; arguments and errors are those of `submit`."""
-        given = {"revision": revision, "calibration": calibration, "options": options}
+        given = {"revision": revision, "calibration": calibration, "evaluate": evaluate, "options": options}
         body = _request(model_id, ratio, given)
         answer = self._transport.send("POST", "/estimates", json=body, headers=_token(hub_token))
         return self._transport.parse(answer.content, Estimate)
@@ -341,7 +346,9 @@ def _path(job_id: str, *parts: str) -> str:
 def _request(model_id: str, ratio: float, given: Mapping[str, object]) -> dict[str, object]:
     if not math.isfinite(ratio):
         raise InvalidArgumentError(f"the ratio is {ratio}; it is a fraction, from 0 to below 1")
-    return {"model_id": model_id, "ratio": ratio} | {name: value for name, value in given.items() if value}
+    # An empty part is as good as none, but for an evaluation: that is asked for by naming it.
+    sent = {name: value for name, value in given.items() if value or (name == "evaluate" and value is not None)}
+    return {"model_id": model_id, "ratio": ratio} | sent
 
 
 def _token(hub_token: str | None) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""`rocket evaluate`: how well a model predicts a text."""
+"""`rocket evaluate`: how well a model predicts a text, and how far it is from its dense original."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,49 +22,48 @@ def evaluate(
     sequence_length: options.SequenceLength = None,
     limit: options.Limit = None,
     device: options.Device = "auto",
+    against: options.Against = None,
+    stride: options.Stride = None,
+    task: options.Tasks = None,
+    task_items: options.TaskItems = None,
     revision: options.Revision = None,
     as_json: options.JsonErrors = False,
 ) -> None:
-    """Measure the perplexity of MODEL on a text, as JSON.
+    """Measure the perplexity of MODEL on a text, as JSON; with --against, how far it is from its dense original.
 
-    Documents are joined by the tokenizer's BOS token and cut into windows, each of which is read by itself.
+    Documents are joined by the tokenizer's BOS token and cut into windows. Of an encoder, lines are read as sentences,
+    and the drift of its pooled outputs is measured.
     """
+    settings = {
+        "sequence_length": sequence_length,
+        "limit": limit,
+        "stride": stride,
+        "tasks": tuple(task or ()),
+        "task_items": task_items,
+        "device": device,
+    }
     with reported_failures(as_json=as_json):
-        result = _run(
-            model,
-            text,
-            sequence_length=sequence_length,
-            limit=limit,
-            device=device,
-            revision=revision,
-            quiet=as_json,
-        )
+        result = _run(model, text, against, revision, settings, quiet=as_json)
     typer.echo(result.model_dump_json(indent=2))
 
 
 def _run(
-    model: str,
-    text: Path,
-    *,
-    sequence_length: int | None,
-    limit: int | None,
-    device: str,
-    revision: str | None,
-    quiet: bool,
+    model: str, text: Path, against: str | None, revision: str | None, settings: dict[str, Any], *, quiet: bool
 ) -> "EvaluationResult":
     import rocket_core.hf  # noqa: F401 - teaches transformers to load compressed folders
     from rocket_core.checkpoint import find_model
     from rocket_core.evaluation import evaluate_text
 
     folder = find_model(model, revision).folder
+    original = None if against is None else find_model(against).folder
     hide_library_bars()
     with progress_view(quiet=quiet) as view:
-
-        def show(done: int, total: int) -> None:
-            view.show("evaluating", f"{done} of {total} windows", done / total, None)
-
         result = evaluate_text(
-            folder, text, sequence_length=sequence_length, limit=limit, device=device, on_progress=show
+            folder,
+            text,
+            against=original,
+            on_step=lambda share, what: view.show("evaluating", what, share, None),
+            **settings,
         )
     # Of a repository the folder is one in a cache, which means nothing to the user.
-    return result.model_copy(update={"model": model})
+    return result.model_copy(update={"model": model, "against": against})

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -103,9 +103,62 @@ Json = Annotated[bool, typer.Option("--json", help="Write the report to stdout a
 
 Text = Annotated[Path, typer.Option(metavar="FILE", help='A .txt file, or a .jsonl file of {"text": ...} documents.')]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Windows to read.", show_default="all")]
+Against = Annotated[
+    str | None,
+    typer.Option(metavar="DENSE", help="The dense original: measure it too, and how far MODEL is from it."),
+]
+Stride = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Tokens from one window's begin to the next: less gives tokens more context, and costs more windows.",
+        show_default="the window's length",
+    ),
+]
+_TASK_ITEMS = typer.Option(metavar="N", help="Items to read of each task.", show_default="all")
+TaskItems = Annotated[int | None, _TASK_ITEMS]
+_TASKS = (
+    f"Zero-shot task: {', '.join(config.HUB_TASKS)}, or a %s file of items; repeatable. Needs the extra evaluation."
+)
+Tasks = Annotated[list[str] | None, typer.Option("--task", metavar="NAME_OR_FILE", help=_TASKS % ".jsonl")]
+
+# Of an evaluation within a compression.
+_EVALUATION = config.EvaluationConfig()
+EvaluateOn = Annotated[
+    str | None,
+    typer.Option(
+        "--evaluate",
+        metavar="NAME_OR_FILE",
+        help="Measure dense and compressed model on this text at the end, named as calibration text is. Needs memory "
+        "for the whole model.",
+        show_default="not at all",
+    ),
+]
+EvaluateSamples = Annotated[
+    int | None, typer.Option(metavar="N", help="Windows to measure on.", show_default=str(_EVALUATION.samples))
+]
+EvaluateLength = Annotated[
+    int | None, typer.Option(metavar="N", help="Tokens per window measured on.", show_default=_WINDOW_DEFAULT)
+]
+EvaluateStride = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Tokens from one such window's begin to the next.", show_default="the window's length"
+    ),
+]
+ServerTasks = Annotated[
+    list[str] | None,
+    typer.Option("--task", metavar="NAME", help=_TASKS % "local/FILE.jsonl"),
+]
 JsonErrors = Annotated[
     bool, typer.Option("--json", help="Write errors to stdout as JSON too; the result is JSON in any case.")
 ]
+
+
+def evaluation(**given: Any) -> dict[str, Any] | None:
+    """The settings of an evaluation: what is not given takes its default, and where nothing is there is none."""
+    return {name: value for name, value in given.items() if value is not None} or None
+
 
 # Of commands that talk to a server. What is not given is not sent: the defaults are the server's.
 Server = Annotated[

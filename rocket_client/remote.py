@@ -99,12 +99,19 @@ def hub_token(variable: str | None) -> str | None:
     return token
 
 
-def explain_names(rocket: "Rocket", error: ProblemError, *, model_id: str, dataset: str | None) -> ProblemError:
+def explain_names(
+    rocket: "Rocket", error: ProblemError, *, model_id: str, datasets: Sequence[str | None]
+) -> ProblemError:
     """Adds to a refusal of a name what the server has, and what is nearest; any other error stays as it is."""
     if error.code == "model_not_found" or error.param == "model_id":
         return _explain_name(error, model_id, rocket.models, "models")
-    if dataset is not None and (error.code == "unknown_dataset" or (error.param or "").startswith("calibration.data")):
-        return _explain_name(error, dataset, rocket.calibrations, "datasets")
+    given = [name for name in datasets if name is not None]
+    if given and (error.code == "unknown_dataset" or (error.param or "").endswith(".dataset")):
+        with suppress(ClientError):
+            offered = rocket.calibrations()
+            # Of several names, that which the server has not.
+            given.sort(key=lambda name: name in offered)
+        return _explain_name(error, given[0], rocket.calibrations, "datasets")
     return error
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rocket_client.progress import duration
 from rocket_core.config import ExportKind
+from rocket_core.measures import EvaluationReport, quality_rows
 from rocket_core.report import CompressionReport, LayerReport
 
 # Wider than any table here: a narrow terminal wraps whole lines, where a table made to fit would lose columns.
@@ -49,6 +50,9 @@ def print_report(report: CompressionReport, output: Path, *, fetched_by: str | N
         console.print(line)
     console.print()
     console.print(_size_table(report, output))
+    if report.evaluation is not None:
+        console.print()
+        console.print(_quality_table(report.evaluation))
     console.print()
     if fetched_by is not None:
         console.print(f"To download it:\n\n    {fetched_by}\n")
@@ -139,6 +143,16 @@ def _size_table(report: CompressionReport, output: Path) -> Table:
     for export in report.exports:
         change = percent(export.stored_bytes / before - 1, sign="+")
         table.add_row(export.kind, bytes_text(export.stored_bytes, precision=2), change, str(output / export.folder))
+    return table
+
+
+def _quality_table(evaluation: EvaluationReport) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column(f"{evaluation.tokens:,} tokens of {evaluation.dataset}", header_style="bold")
+    table.add_column("original", justify="right")
+    table.add_column(evaluation.export, justify="right")
+    for row in quality_rows(evaluation):
+        table.add_row(*row)
     return table
 
 

@@ -28,6 +28,26 @@ class Calibration(_Resource):
     seed: int
 
 
+class Evaluation(_Resource):
+    """How a result is compared with the dense model.
+
+    Attributes:
+        dataset: as of a calibration.
+        samples: windows of tokens.
+        sequence_length: tokens per window; None takes what suits the model.
+        stride: tokens from one window's begin to the next; None is the sequence length.
+        tasks: zero-shot tasks.
+        task_items: items of each task; None is all.
+    """
+
+    dataset: str
+    samples: int
+    sequence_length: int | None = None
+    stride: int | None = None
+    tasks: tuple[str, ...] = ()
+    task_items: int | None = None
+
+
 class JobError(_Resource):
     """Why a job failed.
 
@@ -76,6 +96,7 @@ class Job(_Resource):
         revision: branch, tag or commit of a repository.
         ratio: fraction of the compressible parameters to remove.
         calibration: the calibration text.
+        evaluate: how the result is compared with the dense model; None if it is not.
         options: settings of the method, by name.
         metadata: the client's own labels.
         created_at: when it was submitted.
@@ -98,6 +119,7 @@ class Job(_Resource):
     revision: str | None = None
     ratio: float
     calibration: Calibration
+    evaluate: Evaluation | None = None
     options: dict[str, JsonValue]
     metadata: dict[str, str]
     created_at: datetime

@@ -27,6 +27,12 @@ def submit(
     method: options.Method = None,
     objective: options.Objective = None,
     budget: options.Budget = None,
+    evaluate: options.EvaluateOn = None,
+    evaluate_samples: options.EvaluateSamples = None,
+    evaluate_length: options.EvaluateLength = None,
+    evaluate_stride: options.EvaluateStride = None,
+    task: options.ServerTasks = None,
+    task_items: options.TaskItems = None,
     ignore: options.Ignore = None,
     export: options.Export = None,
     dtype: options.ServerDtype = None,
@@ -56,6 +62,14 @@ def submit(
         "dtype": dtype,
         "precision": precision,
     }
+    comparison = options.evaluation(
+        dataset=evaluate,
+        samples=evaluate_samples,
+        sequence_length=evaluate_length,
+        stride=evaluate_stride,
+        tasks=task,
+        task_items=task_items,
+    )
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, notice=notice) as rocket:
         try:
@@ -65,13 +79,14 @@ def submit(
                 revision=revision,
                 calibration=_given(text),
                 options=_given(settings),
+                evaluate=comparison,
                 metadata=labels,
                 queue=queue,
                 idempotency_key=idempotency_key,
                 hub_token=token,
             )
         except ProblemError as error:
-            raise explain_names(rocket, error, model_id=model_id, dataset=calibration) from error
+            raise explain_names(rocket, error, model_id=model_id, datasets=(calibration, evaluate)) from error
         notice.end()
         if not as_json:
             typer.echo(job.id)

@@ -21,6 +21,17 @@ Precision = Literal["float32", "float64"]
 
 HUB_DATASETS = ("wikitext2", "ptb", "alpaca", "refinedweb", "c4")
 BUILTIN_DATASET = "builtin"
+HUB_TASKS = (
+    "arc_challenge",
+    "arc_easy",
+    "boolq",
+    "hellaswag",
+    "lambada_openai",
+    "openbookqa",
+    "piqa",
+    "sciq",
+    "winogrande",
+)
 PROFILE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 15))
 PROFILE_RANK_NNZ_RATIOS = tuple(round(1.0 + 0.1 * step, 1) for step in range(21))
 
@@ -88,6 +99,47 @@ class CalibrationConfig(_Frozen):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
+class EvaluationConfig(_Frozen):
+    """How dense and compressed model are compared once the artifacts are written.
+
+    It changes no artifact. Both models are read one after the other, each as a whole: unlike the compression, which
+    holds one block, an evaluation needs memory for the model, and disk for the dense model's logits (tokens times
+    vocabulary) while it runs.
+
+    Attributes:
+        dataset: text to predict: `builtin` (default; 36,000 characters of CPython's documentation, on which nothing is
+            ever calibrated), a name of `HUB_DATASETS`, or the path of a local `.txt` or `.jsonl` file. Where the model
+            is calibrated on the same dataset, the documents behind the last calibrated one are read; else the file from
+            its beginning. Naming a dataset costs nothing.
+        samples: windows, at least 1; default 64, fewer if the text ends before. Each costs two forward passes (dense
+            and compressed). An encoder reads this many sentences.
+        sequence_length: tokens per window, the longest context; None (default) takes 1024 or what the model can attend
+            to, whichever is less.
+        stride: tokens from one window's begin to the next, at most `sequence_length`: every token is predicted once,
+            from at least `sequence_length - stride` tokens before it where the text has them. None (default) is
+            `sequence_length`: no overlap, cheapest. Half of it costs twice the windows for the same text.
+        tasks: zero-shot tasks, none by default: names of `HUB_TASKS`, which lm-evaluation-harness fetches from the Hub,
+            or paths of local `.jsonl` files (see `rocket_core.evaluation.harness`). They need the extra `evaluation`,
+            and cost a forward pass per choice of each item, for both models.
+        task_items: items read of each task, from its beginning; None (default) reads all.
+    """
+
+    dataset: str = BUILTIN_DATASET
+    samples: Annotated[int, Field(ge=1)] = 64
+    sequence_length: Annotated[int, Field(ge=2)] | None = None
+    stride: Annotated[int, Field(ge=1)] | None = None
+    tasks: tuple[str, ...] = ()
+    task_items: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> "EvaluationConfig":
+        if self.stride is not None and self.sequence_length is not None and self.stride > self.sequence_length:
+            raise ValueError("stride is larger than sequence_length, so that tokens would be left out; lower it")
+        if len(set(self.tasks)) != len(self.tasks):
+            raise ValueError("tasks names the same task twice; name each once")
+        return self
+
+
 class CompressionConfig(_Frozen):
     """Everything that decides what a compression produces, and where it computes.
 
@@ -98,6 +150,7 @@ class CompressionConfig(_Frozen):
             (one pass of calibration) or `best` (about three times the time of `paper`); see `PRESETS`.
         method: how layers are compressed: `rocket`, or to compare with: `rocket-uniform` (the paper's, every layer at
             the same ratio), `svd-llm`, `cospadi`, `magnitude`, `wanda`; see `rocket_core.methods`.
+        evaluate: how the result is compared with the dense model; None (default) does not, and costs nothing.
         objective: error that the knapsack sums over layers: `weight` (the paper: relative error in the original
             space, under a cap on each layer), `whitened` (squared relative error in the whitened space, no cap) or
             `fisher` (expected increase of the loss in nats per token, no cap; costs a forward and a backward pass over
@@ -137,6 +190,7 @@ class CompressionConfig(_Frozen):
     calibration: CalibrationConfig = CalibrationConfig()
     preset: Preset | None = None
     method: Method = "rocket"
+    evaluate: EvaluationConfig | None = None
     objective: Objective = "weight"
     budget: Budget = "parameters"
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("factored",)

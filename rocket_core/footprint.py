@@ -22,6 +22,8 @@ _FLOAT64 = 8
 _EIGH_COPIES = 4
 # Python, torch and allocator overhead beside the tensors that are counted.
 _HEADROOM = 256 * 2**20
+# One batch of an evaluation, as it comes and cast up, and the float64 copies of a chunk.
+_LOGITS_IN_MEMORY = 768 * 2**20
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # They store a weight as `(d_in, d_out)`; all other families store the transpose.
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
@@ -130,6 +132,21 @@ def sensitivity_disk_bytes(model: ModelShape, *, windows: int, sequence_length: 
     return boundaries * windows * sequence_length * model.hidden_size * model.itemsize
 
 
+def evaluation_footprint(model: ModelShape, *, tokens: int, vocabulary: int) -> ResourceEstimate:
+    """Estimates what comparing dense and compressed model takes, one after the other.
+
+    Memory is that of one whole model, half as much again for the factors of a compressed one (which are unpacked while
+    it runs), and the logits in the making. Disk is that of the dense model's logits.
+
+    Args:
+        model: the model's sizes.
+        tokens: tokens that are predicted.
+        vocabulary: logits for each.
+    """
+    memory = model.parameters * model.itemsize * 3 // 2 + _LOGITS_IN_MEMORY + _HEADROOM
+    return ResourceEstimate(memory_bytes=memory, disk_bytes=tokens * vocabulary * model.itemsize)
+
+
 def factored_export_bytes(model: ModelShape, ratio: float) -> int:
     """Bytes that the factored artifact of a model has at most.
 
@@ -192,6 +209,11 @@ def describe_model(
 def positions(config: Mapping[str, object]) -> int | None:
     """Tokens that a model can attend to; None if its config.json does not say."""
     return _number(config, _POSITIONS)
+
+
+def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
+    """Tokens that a model predicts, as its config.json says; else as many as there is room for outside the blocks."""
+    return _number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size
 
 
 def precision_bytes(precision: str) -> int:

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rocket_core.budget import achieved_ratio
 from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.config import Budget, CompressionConfig, ExportKind, Objective
+from rocket_core.measures import EvaluationReport
 
 
 class _Frozen(BaseModel):
@@ -17,7 +18,7 @@ class StageReport(_Frozen):
     """What one stage cost.
 
     Attributes:
-        name: downloading, preflight, calibrating, allocating, factorizing or exporting.
+        name: downloading, preflight, calibrating, allocating, factorizing, exporting or evaluating.
         seconds: wall time, resumed runs added up.
         peak_memory_bytes: highest resident memory of the process while the stage ran (since its start where the
             system cannot tell).
@@ -196,6 +197,7 @@ class CompressionReport(_Frozen):
         exports: artifacts written.
         layers: one entry per compressible layer, in model order.
         skipped: layers that were left alone, with the reason.
+        evaluation: quality before and after; None where none was asked for, and in reports from before there was any.
     """
 
     report_version: Literal[1] = 1
@@ -211,6 +213,7 @@ class CompressionReport(_Frozen):
     exports: tuple[ExportReport, ...]
     layers: tuple[LayerReport, ...]
     skipped: Annotated[dict[str, str], Field(default_factory=dict)]
+    evaluation: EvaluationReport | None = None
 
 
 def layer_report(

@@ -130,12 +130,20 @@ class Attempt:
 
     def _compress(self, job: Job, request: JobRequest, output: Path) -> None:
         # Takes seconds, in which the lease must be kept already.
+        from transformers.utils.logging import disable_progress_bar
+
         from rocket_core.pipeline import compress
 
         adopt_loggers()
+        # Of models that an evaluation loads; this process writes a log.
+        disable_progress_bar()
         hub = self._hub_access(job, output.parent)
-        dataset = self._dataset(job, request, output.parent)
-        config = request.compression_config(dataset=dataset, device=self._device)
+        dataset, *evaluated = (self._dataset(job, name, output.parent) for name in request.datasets)
+        paths: dict[str, object] = {}
+        if request.evaluate is not None:
+            tasks = (find_dataset(self._settings, task) for task in request.evaluate.tasks)
+            paths = {"dataset": evaluated[0], "tasks": tuple(tasks)}
+        config = request.compression_config(dataset=dataset, evaluate=paths, device=self._device)
         model = request.model_id
         if model.startswith(LOCAL):
             model = str(find_local_model(self._settings, model))
@@ -166,9 +174,8 @@ class Attempt:
             report = run()
         self._finished = Finished(report=report, artifacts=self._stored(report, output))
 
-    def _dataset(self, job: Job, request: JobRequest, folder: Path) -> str:
-        """The calibration text as the library wants it; an upload is brought here first."""
-        dataset = request.calibration.dataset
+    def _dataset(self, job: Job, dataset: str, folder: Path) -> str:
+        """A text as the library wants it; an upload is brought here first."""
         if not dataset.startswith(UPLOAD):
             return find_dataset(self._settings, dataset)
         with self._database.snapshot() as session:

@@ -9,7 +9,7 @@ from app.services.outputs import Layer
 from app.shared.lifecycle import Status
 from app.shared.models import Artifact, Job, JobEvent, Upload
 from app.shared.outcomes import JobError, JobResult
-from app.shared.requests import UPLOAD, CalibrationRequest, JobOptions, JobRequest, Queue
+from app.shared.requests import UPLOAD, CalibrationRequest, EvaluationRequest, JobOptions, JobRequest, Queue
 from rocket_core.candidates import Candidate, LayerProfile
 
 
@@ -40,6 +40,7 @@ class JobView(_Frozen):
     revision: str | None
     ratio: float
     calibration: CalibrationRequest
+    evaluate: EvaluationRequest | None
     options: JobOptions
     metadata: dict[str, str]
     created_at: datetime

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from app.services.quotas import require_calibration_tokens, require_model_size
+from app.services.quotas import require_calibration_tokens, require_evaluation_tokens, require_model_size
 from app.shared.catalog import find_dataset, find_local_model
 from app.shared.repositories.tenants import Quotas
 from app.shared.requests import LOCAL, UPLOAD, JobRequest
@@ -41,12 +41,14 @@ class AdmittedModel:
         config: the content of its config.json.
         weights: what its headers tell; None where the Hub would take too long to send them.
         sequence_length: tokens per calibration window.
+        evaluation_length: tokens per window of an evaluation; None if none is asked for.
     """
 
     commit: str | None
     config: Mapping[str, Any]
     weights: WeightSummary | None
     sequence_length: int
+    evaluation_length: int | None
 
 
 class Admission:
@@ -75,8 +77,10 @@ class Admission:
             RocketError: with the code that the job would have failed with.
         """
         require_calibration_tokens(limits, request.calibration)
-        if not request.calibration.dataset.startswith(UPLOAD):
-            find_dataset(self._settings, request.calibration.dataset)
+        require_evaluation_tokens(limits, request.evaluate)
+        for name in (*request.datasets, *request.local_tasks):
+            if not name.startswith(UPLOAD):
+                find_dataset(self._settings, name)
         if request.model_id.startswith(LOCAL):
             return _admit_local_model(find_local_model(self._settings, request.model_id), request, limits)
         token = hub_token or self._settings.hf_token
@@ -129,5 +133,11 @@ def _judge(
 ) -> AdmittedModel:
     if weights is not None:
         refuse_weights(weights, request.ratio, name)
-    length = window_length(positions(config), request.calibration.sequence_length)
-    return AdmittedModel(commit=commit, config=config, weights=weights, sequence_length=length)
+    longest, evaluate = positions(config), request.evaluate
+    return AdmittedModel(
+        commit=commit,
+        config=config,
+        weights=weights,
+        sequence_length=window_length(longest, request.calibration.sequence_length),
+        evaluation_length=None if evaluate is None else window_length(longest, evaluate.sequence_length),
+    )

@@ -1,16 +1,28 @@
 """What a job would take, told before there is one."""
 
+import sys
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from app.services import quotas
+from app.services.admission import AdmittedModel
 from app.services.context import Context
 from app.services.uploads import require_dataset
 from app.shared.requests import JobRequest
 from rocket_core import budget
 from rocket_core.errors import HubUnavailableError
-from rocket_core.footprint import Workload, describe_model, estimate_footprint, factored_export_bytes, precision_bytes
+from rocket_core.footprint import (
+    ModelShape,
+    ResourceEstimate,
+    Workload,
+    describe_model,
+    estimate_footprint,
+    evaluation_footprint,
+    factored_export_bytes,
+    precision_bytes,
+    vocabulary,
+)
 from rocket_core.inspection import highest_ratio
 from rocket_core.machine import free_disk, free_machine_memory
 
@@ -49,8 +61,9 @@ class Estimate(_Frozen):
         ratio: what is asked for.
         nearest_ratio: the same, or the highest that is certain to be reached if that is less.
         calibration_tokens: most that are read; a short text has fewer.
-        memory_bytes: of the device that computes, at the most demanding moment.
-        disk_bytes: for checkpoints and artifacts, the download of the model not included.
+        memory_bytes: of the device that computes, at the most demanding moment; an evaluation holds the whole model.
+        disk_bytes: for checkpoints, artifacts and what an evaluation keeps meanwhile, the download of the model not
+            included.
         available: what is free where jobs run; null where they run on other machines.
         seconds: null: how fast a worker is cannot be told from here.
     """
@@ -80,7 +93,8 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
         UploadNotFoundError: it names a calibration file that the tenant has not uploaded.
         OverQuotaError: it is larger than the tenant may make.
     """
-    require_dataset(context, owner, request.calibration.dataset)
+    for dataset in request.datasets:
+        require_dataset(context, owner, dataset)
     with context.database.snapshot() as session:
         limits = quotas.find_limits(session, context.settings, owner)
     admitted = context.admission.admit(request, limits, hub_token)
@@ -98,7 +112,7 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
         exports=len(config.export),
         statistics_quota_bytes=config.statistics_quota_bytes,
     )
-    footprint = estimate_footprint(model, work)
+    footprint = _with_evaluation(estimate_footprint(model, work), model, request, admitted)
     return Estimate(
         model_id=request.model_id,
         commit=admitted.commit,
@@ -113,6 +127,19 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
         memory_bytes=footprint.memory_bytes,
         disk_bytes=footprint.disk_bytes,
         available=_available(context),
+    )
+
+
+def _with_evaluation(
+    footprint: ResourceEstimate, model: ModelShape, request: JobRequest, admitted: AdmittedModel
+) -> ResourceEstimate:
+    if request.evaluate is None or admitted.evaluation_length is None:
+        return footprint
+    tokens = request.evaluate.samples * min(request.evaluate.stride or sys.maxsize, admitted.evaluation_length)
+    evaluation = evaluation_footprint(model, tokens=tokens, vocabulary=vocabulary(admitted.config, model))
+    return ResourceEstimate(
+        memory_bytes=max(footprint.memory_bytes, evaluation.memory_bytes),
+        disk_bytes=footprint.disk_bytes + evaluation.disk_bytes,
     )
 
 

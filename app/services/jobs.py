@@ -67,7 +67,8 @@ def submit_job(
         # What was accepted once is not judged again: the model's folder may be gone by now.
         if earlier is not None:
             return Submission(job=earlier, created=False)
-    require_dataset(context, owner, request.calibration.dataset)
+    for dataset in request.datasets:
+        require_dataset(context, owner, dataset)
     with context.database.snapshot() as session:
         limits = quotas.find_limits(session, context.settings, owner)
     context.admission.admit(request, limits, hub_token)
@@ -158,6 +159,7 @@ def retry_job(context: Context, owner: str, job_id: str, hub_token: SecretStr | 
         if submission.created:
             limits = quotas.find_limits(session, context.settings, owner)
             quotas.require_calibration_tokens(limits, request.calibration)
+            quotas.require_evaluation_tokens(limits, request.evaluate)
             quotas.require_job_slot(session, context.settings, owner)
     if submission.created:
         _log.info("accepted", extra={"job_id": submission.job.id, "retry_of": job_id})

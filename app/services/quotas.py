@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from app.shared.errors import OverQuotaError, QuotaExceededError
 from app.shared.repositories.jobs import count_active_jobs
 from app.shared.repositories.tenants import Quotas, find_quotas, lock_tenant, sum_stored_bytes
-from app.shared.requests import CalibrationRequest
+from app.shared.requests import CalibrationRequest, EvaluationRequest
 from app.shared.settings import Settings
 from rocket_core.headers import WeightSummary
 
@@ -106,4 +106,21 @@ def require_calibration_tokens(limits: Quotas, calibration: CalibrationRequest) 
         raise OverQuotaError(
             f"{asked} calibration tokens (samples x sequence_length) are asked for, {most} are allowed",
             param="calibration.samples",
+        )
+
+
+def require_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | None) -> None:
+    """Refuses to evaluate on more text than a tenant may calibrate on.
+
+    Raises:
+        OverQuotaError: it is too much.
+    """
+    if evaluation is None:
+        return
+    most = limits.calibration_tokens
+    asked = evaluation.samples * (evaluation.sequence_length or _DEFAULT_WINDOW)
+    if most is not None and asked > most:
+        raise OverQuotaError(
+            f"{asked} tokens to evaluate on (samples x sequence_length) are asked for, {most} are allowed",
+            param="evaluate.samples",
         )

@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
-from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, CompressionConfig, compression_config, with_preset
+from rocket_core.config import (
+    BUILTIN_DATASET,
+    HUB_DATASETS,
+    HUB_TASKS,
+    CompressionConfig,
+    compression_config,
+    with_preset,
+)
 from rocket_core.errors import InvalidConfigError
 
 LOCAL = "local/"
@@ -21,8 +28,9 @@ _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _MODEL_ID = re.compile(rf"{_NAME}/{_NAME}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}")
 # What the operator decides, or what has a place of its own in a request.
-_NOT_OPTIONS = frozenset({"ratio", "calibration", "device", "max_shard_bytes", "statistics_quota_bytes"})
+_NOT_OPTIONS = frozenset({"ratio", "calibration", "evaluate", "device", "max_shard_bytes", "statistics_quota_bytes"})
 _MAX_METADATA = 16
+_MAX_TASKS = 16
 _UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
 
 
@@ -50,6 +58,13 @@ def _dataset(text: str) -> str:
     return text
 
 
+def _task(text: str) -> str:
+    local = text.startswith(LOCAL) and ".." not in text and text.endswith(".jsonl") and _MODEL_ID.fullmatch(text)
+    if text not in HUB_TASKS and not local:
+        raise ValueError(f"is no task; choose one of {', '.join(HUB_TASKS)}, or local/FILE.jsonl of GET /calibrations")
+    return text
+
+
 class CalibrationRequest(_Frozen):
     """Which text the model is calibrated on.
 
@@ -72,6 +87,37 @@ class _Options(_Frozen):
     def _fill_in_preset(cls, data: Any) -> Any:
         # The job's record says what was chosen, whatever a later version's presets set.
         return with_preset(data)
+
+
+class EvaluationRequest(_Frozen):
+    """How the result is compared with the dense model, once its files are written.
+
+    It changes no artifact. Unlike a compression, which holds one block, it takes memory for the whole model, and disk
+    for the dense model's logits (predicted tokens times vocabulary) while it runs.
+
+    Attributes:
+        dataset: text to predict, named as `calibration.dataset` is; `builtin` (the default) is 36,000 characters on
+            which nothing is ever calibrated. Where it is the calibration's own dataset, the documents behind the last
+            calibrated one are read; else a file from its beginning.
+        samples: windows (of an encoder: sentences), 64 by default, fewer if the text ends before; each costs two
+            forward passes.
+        sequence_length: tokens per window; null (the default) takes 1024 or what the model can attend to, whichever is
+            less.
+        stride: tokens from one window's begin to the next; every token is predicted once, from at least
+            `sequence_length - stride` tokens before it. Null (the default) is `sequence_length`, the cheapest; half of
+            it costs twice the windows for the same text.
+        tasks: zero-shot tasks of lm-evaluation-harness, none by default: `arc_easy`, `lambada_openai`, ... or
+            `local/FILE.jsonl` in the operator's datasets folder; each costs a forward pass per choice of each item, for
+            both models. The worker must have the extra `evaluation`.
+        task_items: items read of each task; null (the default) reads all.
+    """
+
+    dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
+    samples: Annotated[int, Field(ge=1, le=65536)] = 64
+    sequence_length: Annotated[int, Field(ge=2, le=2**20)] | None = None
+    stride: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    tasks: Annotated[tuple[Annotated[str, AfterValidator(_task)], ...], Field(max_length=_MAX_TASKS)] = ()
+    task_items: Annotated[int, Field(ge=1, le=2**20)] | None = None
 
 
 def _options_model() -> Any:
@@ -100,6 +146,7 @@ class JobRequest(_Frozen):
         revision: branch, tag or commit of a repository on the Hub.
         ratio: fraction of the compressible parameters to remove, [0, 1).
         calibration: the calibration text.
+        evaluate: how the result is compared with the dense model; null (the default) does not, and costs nothing.
         options: settings of the method.
         metadata: the client's own labels: at most 16, keys up to 64 and values up to 512 characters.
         queue: which workers run it, `cpu` or `gpu`; None takes the server's default.
@@ -109,6 +156,7 @@ class JobRequest(_Frozen):
     revision: Annotated[str, AfterValidator(_revision)] | None = None
     ratio: Annotated[float, Field(ge=0, lt=1)]
     calibration: CalibrationRequest = CalibrationRequest()
+    evaluate: EvaluationRequest | None = None
     options: JobOptions = Field(default_factory=JobOptions)
     metadata: Annotated[
         dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
@@ -137,24 +185,43 @@ class JobRequest(_Frozen):
         """The library's settings for this job.
 
         Args:
-            operator: what the operator decides (`device`, ...), and the `dataset` where the worker knows its path.
+            operator: what the operator decides (`device`, ...), and where the worker knows paths, the `dataset`, and
+                of `evaluate` the `dataset` and the `tasks`.
 
         Raises:
             InvalidConfigError: settings contradict each other.
         """
         calibration = self.calibration.model_dump()
         calibration["dataset"] = operator.pop("dataset", self.calibration.dataset)
-        return compression_config(ratio=self.ratio, calibration=calibration, **self.options.model_dump(), **operator)
+        paths = operator.pop("evaluate", {})
+        assert isinstance(paths, dict)
+        evaluate = None if self.evaluate is None else self.evaluate.model_dump() | paths
+        return compression_config(
+            ratio=self.ratio, calibration=calibration, evaluate=evaluate, **self.options.model_dump(), **operator
+        )
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """Names of all texts that the job reads."""
+        return (self.calibration.dataset, *(() if self.evaluate is None else (self.evaluate.dataset,)))
+
+    @property
+    def local_tasks(self) -> tuple[str, ...]:
+        """Names of the zero-shot tasks in the operator's folder."""
+        tasks = () if self.evaluate is None else self.evaluate.tasks
+        return tuple(task for task in tasks if task.startswith(LOCAL))
 
     @property
     def asks_the_hub(self) -> bool:
-        """Whether the model or the calibration text comes from the Hub."""
-        return not self.model_id.startswith(LOCAL) or self.calibration.dataset in HUB_DATASETS
+        """Whether the model, a text or a task comes from the Hub."""
+        tasks = () if self.evaluate is None else self.evaluate.tasks
+        from_hub = any(name in HUB_DATASETS for name in self.datasets) or any(task in HUB_TASKS for task in tasks)
+        return not self.model_id.startswith(LOCAL) or from_hub
 
     def fingerprint(self) -> str:
         """SHA-256 of what is asked for; spelling out a default changes nothing."""
-        # Without a queue as before there were any: a replay may come after an upgrade.
-        newer = {"queue"} if self.queue is None else None
+        # Without them as before there were any: a replay may come after an upgrade.
+        newer = {name for name in ("queue", "evaluate") if getattr(self, name) is None}
         return hashlib.sha256(self.model_dump_json(exclude=newer).encode()).hexdigest()
 
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from rocket_core.config import ExportKind
+from rocket_core.measures import quality_rows
 from rocket_core.report import CompressionReport
 
 _LOADING = {
@@ -65,7 +66,7 @@ layers. No training was involved.
   `{calibration.dataset}` (seed {calibration.seed})
 
 Rank, sparsity and error of every layer stand in `report.json`.
-
+{_quality(report)}
 ## Loading
 
 {_LOADING[kind]}
@@ -78,6 +79,24 @@ Compression loses quality; how much depends on the ratio and on how close the ca
 ## Licence
 
 {licence_text}
+"""
+
+
+def _quality(report: CompressionReport) -> str:
+    evaluation = report.evaluation
+    if evaluation is None:
+        return ""
+    rows = "\n".join(f"| {name} | {before} | {after} |" for name, before, after in quality_rows(evaluation))
+    is_encoder = evaluation.difference.cosine_drift is not None
+    read = f"{evaluation.windows} {'sentences' if is_encoder else 'windows'} of {evaluation.sequence_length} tokens"
+    return f"""
+## Quality
+
+| | original | {evaluation.export} artifact |
+|---|---|---|
+{rows}
+
+Measured on {read} of `{evaluation.dataset}`, {evaluation.tokens:,} tokens in all.
 """
 
 

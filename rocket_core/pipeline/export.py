@@ -38,7 +38,7 @@ _COPIED = (
 def write_export(
     run: Run, work: WorkFolder, kind: ExportKind, layers: Mapping[str, LayerReport], monitor: Monitor
 ) -> Path:
-    """Writes one artifact without its card and report into the work folder.
+    """Writes one artifact without its card and report into the work folder, unless it lies there finished.
 
     Args:
         run: the run.
@@ -51,6 +51,9 @@ def write_export(
     Returns:
         The artifact's folder.
     """
+    finished = work.finished_export(kind)
+    if finished is not None:
+        return finished
     folder = work.new_export(kind)
     stored = {run.disk_name(name): layer for name, layer in layers.items() if layer.kind != "dense"}
     kinds = run.config.export
@@ -75,6 +78,7 @@ def write_export(
     _write_config(run, folder, entries)
     for file in _companions(run.source.folder):
         shutil.copyfile(file, folder / file.name)
+    work.finish_export(kind)
     return folder
 
 

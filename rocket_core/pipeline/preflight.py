@@ -124,11 +124,11 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
 
 
 def run_identity(run: Run) -> RunIdentity:
-    """What work on this run belongs to. A calibration file counts by its content; quotas change nothing.
+    """What work on this run belongs to. A calibration file counts by its content; quotas and evaluation change nothing.
 
     A device counts by its kind: whether it was named or found, and which of several it is, changes no result.
     """
-    settings = run.config.model_dump(mode="json", exclude={"statistics_quota_bytes"})
+    settings = run.config.model_dump(mode="json", exclude={"statistics_quota_bytes", "evaluate"})
     settings["device"] = run.device.type
     path = local_path_of(run.config.calibration.dataset)
     if path is not None:

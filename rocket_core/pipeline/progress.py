@@ -17,7 +17,16 @@ from rocket_core.devices import peak_memory, reset_peak_memory
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.report import StageReport
 
-Stage = Literal["downloading", "preflight", "differentiating", "calibrating", "allocating", "factorizing", "exporting"]
+Stage = Literal[
+    "downloading",
+    "preflight",
+    "differentiating",
+    "calibrating",
+    "allocating",
+    "factorizing",
+    "exporting",
+    "evaluating",
+]
 
 # Share of a run's time by stage, measured on a 20 M parameter model; only the progress bar depends on it.
 _SHARES: dict[Stage, float] = {
@@ -30,6 +39,8 @@ _SHARES: dict[Stage, float] = {
     "allocating": 0.01,
     "factorizing": 0.14,
     "exporting": 0.05,
+    # Beside the others, where an evaluation is asked for.
+    "evaluating": 0.25,
 }
 
 
@@ -38,7 +49,8 @@ class Progress:
     """Where a run is.
 
     Attributes:
-        stage: downloading (only of a model on the Hub), preflight, calibrating, allocating, factorizing or exporting.
+        stage: downloading (only of a model on the Hub), preflight, calibrating, allocating, factorizing, exporting, or
+            evaluating (only where asked for).
         layer: the layer being worked on; None between layers.
         fraction: of the whole run, [0, 1], never falling.
         seconds_left: estimate from the speed so far; None while there is nothing to go by.
@@ -67,9 +79,15 @@ class Monitor:
         callbacks: the caller's.
         device: device that computes.
         earlier: costs of the stages in runs that this one resumes.
+        evaluates: whether an evaluation follows.
     """
 
-    def __init__(self, callbacks: Callbacks, device: torch.device, earlier: dict[str, StageReport]) -> None:
+    def __init__(
+        self, callbacks: Callbacks, device: torch.device, earlier: dict[str, StageReport], *, evaluates: bool = False
+    ) -> None:
+        played = {stage: share for stage, share in _SHARES.items() if evaluates or stage != "evaluating"}
+        whole = sum(played.values())
+        self._shares = {stage: share / whole for stage, share in played.items()}
         self._callbacks = callbacks
         self._device = device
         self._costs = dict(earlier)
@@ -110,9 +128,9 @@ class Monitor:
             CompressionCancelledError: the caller wants the run to end.
         """
         self.check()
-        stages = list(_SHARES)
-        before = sum(_SHARES[stage] for stage in stages[: stages.index(self._stage)])
-        self._fraction = max(self._fraction, min(1.0, before + share * _SHARES[self._stage]))
+        stages = list(self._shares)
+        before = sum(self._shares[stage] for stage in stages[: stages.index(self._stage)])
+        self._fraction = max(self._fraction, min(1.0, before + share * self._shares[self._stage]))
         self._last = Progress(
             stage=self._stage, layer=layer, fraction=self._fraction, seconds_left=self._seconds_left()
         )

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from rocket_core.devices import free_memory
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError
-from rocket_core.footprint import ModelShape, ResourceEstimate, Workload, estimate_footprint
+from rocket_core.footprint import ModelShape, ResourceEstimate, Workload, estimate_footprint, evaluation_footprint
 from rocket_core.machine import free_disk
+from rocket_core.pipeline.evaluating import EvaluationPlan
 from rocket_core.pipeline.preflight import Run
 
 
@@ -16,9 +17,21 @@ def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
         run: the run.
         windows: calibration windows.
     """
+    work = Workload(
+        windows=windows,
+        sequence_length=run.sequence_length,
+        ratio=run.config.ratio,
+        precision_bytes=run.precision.itemsize,
+        exports=len(run.config.export),
+        statistics_quota_bytes=run.config.statistics_quota_bytes,
+    )
+    return estimate_footprint(_model_shape(run), work)
+
+
+def _model_shape(run: Run) -> ModelShape:
     model = run.architecture.model
     shapes = [tuple(run.architecture.shape(name) for name in block) for block in run.layers]
-    sizes = ModelShape(
+    return ModelShape(
         layers=tuple(shapes),
         block_parameters=tuple(
             sum(parameter.numel() for parameter in block.parameters()) for block in run.architecture.blocks
@@ -28,15 +41,6 @@ def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
         itemsize=run.dtype.itemsize,
         stored_bytes=run.checkpoint.stored_bytes,
     )
-    work = Workload(
-        windows=windows,
-        sequence_length=run.sequence_length,
-        ratio=run.config.ratio,
-        precision_bytes=run.precision.itemsize,
-        exports=len(run.config.export),
-        statistics_quota_bytes=run.config.statistics_quota_bytes,
-    )
-    return estimate_footprint(sizes, work)
 
 
 def require_resources(run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
@@ -67,6 +71,36 @@ def require_resources(run: Run, windows: int, output: Path, *, held: int) -> Res
             "statistics_quota_bytes"
         )
     return estimate
+
+
+def require_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> None:
+    """Refuses an evaluation that this machine cannot finish, before the compression begins.
+
+    Args:
+        run: the run.
+        plan: what will be evaluated; None asks for nothing.
+        output: the folder to write to; need not exist yet.
+
+    Raises:
+        InsufficientMemoryError: the device has too little free memory for the whole model.
+        InsufficientDiskError: the disk has too little free space for the dense model's logits.
+    """
+    if plan is None:
+        return
+    tokens = plan.text.predicted_tokens
+    estimate = evaluation_footprint(_model_shape(run), tokens=tokens, vocabulary=run.architecture.vocabulary)
+    memory, disk = free_memory(run.device), free_disk(output)
+    advice = "leave evaluate out and measure elsewhere with `rocket evaluate`"
+    if estimate.memory_bytes > memory:
+        raise InsufficientMemoryError(
+            f"evaluating {run.source.name} needs the whole model, about {gigabytes(estimate.memory_bytes)} of memory "
+            f"on {run.device}, {gigabytes(memory)} are free; {advice}"
+        )
+    if estimate.disk_bytes > disk:
+        raise InsufficientDiskError(
+            f"evaluating {run.source.name} needs about {gigabytes(estimate.disk_bytes)} of disk at {output}, "
+            f"{gigabytes(disk)} are free; lower evaluate.samples, or {advice}"
+        )
 
 
 def gigabytes(size: int) -> str:

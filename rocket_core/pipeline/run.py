@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from rocket_core import __version__, budget
 from rocket_core.allocation import Allocation, chosen, layer_frontiers
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig, ExportKind
+from rocket_core.config import HUB_TASKS, WORK_FOLDER_NAME, CompressionConfig, ExportKind
 from rocket_core.datasets import local_path_of
 from rocket_core.devices import map_large_tensors, resolve_device
 from rocket_core.errors import (
@@ -30,14 +31,15 @@ from rocket_core.errors import (
 from rocket_core.hub import HubAccess, offline
 from rocket_core.pipeline.card import model_card
 from rocket_core.pipeline.compression import compress_layers, units_of
+from rocket_core.pipeline.evaluating import EvaluationPlan, evaluate_export, plan_evaluation
 from rocket_core.pipeline.export import stored_bytes, write_export
 from rocket_core.pipeline.fetch import obtain_model
 from rocket_core.pipeline.preflight import Run, calibration_tokens, prepare_run, run_identity, token_hash
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
-from rocket_core.pipeline.resources import require_resources
+from rocket_core.pipeline.resources import require_evaluation, require_resources
 from rocket_core.pipeline.sensitivity import measure_sensitivities
 from rocket_core.pipeline.sequential import SequentialCompression
-from rocket_core.pipeline.stages import allocate_layers, profile_layers
+from rocket_core.pipeline.stages import Profiled, allocate_layers, profile_layers
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder, write_text
 from rocket_core.report import (
     AllocationReport,
@@ -50,6 +52,14 @@ from rocket_core.report import (
 )
 
 REPORT_NAME = "report.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Inputs:
+    """What a run reads beside the model: calibration windows, and what it is evaluated on if that is asked for."""
+
+    tokens: Int64[torch.Tensor, "windows tokens"]
+    plan: EvaluationPlan | None
 
 
 def compress(
@@ -99,7 +109,7 @@ def compress(
     callbacks = Callbacks(
         on_progress=on_progress, on_profile=on_profile, on_allocation=on_allocation, should_cancel=should_cancel
     )
-    monitor = Monitor(callbacks, device, work.stages())
+    monitor = Monitor(callbacks, device, work.stages(), evaluates=config.evaluate is not None)
     with _resource_errors(output), _tidying(work, monitor):
         source = obtain_model(model, revision, hub, config.ratio, monitor)
         with monitor.stage("preflight"):
@@ -108,14 +118,17 @@ def compress(
             identity = run_identity(run)
             finished = _finished_report(output, identity, resume=resume)
             if finished is not None:
+                _refuse_another_evaluation(finished, config, output)
                 return finished
             work.check(identity, resume=resume)
             _refuse_occupied(output, work, config)
             tokens = calibration_tokens(run, work, token=hub.token)
+            plan = plan_evaluation(run, token=hub.token)
             require_resources(run, len(tokens), output, held=work.stored_bytes)
+            require_evaluation(run, plan, output)
             work.claim(identity, tokens)
         with offline():
-            report = _compress(run, output, work, identity, tokens, monitor)
+            report = _compress(run, output, work, identity, _Inputs(tokens=tokens, plan=plan), monitor)
         monitor.finish()
         return report
 
@@ -140,17 +153,11 @@ def _compress(
     output: Path,
     work: WorkFolder,
     identity: RunIdentity,
-    tokens: Int64[torch.Tensor, "windows tokens"],
+    inputs: _Inputs,
     monitor: Monitor,
 ) -> CompressionReport:
-    if run.config.measures_sensitivities:
-        with monitor.stage("differentiating"):
-            windows = run.config.sensitivity_samples
-            # Evenly spaced: the first windows may all be of one document.
-            stride = max(1, len(tokens) // windows)
-            measure_sensitivities(run, tokens[::stride], work, monitor, windows=windows)
-    with monitor.stage("calibrating"):
-        profiled = profile_layers(run, tokens, work, monitor)
+    tokens = inputs.tokens
+    profiled = _profile(run, tokens, work, monitor)
     with monitor.stage("allocating"):
         allocation = allocate_layers(run, profiled.profiles, work)
         selected = chosen(profiled.profiles, allocation, itemsize=run.dtype.itemsize)
@@ -163,12 +170,16 @@ def _compress(
             compress_layers(run, tokens, work, units, monitor)
     frontiers = layer_frontiers(profiled.profiles, allocation.objective, allocation.measure)
     layers = tuple(
-        layer_report(profile, candidate, work.outcome(profile.name), frontiers.get(profile.name, ()))
+        layer_report(profile, candidate, work.outcome(profile.name), frontiers[profile.name])
         for profile, candidate in selected
     )
     with monitor.stage("exporting"):
         by_name = {layer.name: layer for layer in layers}
         folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
+    evaluation = None
+    if inputs.plan is not None:
+        with monitor.stage("evaluating"):
+            evaluation = evaluate_export(run, inputs.plan, folders, work, monitor)
     exports = tuple(
         ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
     )
@@ -185,9 +196,21 @@ def _compress(
         exports=exports,
         layers=layers,
         skipped=run.skipped | profiled.skipped,
+        evaluation=evaluation,
     )
     _publish(run, output, work, report, folders)
     return report
+
+
+def _profile(run: Run, tokens: Int64[torch.Tensor, "windows tokens"], work: WorkFolder, monitor: Monitor) -> Profiled:
+    if run.config.measures_sensitivities:
+        with monitor.stage("differentiating"):
+            windows = run.config.sensitivity_samples
+            # Evenly spaced: the first windows may all be of one document.
+            stride = max(1, len(tokens) // windows)
+            measure_sensitivities(run, tokens[::stride], work, monitor, windows=windows)
+    with monitor.stage("calibrating"):
+        return profile_layers(run, tokens, work, monitor)
 
 
 def _publish(
@@ -228,6 +251,15 @@ def _finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> Co
     )
 
 
+def _refuse_another_evaluation(finished: CompressionReport, config: CompressionConfig, output: Path) -> None:
+    wanted = _without_paths(config).evaluate
+    if wanted is not None and wanted != finished.settings.evaluate:
+        raise InvalidConfigError(
+            f"the compression in {output} is finished and its evaluation was another one, or none; measure the "
+            "artifact with `rocket evaluate`, or leave evaluate out"
+        )
+
+
 def _refuse_occupied(output: Path, work: WorkFolder, config: CompressionConfig) -> None:
     """Refuses to write over folders that are not this run's own."""
     occupied = [kind for kind in config.export if (output / kind).exists()]
@@ -256,10 +288,17 @@ def _calibration_report(run: Run, tokens: Int64[torch.Tensor, "windows tokens"])
 
 def _without_paths(config: CompressionConfig) -> CompressionConfig:
     """The settings without folders of this machine: reports travel with the model."""
-    path = local_path_of(config.calibration.dataset)
-    if path is None:
-        return config
-    return config.model_copy(update={"calibration": config.calibration.model_copy(update={"dataset": path.name})})
+    calibration = config.calibration.model_copy(update={"dataset": _without_folder(config.calibration.dataset)})
+    evaluate = config.evaluate
+    if evaluate is not None:
+        tasks = tuple(name if name in HUB_TASKS else Path(name).name for name in evaluate.tasks)
+        evaluate = evaluate.model_copy(update={"dataset": _without_folder(evaluate.dataset), "tasks": tasks})
+    return config.model_copy(update={"calibration": calibration, "evaluate": evaluate})
+
+
+def _without_folder(dataset: str) -> str:
+    path = local_path_of(dataset)
+    return dataset if path is None else path.name
 
 
 def _allocation_report(allocation: Allocation) -> AllocationReport:

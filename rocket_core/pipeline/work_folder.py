@@ -16,6 +16,7 @@ from rocket_core.allocation import Allocation
 from rocket_core.candidates import LayerProfile
 from rocket_core.checkpoint import TensorEntry, plan_tensor, write_atomically, write_safetensors
 from rocket_core.checkpoint.reader import read_header
+from rocket_core.config import EvaluationConfig
 from rocket_core.errors import (
     CorruptCheckpointError,
     InvalidConfigError,
@@ -23,6 +24,7 @@ from rocket_core.errors import (
     WorkFolderBusyError,
     WorkFolderError,
 )
+from rocket_core.measures import EvaluationReport
 from rocket_core.report import LayerOutcome, StageReport
 from rocket_core.sensitivity import Sensitivity
 from rocket_core.whitening import Eigenbasis
@@ -62,6 +64,22 @@ class BlockRecord(BaseModel):
 
     layers: tuple[str, ...]
     skipped: dict[str, str]
+
+
+class EvaluationRecord(BaseModel):
+    """What a finished evaluation belongs to.
+
+    Attributes:
+        settings: what was asked for.
+        text_sha256: hash of what the models read.
+        report: the outcome; None where it is looked for.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: EvaluationConfig
+    text_sha256: str
+    report: EvaluationReport | None = None
 
 
 class WorkFolder:
@@ -273,9 +291,41 @@ class WorkFolder:
     def new_export(self, kind: str) -> Path:
         """An empty folder for an artifact in the making."""
         path = self.path / "exports" / kind
+        self._export_mark(kind).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         return path
+
+    def finish_export(self, kind: str) -> None:
+        """Marks an artifact as written."""
+        write_text(self._export_mark(kind), "")
+
+    def finished_export(self, kind: str) -> Path | None:
+        """The folder of a written artifact; None if it is not complete, or already at its place."""
+        path = self.path / "exports" / kind
+        return path if self._export_mark(kind).is_file() and path.is_dir() else None
+
+    def _export_mark(self, kind: str) -> Path:
+        return self.path / "exports" / f"{kind}.written"
+
+    def new_scratch(self) -> Path:
+        """An empty folder for what is of use to this process alone."""
+        path = self.path / "scratch"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        return path
+
+    def evaluation(self, wanted: EvaluationRecord) -> EvaluationReport | None:
+        """The outcome of a finished evaluation with the same settings on the same text."""
+        file = self.path / "evaluation.json"
+        record = _read_model(file, EvaluationRecord) if file.is_file() else None
+        if record is None or record.model_copy(update={"report": None}) != wanted:
+            return None
+        return record.report
+
+    def save_evaluation(self, record: EvaluationRecord, report: EvaluationReport) -> None:
+        """Marks an evaluation as finished."""
+        _write_model(self.path / "evaluation.json", record.model_copy(update={"report": report}))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from rocket_core.report import (
     CalibrationReport,
     CompressionReport,
     ExportReport,
+    LayerOutcome,
     StageReport,
     TotalsReport,
     layer_report,
@@ -72,7 +73,9 @@ def build_report(blocks: int = 2) -> CompressionReport:
             profile = LayerProfile(
                 name=full, d_in=d_in, d_out=d_out, input_group=full, tokens=1, candidates=(dense, factored)
             )
-            layers.append(layer_report(profile, factored if kind == "factored" else dense))
+            outcome = LayerOutcome(nnz=50_000, kept_parameters=250_000, stored_bytes=0, achieved_error=0.125)
+            chosen = (factored, outcome) if kind == "factored" else (dense, None)
+            layers.append(layer_report(profile, *chosen))
     return CompressionReport(
         rocket_version="0.1.0",
         fingerprint="0" * 64,

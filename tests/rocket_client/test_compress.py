@@ -9,7 +9,7 @@ import pytest
 
 from rocket_client.compress import resume_command
 from rocket_client.options import ExportChoice
-from rocket_core.config import WORK_FOLDER_NAME, CalibrationConfig, CompressionConfig, ExportKind
+from rocket_core.config import WORK_FOLDER_NAME, CalibrationConfig, CompressionConfig, EvaluationConfig, ExportKind
 from rocket_core.errors import (
     CompressionCancelledError,
     HubUnavailableError,
@@ -36,7 +36,8 @@ def test_every_option_reaches_the_library(rocket: Callable, pipeline: FakePipeli
     options = (
         "--ratio 0.45 --calibration story.txt --samples 7 --sequence-length 33 --seed 5 --device cuda:1 "
         "--dtype bfloat16 --precision float64 --objective whitened --ignore *.k_proj --ignore *.v_proj --revision v2 "
-        "--resume --export dense --json"
+        "--resume --export dense --json --evaluate held.txt --evaluate-samples 3 --evaluate-length 40 "
+        "--evaluate-stride 20 --task arc_easy --task mine.jsonl --task-items 9"
     )
 
     assert rocket("compress", "model", tmp_path, *options.split()).code == 0
@@ -45,6 +46,14 @@ def test_every_option_reaches_the_library(rocket: Callable, pipeline: FakePipeli
     assert call["config"] == CompressionConfig(
         ratio=0.45,
         calibration=CalibrationConfig(dataset="story.txt", samples=7, sequence_length=33, seed=5),
+        evaluate=EvaluationConfig(
+            dataset="held.txt",
+            samples=3,
+            sequence_length=40,
+            stride=20,
+            tasks=("arc_easy", "mine.jsonl"),
+            task_items=9,
+        ),
         device="cuda:1",
         dtype="bfloat16",
         precision="float64",
@@ -53,6 +62,19 @@ def test_every_option_reaches_the_library(rocket: Callable, pipeline: FakePipeli
         export=("dense",),
     )
     assert (call["revision"], call["resume"]) == ("v2", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [(["--task", "piqa"], {"tasks": ("piqa",)}), (["--evaluate-samples", "2"], {"samples": 2})],
+)
+def test_any_choice_about_an_evaluation_asks_for_one(
+    rocket: Callable, pipeline: FakePipeline, tmp_path: Path, arguments: list[str], settings: dict
+) -> None:
+    assert rocket("compress", "model", tmp_path, "--ratio", "0.3", *arguments).code == 0
+
+    (call,) = pipeline.calls
+    assert call["config"].evaluate == EvaluationConfig(**settings)
 
 
 def test_exports_can_be_named_together(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:

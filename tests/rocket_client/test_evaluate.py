@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from rocket_core.evaluation import EvaluationResult
+from rocket_core.measures import Difference
+from tests.reference.encoders import save_bert
 from tests.reference.tiny_models import save_tiny_model
 
 
@@ -48,6 +50,52 @@ def test_model_is_named_as_the_user_named_it(
     assert json.loads(outcome.out)["model"] == model.name
 
 
+def test_against_the_dense_original_it_measures_both_and_the_difference(
+    rocket: Callable, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    windows = ("--sequence-length", "16", "--limit", "3", "--stride", "8")
+
+    outcome = rocket("evaluate", model.name, "--text", text, *windows, "--against", model.name)
+
+    assert outcome.code == 0
+    result = EvaluationResult.model_validate_json(outcome.out)
+    assert (result.model, result.against, result.stride) == (model.name, model.name, 8)
+    assert (result.windows, result.tokens) == (3, 15 + 2 * 8)
+    assert result.dense is not None
+    assert result.dense.perplexity == result.perplexity
+    assert result.difference == Difference(kl_divergence=0, top1_agreement=1)
+    assert "evaluating dense, 3 of 3 windows" in outcome.err
+
+
+def test_an_encoder_is_measured_against_its_original_alone(rocket: Callable, text: Path, tmp_path: Path) -> None:
+    encoder = save_bert(tmp_path / "bert")
+
+    alone = rocket("evaluate", encoder, "--text", text)
+    outcome = rocket("evaluate", encoder, "--text", text, "--against", encoder)
+
+    assert (alone.code, outcome.code) == (2, 0)
+    assert "encoder" in alone.err
+    result = EvaluationResult.model_validate_json(outcome.out)
+    assert result.difference == Difference(cosine_drift=0)
+    assert (result.perplexity, result.windows) == (None, 1)
+
+
+def test_tasks_are_scored(rocket: Callable, model: Path, text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    task = tmp_path / "quiz.jsonl"
+    task.write_text(json.dumps({"context": "a", "choices": [" b", " c"], "gold": 0}) + "\n")
+
+    outcome = rocket("evaluate", model, "--text", text, "--limit", "1", "--task", task, "--task-items", "1", "--json")
+
+    scores = EvaluationResult.model_validate_json(outcome.out).tasks
+    assert [(score.task, score.metric, score.items) for score in scores] == [
+        ("quiz", "acc", 1),
+        ("quiz", "acc_norm", 1),
+    ]
+    assert outcome.err == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "code"),
     [
@@ -56,6 +104,10 @@ def test_model_is_named_as_the_user_named_it(
         (["--sequence-length", "1000"], 2, "invalid_config"),
         (["--limit", "0"], 2, "invalid_config"),
         (["--device", "abacus"], 2, "invalid_config"),
+        (["--stride", "0"], 2, "invalid_config"),
+        (["--task", "nonsense"], 2, "invalid_config"),
+        (["--task-items", "0"], 2, "invalid_config"),
+        (["--against", "no:where"], 3, "model_not_found"),
     ],
 )
 def test_error_is_one_line_and_json_for_programs(

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from rocket_client.rendering import common_prefix, count_text, print_report
+from rocket_core.measures import Difference, EvaluationReport, ModelQuality, TaskScore
 from rocket_core.report import CompressionReport
 from tests.rocket_client.fakes import build_report
 
@@ -31,6 +32,41 @@ def test_columns_stand_under_each_other(lines: list[str]) -> None:
     for end in (len(table[0]) - 1, table[1].index("kind") - 2):
         assert table[2][end] != " "
         assert table[1][table[1].index("kind") - 1] == " "
+
+
+def test_quality_before_and_after_is_shown_where_it_was_measured(
+    report: CompressionReport, capsys: pytest.CaptureFixture[str], lines: list[str]
+) -> None:
+    assert not any("perplexity" in line for line in lines)
+    score = TaskScore(task="quiz", metric="acc", value=0.5, items=4)
+    evaluation = EvaluationReport(
+        export="factored",
+        dataset="held.txt",
+        windows=3,
+        sequence_length=8,
+        stride=4,
+        tokens=12345,
+        text_sha256="0" * 64,
+        before=ModelQuality(negative_log_likelihood=1.0, perplexity=2.71828, tasks=(score,)),
+        after=ModelQuality(negative_log_likelihood=800.0, tasks=(score.model_copy(update={"value": 0.25}),)),
+        difference=Difference(kl_divergence=0.12345, top1_agreement=0.75),
+    )
+
+    print_report(report.model_copy(update={"evaluation": evaluation}), Path("out folder"))
+
+    table = capsys.readouterr().out.splitlines()
+    start = next(index for index, line in enumerate(table) if line.startswith("12,345 tokens of held.txt"))
+    assert [line.split("  ")[0] for line in table[start + 1 : start + 5]] == [
+        "perplexity",
+        "KL divergence, nats per token",
+        "same likeliest token",
+        "quiz, acc of 4",
+    ]
+    rows = [line.split()[-2:] for line in table[start + 1 : start + 5]]
+    assert table[start].split()[-2:] == ["original", "factored"]
+    assert table[start + 1].endswith("2.718  beyond e^709")
+    assert [row[-1] for row in rows[1:]] == ["0.1235", "75.0%", "25.0%"]
+    assert rows[3] == ["50.0%", "25.0%"]
 
 
 def test_layers_left_alone_are_counted_by_reason(lines: list[str]) -> None:

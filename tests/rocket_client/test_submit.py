@@ -6,7 +6,7 @@ import sys
 import httpx2
 import pytest
 
-from app.shared.requests import CalibrationRequest, JobOptions
+from app.shared.requests import CalibrationRequest, EvaluationRequest, JobOptions
 from rocket_client import submit
 from rocket_client.options import ExportChoice
 from tests.rocket_client.service import free_port, in_background, wait_for
@@ -42,7 +42,8 @@ def test_every_option_reaches_the_server(remote, client):
     options = (
         "--ratio 0.2 --calibration local/mine.jsonl --samples 3 --sequence-length 64 --seed 1 --objective whitened "
         "--ignore *.q_proj --ignore *.k_proj --export dense --dtype float32 --precision float64 --metadata a=b "
-        "--metadata c=d=e --idempotency-key mine"
+        "--metadata c=d=e --idempotency-key mine --evaluate builtin --evaluate-samples 2 --evaluate-length 32 "
+        "--evaluate-stride 16 --task arc_easy --task-items 9"
     )
 
     assert remote("submit", "local/tiny", *options.split()).code == 0
@@ -54,6 +55,14 @@ def test_every_option_reaches_the_server(remote, client):
         "samples": 3,
         "sequence_length": 64,
         "seed": 1,
+    }
+    assert job.evaluate.model_dump() == {
+        "dataset": "builtin",
+        "samples": 2,
+        "sequence_length": 32,
+        "stride": 16,
+        "tasks": ("arc_easy",),
+        "task_items": 9,
     }
     wanted = {
         "objective": "whitened",
@@ -68,6 +77,7 @@ def test_every_option_reaches_the_server(remote, client):
             "local/tiny",
             ratio=0.2,
             calibration=job.calibration.model_dump(),
+            evaluate=job.evaluate.model_dump(),
             options=job.options,
             metadata=job.metadata,
             idempotency_key="mine",
@@ -80,6 +90,9 @@ def test_every_option_is_one_of_the_request():
     parameters = set(inspect.signature(submit.submit).parameters)
     text = {"calibration", *CalibrationRequest.model_fields} - {"dataset"}
     assert text <= parameters
+    evaluation = {"evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items"}
+    assert len(evaluation) == len(EvaluationRequest.model_fields)
+    assert evaluation <= parameters
     own = {
         "model_id",
         "ratio",
@@ -92,7 +105,7 @@ def test_every_option_is_one_of_the_request():
         "server",
         "as_json",
     }
-    assert parameters - text - own <= set(JobOptions.model_fields)
+    assert parameters - text - evaluation - own <= set(JobOptions.model_fields)
     assert all(isinstance(choice, str) for choice in ExportChoice), "choices are sent as they are"
 
 
@@ -150,6 +163,15 @@ def test_an_unknown_dataset_is_answered_with_those_there_are(remote):
     assert outcome.code == 2
     assert "did you mean wikitext2?" in outcome.err
     assert "local/mine.jsonl" in outcome.err
+
+
+def test_of_two_datasets_the_unknown_one_is_answered(remote):
+    known = ("--calibration", "local/mine.jsonl")
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3", *known, "--evaluate", "local/main.jsonl")
+
+    assert outcome.code == 3
+    assert "'local/main.jsonl' is refused" in outcome.err
+    assert "did you mean local/mine.jsonl?" in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,24 @@ def test_a_download_that_hangs_can_be_cancelled(hub, submit_with, attempt, how, 
     eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("download")], within=30)
 
 
+def test_an_uploaded_file_and_tasks_of_the_operator_are_what_is_evaluated_on(
+    submit_with, attempt, model, uploaded, published, settings, messages
+):
+    pytest.importorskip("lm_eval")
+    settings.datasets_folder.mkdir(parents=True, exist_ok=True)
+    item = {"context": "a", "choices": [" b", " c"], "gold": 0}
+    (settings.datasets_folder / "quiz.jsonl").write_text(json.dumps(item))
+    evaluate = {"dataset": f"upload/{uploaded.id}", "samples": 2, "sequence_length": 16, "tasks": ["local/quiz.jsonl"]}
+
+    job = attempt(submit_with(model_id="local/tiny", evaluate=evaluate))
+
+    assert job.status == "succeeded"
+    assert messages(job.id)[-2:] == ["evaluating", "succeeded"]
+    report = CompressionReport.model_validate_json(published(job.id)["report.json"])
+    assert report.evaluation.dataset == f"upload-{uploaded.id}.jsonl"
+    assert [score.task for score in report.evaluation.after.tasks] == ["quiz", "quiz"]
+
+
 def test_an_uploaded_file_is_what_is_calibrated_on(submit_with, attempt, model, uploaded, published):
     own = {"calibration": QUICK["calibration"] | {"dataset": f"upload/{uploaded.id}"}, "model_id": "local/tiny"}
     job = attempt(submit_with(**own))

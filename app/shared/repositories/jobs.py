@@ -123,9 +123,9 @@ def create_job(
     """
     at = now(session)
     job_id = _new_id(at)
-    dataset = request.calibration.dataset
-    if dataset.startswith(UPLOAD):
-        require_upload(session, owner, dataset.removeprefix(UPLOAD))
+    for dataset in request.datasets:
+        if dataset.startswith(UPLOAD):
+            require_upload(session, owner, dataset.removeprefix(UPLOAD))
     if idempotency is not None:
         earlier = find_replayed(session, request, owner=owner, key=idempotency.key)
         if earlier is not None:

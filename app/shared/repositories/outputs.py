@@ -25,7 +25,7 @@ def report_progress(
     Args:
         session: a writing transaction.
         lease: the worker's.
-        stage: downloading, preflight, calibrating, allocating, factorizing or exporting.
+        stage: downloading, preflight, calibrating, allocating, factorizing, exporting or evaluating.
         progress: of the whole job, [0, 1]; a later attempt that has not caught up with an earlier one changes nothing.
         finish_at: when it should be done; None if that cannot be told.
 

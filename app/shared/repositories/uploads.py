@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -113,7 +113,7 @@ def delete_upload(session: Session, owner: str, upload_id: str) -> str:
     needed = select(Job.id).where(
         Job.owner == owner,
         Job.status.in_(active),
-        Job.request["calibration"]["dataset"].as_string() == UPLOAD + upload_id,
+        or_(*(Job.request[part]["dataset"].as_string() == UPLOAD + upload_id for part in ("calibration", "evaluate"))),
     )
     if session.execute(needed.limit(1)).first() is not None:
         raise ConflictError("a job that has not ended needs this file; cancel it, or wait for its end")

@@ -137,11 +137,12 @@ def test_the_same_file_sent_many_times_at_once_is_kept_once(client, settings):
     assert len(kept(settings)) == 1
 
 
-def test_a_job_can_be_calibrated_on_it_and_keeps_it_until_its_end(client, worker, settings):
+@pytest.mark.parametrize("part", ["calibration", "evaluate"])
+def test_a_job_can_be_calibrated_or_evaluated_on_it_and_keeps_it_until_its_end(client, worker, settings, part):
     path = upload(client).headers["Location"]
-    body = BODY | {"calibration": {"dataset": upload(client).json()["id"]}}
+    body = BODY | {part: {"dataset": upload(client).json()["id"]}}
     job = client.post("/jobs", json=body).json()
-    assert job["calibration"]["dataset"] == body["calibration"]["dataset"]
+    assert job[part]["dataset"] == body[part]["dataset"]
     refused = client.delete(path)
     assert (refused.status_code, refused.json()["code"]) == (409, "job_state_conflict")
     worker.fail(job["id"], JobError(code="x", message="m"))

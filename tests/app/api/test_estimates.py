@@ -37,6 +37,14 @@ def test_what_is_asked_for_counts(client):
     assert part["disk_bytes"] < whole["disk_bytes"]
 
 
+def test_an_evaluation_takes_the_whole_model_and_disk_for_its_logits(client):
+    plain = estimate(client)
+    evaluated = estimate(client, evaluate={"samples": 10, "sequence_length": 16, "stride": 4})
+    # Its config.json does not say how many tokens there are; the embeddings and the last norm have room for 321.
+    assert evaluated["disk_bytes"] == plain["disk_bytes"] + 10 * 4 * 321 * 4
+    assert evaluated["memory_bytes"] >= plain["memory_bytes"]
+
+
 def test_it_refuses_what_a_job_would_be_refused_for(client, settings):
     save_llama(settings.models_folder / "odd", dtype="I8")
     for change in (
@@ -46,6 +54,11 @@ def test_it_refuses_what_a_job_would_be_refused_for(client, settings):
         {"model_id": "local/none"},
         {"calibration": {"dataset": "local/none.txt"}},
         {"calibration": {"dataset": "upload/" + "0" * 32}},
+        {"evaluate": {"dataset": "local/none.txt"}},
+        {"evaluate": {"dataset": "upload/" + "0" * 32}},
+        {"evaluate": {"tasks": ["local/none.jsonl"]}},
+        {"evaluate": {"sequence_length": 2**20}},
+        {"evaluate": {"samples": 65536, "sequence_length": 1024}},
     ):
         answers = [client.post(path, json=BODY | change) for path in ("/jobs", "/estimates")]
         assert answers[0].status_code == answers[1].status_code >= 400

@@ -11,7 +11,7 @@ from app.shared.models import Upload
 from app.shared.outcomes import JobError
 from app.shared.repositories import jobs, tenants
 from app.shared.repositories.tenants import Quotas
-from app.shared.requests import CalibrationRequest, JobRequest
+from app.shared.requests import CalibrationRequest, EvaluationRequest, JobRequest
 from rocket_core.headers import WeightSummary
 from tests.app.api.conftest import BODY, Worker
 
@@ -185,6 +185,19 @@ def test_calibration_tokens_are_samples_times_length(samples, length, fits):
     with pytest.raises(OverQuotaError) as refused:
         quotas.require_calibration_tokens(Quotas(calibration_tokens=100), asked)
     assert refused.value.param == "calibration.samples"
+
+
+@pytest.mark.parametrize(("samples", "length", "fits"), [(2, 50, True), (2, 51, False), (1, None, False)])
+def test_text_to_evaluate_on_counts_by_itself(samples, length, fits):
+    asked = EvaluationRequest(samples=samples, sequence_length=length)
+    if fits:
+        quotas.require_evaluation_tokens(Quotas(calibration_tokens=100), asked)
+        return
+    with pytest.raises(OverQuotaError) as refused:
+        quotas.require_evaluation_tokens(Quotas(calibration_tokens=100), asked)
+    assert refused.value.param == "evaluate.samples"
+    quotas.require_evaluation_tokens(Quotas(calibration_tokens=None), asked)
+    quotas.require_evaluation_tokens(Quotas(calibration_tokens=1), None)
 
 
 def test_over_http_too_much_for_ever_is_invalid_and_too_much_for_now_is_told_to_wait(client, allow):

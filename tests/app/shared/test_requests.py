@@ -1,10 +1,11 @@
+import hashlib
 import json
 
 import pytest
 from pydantic import ValidationError
 
-from app.shared.requests import JobOptions, JobRequest
-from rocket_core.config import CompressionConfig
+from app.shared.requests import EvaluationRequest, JobOptions, JobRequest
+from rocket_core.config import CompressionConfig, EvaluationConfig
 
 
 def test_only_model_and_ratio_must_be_given():
@@ -19,7 +20,7 @@ def test_a_request_survives_the_row():
 
 
 def test_options_are_the_settings_of_the_library_with_their_defaults():
-    operator = {"ratio", "calibration", "device", "max_shard_bytes", "statistics_quota_bytes"}
+    operator = {"ratio", "calibration", "evaluate", "device", "max_shard_bytes", "statistics_quota_bytes"}
     assert set(JobOptions.model_fields) == set(CompressionConfig.model_fields) - operator
     request = JobRequest(model_id="local/x", ratio=0.3)
     assert request.compression_config() == CompressionConfig(ratio=0.3)
@@ -101,6 +102,66 @@ def test_the_fingerprint_is_that_of_what_is_asked_for_not_of_how_it_is_spelt():
     other = JobRequest(model_id="local/x", ratio=0.31)
     assert plain.fingerprint() == spelt.fingerprint()
     assert plain.fingerprint() != other.fingerprint()
+
+
+def test_an_evaluation_is_part_of_what_is_asked_for_and_none_is_as_before_there_was_any():
+    plain = JobRequest(model_id="local/x", ratio=0.3)
+    evaluated = JobRequest(model_id="local/x", ratio=0.3, evaluate={})
+    stored = plain.model_dump_json(exclude={"queue", "evaluate"})
+    assert plain.fingerprint() == hashlib.sha256(stored.encode()).hexdigest()
+    assert evaluated.fingerprint() != plain.fingerprint()
+    assert evaluated.fingerprint() == JobRequest(model_id="local/x", ratio=0.3, evaluate={"samples": 64}).fingerprint()
+
+
+def test_an_evaluation_has_the_settings_of_the_library_with_their_defaults():
+    assert EvaluationRequest().model_dump() == EvaluationConfig().model_dump()
+
+
+def test_the_worker_gives_the_paths_of_what_is_evaluated():
+    evaluate = {"dataset": "local/a.jsonl", "tasks": ["arc_easy", "local/quiz.jsonl"], "samples": 3}
+    request = JobRequest(model_id="local/x", ratio=0.3, evaluate=evaluate)
+    assert request.datasets == ("builtin", "local/a.jsonl")
+    assert request.local_tasks == ("local/quiz.jsonl",)
+
+    config = request.compression_config(evaluate={"dataset": "/d/a.jsonl", "tasks": ("arc_easy", "/d/quiz.jsonl")})
+
+    assert config.evaluate == EvaluationConfig(dataset="/d/a.jsonl", tasks=("arc_easy", "/d/quiz.jsonl"), samples=3)
+    assert JobRequest(model_id="local/x", ratio=0.3).compression_config(evaluate={}).evaluate is None
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "asks"),
+    [
+        (None, False),
+        ({}, False),
+        ({"dataset": "local/a.txt", "tasks": ["local/quiz.jsonl"]}, False),
+        ({"dataset": "c4"}, True),
+        ({"tasks": ["piqa"]}, True),
+    ],
+)
+def test_the_hub_is_asked_for_texts_and_tasks_that_are_there(evaluate, asks):
+    assert JobRequest(model_id="local/x", ratio=0.3, evaluate=evaluate).asks_the_hub is asks
+
+
+@pytest.mark.parametrize(
+    "evaluate",
+    [
+        {"dataset": "/etc/passwd"},
+        {"tasks": ["/etc/passwd"]},
+        {"tasks": ["local/../quiz.jsonl"]},
+        {"tasks": ["local/quiz.txt"]},
+        {"tasks": ["mmlu"]},
+        {"tasks": ["piqa", "piqa"]},
+        {"tasks": [f"local/{number}.jsonl" for number in range(17)]},
+        {"samples": 0},
+        {"stride": 0},
+        {"sequence_length": 32, "stride": 33},
+        {"seed": 1},
+    ],
+)
+def test_an_evaluation_that_makes_no_sense_is_refused(evaluate):
+    with pytest.raises(ValidationError):
+        JobRequest(model_id="local/x", ratio=0.3, evaluate=evaluate)
 
 
 def test_what_is_nested_deeper_than_calls_can_be_is_refused_like_any_nonsense():

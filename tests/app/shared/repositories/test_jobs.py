@@ -295,10 +295,10 @@ def test_a_job_is_of_the_queue_it_names_or_of_the_default_and_its_retry_of_the_s
         assert (jobs.get_job(session, job_id).queue, retry.queue) == (resolved, resolved)
 
 
-def test_a_replay_from_before_there_were_queues_is_recognised():
+def test_a_replay_from_before_there_were_queues_and_evaluations_is_recognised():
     before = '{"model_id":"local/tiny","revision":null,"ratio":0.3,'
     request = JobRequest(model_id="local/tiny", ratio=0.3)
     assert request.model_dump_json().startswith(before)
-    dumped = request.model_dump_json().replace(',"queue":null', "")
+    dumped = request.model_dump_json().replace(',"queue":null', "").replace(',"evaluate":null', "")
     assert request.fingerprint() == hashlib.sha256(dumped.encode()).hexdigest()
     assert JobRequest(model_id="local/tiny", ratio=0.3, queue="gpu").fingerprint() != request.fingerprint()

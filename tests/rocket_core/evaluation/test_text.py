@@ -1,16 +1,12 @@
 import json
-import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
 from rocket_core.errors import (
-    CheckpointError,
     CheckpointFormatError,
     CorruptCheckpointError,
     EmptyCalibrationError,
@@ -20,23 +16,10 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.evaluation import evaluate_text, perplexity
-from tests.reference.tiny_models import MAX_POSITIONS, VOCAB_SIZE, build_llama, save_tiny_model
+from tests.reference.tiny_models import MAX_POSITIONS, build_llama, save_tiny_model
 
 STORIES = ("One day a dog ran.", "A cat sat and sat.", "They met at the sea, and it was blue.", "The end of it.") * 8
-SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
-
-
-class FixedLogits(nn.Module):
-    """Answers every window with logits that depend on the token read last."""
-
-    def __init__(self, table: Tensor) -> None:
-        super().__init__()
-        self.table = nn.Parameter(table)
-        self.eval()
-
-    def forward(self, *, input_ids: Tensor, use_cache: bool) -> SimpleNamespace:
-        assert not use_cache
-        return SimpleNamespace(logits=self.table[input_ids])
+SHARED_DATA = Path(__file__).parents[4] / "shared" / "data"
 
 
 @pytest.fixture(scope="module")
@@ -49,110 +32,6 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "stories.jsonl"
     path.write_text("".join(json.dumps({"text": story}) + "\n" for story in STORIES))
     return path
-
-
-def random_windows(count: int, length: int, vocabulary: int = VOCAB_SIZE) -> Tensor:
-    return torch.randint(vocabulary, (count, length), generator=torch.Generator().manual_seed(1))
-
-
-def nll_token_by_token(model: nn.Module, window: list[int]) -> list[float]:
-    """Each token's surprise given the prefix before it, read from scratch in float64."""
-    surprises = []
-    for position in range(1, len(window)):
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([window[:position]])).logits[0, -1]
-        scores = [math.exp(value) for value in logits.tolist()]
-        surprises.append(math.log(sum(scores)) - logits[window[position]].item())
-    return surprises
-
-
-def test_equals_the_mean_surprise_of_one_token_after_another() -> None:
-    model = build_llama().double()
-    windows = random_windows(3, 7)
-    surprises = [surprise for window in windows.tolist() for surprise in nll_token_by_token(model, window)]
-
-    result = perplexity(model, windows, batch_size=2)
-
-    assert result.negative_log_likelihood == pytest.approx(sum(surprises) / len(surprises), rel=1e-12)
-    assert result.perplexity == pytest.approx(math.exp(sum(surprises) / len(surprises)), rel=1e-12)
-    assert (result.tokens, result.windows) == (3 * 6, 3)
-
-
-def test_indifferent_model_is_as_perplexed_as_its_vocabulary_is_large() -> None:
-    result = perplexity(FixedLogits(torch.zeros(37, 37)), random_windows(5, 9, 37), batch_size=2)
-
-    assert result.perplexity == pytest.approx(37, rel=1e-6)
-
-
-def test_first_token_of_a_window_is_not_predicted_and_the_last_not_read() -> None:
-    sure_of_one = torch.full((3, 3), -50.0)
-    sure_of_one[:, 1] = 50.0
-    sure_of_one[2] = float("nan")  # row of the token that only stands last
-
-    result = perplexity(FixedLogits(sure_of_one), torch.tensor([[0, 1, 1, 1]]), batch_size=1)
-    assert result.perplexity == pytest.approx(1)
-
-    result = perplexity(FixedLogits(sure_of_one), torch.tensor([[1, 1, 2]]), batch_size=1)
-    assert result.negative_log_likelihood == pytest.approx(50)
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_batch_size_does_not_matter(batch_size: int) -> None:
-    model, windows = build_llama(), random_windows(10, 16)
-
-    result = perplexity(model, windows, batch_size=batch_size)
-
-    assert result.perplexity == pytest.approx(perplexity(model, windows, batch_size=3).perplexity, rel=1e-5)
-
-
-def test_half_precision_logits_are_summed_in_float32() -> None:
-    table = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    windows = random_windows(20, 64, 64)
-
-    result = perplexity(FixedLogits(table), windows, batch_size=4)
-
-    exact = perplexity(FixedLogits(table.double()), windows, batch_size=4)
-    assert result.negative_log_likelihood == pytest.approx(exact.negative_log_likelihood, rel=1e-6)
-
-
-def test_hopeless_model_has_infinite_perplexity_but_a_finite_loss() -> None:
-    table = torch.zeros(2, 2)
-    table[:, 0] = 1000.0
-
-    result = perplexity(FixedLogits(table), torch.tensor([[0, 1, 1]]), batch_size=1)
-
-    assert result.perplexity == math.inf
-    assert result.negative_log_likelihood == pytest.approx(1000)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_non_finite_logits_are_an_error_that_names_the_window(value: float) -> None:
-    table = torch.zeros(4, 4)
-    table[3, 2] = value
-
-    with pytest.raises(CheckpointError, match="window 2 "):
-        perplexity(FixedLogits(table), torch.tensor([[0, 1], [1, 1], [3, 1]]), batch_size=2)
-
-
-def test_model_in_training_mode_is_refused() -> None:
-    with pytest.raises(InvalidConfigError, match="eval"):
-        perplexity(build_llama().train(), random_windows(1, 4), batch_size=1)
-
-
-@pytest.mark.parametrize(("count", "length", "batch_size"), [(0, 8, 1), (2, 1, 1), (2, 8, 0)])
-def test_nothing_to_predict_is_refused(count: int, length: int, batch_size: int) -> None:
-    with pytest.raises(InvalidConfigError):
-        perplexity(build_llama(), torch.zeros(count, length, dtype=torch.int64), batch_size=batch_size)
-
-
-def test_progress_counts_windows_to_the_end() -> None:
-    seen: list[tuple[int, int]] = []
-
-    perplexity(
-        build_llama(), random_windows(5, 4), batch_size=2, on_progress=lambda done, total: seen.append((done, total))
-    )
-
-    assert seen == [(2, 5), (4, 5), (5, 5)]
 
 
 def test_text_is_cut_into_windows_of_documents_that_begin_with_bos(model_folder: Path, text: Path) -> None:

@@ -1,0 +1,40 @@
+"""How good a model is, and how far a compressed one is from its dense original.
+
+`likelihood` measures perplexity, `divergence` compares predictions of tokens, `drift` the outputs of encoders,
+`harness` runs zero-shot tasks; `comparison` measures a dense and a compressed model one after the other, `text` a
+folder on a file.
+"""
+
+from rocket_core.evaluation.comparison import Comparison, EvaluationText, Measurement, compare_models
+from rocket_core.evaluation.divergence import DivergenceSum, token_divergence
+from rocket_core.evaluation.drift import masked_mean, mean_cosine_drift, pooled_outputs, sentences
+from rocket_core.evaluation.harness import Task, load_tasks, score_tasks
+from rocket_core.evaluation.likelihood import PerplexityResult, perplexity
+from rocket_core.evaluation.models import ModelFolder, load_model, open_model
+from rocket_core.evaluation.text import EvaluationResult, evaluate_text, read_text
+from rocket_core.evaluation.windows import text_windows
+
+__all__ = [
+    "Comparison",
+    "DivergenceSum",
+    "EvaluationResult",
+    "EvaluationText",
+    "Measurement",
+    "ModelFolder",
+    "PerplexityResult",
+    "Task",
+    "compare_models",
+    "evaluate_text",
+    "load_model",
+    "load_tasks",
+    "masked_mean",
+    "mean_cosine_drift",
+    "open_model",
+    "perplexity",
+    "pooled_outputs",
+    "read_text",
+    "score_tasks",
+    "sentences",
+    "text_windows",
+    "token_divergence",
+]

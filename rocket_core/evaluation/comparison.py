@@ -1,0 +1,341 @@
+"""A dense model and its compressed version, measured on the same text one after the other.
+
+Only one model is in memory at a time. What the second needs of the first lies in a scratch folder: the dense model's
+logits as they came, in its own dtype (predicted tokens x vocabulary), each window's until it has been compared. Of an
+encoder only the pooled outputs are kept, in memory.
+"""
+
+import errno
+import functools
+import hashlib
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rocket_core.architectures import window_length
+from rocket_core.devices import return_freed_memory
+from rocket_core.errors import InsufficientDiskError, InvalidConfigError
+from rocket_core.evaluation.divergence import DivergenceSum, token_divergence
+from rocket_core.evaluation.drift import mean_cosine_drift, pooled_outputs
+from rocket_core.evaluation.harness import Task, score_tasks
+from rocket_core.evaluation.likelihood import summarize_likelihood, surprise
+from rocket_core.evaluation.models import ModelFolder, load_model, refuse_unknown_tokens
+from rocket_core.evaluation.windows import Prediction, batch_size, counted_tokens, predictions
+from rocket_core.machine import free_disk
+from rocket_core.measures import Difference, ModelQuality
+
+_SENTENCES_PER_BATCH = 32
+
+Step = Callable[[float, str], None]
+"""Told of the share that is done, from 0 to 1, and of what is being done; may raise to end it all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationText:
+    """What models are measured on; either windows or sentences.
+
+    Attributes:
+        windows: token ids for a model that predicts them, each window `stride` tokens behind the one before.
+        sentences: for an encoder.
+        length: tokens per window; of a sentence at most.
+        stride: tokens from one window's begin to the next.
+    """
+
+    windows: Int64[Tensor, "windows length"] | None = None
+    sentences: tuple[str, ...] = ()
+    length: int
+    stride: int
+
+    @property
+    def count(self) -> int:
+        """Number of windows or sentences."""
+        return len(self.sentences) if self.windows is None else len(self.windows)
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Tokens that are predicted, each once; 0 for an encoder."""
+        return 0 if self.windows is None else counted_tokens(self.count, self.length, self.stride)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the token ids, or of the sentences."""
+        digest = hashlib.sha256()
+        if self.windows is None:
+            digest.update("\n".join(self.sentences).encode())
+        else:
+            digest.update(self.windows.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What has been measured of two models.
+
+    Attributes:
+        before: the dense model.
+        after: the compressed one.
+        difference: between the two.
+        tokens: predicted tokens, each once; of sentences those that were read.
+        dtype: in which the compressed model ran.
+    """
+
+    before: ModelQuality
+    after: ModelQuality
+    difference: Difference
+    tokens: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What has been measured of one model that predicts tokens.
+
+    Attributes:
+        quality: how good it is.
+        tokens: predicted tokens, each once.
+        dtype: in which it ran.
+    """
+
+    quality: ModelQuality
+    tokens: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """What is measured of each model, and how.
+
+    Attributes:
+        text: the text.
+        tasks: zero-shot tasks.
+        task_items: items of each task; None takes all.
+        device: where the models run.
+    """
+
+    text: EvaluationText
+    tasks: tuple[Task, ...] = ()
+    task_items: int | None = None
+    device: torch.device
+
+
+def compare_models(
+    dense: ModelFolder, compressed: ModelFolder, how: Measurement, *, scratch: Path, on_step: Step
+) -> Comparison:
+    """Measures two models on the same text and tasks.
+
+    Memory is that of one model, the logits of one batch (256 MiB or those of one window) and the float64 copies of a
+    chunk of tokens (192 MiB). Disk is that of the dense model's logits.
+
+    Args:
+        dense: the dense model.
+        compressed: the compressed one; its tokenizer is not used.
+        how: what is measured.
+        scratch: an empty folder.
+        on_step: told of every batch.
+
+    Returns:
+        The measurements.
+
+    Raises:
+        InvalidConfigError: the models do not predict the same tokens, or tasks are asked of an encoder.
+        InsufficientDiskError: the logits do not fit.
+        CheckpointError: a model's weights are damaged, or its outputs not finite.
+    """
+    if dense.predicts_tokens != compressed.predicts_tokens:
+        raise InvalidConfigError(
+            f"{compressed.path} and {dense.path} are models of different kinds; compare a model with its own original"
+        )
+    if not dense.predicts_tokens:
+        return _compare_encoders(dense, compressed, how, on_step)
+    kept = LogitStore(scratch, how)
+    before = _read_dense(dense, how, kept, _part(on_step, 0, "dense"))
+    return_freed_memory()
+    after, total = _read_compressed(compressed, dense, how, kept, _part(on_step, 1, "compressed"))
+    return Comparison(
+        before=before,
+        after=after.quality,
+        difference=Difference(
+            # Rounding may leave a sum of nearly equal distributions a little below 0.
+            kl_divergence=max(0.0, total.kl_divergence / total.tokens),
+            top1_agreement=total.agreements / total.tokens,
+        ),
+        tokens=after.tokens,
+        dtype=after.dtype,
+    )
+
+
+class LogitStore:
+    """Logits of one model on disk, window by window, as they came.
+
+    Args:
+        folder: where they go.
+        how: says how many tokens there will be.
+    """
+
+    def __init__(self, folder: Path, how: Measurement) -> None:
+        self._folder = folder
+        self._tokens = how.text.predicted_tokens
+        self._kinds: dict[int, tuple[torch.dtype, torch.Size]] = {}
+
+    def put(self, prediction: Prediction) -> None:
+        """Keeps the logits of a window.
+
+        Raises:
+            InsufficientDiskError: they will not fit; said at the first window already.
+        """
+        logits = prediction.logits.cpu().contiguous()
+        if not self._kinds:
+            self._require_room(self._tokens * logits.shape[1] * logits.element_size())
+        self._kinds[prediction.window] = logits.dtype, logits.shape
+        try:
+            self._file(prediction.window).write_bytes(logits.view(torch.uint8).numpy().data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise self._too_little(self._tokens * logits.shape[1] * logits.element_size()) from error
+
+    def take(self, prediction: Prediction) -> Float[Tensor, "tokens vocabulary"]:
+        """The logits for the same tokens, which are then forgotten.
+
+        Raises:
+            InvalidConfigError: they are of another vocabulary.
+        """
+        dtype, shape = self._kinds.pop(prediction.window)
+        if shape != prediction.logits.shape:
+            raise InvalidConfigError(
+                f"the dense model predicts {shape[1]} tokens and the compressed one {prediction.logits.shape[1]}; "
+                "compare a model with its own original"
+            )
+        file = self._file(prediction.window)
+        raw = torch.frombuffer(bytearray(file.read_bytes()), dtype=dtype)
+        file.unlink()
+        return raw.view(shape).to(prediction.logits.device)
+
+    def _file(self, window: int) -> Path:
+        return self._folder / f"{window}.logits"
+
+    def _require_room(self, size: int) -> None:
+        if size > free_disk(self._folder):
+            raise self._too_little(size)
+
+    def _too_little(self, size: int) -> InsufficientDiskError:
+        return InsufficientDiskError(
+            f"comparing the models takes {size / 2**30:.2f} GiB of disk at {self._folder} for the dense model's "
+            f"logits, {free_disk(self._folder) / 2**30:.2f} GiB are free; free some, or read fewer windows"
+        )
+
+
+def measure_model(
+    folder: ModelFolder,
+    model: PreTrainedModel,
+    how: Measurement,
+    *,
+    on_step: Step,
+    on_prediction: Callable[[Prediction], None] = lambda _prediction: None,
+) -> Measured:
+    """Measures one causal language model that is loaded.
+
+    Args:
+        folder: what describes the model.
+        model: on its device.
+        how: what is measured.
+        on_step: told of every batch.
+        on_prediction: given the predictions of each window.
+    """
+    text = how.text
+    assert text.windows is not None
+    refuse_unknown_tokens(folder, model, int(text.windows.max()))
+    share = 0.5 if how.tasks else 1.0
+
+    def progress(done: int, total: int) -> None:
+        on_step(share * done / total, f"{done} of {total} windows")
+
+    total: list[float] = []
+    size = batch_size(folder.config, text.length)
+    for prediction in predictions(model, text.windows, stride=text.stride, batch_size=size, on_progress=progress):
+        total.append(surprise(prediction))
+        on_prediction(prediction)
+    likelihood = summarize_likelihood(math.fsum(total), text.predicted_tokens, text.count)
+    scores = score_tasks(
+        model,
+        folder.tokenizer,
+        how.tasks,
+        items=how.task_items,
+        batch_size=batch_size(folder.config, window_length(folder.config, None)),
+        on_call=functools.partial(on_step, share, "tasks"),
+    )
+    quality = ModelQuality(
+        negative_log_likelihood=likelihood.negative_log_likelihood,
+        perplexity=likelihood.perplexity if math.isfinite(likelihood.perplexity) else None,
+        tasks=scores,
+    )
+    return Measured(quality=quality, tokens=likelihood.tokens, dtype=model.dtype)
+
+
+def _read_dense(dense: ModelFolder, how: Measurement, kept: LogitStore, on_step: Step) -> ModelQuality:
+    # Only here, so that its memory is free once this returns.
+    model = load_model(dense, how.device)
+    return measure_model(dense, model, how, on_step=on_step, on_prediction=kept.put).quality
+
+
+def _read_compressed(
+    compressed: ModelFolder, dense: ModelFolder, how: Measurement, kept: LogitStore, on_step: Step
+) -> tuple[Measured, DivergenceSum]:
+    model = load_model(compressed, how.device)
+    sums: list[DivergenceSum] = []
+
+    def compare(prediction: Prediction) -> None:
+        sums.append(token_divergence(kept.take(prediction), prediction.logits))
+
+    # One tokenizer for both: the tasks must be the same ones.
+    folder = replace(compressed, tokenizer=dense.tokenizer)
+    measured = measure_model(folder, model, how, on_step=on_step, on_prediction=compare)
+    return measured, functools.reduce(operator.add, sums)
+
+
+def _compare_encoders(dense: ModelFolder, compressed: ModelFolder, how: Measurement, on_step: Step) -> Comparison:
+    if how.tasks:
+        raise InvalidConfigError("zero-shot tasks are for models that predict tokens; leave tasks out for an encoder")
+    before, tokens, _ = _pool(dense, dense, how, _part(on_step, 0, "dense"))
+    return_freed_memory()
+    after, _, dtype = _pool(compressed, dense, how, _part(on_step, 1, "compressed"))
+    if before.shape != after.shape:
+        raise InvalidConfigError(
+            f"the dense model's outputs have {before.shape[1]} numbers and the compressed one's {after.shape[1]}; "
+            "compare a model with its own original"
+        )
+    drift = mean_cosine_drift(before, after)
+    return Comparison(
+        before=ModelQuality(),
+        after=ModelQuality(),
+        difference=Difference(cosine_drift=drift),
+        tokens=tokens,
+        dtype=dtype,
+    )
+
+
+def _pool(
+    folder: ModelFolder, dense: ModelFolder, how: Measurement, on_step: Step
+) -> tuple[Float[Tensor, "sentences hidden"], int, torch.dtype]:
+    model = load_model(folder, how.device)
+    vectors, tokens = pooled_outputs(
+        model,
+        dense.tokenizer,
+        how.text.sentences,
+        length=how.text.length,
+        batch_size=_SENTENCES_PER_BATCH,
+        on_progress=lambda done, total: on_step(done / total, f"{done} of {total} sentences"),
+    )
+    return vectors, tokens, model.dtype
+
+
+def _part(on_step: Step, index: int, model: str) -> Step:
+    """Steps of one of the two models."""
+    return lambda share, what: on_step((index + share) / 2, f"{model}, {what}")

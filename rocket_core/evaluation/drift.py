@@ -1,0 +1,92 @@
+"""Encoders: how far the pooled output of a compressed model is from the dense model's."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidConfigError
+from rocket_core.evaluation.windows import ignore_progress
+
+
+def sentences(texts: Iterable[str]) -> Iterator[str]:
+    """The lines of documents that hold anything, stripped: what an encoder embeds."""
+    return (line.strip() for text in texts for line in text.splitlines() if line.strip())
+
+
+def masked_mean(
+    states: Float[Tensor, "sentences tokens hidden"], mask: Int[Tensor, "sentences tokens"]
+) -> Float[Tensor, "sentences hidden"]:
+    """Mean of the states of real tokens, in float32 or wider.
+
+    Args:
+        states: finite.
+        mask: 1 for tokens, 0 for padding; each sentence has a token.
+    """
+    wide = states.to(torch.promote_types(states.dtype, torch.float32))
+    weights = mask.to(wide.dtype).unsqueeze(-1)
+    return (wide * weights).sum(1) / weights.sum(1)
+
+
+def mean_cosine_drift(dense: Float[Tensor, "sentences hidden"], compressed: Float[Tensor, "sentences hidden"]) -> float:
+    """Mean over sentences of 1 - cos(dense, compressed), in float64; from 0 to 2.
+
+    Computed as ||u - v||² / 2 of the unit vectors, which loses no digits where both are nearly equal. A zero vector has
+    no direction: its drift is 0 from another zero vector, and 1/2 from anything else.
+    """
+    left, right = (torch.nn.functional.normalize(vectors.double(), dim=-1) for vectors in (dense, compressed))
+    return min(2.0, float(((left - right) ** 2).sum(-1).mean() / 2))
+
+
+def pooled_outputs(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    length: int,
+    batch_size: int,
+    on_progress: Callable[[int, int], None] = ignore_progress,
+) -> tuple[Float[Tensor, "sentences hidden"], int]:
+    """Masked mean of an encoder's last hidden states, sentence by sentence.
+
+    Args:
+        model: an encoder, with or without a head; in evaluation mode; not modified.
+        tokenizer: its tokenizer, whose special tokens are added.
+        texts: sentences; at least one.
+        length: tokens after which a sentence is cut off.
+        batch_size: sentences per call of the model, >= 1.
+        on_progress: called with (sentences done, sentences in all) after each batch.
+
+    Returns:
+        One vector per sentence, on the CPU, and the number of tokens read.
+
+    Raises:
+        EmptyCalibrationError: no sentence.
+        InvalidConfigError: the model is in training mode.
+        CheckpointError: the outputs are NaN or infinite.
+    """
+    if not texts:
+        raise EmptyCalibrationError("the text holds no sentence; give one with at least one line of text")
+    if model.training:
+        raise InvalidConfigError("the model is in training mode, where dropout makes it random; call model.eval()")
+    encoder: nn.Module = model.base_model
+    device = next(model.parameters()).device
+    pooled: list[Tensor] = []
+    tokens = 0
+    for start in range(0, len(texts), batch_size):
+        batch = list(texts[start : start + batch_size])
+        inputs = tokenizer(batch, truncation=True, max_length=length, padding=True, return_tensors="pt").to(device)
+        with torch.inference_mode():
+            states = encoder(**inputs).last_hidden_state
+        vectors = masked_mean(states, inputs["attention_mask"])
+        if not bool(torch.isfinite(vectors).all()):
+            raise CheckpointError(
+                f"the model's outputs for sentences {start} to {start + len(batch) - 1} are not finite; its weights "
+                f"are damaged, or {states.dtype} is too narrow for its activations"
+            )
+        pooled.append(vectors.cpu())
+        tokens += int(inputs["attention_mask"].sum())
+        on_progress(start + len(batch), len(texts))
+    return torch.cat(pooled), tokens

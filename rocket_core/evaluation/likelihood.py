@@ -1,0 +1,83 @@
+"""Perplexity: how surprised a model is by a text."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from rocket_core.evaluation.windows import Prediction, checked_stride, counted_tokens, ignore_progress, predictions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerplexityResult:
+    """How surprised a model is by windows of tokens.
+
+    Attributes:
+        perplexity: exp of `negative_log_likelihood`; infinity where that exceeds what a float holds (about 709).
+        negative_log_likelihood: mean over predicted tokens, in nats.
+        tokens: predicted tokens, each counted once; see `counted_tokens`.
+        windows: number of windows.
+    """
+
+    perplexity: float
+    negative_log_likelihood: float
+    tokens: int
+    windows: int
+
+
+def perplexity(
+    model: nn.Module,
+    windows: Int64[Tensor, "windows length"],
+    *,
+    batch_size: int,
+    stride: int | None = None,
+    on_progress: Callable[[int, int], None] = ignore_progress,
+) -> PerplexityResult:
+    """Perplexity of a causal language model on windows of tokens.
+
+    Computes exp(-1/N Σ log p(tᵢ | tokens before it in its window)) over N tokens. Of windows that overlap, each token
+    is predicted in the first window that has it, so that every token but the first window's first counts once, with at
+    least `length - stride` tokens before it. Log-softmax is taken in float32, or in the dtype of the logits if that is
+    wider; sums are float64.
+
+    Args:
+        model: called as `model(input_ids=..., use_cache=False).logits`; in evaluation mode; not modified.
+        windows: token ids, on any device; at least one window of at least two tokens.
+        batch_size: windows per call of the model, >= 1.
+        stride: tokens from one window's begin to the next, from 1 to `length`; None is `length`: windows that do not
+            overlap, whose first tokens are not predicted.
+        on_progress: called with (windows done, windows in all) after each batch.
+
+    Returns:
+        Perplexity and what it was averaged over.
+
+    Raises:
+        InvalidConfigError: the model is in training mode, the stride is out of range, or there is no token to predict.
+        CheckpointError: the model's logits are NaN or infinite.
+    """
+    count, length = windows.shape
+    step = checked_stride(stride, length)
+    told = predictions(model, windows, stride=step, batch_size=batch_size, on_progress=on_progress)
+    total = math.fsum(surprise(prediction) for prediction in told)
+    return summarize_likelihood(total, counted_tokens(count, length, step), count)
+
+
+def surprise(prediction: Prediction) -> float:
+    """Negative log-likelihood of a window's counted tokens, in nats; so that only one window is ever cast up."""
+    logits = prediction.logits
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return float(cross_entropy(wide, prediction.targets, reduction="none").double().sum())
+
+
+def summarize_likelihood(total: float, tokens: int, windows: int) -> PerplexityResult:
+    """The result of a sum of negative log-likelihoods."""
+    mean = total / tokens
+    try:
+        value = math.exp(mean)
+    except OverflowError:
+        value = math.inf
+    return PerplexityResult(perplexity=value, negative_log_likelihood=mean, tokens=tokens, windows=windows)

@@ -1,0 +1,166 @@
+"""Model folders that are measured, dense or compressed.
+
+A compressed folder loads where `rocket_core.hf` was imported before; this package does not import it, as it lies above.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+from transformers.utils import CONFIG_NAME
+
+from rocket_core.errors import (
+    CheckpointFormatError,
+    CorruptCheckpointError,
+    ModelNotFoundError,
+    UnsupportedArchitectureError,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFolder:
+    """A model on disk, with all but its weights read.
+
+    Attributes:
+        path: the folder.
+        config: its configuration.
+        tokenizer: its tokenizer.
+        predicts_tokens: whether it is a causal language model; otherwise it is an encoder of text.
+    """
+
+    path: Path
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    predicts_tokens: bool
+
+
+def open_model(path: Path) -> ModelFolder:
+    """Reads what describes a model. No code of the folder is run.
+
+    Args:
+        path: the model with its tokenizer.
+
+    Raises:
+        ModelNotFoundError: no model in this folder.
+        CheckpointFormatError: its files cannot be read.
+        UnsupportedArchitectureError: neither a causal language model nor an encoder of text that `transformers` knows.
+    """
+    if not (path / CONFIG_NAME).is_file():
+        raise ModelNotFoundError(f"{path} holds no model: there is no {CONFIG_NAME}; check the path")
+    with _loading(path):
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    causal = _is_causal(config)
+    if not causal and not _encodes_text(config):
+        raise UnsupportedArchitectureError(
+            f"{path} holds a {config.model_type} model, which neither predicts the tokens of a text nor encodes them; "
+            "it cannot be evaluated on text"
+        )
+    return ModelFolder(path=path, config=config, tokenizer=tokenizer, predicts_tokens=causal)
+
+
+def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
+    """Loads a model in the dtype in which it is stored, from safetensors only, for inference.
+
+    Args:
+        folder: the model.
+        device: where it will run.
+
+    Raises:
+        UnsupportedArchitectureError: `transformers` does not load it.
+        CheckpointError: weights are missing or damaged.
+    """
+    loader: Any = AutoModelForCausalLM if folder.predicts_tokens else _encoder_class(folder.config)
+    with _loading(folder.path):
+        answer: Any = loader.from_pretrained(
+            folder.path,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype="auto",
+            output_loading_info=True,
+        )
+    loaded, info = answer
+    # What a checkpoint lacks, transformers draws at random and only warns: the figure would measure noise.
+    lacking = sorted(info["missing_keys"])
+    if lacking:
+        raise CorruptCheckpointError(
+            f"{folder.path} lacks {len(lacking)} weights, first {lacking[0]}; its files are incomplete or belong to "
+            f"another {CONFIG_NAME}"
+        )
+    model = cast("PreTrainedModel", nn.Module.to(loaded, device))
+    model.eval()
+    return model
+
+
+def refuse_unknown_tokens(folder: ModelFolder, model: PreTrainedModel, highest: int) -> None:
+    """Refuses tokens that a model has no embedding for.
+
+    Raises:
+        CheckpointFormatError: the tokenizer is that of another model.
+    """
+    embeddings = int(cast("Tensor", model.get_input_embeddings().weight).shape[0])
+    if highest >= embeddings:
+        raise CheckpointFormatError(
+            f"the tokenizer of {folder.path} gives token {highest}, but the model has {embeddings} embeddings; use the "
+            "tokenizer that belongs to the model"
+        )
+
+
+def _is_causal(config: PreTrainedConfig) -> bool:
+    # Families like BERT have a causal head too: what a checkpoint is, its architecture says.
+    classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
+    names = [known.__name__ for known in (classes if isinstance(classes, tuple) else (classes,))]
+    declared = [name for name in config.architectures or () if hasattr(transformers, name)]
+    return any(name in names for name in declared) if declared else bool(names)
+
+
+def _encodes_text(config: PreTrainedConfig) -> bool:
+    if getattr(config, "is_encoder_decoder", False):
+        return False
+    known = MODEL_MAPPING.get(type(config), None)
+    return getattr(known, "main_input_name", None) == "input_ids"
+
+
+def _encoder_class(config: PreTrainedConfig) -> Any:
+    # With its own head, as the checkpoint has it: a bare encoder may have a pooler that the checkpoint lacks.
+    names = [name for name in config.architectures or () if hasattr(transformers, name)]
+    return getattr(transformers, names[0]) if names else AutoModel
+
+
+@contextmanager
+def _loading(folder: Path) -> Iterator[None]:
+    """Turns what transformers raises while it loads into the errors of this library."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointFormatError(
+            f"{folder} cannot be loaded: {_first_line(error)}; weights are read from safetensors only"
+        ) from error
+    except (SafetensorError, RuntimeError) as error:
+        raise CorruptCheckpointError(
+            f"weights of {folder} cannot be loaded: {_first_line(error)}; copy or download them again"
+        ) from error
+    except (ValueError, KeyError, ImportError) as error:
+        raise UnsupportedArchitectureError(
+            f"{folder} cannot be loaded as a language model or encoder: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -1,0 +1,157 @@
+"""Text as windows of tokens, and a model's predictions of them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from rocket_core.datasets import token_windows
+from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidConfigError
+
+_LOGIT_BYTES_PER_BATCH = 256 * 2**20
+_LARGEST_BATCH = 16
+
+
+def ignore_progress(done: int, total: int) -> None:
+    """Default of `on_progress`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What a model holds likely for the tokens of one window that are counted there.
+
+    Attributes:
+        window: number of the window.
+        logits: of each counted token, before it is read; in the model's dtype, on its device.
+        targets: the tokens themselves.
+    """
+
+    window: int
+    logits: Float[Tensor, "tokens vocabulary"]
+    targets: Int64[Tensor, " tokens"]
+
+
+def text_windows(
+    texts: Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    count: int | None,
+    length: int,
+    stride: int | None = None,
+) -> Int64[Tensor, "windows length"]:
+    """Cuts the concatenated tokens of documents into windows that may overlap.
+
+    Documents are joined as `rocket_core.datasets.token_windows` joins them; tokens behind the last whole window are
+    dropped.
+
+    Args:
+        texts: documents; read no further than needed.
+        tokenizer: the model's.
+        count: windows wanted, at least 1; None takes all there are.
+        length: tokens per window, at least 2.
+        stride: tokens from one window's begin to the next, from 1 to `length`; None is `length`: no overlap.
+
+    Returns:
+        At most `count` windows on the CPU, fewer if the documents end before.
+
+    Raises:
+        InvalidConfigError: the stride is out of range.
+        EmptyCalibrationError: not even one full window.
+    """
+    step = checked_stride(stride, length)
+    wanted = None if count is None else length + (count - 1) * step
+    tokens = token_windows(texts, tokenizer, count=wanted, length=1).flatten()
+    if len(tokens) < length:
+        raise EmptyCalibrationError(
+            f"the text has {len(tokens)} tokens, one window needs {length}; give more text or a shorter sequence length"
+        )
+    return tokens.unfold(0, length, step)
+
+
+def checked_stride(stride: int | None, length: int) -> int:
+    """The stride of windows of `length` tokens; None is `length`.
+
+    Raises:
+        InvalidConfigError: it is less than 1, or leaves tokens between windows out.
+    """
+    if stride is None:
+        return length
+    if not 1 <= stride <= length:
+        raise InvalidConfigError(
+            f"stride is {stride}; it is from 1 to the sequence length, {length}, or tokens would be left out"
+        )
+    return stride
+
+
+def counted_tokens(windows: int, length: int, stride: int) -> int:
+    """Tokens that are predicted: in the first window all but its first, in each later one those that are new.
+
+    Where windows do not overlap, the first token of each has nothing before it and is not predicted.
+    """
+    return length - 1 + (windows - 1) * min(stride, length - 1)
+
+
+def predictions(
+    model: nn.Module,
+    windows: Int64[Tensor, "windows length"],
+    *,
+    stride: int,
+    batch_size: int,
+    on_progress: Callable[[int, int], None] = ignore_progress,
+) -> Iterator[Prediction]:
+    """Has a causal language model predict the tokens of windows, each token once.
+
+    Args:
+        model: called as `model(input_ids=..., use_cache=False).logits`; in evaluation mode; not modified.
+        windows: token ids, on any device, each window beginning `stride` tokens behind the one before.
+        stride: from 1 to the windows' length.
+        batch_size: windows per call of the model, at least 1.
+        on_progress: called with (windows done, windows in all) after each batch.
+
+    Yields:
+        The predictions of each window, in order.
+
+    Raises:
+        InvalidConfigError: the model is in training mode, or there is no token to predict.
+        CheckpointError: the model's logits are NaN or infinite.
+    """
+    count, length = windows.shape
+    if model.training:
+        raise InvalidConfigError(
+            "the model is in training mode, where dropout makes perplexity random; call model.eval()"
+        )
+    if count == 0 or length < 2 or batch_size < 1:
+        raise InvalidConfigError(
+            f"perplexity needs at least one window of two tokens and a batch of one; got {count} windows of {length} "
+            f"tokens in batches of {batch_size}"
+        )
+    device = next(model.parameters()).device
+    new = min(stride, length - 1)
+    for start in range(0, count, batch_size):
+        batch = windows[start : start + batch_size].to(device)
+        with torch.inference_mode():
+            logits = model(input_ids=batch, use_cache=False).logits
+        for row in range(len(batch)):
+            counted = length - 1 if start + row == 0 else new
+            predicted = logits[row, length - 1 - counted : -1]
+            _refuse_non_finite(predicted, start + row)
+            targets = batch[row, length - counted :].to(predicted.device)
+            yield Prediction(window=start + row, logits=predicted, targets=targets)
+        on_progress(min(start + batch_size, count), count)
+
+
+def batch_size(config: PreTrainedConfig, length: int) -> int:
+    """As many windows as keep the logits, the largest activation by far, within a fixed size."""
+    bytes_per_window = 4 * length * int(config.get_text_config().vocab_size)
+    return max(1, min(_LARGEST_BATCH, _LOGIT_BYTES_PER_BATCH // bytes_per_window))
+
+
+def _refuse_non_finite(logits: Tensor, window: int) -> None:
+    if not bool(torch.isfinite(logits).all()):
+        raise CheckpointError(
+            f"the model's logits for window {window} are not finite; its weights are damaged, or {logits.dtype} is too "
+            "narrow for its activations"
+        )
