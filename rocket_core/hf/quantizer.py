@@ -101,7 +101,7 @@ class RocketHfQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
         if not self.quantization_config.keep_packed:
             # Offloaded layers are on the meta device here: they stay packed.
-            layers = [layer for _, layer in stored_layers(model) if not layer.stored.is_meta]
+            layers = [layer for _, layer in stored_layers(model) if not layer.offloaded]
             with ThreadPoolExecutor(torch.get_num_threads()) as pool:
                 list(pool.map(StoredLinear.unpack_, layers))
         return model

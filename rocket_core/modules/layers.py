@@ -62,15 +62,10 @@ class FactorizedLinear(StoredLinear):
         """The layer with the dictionary: this one, if it is no follower."""
         return self if self._leader is None else self._leader[0]
 
-    @property
-    def offloaded(self) -> bool:
-        """Whether coefficients or dictionary are elsewhere until a forward brings them."""
-        return super().offloaded or self.leader.weight_u.is_meta
-
     @torch.no_grad()
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
         """See `StoredLinear`."""
-        if self.leader.weight_u.is_meta and not self.stored.is_meta:
+        if self.leader.offloaded and not self.offloaded:
             raise RocketError(
                 f"{self.layer_name}: the dictionary it shares is offloaded; load the model without offloading"
             )

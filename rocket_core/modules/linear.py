@@ -91,7 +91,7 @@ class StoredLinear(nn.Linear):
 
     @property
     def offloaded(self) -> bool:
-        """Whether numbers that the layer computes with are elsewhere until a forward brings them."""
+        """Whether its tensors are elsewhere until a forward brings them."""
         return self.stored.is_meta
 
     @torch.no_grad()

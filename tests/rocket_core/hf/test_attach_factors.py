@@ -107,6 +107,14 @@ class TestSharedDictionaries:
             attach_factors(model, factors)
         assert not stored_layers(model)
 
+    def test_are_not_taken_from_a_follower(self):
+        model = FAMILIES["llama"]()
+        factors = mixed_factors(model)
+        last = dataclasses.replace(factors.pop(FOLLOWER), shared_dictionary_of=LAYER)
+        attach_factors(model, factors)
+        with pytest.raises(InvalidConfigError, match=f"{FOLLOWER}.*{LAYER}"):
+            attach_factors(model, {FOLLOWER: last})
+
     def test_are_the_leaders(self):
         model = FAMILIES["llama"]()
         factors = mixed_factors(model)

@@ -75,7 +75,8 @@ class TestOneProduct:
 
     def test_is_not_made_for_a_layer_that_shares_nothing(self, products):
         layer = make_layer()[0].requires_grad_(requires_grad=False)
-        layer(new_input())
+        x = new_input()
+        layer(x)
         assert layer._shared._entry is None
 
     def test_goes_with_its_input(self, group):
