@@ -73,7 +73,7 @@ def _room(place: int, profile: LayerProfile, choice: int, priced: Priced, group_
     shares = choice >= own
     if choice >= len(priced.costs):  # the group's first layer has the room of all
         return None
-    alternatives: Sequence[Candidate] | Sequence[SharedCandidate] = profile.shared if shares else profile.candidates
+    alternatives: Sequence[Candidate | SharedCandidate] = profile.shared if shares else profile.candidates
     offset = own if shares else 0
     now = alternatives[choice - offset]
     if now.kind not in {"factored", "sparse"}:
