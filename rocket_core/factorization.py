@@ -333,7 +333,9 @@ def weight_distance(
     """
     difference = weight - approximation
     if metric == "cosine":
-        return 1 - float(torch.nn.functional.cosine_similarity(weight, approximation, dim=0).mean())
+        tiny = torch.finfo(weight.dtype).tiny
+        cosines = torch.nn.functional.cosine_similarity(weight, approximation, dim=0, eps=tiny)
+        return max(0.0, 1 - float(cosines.mean()))
     if metric == "l1":
         return _relative(float(difference.abs().sum()), float(weight.abs().sum()))
     if metric == "spectral":
