@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.pruning import prune_at_once, prune_path
+from rocket_core.pruning import prune_at_once, prune_path, refit
 from tests.reference import pruning as reference
 
 few = settings(max_examples=40, deadline=None)
@@ -44,12 +44,17 @@ def test_each_step_keeps_exactly_so_many_of_those_before_with_the_error_it_says(
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (40, 12), (12, 40)])
-def test_each_step_is_optimal_on_its_support(shape):
+def test_each_step_is_nearly_optimal_on_its_support_and_the_refit_is(shape):
     weight, inputs = random_layer(*shape)
     size = weight.numel()
+    gram = inputs.T @ inputs
     for pruned in path(weight, inputs, [size * 9 // 10, size * 7 // 10, size // 2, size // 4, size // 20]):
         best = reference.output_error(inputs, weight, reference.least_squares(inputs, weight, pruned.support))
-        assert best * (1 - 1e-9) <= pruned.error <= best * 1.0005
+        assert best * (1 - 1e-9) <= pruned.error <= best * 1.01
+        exact = refit(weight, gram, pruned)
+        assert torch.equal(exact.support, pruned.support)
+        assert best * (1 - 1e-9) <= exact.error <= best * 1.0001
+        assert exact.error == pytest.approx(reference.output_error(inputs, weight, exact.weight), rel=1e-9)
 
 
 def test_a_step_removes_the_refitted_entries_of_least_energy():
