@@ -55,6 +55,21 @@ class SharedCandidate(_Frozen):
     members: Annotated[tuple[Candidate, ...], Field(min_length=2)]
 
     @property
+    def kind(self) -> CandidateKind:
+        """Of all members."""
+        return self.members[0].kind
+
+    @property
+    def rank(self) -> int | None:
+        """Of the dictionary."""
+        return self.members[0].rank
+
+    @property
+    def nnz(self) -> int:
+        """Of all members."""
+        return sum(member.nnz or 0 for member in self.members)
+
+    @property
     def kept_parameters(self) -> int:
         """Of all members."""
         return sum(member.kept_parameters for member in self.members)

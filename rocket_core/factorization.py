@@ -68,6 +68,11 @@ class PreparedLayer:
         """Atoms that the eigenbasis offers, min(d_in, d_out)."""
         return self.importance.shape[0]
 
+    @property
+    def whitened(self) -> Float[Tensor, "m d_out"]:
+        """ΣVᵀ, which is SW in the coordinates of its left singular vectors."""
+        return (self.basis.directions * self.basis.singular_values).mT
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Factorization:
@@ -132,7 +137,7 @@ class Factorization:
 
     def column_errors(self) -> Float[Tensor, " d_out"]:
         """‖S(w_j - D c_j)‖² of each output, in float64."""
-        whitened = (self.layer.basis.directions * self.layer.basis.singular_values).mT
+        whitened = self.layer.whitened
         atoms = torch.cholesky_solve(self.coefficients @ whitened.mT, self.cholesky).mT
         return (whitened - atoms @ self.coefficients).square().sum(dim=0, dtype=torch.float64)
 
@@ -293,7 +298,7 @@ def sweep(factorization: Factorization) -> Factorization:
         Hassibi and Stork, "Optimal brain surgeon", 1993.
     """
     layer = factorization.layer
-    whitened = (layer.basis.directions * layer.basis.singular_values).mT
+    whitened = layer.whitened
     atoms = torch.cholesky_solve(factorization.coefficients @ whitened.mT, factorization.cholesky).mT
     lengths = torch.linalg.vector_norm(atoms, dim=0)
     atoms = atoms / torch.where(lengths > 0, lengths, 1)
@@ -304,17 +309,37 @@ def sweep(factorization: Factorization) -> Factorization:
     support = largest(free.square() / inverse.diagonal()[:, None], factorization.nnz)
     gram = gram + torch.diag(torch.where(lengths > 0, 0, torch.ones_like(lengths)))
     coefficients = solve_on_support(gram, products, support, energy=layer.whitened_energy, start=free)
+    swept = with_best_dictionary(layer, coefficients, support, atoms)
+    return min(swept, factorization, key=Factorization.reconstruction_error)
+
+
+def with_best_dictionary(
+    layer: PreparedLayer,
+    coefficients: Float[Tensor, "rank d_out"],
+    support: Bool[Tensor, "rank d_out"],
+    atoms: Float[Tensor, "m rank"],
+) -> Factorization:
+    """The factorization of given coefficients: the dictionary is the closed form for them.
+
+    Args:
+        layer: the prepared layer.
+        coefficients: C, zero outside the support.
+        support: where C may be nonzero.
+        atoms: a whitened dictionary that C was found with, in the coordinates of the eigenbasis.
+
+    Raises:
+        IllConditionedGramError: the coefficients are linearly dependent beyond what the ridge can mend.
+    """
     energy = torch.linalg.vector_norm(coefficients, dim=1)
     scale = torch.where(energy > 0, energy, 1)
     coefficients = coefficients / scale[:, None]
-    swept = Factorization(
+    return Factorization(
         layer=layer,
         coefficients=coefficients,
         support=support,
         cholesky=_regularised_cholesky(coefficients @ coefficients.mT, layer.settings.ridge),
         atoms=atoms * scale,
     )
-    return min(swept, factorization, key=Factorization.reconstruction_error)
 
 
 def weight_distance(
@@ -333,7 +358,9 @@ def weight_distance(
     """
     difference = weight - approximation
     if metric == "cosine":
-        return 1 - float(torch.nn.functional.cosine_similarity(weight, approximation, dim=0).mean())
+        tiny = torch.finfo(weight.dtype).tiny
+        cosines = torch.nn.functional.cosine_similarity(weight, approximation, dim=0, eps=tiny)
+        return max(0.0, 1 - float(cosines.mean()))
     if metric == "l1":
         return _relative(float(difference.abs().sum()), float(weight.abs().sum()))
     if metric == "spectral":

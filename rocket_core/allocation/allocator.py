@@ -10,10 +10,11 @@ from jaxtyping import Float64, Int64, Shaped
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocket_core.allocation.knapsack import solve_knapsack
-from rocket_core.allocation.options import Cost, Error, Item, build_items, chosen_candidate
+from rocket_core.allocation.labels import undominated
+from rocket_core.allocation.options import Item, build_items, chosen_candidate, price
 from rocket_core.allocation.spending import spend
 from rocket_core.budget import parameter_budget
-from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
+from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile, SharedCandidate
 from rocket_core.config import Budget, Objective
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 
@@ -122,24 +123,24 @@ def allocate(
     if not profiles:
         raise InvalidConfigError("there is no layer to compress; ignore fewer")
     _check_settings(ratio, cap_slack)
-    cost, error = _cost(measure), _error(objective)
-    items = build_items(profiles, cost, error)
-    whole = sum(cost(profile.candidates[0]) for profile in profiles)
+    priced = price(profiles, measure, objective)
+    items = build_items(profiles, priced)
+    whole = sum(int(layer.costs[0]) for layer in priced)
     budget = _feasible_budget(items, whole, ratio, measure)
     costs = _padded((item.costs.tolist() for item in items), 0)
     errors = _padded((item.errors.tolist() for item in items), math.inf)
     cap = None
     if objective == "weight":
+        assert not any(profile.shared for profile in profiles), "a cap is one of single layers"
         cap = _cap(costs, errors, ratio, budget, cap_slack)
         errors[errors > cap.error] = math.inf
     solution = solve_knapsack(costs, errors, budget)
     assert solution is not None, "the smallest candidates fit, and so does some choice under the smallest cap"
     choices = _choices(items, solution.choices.tolist(), len(profiles))
     per_nonzero = itemsize if measure == "bytes" else 1
-    selected = [candidate for _, candidate in chosen_candidate(profiles, choices, _leaders(profiles))]
     # The paper's objective is left to the letter.
     left = 0 if objective == "weight" else budget - solution.total_cost
-    extra = spend(profiles, selected, left, (cost, per_nonzero), error)
+    extra = spend(profiles, choices, priced, left, per_nonzero)
     return Allocation(
         objective=objective,
         ratio=ratio,
@@ -189,21 +190,20 @@ def layer_frontiers(
         By layer, in each part by falling cost: its own candidates that no other is both smaller and better than, then
         likewise the shared ones.
     """
-    cost, error = _cost(measure), _error(objective)
-    return {
-        profile.name: (
-            *_frontier([(candidate.kind, (candidate,)) for candidate in profile.candidates], False, cost, error),
-            *_frontier([(shared.members[0].kind, shared.members) for shared in profile.shared], True, cost, error),
+    frontiers = {}
+    for profile, layer in zip(profiles, price(profiles, measure, objective), strict=True):
+        own = len(profile.candidates)
+        frontiers[profile.name] = (
+            *_frontier(profile.candidates, layer.costs[:own], layer.errors[:own]),
+            *_frontier(profile.shared, layer.costs[own:], layer.errors[own:]),
         )
-        for profile in profiles
-    }
+    return frontiers
 
 
 def reachable_ratio(profiles: Sequence[LayerProfile], measure: Budget = "parameters") -> float:
     """The largest compression ratio that `allocate` can reach, rounded down to 4 decimals; [0, 1)."""
-    cost = _cost(measure)
-    items = build_items(profiles, cost, lambda candidate: candidate.weight_error)
-    return _reachable(items, sum(cost(profile.candidates[0]) for profile in profiles))
+    priced = price(profiles, measure, "weight")
+    return _reachable(build_items(profiles, priced), sum(int(layer.costs[0]) for layer in priced))
 
 
 def smallest_cap(
@@ -249,20 +249,6 @@ def _check_settings(ratio: float, cap_slack: float) -> None:
         raise InvalidConfigError(f"cap slack {cap_slack} is out of range; give a number of at least 0, such as 0.01")
 
 
-def _cost(measure: Budget) -> Cost:
-    if measure == "bytes":
-        return lambda candidate: candidate.stored_bytes
-    return lambda candidate: candidate.kept_parameters
-
-
-def _error(objective: Objective) -> Error:
-    if objective == "weight":
-        return lambda candidate: candidate.weight_error
-    if objective == "whitened":
-        return lambda candidate: candidate.reconstruction_error**2
-    return _loss
-
-
 def _enlarged(candidate: Candidate, extra: int, itemsize: int) -> Candidate:
     if extra == 0:
         return candidate
@@ -276,28 +262,19 @@ def _enlarged(candidate: Candidate, extra: int, itemsize: int) -> Candidate:
 
 
 def _frontier(
-    options: Iterable[tuple[CandidateKind, Sequence[Candidate]]], shared: bool, cost: Cost, error: Error
+    candidates: Sequence[Candidate] | Sequence[SharedCandidate],
+    costs: Int64[np.ndarray, " candidates"],
+    errors: Float64[np.ndarray, " candidates"],
 ) -> list[FrontierPoint]:
-    points = [
-        FrontierPoint(kind=kind, shared=shared, cost=sum(map(cost, members)), error=sum(map(error, members)))
-        for kind, members in options
+    return [
+        FrontierPoint(
+            kind=candidates[index].kind,
+            shared=isinstance(candidates[index], SharedCandidate),
+            cost=int(costs[index]),
+            error=float(errors[index]),
+        )
+        for index in undominated(costs, errors).tolist()[::-1]
     ]
-    points.sort(key=lambda point: (point.cost, point.error))
-    best = math.inf
-    kept: list[FrontierPoint] = []
-    for point in points:
-        if point.error < best:
-            best = point.error
-            kept.append(point)
-    return kept[::-1]
-
-
-def _loss(candidate: Candidate) -> float:
-    if candidate.kind == "dense":
-        return 0.0
-    if candidate.loss is None:
-        raise InvalidConfigError("the layers were profiled without sensitivities; objective fisher needs them")
-    return candidate.loss
 
 
 def _leaders(profiles: Sequence[LayerProfile]) -> dict[str, LayerProfile]:

@@ -200,7 +200,7 @@ class _Frontier:
             affordable = self._completion.affords(candidates, self._slope, cutoff - self._bound)
             origin = affordable.ravel().nonzero()[0]
             cost, error = cost[origin], error[origin]
-        kept = _undominated(cost, error)
+        kept = undominated(cost, error)
         self.cost, self.error = cost[kept], error[kept]
         self._completion.decide(layer)
         completed, self._slope = self._completion.relax(core.capacity - self.cost)
@@ -245,7 +245,7 @@ class _Frontier:
             options[layer] = self._core.option[self._starts[layer] + candidate]
 
 
-def _undominated(
+def undominated(
     cost: Int64[np.ndarray, " labels"], error: Float64[np.ndarray, " labels"]
 ) -> Int64[np.ndarray, " kept"]:
     """Labels that no other one matches in both cost and error, by rising cost."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from rocket_core.allocation.options import Cost, Error
-from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.allocation.options import Priced
+from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,22 +26,12 @@ class _Room:
     slope: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Choice:
-    """A way to store a layer or a group."""
-
-    kind: str
-    kept: int
-    cost: int
-    error: float
-
-
 def spend(
     profiles: Sequence[LayerProfile],
-    chosen: Sequence[Candidate],
+    choices: Sequence[int],
+    priced: Sequence[Priced],
     left: int,
-    costs: tuple[Cost, int],
-    error: Error,
+    per_nonzero: int,
 ) -> tuple[int, ...]:
     """Nonzeros that each layer gets beyond its candidate's.
 
@@ -51,23 +41,22 @@ def spend(
 
     Args:
         profiles: all layers.
-        chosen: the candidate of each.
+        choices: number of each one's candidate, through its own, then through the shared ones of its group.
+        priced: what each one's choices cost and err.
         left: what is left of the budget.
-        costs: what a candidate takes of the budget, and what one more nonzero takes.
-        error: what a candidate adds to the objective.
+        per_nonzero: what one more nonzero takes of it.
 
     Returns:
         One number per layer, zero for those that are dense or low-rank; for layers that share a dictionary, the first
         one's is that of all.
     """
-    cost, per_nonzero = costs
     outputs: Counter[str] = Counter()
     for profile in profiles:
         outputs[profile.input_group] += profile.d_out
     rooms = [
         room
-        for place, (profile, candidate) in enumerate(zip(profiles, chosen, strict=True))
-        if (room := _room(place, profile, candidate, outputs[profile.input_group], (cost, error))) is not None
+        for place, (profile, choice) in enumerate(zip(profiles, choices, strict=True))
+        if (room := _room(place, profile, choice, priced[place], outputs[profile.input_group])) is not None
     ]
     rooms.sort(key=lambda room: -room.slope)
     extra = [0] * len(profiles)
@@ -79,40 +68,28 @@ def spend(
     return tuple(extra)
 
 
-def _room(
-    place: int, profile: LayerProfile, candidate: Candidate, group_outputs: int, measures: tuple[Cost, Error]
-) -> _Room | None:
-    if candidate.kind not in {"factored", "sparse"} or candidate.dictionary not in {None, profile.name}:
+def _room(place: int, profile: LayerProfile, choice: int, priced: Priced, group_outputs: int) -> _Room | None:
+    own = len(profile.candidates)
+    shares = choice >= own
+    if choice >= len(priced.costs):  # the group's first layer has the room of all
         return None
-    assert candidate.nnz is not None
-    own = [_choice((other,), measures) for other in profile.candidates]
-    if candidate.dictionary is None:
-        now = _choice((candidate,), measures)
-        places = profile.parameters if candidate.rank is None else candidate.rank * profile.d_out
-        nnz = candidate.nnz
-    else:
-        members = next(shared.members for shared in profile.shared if shared.members[0] == candidate)
-        now = _choice(members, measures)
-        assert candidate.rank is not None
-        places = candidate.rank * group_outputs
-        nnz = sum(member.nnz or 0 for member in members)
-        own = [_choice(shared.members, measures) for shared in profile.shared]
+    alternatives: Sequence[Candidate | SharedCandidate] = profile.shared if shares else profile.candidates
+    offset = own if shares else 0
+    now = alternatives[choice - offset]
+    if now.kind not in {"factored", "sparse"}:
+        return None
+    assert now.nnz is not None
+    places = profile.parameters if now.rank is None else now.rank * (group_outputs if shares else profile.d_out)
     # One less than all places: a full support is another kind, stored without a mask.
-    most = max(0, places - nnz - 1)
-    larger = [other for other in own if other.kind == now.kind and other.cost > now.cost]
-    following = min(larger, key=attrgetter("cost"), default=None)
-    wanted = most if following is None else min(most, following.kept - now.kept)
-    if following is None:  # nothing but dense is larger
-        following = _Choice(kind="dense", kept=0, cost=now.cost + max(1, most), error=0.0)
-    slope = (now.error - following.error) / (following.cost - now.cost)
-    return _Room(place=place, wanted=max(0, wanted), most=most, slope=slope)
-
-
-def _choice(members: Sequence[Candidate], measures: tuple[Cost, Error]) -> _Choice:
-    cost, error = measures
-    return _Choice(
-        kind=members[0].kind,
-        kept=sum(member.kept_parameters for member in members),
-        cost=sum(map(cost, members)),
-        error=sum(map(error, members)),
-    )
+    most = max(0, places - now.nnz - 1)
+    costs, errors = priced.costs[offset:].tolist(), priced.errors[offset:].tolist()
+    cost, error = costs[choice - offset], errors[choice - offset]
+    larger = [index for index, other in enumerate(alternatives) if costs[index] > cost and other.kind == now.kind]
+    if larger:
+        following = min(larger, key=costs.__getitem__)
+        wanted = min(most, max(0, alternatives[following].kept_parameters - now.kept_parameters))
+        slope = (error - errors[following]) / (costs[following] - cost)
+    else:  # nothing but dense is larger
+        wanted = most
+        slope = error / max(1, most)
+    return _Room(place=place, wanted=wanted, most=most, slope=slope)

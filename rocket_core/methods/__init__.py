@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from rocket_core import config
 from rocket_core.config import CompressionConfig
 from rocket_core.methods.base import Method
+from rocket_core.methods.cospadi import Cospadi
 from rocket_core.methods.magnitude import Magnitude
 from rocket_core.methods.problem import Compressed, LayerProblem, column_weights, output_errors
 from rocket_core.methods.rocket import Rocket
@@ -20,6 +21,7 @@ METHODS: Mapping[config.Method, type[Method]] = {
     "rocket": Rocket,
     "rocket-uniform": RocketUniform,
     "svd-llm": SvdLlm,
+    "cospadi": Cospadi,
     "magnitude": Magnitude,
     "wanda": Wanda,
 }

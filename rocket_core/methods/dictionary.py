@@ -62,7 +62,7 @@ def profile(
     """
     layer = prepare(problem, settings)
     found = best_factorizations(layer, ratios, shapes, objective=objective, itemsize=itemsizes[1])
-    return [_candidate(problem, factorization, itemsizes[0]) for factorization in found][::-1]
+    return [candidate(problem, factorization, itemsizes[0]) for factorization in found][::-1]
 
 
 def share(
@@ -78,12 +78,16 @@ def share(
     layer = prepare(problem, settings)
     found = best_factorizations(layer, ratios, shapes, objective="whitened", itemsize=itemsizes[1])
     shared = [_shared_candidate(problem, factorization, owner, itemsizes[0]) for factorization in found]
-    return [candidate for candidate in shared if candidate is not None][::-1]
+    return [found for found in shared if found is not None][::-1]
 
 
 def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz: int) -> Compressed:
     """Dictionary and coefficients of a layer, or of a group's weights side by side."""
-    factorization = factorize_layer(prepare(problem, settings), rank, nnz)
+    return compressed(problem, factorize_layer(prepare(problem, settings), rank, nnz))
+
+
+def compressed(problem: LayerProblem, factorization: Factorization) -> Compressed:
+    """The result for a factorization."""
     factors = LayerFactors(
         dictionary=factorization.dictionary(),
         coefficients=problem.unscaled(factorization.coefficients),
@@ -92,7 +96,14 @@ def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz
     return Compressed(factors=factors, errors=factorization.column_errors())
 
 
-def _candidate(problem: LayerProblem, factorization: Factorization, itemsize: int) -> Candidate:
+def candidate(problem: LayerProblem, factorization: Factorization, itemsize: int) -> Candidate:
+    """Describes a factorization.
+
+    Args:
+        problem: the layer.
+        factorization: of its weight.
+        itemsize: bytes of a stored number.
+    """
     d_in, d_out = problem.shape
     rank, nnz = factorization.rank, factorization.nnz
     error = factorization.reconstruction_error()

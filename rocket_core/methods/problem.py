@@ -10,6 +10,9 @@ from torch import Tensor
 from rocket_core.modules import LayerFactors
 from rocket_core.whitening import Eigenbasis, GramStatistics, basis_from_statistics, shrunk_gram
 
+# With it a layer of any size at any error adds less to the loss than a model's loss can be measured to.
+_LEAST_SENSITIVITY = 1e-20
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compressed:
@@ -124,15 +127,14 @@ def column_weights(sensitivity: Float[Tensor, " d_out"], *, by_column: bool) -> 
     """Column weights from sensitivities: their roots, or the root of their mean for every column.
 
     A column that the loss did not mind on a few windows may matter on others, so none weighs less than a hundredth of
-    the mean. Where the loss minded none, all weigh next to nothing, but not nothing: relative errors stay defined.
+    the mean. Where the loss minded none, all weigh next to nothing, but not nothing: relative errors stay defined, and
+    squares of weighted errors far from what float32 cannot hold.
 
     Args:
         sensitivity: E[g²] of each output, >= 0.
         by_column: weight each output by its own.
     """
-    mean = float(sensitivity.double().mean())
-    if mean == 0:
-        return torch.full_like(sensitivity, math.sqrt(torch.finfo(torch.float32).tiny), dtype=torch.float64)
+    mean = max(_LEAST_SENSITIVITY, float(sensitivity.double().mean()))
     if not by_column:
         return torch.full_like(sensitivity, math.sqrt(mean), dtype=torch.float64)
     return sensitivity.double().clamp_min(1e-4 * mean).sqrt()

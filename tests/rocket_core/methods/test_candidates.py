@@ -1,0 +1,256 @@
+"""Whatever a method says about a candidate is held against the explicit weight, and against what is written."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rocket_core import budget
+from rocket_core.config import CompressionConfig
+from rocket_core.errors import RocketError
+from rocket_core.factorization import FactorizerSettings
+from rocket_core.methods import METHODS, dictionary, method_for
+from rocket_core.modules import LayerFactors, compose_weight, layer_tensors
+from tests.reference.problems import example
+
+SHAPES = [(24, 24), (36, 12), (12, 36)]
+ROCKET = {"kinds": ("low_rank", "factored", "sparse")}
+UNIFORM = sorted(name for name in METHODS if name != "rocket")
+DTYPES = {2: torch.bfloat16, 4: torch.float32}
+
+
+def method(name="rocket", *, itemsize=2, **settings):
+    if name == "rocket":
+        settings = {**ROCKET, "objective": "whitened", **settings}
+    return method_for(CompressionConfig(**{"ratio": 0.4, "method": name, **settings}), itemsize)
+
+
+def dense(factors):
+    return compose_weight(factors.dictionary, factors.coefficients, torch.float64).T
+
+
+def check(candidate, layer, factors, itemsize, part=slice(None), tolerance=1e-6):
+    """Errors and sizes of a candidate, from its factors."""
+    approximation = dense(factors)
+    error, relative, distance, loss = layer.errors(approximation, part)
+    assert candidate.reconstruction_error == pytest.approx(relative, rel=tolerance, abs=1e-7)
+    assert candidate.reconstruction_error >= relative * (1 - 1e-6) - 1e-7
+    assert candidate.weight_error == pytest.approx(distance, rel=10 * tolerance, abs=1e-7)
+    if loss is None:
+        assert candidate.loss is None
+    else:
+        assert candidate.loss == pytest.approx(loss, rel=2 * tolerance)
+    tensors = layer_tensors(factors, DTYPES[itemsize])
+    assert tensors["weight"].numel() == candidate.nnz
+    assert sum(tensors[name].numel() for name in ("weight", "weight_u") if name in tensors) == candidate.kept_parameters
+    assert sum(tensor.nbytes for tensor in tensors.values()) == candidate.stored_bytes
+    assert (candidate.kind == "sparse") == (factors.dictionary is None)
+    if factors.dictionary is not None:
+        assert candidate.rank == factors.dictionary.shape[1]
+        assert (candidate.kind == "low_rank") == ("weight_mask" not in tensors)
+    return error
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("weights", [None, 0, 2])
+@pytest.mark.parametrize(
+    "settings", [{}, {"sweeps": 2, "budget": "bytes"}, {"kinds": ("low_rank",)}, {"sparsification": "per-row"}]
+)
+def test_candidates_are_what_compression_makes_of_them(shape, weights, settings):
+    layer = example(shape[0], shape[1:], weights=weights)
+    rocket = method(itemsize=4, **settings)
+    found = rocket.profile(layer.problem)
+    assert {candidate.kind for candidate in found} <= set(rocket.config.kinds)
+    assert len({candidate.kind for candidate in found}) >= min(2, len(rocket.config.kinds))
+    for candidate in found:
+        compressed = rocket.compress(layer.problem, candidate)
+        # A profile leaves the last of the refit to compression, which lowers the error by some thousandths.
+        error = check(candidate, layer, compressed.factors, 4, tolerance=5e-3 if candidate.kind == "sparse" else 1e-6)
+        assert float(compressed.errors.sum()) == pytest.approx(error, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", UNIFORM)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("ratio", [0.1, 0.37, 0.6])
+@pytest.mark.parametrize("measure", ["parameters", "bytes"])
+def test_uniform_methods_have_one_candidate_within_the_ratio(name, shape, ratio, measure):
+    layer = example(shape[0], shape[1:])
+    uniform = method(name, ratio=ratio, budget=measure)
+    found = uniform.profile(layer.problem)
+    size = shape[0] * shape[1]
+    for candidate in found:
+        check(candidate, layer, uniform.compress(layer.problem, candidate).factors, 2)
+        assert candidate.kept_parameters <= budget.parameter_budget(size, ratio)
+        if measure == "bytes":
+            assert candidate.stored_bytes <= budget.parameter_budget(2 * size, ratio)
+    assert len(found) == 1
+    # No less than the next atom, or the next nonzero of every output, would take.
+    cost = found[0].stored_bytes / 2 if measure == "bytes" else found[0].kept_parameters
+    assert cost > budget.parameter_budget(size, ratio) - sum(shape) - 1
+
+
+@pytest.mark.parametrize("name", UNIFORM)
+def test_uniform_methods_have_no_candidate_at_ratio_zero(name):
+    uniform = method(name, ratio=0.0)
+    assert uniform.uniform
+    assert uniform.profile(example(12, (12,)).problem) == []
+
+
+@pytest.mark.parametrize("settings", [{"preset": "best"}, {"kinds": ("low_rank", "factored", "shared", "sparse")}])
+def test_a_uniform_method_stays_itself_whatever_rocket_may_choose_from(settings):
+    if "preset" not in settings:
+        settings = {**settings, "objective": "whitened"}
+    uniform = method("rocket-uniform", ratio=0.4, **settings)
+    assert not uniform.shares
+    [candidate] = uniform.profile(example(24, (24,)).problem)
+    assert candidate.kind == "factored"
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("nonzeros", [1, 7])
+def test_more_nonzeros_than_a_candidate_has_are_never_exceeded(name, nonzeros):
+    layer = example(24, (24,))
+    one = method(name)
+    for candidate in one.profile(layer.problem):
+        if candidate.kind == "low_rank":
+            continue
+        larger = candidate.model_copy(update={"nnz": candidate.nnz + nonzeros})
+        compressed = one.compress(layer.problem, larger)
+        tensors = layer_tensors(compressed.factors, torch.float32)
+        assert candidate.nnz <= tensors["weight"].numel() <= larger.nnz
+        if name in {"rocket", "rocket-uniform", "magnitude", "wanda"}:
+            assert tensors["weight"].numel() == larger.nnz
+
+
+@pytest.mark.parametrize("shape", [(36, 12), (12, 12)])
+@pytest.mark.parametrize("weights", [None, 2])
+def test_the_output_gram_gives_the_same_factors_as_the_gram(shape, weights):
+    both = [example(shape[0], shape[1:], weights=weights, output_gram=given) for given in (False, True)]
+    rocket = method(kinds=("low_rank", "factored"))
+    for candidate, other in zip(*(rocket.profile(layer.problem) for layer in both), strict=True):
+        assert (candidate.kind, candidate.rank, candidate.nnz) == (other.kind, other.rank, other.nnz)
+        assert candidate.reconstruction_error == pytest.approx(other.reconstruction_error, rel=1e-6)
+        check(other, both[0], rocket.compress(both[1].problem, other).factors, 2)
+
+
+@pytest.mark.parametrize("weights", [None, 2])
+@pytest.mark.parametrize("measure", ["parameters", "bytes"])
+def test_shared_candidates_are_what_compression_makes_of_them_member_by_member(weights, measure):
+    members = (16, 8, 12)
+    layer = example(20, members, weights=weights)
+    rocket = method(kinds=("shared",), sweeps=1, budget=measure)
+    sizes = (2, rocket.budget_itemsize)
+    found = rocket.share(layer.problem, "q")
+    found += dictionary.share(
+        layer.problem, FactorizerSettings(), ratios=(0.3,), shapes=(1.0,), owner="q", itemsizes=sizes
+    )
+    assert {candidate.kind for candidate in found} == {"low_rank", "factored"}
+    for shared in found:
+        compressed = rocket.compress_shared(layer.problem, shared.rank, shared.nnz)
+        begin = 0
+        for index, (member, width) in enumerate(zip(shared.members, members, strict=True)):
+            part = slice(begin, begin + width)
+            begin += width
+            factors = LayerFactors(
+                dictionary=compressed.factors.dictionary,
+                coefficients=compressed.factors.coefficients[:, part],
+                support=None if compressed.factors.support is None else compressed.factors.support[:, part],
+                shared_dictionary_of="q" if index else None,
+            )
+            if shared.kind == "factored" and bool(factors.support.all()):
+                continue  # written without the mask that is counted for it
+            error = check(member, layer, factors, 2, part)
+            assert float(compressed.errors[part].sum()) == pytest.approx(error, rel=1e-6, abs=1e-12)
+            assert member.dictionary == "q"
+        assert shared.kept_parameters == shared.rank * 20 + shared.nnz
+    by_size = [shared.kept_parameters for shared in found[:-1]]
+    assert by_size == sorted(by_size, reverse=True)
+
+
+def test_shared_candidates_stay_within_their_ratio():
+    layer = example(20, (16, 8))
+    found = method(kinds=("shared",), budget="bytes").share(layer.problem, "q")
+    ratios = [round(0.05 * step, 2) for step in range(1, 15)]
+    assert len(found) == len(ratios)
+    for ratio, shared in zip(ratios, found, strict=True):
+        allowed = budget.parameter_budget(2 * 20 * 24, ratio)
+        # Masks are rounded up to bytes for each output.
+        assert allowed - 2 * 44 - 24 < shared.stored_bytes <= allowed
+
+
+@pytest.mark.parametrize("kind", ["low_rank", "factored", "sparse"])
+def test_column_weights_lower_the_error_that_they_weigh(kind):
+    weighted = example(24, (24,), weights=3)
+    rocket = method(kinds=(kind,))
+    plain = rocket.profile(replace(weighted.problem, column_weights=None, basis=None))
+    better = 0
+    for candidate, unaware in zip(rocket.profile(weighted.problem), plain, strict=True):
+        without = rocket.compress(replace(weighted.problem, column_weights=None, basis=None), unaware)
+        ignorant = weighted.errors(dense(without.factors))[1]
+        assert candidate.reconstruction_error <= ignorant * (1 + 1e-9)
+        better += candidate.reconstruction_error < 0.8 * ignorant
+    assert better > 3
+
+
+@pytest.mark.parametrize("weights", [None, 2])
+def test_low_rank_candidates_are_the_best_of_their_rank(weights):
+    layer = example(20, (14,), weights=weights)
+    scale = torch.ones(14, dtype=torch.float64) if weights is None else layer.problem.column_weights
+    values = torch.linalg.svdvals(layer.inputs @ (layer.problem.weight * scale))
+    for candidate in method(kinds=("low_rank",)).profile(layer.problem):
+        best = float(values[candidate.rank :].square().sum() / values.square().sum()) ** 0.5
+        assert candidate.reconstruction_error == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("weight", [1e-3, 1e3])
+def test_equal_column_weights_change_the_loss_and_nothing_else(weight):
+    layer = example(24, (24,))
+    scaled = replace(layer.problem, column_weights=torch.full((24,), weight, dtype=torch.float64), basis=None)
+    rocket = method()
+    for candidate, other in zip(rocket.profile(layer.problem), rocket.profile(scaled), strict=True):
+        assert (candidate.kind, candidate.rank, candidate.nnz) == (other.kind, other.rank, other.nnz)
+        assert candidate.reconstruction_error == pytest.approx(other.reconstruction_error, rel=1e-6)
+        assert candidate.weight_error == pytest.approx(other.weight_error, rel=1e-6)
+        torch.testing.assert_close(
+            dense(rocket.compress(scaled, other).factors),
+            dense(rocket.compress(layer.problem, candidate).factors),
+            rtol=1e-4,
+            atol=1e-4,
+        )
+
+
+@pytest.mark.parametrize("kinds", [("low_rank",), ("factored",), ("sparse",)])
+def test_float32_stays_close_to_float64(kinds):
+    found = [
+        method(kinds=kinds, sweeps=1).profile(example(48, (40,), weights=1, precision=precision).problem)
+        for precision in (torch.float32, torch.float64)
+    ]
+    for fast, exact in zip(*found, strict=True):
+        assert (fast.rank, fast.nnz) == (exact.rank, exact.nnz)
+        assert fast.reconstruction_error == pytest.approx(exact.reconstruction_error, rel=5e-3)
+        assert fast.loss == pytest.approx(exact.loss, rel=1e-2)
+
+
+def test_every_method_has_a_line_in_the_table():
+    assert set(METHODS) == set(CompressionConfig.model_fields["method"].annotation.__args__)
+
+
+def test_a_layer_of_zeros_has_no_error():
+    layer = example(12, (12,))
+    layer.problem.weight.zero_()
+    for name in METHODS:
+        for candidate in method(name).profile(layer.problem):
+            assert candidate.reconstruction_error == candidate.weight_error == 0
+
+
+def test_a_dead_input_is_refused_or_survived_by_every_method():
+    layer = example(16, (24,))
+    layer.problem.statistics.gram[3] = layer.problem.statistics.gram[:, 3] = 0
+    for name in METHODS:
+        try:
+            found = method(name).profile(layer.problem)
+        except RocketError:
+            continue
+        for candidate in found:
+            factors = method(name).compress(layer.problem, candidate).factors
+            assert torch.isfinite(dense(factors)).all()

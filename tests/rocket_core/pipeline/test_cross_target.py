@@ -1,0 +1,76 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocket_core.pipeline.sequential import cross_target
+
+few = settings(max_examples=60, deadline=None)
+
+
+def streams(d_in, d_out, tokens, seed=0, noise=0.3):
+    """Inputs of the dense model, of the compressed one, and a weight."""
+    generator = torch.Generator().manual_seed(seed)
+    dense = torch.randn(tokens, d_in, generator=generator, dtype=torch.float64)
+    compressed = dense + noise * torch.randn(tokens, d_in, generator=generator, dtype=torch.float64)
+    return dense, compressed, torch.randn(d_in, d_out, generator=generator, dtype=torch.float64)
+
+
+def target(dense, compressed, weight, shrinkage):
+    return cross_target(weight, compressed.T @ compressed, compressed.T @ dense, tokens=len(dense), shrinkage=shrinkage)
+
+
+def explicit(dense, compressed, weight, shrinkage):
+    """The least squares of [X'; √(a·diag G')] W* = [XW; √(a·diag G') W]."""
+    strength = shrinkage * weight.shape[0] / len(dense)
+    pull = torch.diag((strength * compressed.square().sum(dim=0)).sqrt())
+    system, wanted = torch.cat([compressed, pull]), torch.cat([dense @ weight, pull @ weight])
+    return torch.linalg.lstsq(system, wanted, driver="gelsd").solution
+
+
+@few
+@given(
+    d_in=st.integers(1, 12),
+    d_out=st.integers(1, 5),
+    tokens=st.integers(1, 40),
+    shrinkage=st.sampled_from([0.02, 0.05, 1.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_it_solves_the_stacked_least_squares(d_in, d_out, tokens, shrinkage, seed):
+    dense, compressed, weight = streams(d_in, d_out, tokens, seed)
+    torch.testing.assert_close(
+        target(dense, compressed, weight, shrinkage),
+        explicit(dense, compressed, weight, shrinkage),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_without_shrinkage_it_is_plain_least_squares():
+    dense, compressed, weight = streams(10, 6, 50)
+    best = torch.linalg.lstsq(compressed, dense @ weight).solution
+    torch.testing.assert_close(target(dense, compressed, weight, 0.0), best, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("tokens", [3, 200])
+@pytest.mark.parametrize("shrinkage", [0.0, 0.05])
+def test_equal_inputs_ask_for_the_weight_itself(tokens, shrinkage):
+    dense, _, weight = streams(10, 6, tokens)
+    torch.testing.assert_close(target(dense, dense, weight, shrinkage), weight, rtol=1e-6, atol=1e-6)
+
+
+def test_inputs_that_never_fire_keep_their_weights():
+    dense, compressed, weight = streams(8, 5, 60)
+    compressed[:, [1, 6]] = 0
+    found = target(dense, compressed, weight, 0.05)
+    torch.testing.assert_close(found[[1, 6]], weight[[1, 6]], rtol=1e-9, atol=0)
+    torch.testing.assert_close(found[0], explicit(dense, compressed, weight, 0.05)[0], rtol=1e-6, atol=1e-8)
+    silent = target(dense, 0 * compressed, weight, 0.05)
+    torch.testing.assert_close(silent, weight, rtol=1e-12, atol=0)
+
+
+def test_it_brings_the_outputs_closer_than_the_weight_itself_does():
+    dense, compressed, weight = streams(16, 8, 100, noise=1.0)
+    wanted = dense @ weight
+    found = target(dense, compressed, weight, 0.05)
+    assert torch.linalg.norm(wanted - compressed @ found) < 0.8 * torch.linalg.norm(wanted - compressed @ weight)

@@ -1,0 +1,131 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocket_core.pruning import prune_at_once, prune_path, refit
+from tests.reference import pruning as reference
+
+few = settings(max_examples=40, deadline=None)
+
+
+def random_layer(d_in, d_out, seed=0, tokens=300, spread=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(tokens, d_in, generator=generator, dtype=torch.float64)
+    rotation = torch.linalg.qr(torch.randn(d_in, d_in, generator=generator, dtype=torch.float64)).Q
+    inputs = inputs * torch.logspace(0, -spread, d_in, dtype=torch.float64) @ rotation
+    return torch.randn(d_in, d_out, generator=generator, dtype=torch.float64), inputs
+
+
+def path(weight, inputs, counts, dtype=torch.float64):
+    return list(prune_path(weight, (inputs.T @ inputs).to(dtype), counts))
+
+
+@few
+@given(
+    d_in=st.integers(1, 14),
+    d_out=st.integers(1, 8),
+    fractions=st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    seed=st.integers(0, 2**31),
+)
+def test_each_step_keeps_exactly_so_many_of_those_before_with_the_error_it_says(d_in, d_out, fractions, seed):
+    weight, inputs = random_layer(d_in, d_out, seed)
+    counts = sorted((max(1, round(part * d_in * d_out)) for part in fractions), reverse=True)
+    before = torch.ones_like(weight, dtype=torch.bool)
+    scale = reference.output_error(inputs, weight, 0 * weight)
+    for count, pruned in zip(counts, path(weight, inputs, counts), strict=True):
+        assert pruned.nnz == count == int(pruned.support.sum())
+        assert not pruned.weight[~pruned.support].any()
+        assert not (pruned.support & ~before).any()
+        assert pruned.error == pytest.approx(
+            reference.output_error(inputs, weight, pruned.weight), rel=1e-9, abs=1e-12 * scale
+        )
+        before = pruned.support
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (40, 12), (12, 40)])
+def test_each_step_is_nearly_optimal_on_its_support_and_the_refit_is(shape):
+    weight, inputs = random_layer(*shape)
+    size = weight.numel()
+    gram = inputs.T @ inputs
+    for pruned in path(weight, inputs, [size * 9 // 10, size * 7 // 10, size // 2, size // 4, size // 20]):
+        best = reference.output_error(inputs, weight, reference.least_squares(inputs, weight, pruned.support))
+        assert best * (1 - 1e-9) <= pruned.error <= best * 1.01
+        exact = refit(weight, gram, pruned)
+        assert torch.equal(exact.support, pruned.support)
+        assert best * (1 - 1e-9) <= exact.error <= best * 1.0001
+        assert exact.error == pytest.approx(reference.output_error(inputs, weight, exact.weight), rel=1e-9)
+
+
+def test_a_step_removes_the_refitted_entries_of_least_energy():
+    weight, inputs = random_layer(12, 6)
+    first, second = path(weight, inputs, [50, 31])
+    energy = inputs.square().sum(dim=0)
+    # First by the weight itself, then by what the refit has made of it.
+    for before, after in ((weight, first), (first.weight, second)):
+        scores = (before.square() * energy[:, None]).masked_fill(before == 0, -1)
+        kept = scores[after.support]
+        assert float(kept.min()) > float(scores[~after.support].max())
+
+
+def test_errors_rise_as_entries_go_and_nothing_is_lost_while_all_stay():
+    weight, inputs = random_layer(20, 20)
+    errors = [pruned.error for pruned in path(weight, inputs, range(400, 0, -40))]
+    assert errors[0] == 0
+    assert errors == sorted(errors)
+
+
+def test_refitting_step_by_step_beats_wanda_and_a_refit():
+    weight, inputs = random_layer(64, 64, spread=1.5)
+    [*_, stepwise] = path(weight, inputs, [3686, 3277, 2867, 2458, 2048])
+    at_once = prune_at_once(weight, inputs.square().sum(dim=0), 2048, per_column=False)
+    refitted = reference.least_squares(inputs, weight, at_once)
+    assert stepwise.error < 0.95 * reference.output_error(inputs, weight, refitted)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 1.5])
+def test_float32_stays_close_to_float64(spread):
+    weight, inputs = random_layer(96, 48, tokens=600, spread=spread)
+    counts = [3686, 2304, 922]
+    for fast, exact in zip(path(weight, inputs, counts, torch.float32), path(weight, inputs, counts), strict=True):
+        assert fast.weight.dtype == torch.float32
+        assert fast.error == pytest.approx(exact.error, rel=5e-3)
+        assert fast.error == pytest.approx(reference.output_error(inputs, weight, fast.weight.double()), rel=1e-3)
+
+
+def test_inputs_that_never_fire_are_pruned_first():
+    weight, inputs = random_layer(10, 10)
+    inputs[:, :3] = 0
+    [pruned] = path(weight, inputs, [70])
+    assert not pruned.support[:3].any()
+    assert pruned.error == 0
+    [few_left] = path(weight, inputs, [20])
+    assert torch.isfinite(few_left.weight).all()
+
+
+@few
+@given(d_in=st.integers(1, 9), d_out=st.integers(1, 9), fraction=st.floats(0, 1), seed=st.integers(0, 2**31))
+def test_magnitude_and_wanda_are_what_a_double_loop_finds(d_in, d_out, fraction, seed):
+    weight, inputs = random_layer(d_in, d_out, seed, tokens=12)
+    count = max(1, round(fraction * weight.numel()))
+    assert torch.equal(prune_at_once(weight, None, count, per_column=False), reference.magnitude(weight, count))
+    energy = inputs.square().sum(dim=0)
+    by_column = prune_at_once(weight, energy, count, per_column=True)
+    assert int(by_column.sum()) == count
+    assert torch.equal(by_column, reference.wanda(inputs, weight, count))
+
+
+def test_equal_entries_still_come_out_at_the_exact_count():
+    weight = torch.ones(6, 5)
+    for per_column in (True, False):
+        assert int(prune_at_once(weight, None, 13, per_column=per_column).sum()) == 13
+
+
+def test_inputs_are_left_as_they_were():
+    weight, inputs = random_layer(8, 8)
+    gram = inputs.T @ inputs
+    before = weight.clone(), gram.clone()
+    list(prune_path(weight, gram, [40, 20]))
+    prune_at_once(weight, gram.diagonal(), 9, per_column=True)
+    assert torch.equal(weight, before[0])
+    assert torch.equal(gram, before[1])
