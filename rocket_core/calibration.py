@@ -9,46 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from rocket_core.architectures import oriented_weight
 from rocket_core.errors import NonFiniteCalibrationError
 from rocket_core.whitening import GramStatistics
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockCall:
-    """How the model calls a block, apart from the hidden states."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-@dataclass(kw_only=True, slots=True)
-class Activations:
-    """The hidden states that the next block reads, batch by batch, and how each block is called.
-
-    Attributes:
-        hidden: one tensor (windows, tokens, hidden size) per batch, replaced in place as blocks are passed.
-        calls: for each batch the call of each block.
-    """
-
-    hidden: list[Tensor]
-    calls: list[list[BlockCall]]
-
-    def run(self, block: nn.Module, index: int, batch: int) -> Tensor:
-        """Output of block `index` for one batch."""
-        call = self.calls[batch][index]
-        with torch.no_grad():
-            output = block(self.hidden[batch], *call.args, **call.kwargs)
-        hidden: Tensor = output[0] if isinstance(output, tuple) else output
-        return hidden
-
-    def step(self, block: nn.Module, index: int, batch: int) -> None:
-        """Replaces the input of block `index` by its output, for one batch."""
-        self.hidden[batch] = self.run(block, index, batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,75 +38,6 @@ class _Sums:
     gram: Tensor | None = None
     energy: Tensor | None = None
     output_gram: Tensor | None = None
-
-
-class _LastBlockReachedError(Exception):
-    """Ends a forward pass whose remainder is of no interest."""
-
-
-class _PassThrough(Tensor):
-    """Hidden states that stand for the output of any block: itself, or the first entry of a tuple."""
-
-    def __getitem__(self, index: Any) -> Any:
-        return self if isinstance(index, int) and index == 0 else super().__getitem__(index)
-
-
-class _Recorder(nn.Module):
-    """Takes the place of a block, remembers how it is called, and hands its input on."""
-
-    def __init__(self, block: nn.Module, calls: list[BlockCall], hidden: list[Tensor], *, last: bool) -> None:
-        super().__init__()
-        # Not registered as a submodule: models ask blocks for attributes such as their attention type.
-        self.__dict__.update(block=block, calls=calls, hidden=hidden, last=last)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["block"], name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if args:
-            hidden, args = args[0], args[1:]
-        else:
-            hidden = kwargs.pop("hidden_states")
-        self.hidden.append(hidden)
-        self.calls.append(BlockCall(args=args, kwargs=kwargs))
-        if self.last:
-            raise _LastBlockReachedError
-        passed: Tensor = hidden.as_subclass(_PassThrough)
-        return passed
-
-
-def record_block_inputs(
-    model: PreTrainedModel, blocks: nn.ModuleList, batches: Sequence[Int[Tensor, "_ tokens"]]
-) -> Activations:
-    """Runs what comes before the blocks and records how the model would call each block.
-
-    Args:
-        model: a model whose modules outside the blocks have their weights; the blocks' own are not used.
-        blocks: the repeated blocks of `model`.
-        batches: token ids, on the model's device.
-
-    Returns:
-        The inputs of the first block, and the calls of all.
-    """
-    activations = Activations(hidden=[], calls=[])
-    originals = list(blocks)
-    for batch in batches:
-        calls: list[BlockCall] = []
-        hidden: list[Tensor] = []
-        for index, block in enumerate(originals):
-            blocks[index] = _Recorder(block, calls, hidden, last=index == len(originals) - 1)
-        try:
-            with torch.no_grad():
-                model(input_ids=batch, use_cache=False)
-        except _LastBlockReachedError:
-            pass
-        finally:
-            for index, block in enumerate(originals):
-                blocks[index] = block
-        activations.hidden.append(hidden[0])
-        previous = activations.calls[-1] if activations.calls else calls
-        activations.calls.append([_reuse(call, before) for call, before in zip(calls, previous, strict=True)])
-    return activations
 
 
 def find_input_groups(
@@ -290,17 +187,3 @@ def _input_group(members: tuple[str, ...], shapes: Mapping[str, tuple[int, int]]
     # Only a basis no wider than the input can come from the output's Gram matrix.
     from_output = max(outputs) <= d_in and sum(d_out**2 for d_out in outputs) < d_in**2
     return InputGroup(members=members, from_output=from_output)
-
-
-def _reuse(new: Any, old: Any) -> Any:
-    """`old` wherever it equals `new`, so that what all batches have in common is held in memory once."""
-    if isinstance(new, BlockCall):
-        return BlockCall(args=_reuse(new.args, old.args), kwargs=_reuse(new.kwargs, old.kwargs))
-    if isinstance(new, Tensor) and isinstance(old, Tensor):
-        same = new is old or (new.shape == old.shape and new.dtype == old.dtype and torch.equal(new, old))
-        return old if same else new
-    if isinstance(new, tuple) and isinstance(old, tuple) and len(new) == len(old):
-        return tuple(_reuse(*pair) for pair in zip(new, old, strict=True))
-    if isinstance(new, dict) and isinstance(old, dict) and new.keys() == old.keys():
-        return {key: _reuse(value, old[key]) for key, value in new.items()}
-    return new

@@ -6,7 +6,13 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
-from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, CompressionConfig, compression_config
+from rocket_core.config import (
+    BUILTIN_DATASET,
+    HUB_DATASETS,
+    SYNTHETIC_DATASET,
+    CompressionConfig,
+    compression_config,
+)
 from rocket_core.errors import InvalidConfigError
 
 LOCAL = "local/"
@@ -45,19 +51,21 @@ def _revision(text: str) -> str:
 
 def _dataset(text: str) -> str:
     local = text.startswith(LOCAL) and ".." not in text and _MODEL_ID.fullmatch(text)
-    if text not in (BUILTIN_DATASET, *HUB_DATASETS) and not local and not _UPLOADED.fullmatch(text):
+    if text not in (BUILTIN_DATASET, *HUB_DATASETS, SYNTHETIC_DATASET) and not local and not _UPLOADED.fullmatch(text):
         raise ValueError("is no calibration dataset; GET /calibrations lists what this server offers")
     return text
 
 
 class CalibrationRequest(_Frozen):
-    """Which text the model is calibrated on.
+    """Which data the model is calibrated on.
 
     Attributes:
-        dataset: `builtin`, a name of the Hub's datasets, `local/FILE` with its ending, or `upload/ID`.
-        samples: windows of tokens.
-        sequence_length: tokens per window; None takes 1024 or what the model can attend to, whichever is less.
-        seed: which windows are drawn.
+        dataset: of text `builtin`, a name of the Hub's datasets, `local/FILE` with its ending, or `upload/ID`; of
+            images or audio `local/FOLDER`, or `synthetic`, a stand-in that costs quality.
+        samples: windows of tokens, images, or windows of audio.
+        sequence_length: tokens per window of text; None takes 1024 or what the model can attend to, whichever is less.
+            Images have none.
+        seed: which samples are drawn.
     """
 
     dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
@@ -86,7 +94,7 @@ class JobRequest(_Frozen):
         model_id: `namespace/name` on the Hub, or `local/NAME` in the operator's models folder.
         revision: branch, tag or commit of a repository on the Hub.
         ratio: fraction of the compressible parameters to remove, [0, 1).
-        calibration: the calibration text.
+        calibration: the calibration data.
         options: settings of the method.
         metadata: the client's own labels: at most 16, keys up to 64 and values up to 512 characters.
         queue: which workers run it, `cpu` or `gpu`; None takes the server's default.

@@ -71,7 +71,7 @@ class WeightLoader:
         return self._disk_keys.get(parameter)
 
     def load(self, modules: Iterable[str]) -> None:
-        """Loads all parameters and persistent buffers of some modules.
+        """Loads all parameters and persistent buffers of some modules. None of them requires a gradient.
 
         Args:
             modules: module names.
@@ -100,6 +100,8 @@ class WeightLoader:
             raise CorruptCheckpointError(
                 f"{self._checkpoint.folder}: {problems[0]} does not fit the shapes that config.json asks for"
             )
+        for name in names:
+            self._model.get_submodule(name).requires_grad_(requires_grad=False)
         missing = [key for name in names for key in _missing_parameters(self._model, name)]
         if missing:
             raise CorruptCheckpointError(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rocket_core.devices import free_memory
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError
-from rocket_core.footprint import ModelShape, ResourceEstimate, Workload, estimate_footprint
+from rocket_core.footprint import ModelShape, ResourceEstimate, Workload, estimate_footprint, input_bytes
 from rocket_core.machine import free_disk
 from rocket_core.pipeline.preflight import Run
 
@@ -14,14 +14,15 @@ def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
 
     Args:
         run: the run.
-        windows: calibration windows.
+        windows: calibration samples.
     """
     model = run.architecture.model
     shapes = [tuple(run.architecture.shape(name) for name in block) for block in run.layers]
     sizes = ModelShape(
         layers=tuple(shapes),
         block_parameters=tuple(
-            sum(parameter.numel() for parameter in block.parameters()) for block in run.architecture.blocks
+            sum(parameter.numel() for parameter in model.get_submodule(run.architecture.block_name(index)).parameters())
+            for index in range(len(run.layers))
         ),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         hidden_size=int(model.config.get_text_config().hidden_size),
@@ -30,11 +31,12 @@ def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
     )
     work = Workload(
         windows=windows,
-        sequence_length=run.sequence_length,
+        sequence_length=run.positions,
         ratio=run.config.ratio,
         precision_bytes=run.precision.itemsize,
         exports=len(run.config.export),
         statistics_quota_bytes=run.config.statistics_quota_bytes,
+        input_bytes=input_bytes(model.config.to_dict(), run.architecture.kind),
     )
     return estimate_footprint(sizes, work)
 
@@ -44,7 +46,7 @@ def require_resources(run: Run, windows: int, output: Path, *, held: int) -> Res
 
     Args:
         run: the run.
-        windows: calibration windows.
+        windows: calibration samples.
         output: the folder to write to; need not exist yet.
         held: bytes that a resumed run's work folder takes already.
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from jaxtyping import Int64
 from pydantic import ValidationError
 
 from rocket_core import __version__, budget
@@ -28,10 +27,11 @@ from rocket_core.errors import (
     InvalidConfigError,
 )
 from rocket_core.hub import HubAccess, offline
+from rocket_core.inputs import CalibrationInputs
 from rocket_core.pipeline.card import model_card
 from rocket_core.pipeline.export import stored_bytes, write_export
 from rocket_core.pipeline.fetch import obtain_model
-from rocket_core.pipeline.preflight import Run, calibration_tokens, prepare_run, run_identity, token_hash
+from rocket_core.pipeline.preflight import Run, calibration_inputs, prepare_run, run_identity
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.resources import require_resources
 from rocket_core.pipeline.stages import allocate_layers, factorize_layers, profile_layers
@@ -107,11 +107,11 @@ def compress(
                 return finished
             work.check(identity, resume=resume)
             _refuse_occupied(output, work, config)
-            tokens = calibration_tokens(run, work, token=hub.token)
-            require_resources(run, len(tokens), output, held=work.stored_bytes)
-            work.claim(identity, tokens)
+            inputs = calibration_inputs(run, work, token=hub.token)
+            require_resources(run, len(inputs), output, held=work.stored_bytes)
+            work.claim(identity, inputs)
         with offline():
-            report = _compress(run, output, work, identity, tokens, monitor)
+            report = _compress(run, output, work, identity, inputs, monitor)
         monitor.finish()
         return report
 
@@ -136,11 +136,11 @@ def _compress(
     output: Path,
     work: WorkFolder,
     identity: RunIdentity,
-    tokens: Int64[torch.Tensor, "windows tokens"],
+    inputs: CalibrationInputs,
     monitor: Monitor,
 ) -> CompressionReport:
     with monitor.stage("calibrating"):
-        profiled = profile_layers(run, tokens, work, monitor)
+        profiled = profile_layers(run, inputs, work, monitor)
     with monitor.stage("allocating"):
         allocation = allocate_layers(run, profiled.profiles, work)
         chosen = [
@@ -149,7 +149,7 @@ def _compress(
         ]
         monitor.allocated(chosen)
     with monitor.stage("factorizing"):
-        factorize_layers(run, tokens, work, chosen, monitor)
+        factorize_layers(run, inputs, work, chosen, monitor)
     layers = tuple(layer_report(profile, candidate) for profile, candidate in chosen)
     with monitor.stage("exporting"):
         by_name = {layer.name: layer for layer in layers}
@@ -161,9 +161,10 @@ def _compress(
         rocket_version=__version__,
         fingerprint=_fingerprint(identity),
         model=identity.model,
+        model_class=run.architecture.class_name,
         revision=identity.revision,
         settings=_without_paths(run.config),
-        calibration=_calibration_report(run, tokens),
+        calibration=_calibration_report(run, inputs),
         stages=monitor.stages,
         allocation=_allocation_report(allocation),
         totals=_totals(run, chosen, exports),
@@ -227,15 +228,16 @@ def _fingerprint(identity: RunIdentity) -> str:
     return hashlib.sha256(json.dumps(identity.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
-def _calibration_report(run: Run, tokens: Int64[torch.Tensor, "windows tokens"]) -> CalibrationReport:
+def _calibration_report(run: Run, inputs: CalibrationInputs) -> CalibrationReport:
     calibration = _without_paths(run.config).calibration
     return CalibrationReport(
+        kind=run.architecture.kind,
         dataset=calibration.dataset,
-        samples=tokens.shape[0],
-        sequence_length=tokens.shape[1],
+        samples=len(inputs),
+        sequence_length=run.sequence_length,
         seed=calibration.seed,
-        tokens=tokens.numel(),
-        token_sha256=token_hash(tokens),
+        tokens=len(inputs) * run.positions,
+        token_sha256=inputs.sha256(),
     )
 
 

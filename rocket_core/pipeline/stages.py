@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.allocation import Allocation, allocate
@@ -15,6 +15,7 @@ from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.devices import return_freed_memory
 from rocket_core.errors import CorruptCheckpointError, IllConditionedGramError
 from rocket_core.factorization import factorize_layer, prepare_layer
+from rocket_core.inputs import CalibrationInputs
 from rocket_core.modules import LayerFactors, layer_tensors
 from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.progress import Monitor
@@ -22,8 +23,6 @@ from rocket_core.pipeline.walk import BlockWalk
 from rocket_core.pipeline.work_folder import BlockRecord, WorkFolder
 from rocket_core.profiling import profile_layer
 from rocket_core.whitening import Eigenbasis, GramStatistics, basis_from_statistics
-
-Windows = Int64[Tensor, "windows tokens"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,14 +38,14 @@ class Profiled:
     skipped: dict[str, str]
 
 
-def profile_layers(run: Run, tokens: Windows, work: WorkFolder, monitor: Monitor) -> Profiled:
+def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monitor: Monitor) -> Profiled:
     """Calibrates and profiles every layer, block by block.
 
     A layer's eigenbasis and profile are on disk before the next layer begins.
 
     Args:
         run: the run.
-        tokens: calibration windows.
+        inputs: calibration samples.
         work: where finished layers are and go.
         monitor: told of every layer.
 
@@ -55,7 +54,7 @@ def profile_layers(run: Run, tokens: Windows, work: WorkFolder, monitor: Monitor
         IllConditionedGramError: a Gram matrix that cannot be factorized.
         CompressionCancelledError: the caller wants the run to end.
     """
-    walk = BlockWalk(run, tokens, monitor.pulse)
+    walk = BlockWalk(run, inputs, monitor.pulse)
     total = sum(len(names) for names in run.layers)
     done = 0
     profiles: list[LayerProfile] = []
@@ -90,13 +89,17 @@ def allocate_layers(run: Run, profiles: Sequence[LayerProfile], work: WorkFolder
 
 
 def factorize_layers(
-    run: Run, tokens: Windows, work: WorkFolder, chosen: Sequence[tuple[LayerProfile, Candidate]], monitor: Monitor
+    run: Run,
+    inputs: CalibrationInputs,
+    work: WorkFolder,
+    chosen: Sequence[tuple[LayerProfile, Candidate]],
+    monitor: Monitor,
 ) -> None:
     """Factorizes every layer that the allocation does not leave dense, block by block.
 
     Args:
         run: the run.
-        tokens: calibration windows, needed where an eigenbasis was not kept.
+        inputs: calibration samples, needed where an eigenbasis was not kept.
         work: where eigenbases are and factors go.
         chosen: each layer with its candidate.
         monitor: told of every layer.
@@ -104,7 +107,7 @@ def factorize_layers(
     Raises:
         CompressionCancelledError: the caller wants the run to end.
     """
-    walk = BlockWalk(run, tokens, monitor.pulse)
+    walk = BlockWalk(run, inputs, monitor.pulse)
     candidates = {profile.name: candidate for profile, candidate in chosen if candidate.kind == "factored"}
     done = 0
     for index, names in enumerate(run.layers):
