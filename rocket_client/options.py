@@ -38,12 +38,13 @@ Ratio = Annotated[
 Calibration = Annotated[
     str,
     typer.Option(
-        metavar="NAME_OR_FILE",
+        metavar="NAME_OR_PATH",
         help=f"Calibration text: {config.BUILTIN_DATASET} (CPython's documentation, offline), "
-        f"{', '.join(config.HUB_DATASETS)}, or a .txt or .jsonl file.",
+        f"{', '.join(config.HUB_DATASETS)}, or a .txt or .jsonl file. For a model of images or audio: a folder of "
+        f".png and .jpg or of .wav files, or {config.SYNTHETIC_DATASET} (made up; costs quality).",
     ),
 ]
-_SAMPLES = typer.Option(metavar="N", help="Windows of calibration text.")
+_SAMPLES = typer.Option(metavar="N", help="Windows of calibration text or audio, or images.")
 Samples = Annotated[int, _SAMPLES]
 SequenceLength = Annotated[
     int | None, typer.Option(metavar="N", help="Tokens per window.", show_default=_WINDOW_DEFAULT)
@@ -174,7 +175,8 @@ ServerCalibration = Annotated[
     typer.Option(
         metavar="NAME",
         help=f"Calibration text: {config.BUILTIN_DATASET} (the default), {', '.join(config.HUB_DATASETS)}, or "
-        "local/FILE of the server's datasets folder, or what `rocket upload` prints.",
+        "local/FILE of the server's datasets folder, or what `rocket upload` prints. For a model of images or audio: "
+        f"local/FOLDER, or {config.SYNTHETIC_DATASET} (made up; costs quality).",
     ),
 ]
 ServerSamples = Annotated[int | None, _SAMPLES]

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rocket_client.progress import duration
-from rocket_core.config import ExportKind
+from rocket_core.config import SYNTHETIC_DATASET, ExportKind, InputKind
 from rocket_core.measures import EvaluationReport, quality_rows
 from rocket_core.report import CompressionReport, LayerReport
 
@@ -21,12 +21,16 @@ _UNBOUNDED_WIDTH = 1000
 
 _COLUMNS = ("kind", "rank", "nnz", "sparsity", "kept", "ratio", "output\nerror", "weight\nerror")
 
-_SNIPPETS: dict[ExportKind, tuple[str, ...]] = {
-    "factored": (
-        "import rocket_core.hf  # teaches transformers the factored layers",
-        "from transformers import AutoModelForCausalLM",
-    ),
-    "dense": ("from transformers import AutoModelForCausalLM",),
+_IMPORTS: dict[ExportKind, tuple[str, ...]] = {
+    "factored": ("import rocket_core.hf  # teaches transformers the factored layers",),
+    "dense": (),
+}
+
+# What is calibrated on, and where no more of it is.
+_SAMPLES: dict[InputKind, tuple[str, str]] = {
+    "text": ("windows", "the text has"),
+    "images": ("images", "the folder has"),
+    "audio": ("windows of audio", "the folder has"),
 }
 
 
@@ -121,7 +125,10 @@ def _totals(report: CompressionReport) -> Iterable[str]:
     totals = report.totals
     asked, used = report.settings.calibration.samples, report.calibration.samples
     if used < asked:
-        yield f"Calibrated on {used} windows, not the {asked} asked for: the text has no more"
+        samples, source = _SAMPLES[report.calibration.kind]
+        yield f"Calibrated on {used} {samples}, not the {asked} asked for: {source} no more"
+    if report.calibration.dataset == SYNTHETIC_DATASET:
+        yield f"Calibrated on made-up {report.calibration.kind}, which costs quality: better give a folder of real data"
     yield (
         f"Parameters: {count_text(totals.kept_parameters)} of {count_text(totals.compressible_parameters)} "
         f"compressible ones kept, {percent(totals.achieved_ratio)} removed "
@@ -160,9 +167,9 @@ def _loading_lines(report: CompressionReport, output: Path) -> Iterable[str]:
     export = next((export for export in report.exports if export.kind == "factored"), report.exports[0])
     yield "To load it:"
     yield ""
-    for line in _SNIPPETS[export.kind]:
+    for line in (*_IMPORTS[export.kind], f"from transformers import {report.model_class}"):
         yield f"    {line}"
-    yield f"    model = AutoModelForCausalLM.from_pretrained({json.dumps(str(output / export.folder))})"
+    yield f"    model = {report.model_class}.from_pretrained({json.dumps(str(output / export.folder))})"
 
 
 def _plural(word: str, count: int) -> str:

@@ -1,7 +1,8 @@
-"""What a Hugging Face decoder looks like inside: repeated blocks and the linear layers that can be compressed.
+"""What a Hugging Face model looks like inside: repeated blocks and the linear layers that can be compressed.
 
 Everything is discovered; nothing is copied from modeling files. A layer counts if it is exactly `nn.Linear` or `Conv1D`
-inside a repeated block, is not tied, is not the head, and is later seen by a forward hook.
+inside a repeated block, is not tied, is not the head, and is later seen by a forward hook. A model has one list of
+blocks; an encoder-decoder has two.
 """
 
 import difflib
@@ -11,19 +12,53 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 from accelerate import init_empty_weights
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core import inspection
+from rocket_core.config import InputKind
 from rocket_core.errors import (
     AlreadyQuantizedError,
     ModelNotFoundError,
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
+from rocket_core.footprint import positions
+
+# By the model's main argument.
+_KINDS: dict[str, InputKind] = {"input_ids": "text", "pixel_values": "images", "input_features": "audio"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockList:
+    """A list of repeated blocks. Blocks are counted through all lists of a model, in the order in which they run.
+
+    Attributes:
+        name: module name of the list.
+        first: index of its first block.
+        length: how many blocks it has.
+    """
+
+    name: str
+    first: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        """Index behind its last block."""
+        return self.first + self.length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,20 +67,56 @@ class Architecture:
 
     Attributes:
         model: parameters on the meta device, buffers real.
-        blocks_name: module name of the list of repeated blocks.
+        lists: the lists of repeated blocks, in the order in which they run: one, or an encoder's and a decoder's.
         layers: names of the compressible layers of each block, in model order.
     """
 
     model: PreTrainedModel
-    blocks_name: str
+    lists: tuple[BlockList, ...]
     layers: tuple[tuple[str, ...], ...]
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The repeated blocks."""
-        blocks = self.model.get_submodule(self.blocks_name)
-        assert isinstance(blocks, nn.ModuleList)
-        return blocks
+        """The repeated blocks of a model with one list of them.
+
+        Raises:
+            UnsupportedArchitectureError: it has an encoder and a decoder.
+        """
+        if len(self.lists) != 1:
+            raise UnsupportedArchitectureError(
+                f"{type(self.model).__name__} is an encoder-decoder, which this stage does not know how to run"
+            )
+        return self.blocks_of(self.lists[0])
+
+    def blocks_of(self, blocks: BlockList) -> nn.ModuleList:
+        """The modules of a list."""
+        modules = self.model.get_submodule(blocks.name)
+        assert isinstance(modules, nn.ModuleList)
+        return modules
+
+    def list_of(self, index: int) -> BlockList:
+        """The list that block `index` belongs to."""
+        return next(blocks for blocks in self.lists if blocks.first <= index < blocks.stop)
+
+    def block_name(self, index: int) -> str:
+        """Module name of block `index`."""
+        blocks = self.list_of(index)
+        return f"{blocks.name}.{index - blocks.first}"
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the model predicts each token from those before it, and from nothing else."""
+        return _is_causal(self.model.config)
+
+    @property
+    def class_name(self) -> str:
+        """The class of transformers that loads the model: the Auto class of a decoder, else the model's own."""
+        return AutoModelForCausalLM.__name__ if self.is_causal else type(self.model).__name__
+
+    @property
+    def kind(self) -> InputKind:
+        """What the model reads."""
+        return _KINDS[self.model.main_input_name]
 
     def shape(self, layer: str) -> tuple[int, int]:
         """`(d_in, d_out)` of a layer."""
@@ -55,9 +126,7 @@ class Architecture:
     @property
     def vocabulary(self) -> int:
         """Tokens that the model has embeddings for."""
-        embeddings = self.model.get_input_embeddings().weight
-        assert isinstance(embeddings, Tensor)
-        return embeddings.shape[0]
+        return int(self.model.config.get_text_config().vocab_size)
 
     @property
     def parameters(self) -> int:
@@ -106,35 +175,40 @@ def read_config(folder: Path) -> PretrainedConfig:
 def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architecture:
     """Builds the model without its weights and finds its compressible layers.
 
+    A decoder is built as a causal language model; any other model as the class that its config names, or else as the
+    family's base model.
+
     Args:
         config: the model's configuration.
         dtype: dtype of the parameters.
 
     Raises:
-        UnsupportedArchitectureError: no causal language model, no single list of repeated blocks, or no plain linear
-            layer in them.
+        UnsupportedArchitectureError: not one list of repeated blocks (an encoder-decoder: two), no plain linear layer
+            in them, or an input that calibration cannot make.
     """
     try:
         with init_empty_weights(include_buffers=False):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    except ValueError as error:
+            model = _build(config, dtype)
+    # The latter where a part of the model is another package's, or fields of the configuration do not agree.
+    except (ValueError, TypeError, ImportError) as error:
         raise UnsupportedArchitectureError(
-            f"model type {config.model_type!r} is no decoder-only language model: {_first_line(error)}"
+            f"transformers builds no model of type {config.model_type!r}: {_first_line(error)}"
         ) from error
     model.eval()
     model.requires_grad_(requires_grad=False)
-    blocks_name = _find_blocks(model)
-    blocks = model.get_submodule(blocks_name)
-    assert isinstance(blocks, nn.ModuleList)
-    layers = tuple(
-        tuple(f"{blocks_name}.{index}.{name}" for name in _linear_names(model, block, f"{blocks_name}.{index}"))
-        for index, block in enumerate(blocks)
-    )
+    if model.main_input_name not in _KINDS:
+        raise UnsupportedArchitectureError(
+            f"{type(model).__name__} reads {model.main_input_name}; only models that read text, images or log-mel "
+            "features of audio can be calibrated"
+        )
+    lists = _find_lists(model)
+    prefixes = [f"{blocks.name}.{index}" for blocks in lists for index in range(blocks.length)]
+    layers = tuple(tuple(_linear_names(model, prefix)) for prefix in prefixes)
     if not any(layers):
         raise UnsupportedArchitectureError(
-            f"{type(model).__name__} has no nn.Linear or Conv1D layer in {blocks_name} that could be compressed"
+            f"{type(model).__name__} has no nn.Linear or Conv1D layer in {lists[0].name} that could be compressed"
         )
-    return Architecture(model=model, blocks_name=blocks_name, layers=layers)
+    return Architecture(model=model, lists=lists, layers=layers)
 
 
 def window_length(config: PretrainedConfig, requested: int | None) -> int:
@@ -147,8 +221,7 @@ def window_length(config: PretrainedConfig, requested: int | None) -> int:
     Raises:
         InvalidConfigError: fewer than 2 tokens, or more than the model has positions for.
     """
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return inspection.window_length(None if positions is None else int(positions), requested)
+    return inspection.window_length(positions(config.to_dict()), requested)
 
 
 def oriented_weight(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
@@ -181,36 +254,75 @@ def ignored_layers(names: Sequence[str], patterns: Iterable[str]) -> dict[str, s
     return ignored
 
 
-def _find_blocks(model: PreTrainedModel) -> str:
+def _is_causal(config: PretrainedConfig) -> bool:
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return False
+    # Encoders can be had as decoders too, if their configuration says so.
+    return type(config) not in MODEL_FOR_MASKED_LM_MAPPING or bool(getattr(config, "is_decoder", False))
+
+
+def _build(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    model: PreTrainedModel
+    if _is_causal(config):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        return model
+    named = getattr(transformers, next(iter(config.architectures or ()), ""), None)
+    if isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config):
+        model = named._from_config(config, dtype=dtype)
+    else:
+        model = AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
+    return model
+
+
+def _find_lists(model: PreTrainedModel) -> tuple[BlockList, ...]:
+    found = _find_block_names(model)
+    name = type(model).__name__
+    wanted = 2 if model.config.is_encoder_decoder else 1
+    if len(found) != wanted:
+        what = f"{len(found)} lists of blocks ({', '.join(found)})" if found else "no list of repeated blocks"
+        raise UnsupportedArchitectureError(
+            f"{name} has {what}; only decoders, encoders (one list) and encoder-decoders (two) can be compressed"
+        )
+    lists: list[BlockList] = []
+    for prefix in found:
+        length = len(list(model.get_submodule(prefix).children()))
+        lists.append(BlockList(name=prefix, first=lists[-1].stop if lists else 0, length=length))
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > lists[-1].stop:
+        raise UnsupportedArchitectureError(
+            f"{name} runs {layers} layers on the weights of {lists[-1].stop}; models that share weights between layers "
+            "cannot be compressed"
+        )
+    return tuple(lists)
+
+
+def _find_block_names(model: PreTrainedModel) -> list[str]:
     block_classes = set(model._no_split_modules or ())
     lists: dict[str, nn.ModuleList] = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)
     }
     found = [name for name, module in lists.items() if any(type(block).__name__ in block_classes for block in module)]
-    if not found:
-        # Few models name no block class; the outermost list of like modules with linear layers stands in for it.
-        alike = [name for name, blocks in lists.items() if len({type(block) for block in blocks}) == 1]
-        found = [name for name in alike if any(type(module) in _LINEAR_TYPES for module in lists[name].modules())][:1]
-    if len(found) != 1:
-        what = f"several lists of blocks ({', '.join(found)})" if found else "no list of repeated blocks"
-        raise UnsupportedArchitectureError(
-            f"{type(model).__name__} has {what}; only decoder-only models can be compressed"
-        )
-    return found[0]
+    if found:
+        return found
+    # Few models name no block class; the outermost lists of like modules with linear layers stand in for it.
+    alike = [name for name, blocks in lists.items() if len({type(block) for block in blocks}) == 1]
+    alike = [name for name in alike if any(type(module) in _LINEAR_TYPES for module in lists[name].modules())]
+    outermost = [name for name in alike if not any(name.startswith(f"{other}.") for other in alike)]
+    return outermost if model.config.is_encoder_decoder else outermost[:1]
 
 
 _LINEAR_TYPES = (nn.Linear, Conv1D)
 
 
-def _linear_names(model: PreTrainedModel, block: nn.Module, prefix: str) -> list[str]:
+def _linear_names(model: PreTrainedModel, block: str) -> list[str]:
     tied_keys = model.all_tied_weights_keys
     tied = {*tied_keys.keys(), *tied_keys.values()}
     head = model.get_output_embeddings()
     return [
-        name
-        for name, module in block.named_modules()
+        f"{block}.{name}"
+        for name, module in model.get_submodule(block).named_modules()
         # The exact type: subclasses (routers, non-quantizable projections) are used in ways of their own.
-        if type(module) in _LINEAR_TYPES and module is not head and f"{prefix}.{name}.weight" not in tied
+        if type(module) in _LINEAR_TYPES and module is not head and f"{block}.{name}.weight" not in tied
     ]
 
 

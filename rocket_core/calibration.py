@@ -4,54 +4,17 @@ A block is run on the inputs that the dense model gives it; hooks add up the Gra
 read. Layers that read the same tensor share one matrix.
 """
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from rocket_core.architectures import oriented_weight
 from rocket_core.errors import NonFiniteCalibrationError
 from rocket_core.whitening import GramStatistics
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockCall:
-    """How the model calls a block, apart from the hidden states."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-@dataclass(kw_only=True, slots=True)
-class Activations:
-    """The hidden states that the next block reads, batch by batch, and how each block is called.
-
-    Attributes:
-        hidden: one tensor (windows, tokens, hidden size) per batch, replaced in place as blocks are passed.
-        calls: for each batch the call of each block.
-    """
-
-    hidden: list[Tensor]
-    calls: list[list[BlockCall]]
-
-    def run(self, block: nn.Module, index: int, batch: int) -> Tensor:
-        """Output of block `index` for one batch."""
-        call = self.calls[batch][index]
-        with torch.no_grad():
-            output = block(self.hidden[batch], *call.args, **call.kwargs)
-        hidden: Tensor = output[0] if isinstance(output, tuple) else output
-        return hidden
-
-    def step(self, block: nn.Module, index: int, batch: int) -> None:
-        """Replaces the input of block `index` by its output, for one batch."""
-        self.hidden[batch] = self.run(block, index, batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,100 +38,6 @@ class _Sums:
     gram: Tensor | None = None
     energy: Tensor | None = None
     output_gram: Tensor | None = None
-
-
-class _LastBlockReachedError(Exception):
-    """Ends a forward pass whose remainder is of no interest."""
-
-
-class _PassThrough(Tensor):
-    """Hidden states that stand for the output of any block: itself, or the first entry of a tuple."""
-
-    # What is computed from it is an ordinary tensor again, whose first row is no longer all of it.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self if isinstance(index, int) and index == 0 else super().__getitem__(index)
-
-
-class StandIn(nn.Module):
-    """Takes the place of a block that is not run.
-
-    Args:
-        block: the block; asked for whatever the stand-in lacks.
-        receive: given the hidden states and the rest of the block's call; returns the hidden states to hand on.
-    """
-
-    def __init__(self, block: nn.Module, receive: Callable[[Tensor, BlockCall], Tensor]) -> None:
-        super().__init__()
-        # Not registered as a submodule: models ask blocks for attributes such as their attention type.
-        self.__dict__.update(block=block, receive=receive)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["block"], name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Hands on what `receive` returns."""
-        if args:
-            hidden, args = args[0], args[1:]
-        else:
-            hidden = kwargs.pop("hidden_states")
-        passed: Tensor = self.receive(hidden, BlockCall(args=args, kwargs=kwargs)).as_subclass(_PassThrough)
-        return passed
-
-
-@contextmanager
-def stand_ins(blocks: nn.ModuleList, receive: Callable[[int, Tensor, BlockCall], Tensor]) -> Iterator[None]:
-    """Replaces the blocks of a model for as long as the context lasts, so that the rest of it can be run alone.
-
-    Args:
-        blocks: the repeated blocks of a model.
-        receive: given a block's index, its hidden states and its call; returns the hidden states to hand on.
-    """
-    originals = list(blocks)
-    try:
-        for index, block in enumerate(originals):
-            blocks[index] = StandIn(block, functools.partial(receive, index))
-        yield
-    finally:
-        for index, block in enumerate(originals):
-            blocks[index] = block
-
-
-def record_block_inputs(
-    model: PreTrainedModel, blocks: nn.ModuleList, batches: Sequence[Int[Tensor, "_ tokens"]]
-) -> Activations:
-    """Runs what comes before the blocks and records how the model would call each block.
-
-    Args:
-        model: a model whose modules outside the blocks have their weights; the blocks' own are not used.
-        blocks: the repeated blocks of `model`.
-        batches: token ids, on the model's device.
-
-    Returns:
-        The inputs of the first block, and the calls of all.
-    """
-    activations = Activations(hidden=[], calls=[])
-    for batch in batches:
-        calls: list[BlockCall] = []
-        hidden: list[Tensor] = []
-        record = functools.partial(_record, calls, hidden, len(blocks))
-        with stand_ins(blocks, record), torch.no_grad(), contextlib.suppress(_LastBlockReachedError):
-            model(input_ids=batch, use_cache=False)
-        activations.hidden.append(hidden[0])
-        previous = activations.calls[-1] if activations.calls else calls
-        activations.calls.append([_reuse(call, before) for call, before in zip(calls, previous, strict=True)])
-    return activations
-
-
-def _record(
-    calls: list[BlockCall], hidden: list[Tensor], blocks: int, index: int, states: Tensor, call: BlockCall
-) -> Tensor:
-    hidden.append(states)
-    calls.append(call)
-    if index == blocks - 1:
-        raise _LastBlockReachedError
-    return states
 
 
 def find_input_groups(
@@ -319,17 +188,3 @@ def _input_group(members: tuple[str, ...], shapes: Mapping[str, tuple[int, int]]
     # Only a basis no wider than the input can come from the output's Gram matrix.
     from_output = max(outputs) <= d_in and sum(d_out**2 for d_out in outputs) < d_in**2
     return InputGroup(members=members, from_output=from_output)
-
-
-def _reuse(new: Any, old: Any) -> Any:
-    """`old` wherever it equals `new`, so that what all batches have in common is held in memory once."""
-    if isinstance(new, BlockCall):
-        return BlockCall(args=_reuse(new.args, old.args), kwargs=_reuse(new.kwargs, old.kwargs))
-    if isinstance(new, Tensor) and isinstance(old, Tensor):
-        same = new is old or (new.shape == old.shape and new.dtype == old.dtype and torch.equal(new, old))
-        return old if same else new
-    if isinstance(new, tuple) and isinstance(old, tuple) and len(new) == len(old):
-        return tuple(_reuse(*pair) for pair in zip(new, old, strict=True))
-    if isinstance(new, dict) and isinstance(old, dict) and new.keys() == old.keys():
-        return {key: _reuse(value, old[key]) for key, value in new.items()}
-    return new

@@ -18,6 +18,8 @@ WeightMetric = Literal["frobenius", "l1", "cosine", "spectral"]
 ExportKind = Literal["factored", "dense"]
 StorageDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Precision = Literal["float32", "float64"]
+InputKind = Literal["text", "images", "audio"]
+"""What a model reads."""
 
 HUB_DATASETS = ("wikitext2", "ptb", "alpaca", "refinedweb", "c4")
 BUILTIN_DATASET = "builtin"
@@ -32,6 +34,8 @@ HUB_TASKS = (
     "sciq",
     "winogrande",
 )
+# Images or audio made up from the seed. Never a default: what stands in for real data costs quality.
+SYNTHETIC_DATASET = "synthetic"
 PROFILE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 15))
 PROFILE_RANK_NNZ_RATIOS = tuple(round(1.0 + 0.1 * step, 1) for step in range(21))
 
@@ -84,13 +88,16 @@ class _Frozen(BaseModel):
 
 
 class CalibrationConfig(_Frozen):
-    """Which text the Gram matrices are computed from.
+    """Which inputs the Gram matrices are computed from.
 
     Attributes:
-        dataset: `builtin`, a name of `HUB_DATASETS`, or the path of a local `.txt` or `.jsonl` file.
-        samples: windows of tokens, at least 1.
-        sequence_length: tokens per window; None takes 1024 or what the model can attend to, whichever is less.
-        seed: which windows are drawn.
+        dataset: for a model that reads text `builtin`, a name of `HUB_DATASETS`, or the path of a local `.txt` or
+            `.jsonl` file; for one that reads images or audio the path of a folder of images (`.png`, `.jpg`, `.jpeg`)
+            or of audio (`.wav`), or `synthetic`, a stand-in that costs quality.
+        samples: windows of tokens, images, or windows of audio, at least 1.
+        sequence_length: tokens per window of text; None takes 1024 or what the model can attend to, whichever is less.
+            Images have none.
+        seed: which samples are drawn.
     """
 
     dataset: str = BUILTIN_DATASET

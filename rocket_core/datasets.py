@@ -22,7 +22,7 @@ from huggingface_hub.errors import HTTPError as HttpClientError  # type: ignore[
 from jaxtyping import Int64
 from transformers import PreTrainedTokenizerBase
 
-from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS
+from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, SYNTHETIC_DATASET
 from rocket_core.errors import CalibrationError, EmptyCalibrationError, HubUnavailableError, UnknownDatasetError
 
 # Whole topics of `pydoc_data` that `builtin` leaves out: the text on which the bundled model is evaluated.
@@ -104,18 +104,19 @@ _HUB = {
 
 
 def local_path_of(dataset: str) -> Path | None:
-    """Tells a local file from the name of a data set; a way to refuse a wrong choice before any work.
+    """Tells a local file or folder from the name of a data set; a way to refuse a wrong choice before any work.
 
     Args:
-        dataset: `builtin`, a name of `HUB_DATASETS`, or the path of a `.txt` or `.jsonl` file. Names win over files.
+        dataset: `builtin`, `synthetic`, a name of `HUB_DATASETS`, the path of a `.txt` or `.jsonl` file, or of a folder
+            of images or audio. Names win over files.
 
     Returns:
-        The file, or None for a name.
+        The file or folder, or None for a name.
 
     Raises:
-        UnknownDatasetError: neither a known name nor an existing file of those kinds.
+        UnknownDatasetError: neither a known name, an existing file of those kinds, nor a folder.
     """
-    known = (BUILTIN_DATASET, *HUB_DATASETS)
+    known = (BUILTIN_DATASET, *HUB_DATASETS, SYNTHETIC_DATASET)
     if dataset in known:
         return None
     path = Path(dataset)
@@ -123,11 +124,13 @@ def local_path_of(dataset: str) -> Path | None:
         if path.is_file():
             return path
         raise UnknownDatasetError(f"calibration file {dataset} does not exist or is no file; check the path")
+    if path.is_dir():
+        return path
     close = difflib.get_close_matches(dataset.lower(), known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise UnknownDatasetError(
         f"unknown calibration data {dataset!r}; choose one of {', '.join(known)},"
-        f" or the path of a {' or '.join(LOCAL_SUFFIXES)} file.{hint}"
+        f" or the path of a {' or '.join(LOCAL_SUFFIXES)} file, or of a folder of images or audio.{hint}"
     )
 
 

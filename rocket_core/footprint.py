@@ -8,9 +8,11 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rocket_core import budget
 from rocket_core.budget import Shape
+from rocket_core.config import InputKind
 from rocket_core.errors import UnsupportedArchitectureError
 from rocket_core.headers import WeightSummary, storage_dtype
 
@@ -27,8 +29,17 @@ _LOGITS_IN_MEMORY = 768 * 2**20
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # They store a weight as `(d_in, d_out)`; all other families store the transpose.
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
-_POSITIONS = ("max_position_embeddings", "n_positions")
-_HIDDEN_SIZES = ("hidden_size", "n_embd", "d_model")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "context_length")
+_HIDDEN_SIZES = ("hidden_size", "n_embd", "d_model", "dim")
+# They count positions from behind the padding token's id, so that some of their position embeddings are never read.
+_PADDED_POSITIONS = frozenset(
+    """
+    camembert data2vec-text ibert layoutlmv3 lilt longformer luke markuplm mpnet roberta roberta-prelayernorm
+    xlm-roberta xlm-roberta-xl xmod
+    """.split()  # noqa: SIM905 - a dozen words in quotes are no table that one can read
+)
+# Matrices of blocks that are tables, by the last part of their names.
+_TABLES = frozenset({"relative_attention_bias"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,12 +73,13 @@ class Workload:
     """What is to be done with a model.
 
     Attributes:
-        windows: calibration windows.
-        sequence_length: tokens per window.
+        windows: calibration samples: windows of text or audio, or images.
+        sequence_length: positions per sample, those of all lists of blocks together; of text its tokens.
         ratio: target compression ratio, [0, 1).
         precision_bytes: bytes of a number in supports and least squares.
         exports: how many artifacts are written.
         statistics_quota_bytes: disk that eigenbases may take.
+        input_bytes: bytes of one sample as the model reads it.
     """
 
     windows: int
@@ -76,6 +88,7 @@ class Workload:
     precision_bytes: int
     exports: int
     statistics_quota_bytes: int
+    input_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +107,8 @@ class ResourceEstimate:
 def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     """Estimates memory and disk.
 
-    Memory is the hidden states of all calibration windows, and the largest of: the embeddings (twice, while they are
-    read); one block's weights and Gram matrices with the activations of one batch, or with the largest
+    Memory is the calibration inputs and the hidden states of all samples, and the largest of: the embeddings (twice,
+    while they are read); one block's weights and Gram matrices with the activations of one batch, or with the largest
     eigendecomposition.
 
     Args:
@@ -112,9 +125,10 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     batch = min(tokens, max(TOKENS_PER_BATCH, work.sequence_length))
     activations = batch * widest * (3 * model.itemsize + 2 * work.precision_bytes)
     working = max(model.block_parameters) * model.itemsize + grams + max(solver, activations)
-    memory = max(2 * prelude * model.itemsize, working) + 2 * hidden + _HEADROOM
+    inputs = work.windows * work.input_bytes
+    memory = max(2 * prelude * model.itemsize, working) + 2 * hidden + inputs + _HEADROOM
     bases = sum(min(shape) * (shape[1] * work.precision_bytes + _FLOAT64) for shape in shapes)
-    disk = min(bases, work.statistics_quota_bytes) + _factors_bytes(model, work.ratio)
+    disk = min(bases, work.statistics_quota_bytes) + inputs + _factors_bytes(model, work.ratio)
     return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + work.exports * model.stored_bytes)
 
 
@@ -163,9 +177,9 @@ def describe_model(
 ) -> ModelShape:
     """The sizes of a model as config.json and safetensors headers tell them.
 
-    The largest list of numbered blocks is taken for the decoder's, and every weight matrix in it for a layer that can
-    be compressed, unless it lies under a second number, as the experts of a mixture do. Which modules they are is only
-    known once the model is built: routers, for instance, are counted here and left alone by a run.
+    The largest list of numbered blocks is taken, in an encoder-decoder with its counterpart, and every weight matrix in
+    it for a layer that can be compressed, unless it is one of the numbered experts of a mixture. Which modules they are
+    is only known once the model is built: routers, for instance, are counted here and left alone by a run.
 
     Args:
         config: the content of config.json.
@@ -179,26 +193,19 @@ def describe_model(
     """
     stored = storage_dtype(weights, "the model")
     itemsize = _ITEM_BYTES[stored if dtype == "auto" else dtype]
-    sizes: dict[str, int] = {}
-    for block, count in weights.block_parameters.items():
-        sizes[_list_of(block)] = sizes.get(_list_of(block), 0) + count
-    decoder = max(sizes, key=lambda name: sizes[name], default="")
+    lists = _block_lists(config, weights)
     layers: dict[str, list[Shape]] = {}
     turned = config.get("model_type") in _CONV1D_FAMILIES
     for name, (rows, columns) in weights.matrices:
-        parts = name.split(".")
-        depth = decoder.count(".") + 2 if decoder else 1
-        member, rest = ".".join(parts[:depth]), parts[depth:]
-        if _list_of(member) != decoder or any(part.isdecimal() for part in rest) or _is_ignored(name, ignore):
+        member = _block_of(name)
+        if _list_of(member) not in lists or _is_no_layer(name.removeprefix(member)) or _is_ignored(name, ignore):
             continue
         layers.setdefault(member, []).append((rows, columns) if turned else (columns, rows))
     if not layers:
         raise UnsupportedArchitectureError("no layer of the model is left to compress; ignore fewer of them")
     return ModelShape(
         layers=tuple(tuple(shapes) for shapes in layers.values()),
-        block_parameters=tuple(
-            count for block, count in weights.block_parameters.items() if _list_of(block) == decoder
-        ),
+        block_parameters=tuple(count for block, count in weights.block_parameters.items() if _list_of(block) in lists),
         parameters=weights.parameters,
         hidden_size=_number(config, _HIDDEN_SIZES) or max(min(shape) for block in layers.values() for shape in block),
         itemsize=itemsize,
@@ -207,8 +214,39 @@ def describe_model(
 
 
 def positions(config: Mapping[str, object]) -> int | None:
-    """Tokens that a model can attend to; None if its config.json does not say."""
-    return _number(config, _POSITIONS)
+    """Tokens of text that a model can attend to; None if its config.json does not say."""
+    table = _number(config, _POSITIONS)
+    if table is None or config.get("model_type") not in _PADDED_POSITIONS:
+        return table
+    padding = config.get("pad_token_id", 1)
+    return table - 1 - (padding if isinstance(padding, int) else 1)
+
+
+def sample_positions(config: Mapping[str, object], kind: InputKind, sequence_length: int) -> int:
+    """Positions of a calibration sample whose hidden states are held, in all lists of blocks together.
+
+    Args:
+        config: the content of config.json.
+        kind: what the model reads.
+        sequence_length: tokens per window of text.
+    """
+    if kind == "images":
+        image, patch = (_side(config, name) for name in ("image_size", "patch_size"))
+        return (image // patch) ** 2 + 1 if image and patch else sequence_length
+    if kind == "audio":
+        return sequence_length + (_number(config, ("max_source_positions",)) or 0)
+    return 2 * sequence_length if config.get("is_encoder_decoder") else sequence_length
+
+
+def input_bytes(config: Mapping[str, object], kind: InputKind) -> int:
+    """Bytes of one image, or of one window of audio, as a model reads it; 0 for text, whose tokens are few."""
+    if kind == "images":
+        return 4 * (_number(config, ("num_channels",)) or 3) * _side(config, "image_size") ** 2
+    if kind == "audio":
+        # A convolution halves the frames.
+        frames = 2 * (_number(config, ("max_source_positions",)) or 0)
+        return 4 * frames * (_number(config, ("num_mel_bins",)) or 0)
+    return 0
 
 
 def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
@@ -230,6 +268,38 @@ def _number(config: Mapping[str, object], names: Iterable[str]) -> int | None:
             if isinstance(value, int) and value > 0:
                 return value
     return None
+
+
+def _side(config: Mapping[str, object], name: str) -> int:
+    """The longer side of what a config calls the size of an image or patch; 0 if it does not say."""
+    value = config.get(name)
+    sides = value if isinstance(value, list | tuple) else [value]
+    return max((side for side in sides if isinstance(side, int)), default=0)
+
+
+def _block_lists(config: Mapping[str, object], weights: WeightSummary) -> set[str]:
+    """Names of the lists whose blocks are compressed."""
+    sizes: dict[str, int] = {}
+    for block, count in weights.block_parameters.items():
+        sizes[_list_of(block)] = sizes.get(_list_of(block), 0) + count
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    if not config.get("is_encoder_decoder"):
+        return {largest}
+    pair = (largest.replace("decoder", "encoder"), largest.replace("encoder", "decoder"))
+    return {name for name in pair if name in sizes}
+
+
+def _block_of(name: str) -> str:
+    """Name of the block that a parameter lies in: up to the first number."""
+    parts = name.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdecimal()), len(parts))
+    return ".".join(parts[: number + 1])
+
+
+def _is_no_layer(rest: str) -> bool:
+    parts = rest.split(".")
+    numbered = any(part.isdecimal() and "expert" in before for before, part in pairwise(parts))
+    return numbered or parts[-1] in _TABLES
 
 
 def _list_of(block: str) -> str:

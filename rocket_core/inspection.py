@@ -6,28 +6,36 @@ Only what is certain is refused here; the rest is for the preflight of a run, wh
 import json
 from collections.abc import Collection, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from rocket_core import budget
-from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS
+from rocket_core.config import (
+    BUILTIN_DATASET,
+    HUB_DATASETS,
+    PROFILE_RANK_NNZ_RATIOS,
+    PROFILE_RATIOS,
+    SYNTHETIC_DATASET,
+    InputKind,
+)
 from rocket_core.errors import (
     AlreadyQuantizedError,
     InfeasibleBudgetError,
     InvalidConfigError,
+    UnknownDatasetError,
     UnsupportedArchitectureError,
 )
 from rocket_core.headers import WeightSummary, storage_dtype
 
-# Families without any decoder to be had, that are asked for by mistake: encoders, encoder-decoders, vision and sound.
+# Families that cannot be compressed and are asked for by mistake: without one list of blocks (an encoder-decoder: two),
+# with blocks that share weights or are run in ways of their own, or with an input that calibration cannot make.
 # Far from complete: preflight knows what the installed transformers can build.
-NO_DECODERS = frozenset(
+UNSUPPORTED = frozenset(
     """
-    albert deberta deberta-v2 distilbert esm eurobert flaubert fnet funnel ibert longformer luke mobilebert modernbert
-    mpnet nomic_bert nystromformer squeezebert
-    t5 mt5 umt5 longt5 switch_transformers t5gemma led fsmt m2m_100 nllb-moe pegasus_x
-    beit clip convnext convnextv2 deit detr dinov2 resnet sam sam2 segformer siglip siglip2 swin vit vit_mae yolos
-    encodec hubert seamless_m4t seamless_m4t_v2 speech_to_text speecht5 vits wav2vec2 wav2vec2-bert wavlm
-    """.split()  # noqa: SIM905 - fifty words in quotes are no table that one can read
+    albert clap clip convnext convnextv2 detr encodec flaubert fsmt funnel hubert ibert resnet sam sam2 seamless_m4t
+    seamless_m4t_v2 segformer siglip siglip2 siglip2_vision_model speech_to_text speecht5 squeezebert swin vit_mae vits
+    wav2vec2 wav2vec2-bert wavlm xlm xlnet xmod
+    """.split()  # noqa: SIM905 - dozens of words in quotes are no table that one can read
 )
 
 # Families that exist only as code beside their weights; those that transformers knows may bring such code as well.
@@ -73,7 +81,7 @@ def refuse_config(config: Mapping[str, object], model: str) -> None:
 
     Raises:
         AlreadyQuantizedError: the weights are quantized or already compressed.
-        UnsupportedArchitectureError: no decoder-only model of transformers.
+        UnsupportedArchitectureError: no model of transformers, or none that can be compressed.
     """
     if config.get("quantization_config") is not None:
         raise AlreadyQuantizedError(
@@ -89,8 +97,53 @@ def refuse_config(config: Mapping[str, object], model: str) -> None:
         raise UnsupportedArchitectureError(
             f"{model} runs on code of its own, which is never loaded; only architectures of transformers are supported"
         )
-    if config.get("is_encoder_decoder") or kind in NO_DECODERS:
-        raise UnsupportedArchitectureError(f"{model} is no decoder-only language model; only those can be compressed")
+    if kind in UNSUPPORTED:
+        raise UnsupportedArchitectureError(
+            f"{model} is of a family that cannot be compressed; decoders, encoders and encoder-decoders with lists of "
+            "like blocks can, if they read text, images or log-mel features of audio"
+        )
+
+
+def input_kind(config: Mapping[str, object]) -> InputKind:
+    """What a model reads, as far as config.json tells: a run asks the model itself."""
+    if "num_mel_bins" in config:
+        return "audio"
+    return "images" if "patch_size" in config and "vocab_size" not in config else "text"
+
+
+def refuse_calibration(kind: InputKind, dataset: str, sequence_length: int | None, model: str) -> None:
+    """Refuses calibration data of another kind than a model reads.
+
+    Args:
+        kind: what the model reads.
+        dataset: as in `CalibrationConfig.dataset`; what is no folder and no known name counts as a file of text.
+        sequence_length: as asked for.
+        model: names the model in messages.
+
+    Raises:
+        UnknownDatasetError: the message says what to give.
+        InvalidConfigError: images have no sequence length.
+    """
+    if kind == "images" and sequence_length is not None:
+        raise InvalidConfigError(f"{model} reads images, which have no sequence length; leave it out")
+    if _is_text(dataset) == (kind == "text"):
+        return
+    if kind == "text":
+        raise UnknownDatasetError(
+            f"{model} reads text, and the calibration data are none; give {BUILTIN_DATASET!r}, one of "
+            f"{', '.join(HUB_DATASETS)}, or a .txt or .jsonl file"
+        )
+    files = ".png and .jpg images" if kind == "images" else ".wav files (16-bit mono)"
+    raise UnknownDatasetError(
+        f"{model} reads {kind}, and the calibration data are text; give a folder of {files}, or {SYNTHETIC_DATASET!r}: "
+        f"made-up {kind} that stand in for real ones at a cost in quality"
+    )
+
+
+def _is_text(dataset: str) -> bool:
+    if dataset in (BUILTIN_DATASET, *HUB_DATASETS):
+        return True
+    return dataset != SYNTHETIC_DATASET and not Path(dataset).is_dir()
 
 
 def refuse_weights(weights: WeightSummary, ratio: float, model: str) -> None:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rocket_core.budget import achieved_ratio
 from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
-from rocket_core.config import Budget, CompressionConfig, ExportKind, Objective
+from rocket_core.config import Budget, CompressionConfig, ExportKind, InputKind, Objective
 from rocket_core.measures import EvaluationReport
 
 
@@ -161,17 +161,19 @@ class TotalsReport(_Frozen):
 
 
 class CalibrationReport(_Frozen):
-    """The calibration text as it was used.
+    """The calibration data as they were used.
 
     Attributes:
-        dataset: its name.
-        samples: windows.
-        sequence_length: tokens per window.
+        kind: what the model reads; the decoder of a model of audio reads built-in text beside it.
+        dataset: name of the data; `synthetic` are made up, and cost quality.
+        samples: windows of text or audio, or images.
+        sequence_length: tokens per window of text; of images, positions of one.
         seed: seed of the draw.
-        tokens: tokens in all.
-        token_sha256: hash of the token ids.
+        tokens: positions in all: tokens, and what audio and images become in the model.
+        token_sha256: hash of what the model reads.
     """
 
+    kind: InputKind = "text"
     dataset: str
     samples: int
     sequence_length: int
@@ -188,6 +190,7 @@ class CompressionReport(_Frozen):
         rocket_version: version of the library.
         fingerprint: hash of model, calibration, settings and version.
         model: folder name or repository id as asked for.
+        model_class: the class of transformers that loads the artifacts.
         revision: commit of the repository, or the hash of the folder's weights.
         settings: all settings.
         calibration: the calibration text.
@@ -204,6 +207,7 @@ class CompressionReport(_Frozen):
     rocket_version: str
     fingerprint: str
     model: str
+    model_class: str = "AutoModelForCausalLM"
     revision: str | None
     settings: CompressionConfig
     calibration: CalibrationReport

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from rocket_core.architectures import oriented_weight
-from rocket_core.calibration import BlockCall, stand_ins
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
+from rocket_core.recording import BlockCall, stand_ins
 
 Loss = Literal["tokens", "hidden_states"]
 
@@ -136,24 +135,6 @@ def output_gradient(
     raise NonFiniteCalibrationError(_non_finite("gradients behind the last block"))
 
 
-def final_hidden_states(
-    model: PreTrainedModel,
-    blocks: nn.ModuleList,
-    tokens: Int[Tensor, "windows tokens"],
-    hidden: Float[Tensor, "windows tokens hidden"],
-) -> Float[Tensor, "windows tokens hidden"]:
-    """What the model makes of the output of its last block: its final hidden states, in float32 or wider.
-
-    Args:
-        model: with its weights, but for those of the blocks.
-        blocks: the repeated blocks of `model`.
-        tokens: token ids, on the model's device.
-        hidden: output of the last block for them.
-    """
-    with torch.no_grad(), stand_ins(blocks, _always(hidden)):
-        return _final_hidden(model, tokens)
-
-
 @dataclass(kw_only=True, slots=True)
 class SquaredGradients:
     """Sums of squared gradients of a block's layers, collected by hooks.
@@ -244,48 +225,6 @@ class SquaredGradients:
         if not bool(torch.isfinite(term).all()):
             raise NonFiniteCalibrationError(_non_finite(f"gradients of layer {name}", self._batch))
         self.sums[name] = self.sums[name].add_(term) if name in self.sums else term
-
-
-@dataclass(kw_only=True, slots=True)
-class TrialError:
-    """What a trial weight does to the output of its layer.
-
-    Attributes:
-        squared: `sum_rows ||x (W~ - W)||^2`: the whitened squared error on these rows.
-        rows: how many there are.
-    """
-
-    squared: float = 0.0
-    rows: int = 0
-
-
-@contextmanager
-def trial_weight(module: nn.Module, weight: Float[Tensor, "d_in d_out"]) -> Iterator[TrialError]:
-    """Has a layer compute with another weight for as long as the context lasts; its own is not touched.
-
-    Args:
-        module: the layer, with its weight.
-        weight: the other weight.
-
-    Returns:
-        The error of the layer's outputs so far.
-    """
-    precision = torch.promote_types(weight.dtype, torch.float32)
-    own = oriented_weight(module).to(precision)
-    change = weight.to(own.device, precision) - own
-    error = TrialError()
-
-    def replace(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        moved = args[0].to(precision) @ change
-        error.squared += float(moved.double().square().sum())
-        error.rows += moved.shape[:-1].numel()
-        return output + moved.to(output.dtype)
-
-    handle = module.register_forward_hook(replace)
-    try:
-        yield error
-    finally:
-        handle.remove()
 
 
 def _always(hidden: Tensor) -> Callable[[int, Tensor, BlockCall], Tensor]:

@@ -19,10 +19,17 @@ from app.shared.repositories.tenants import Quotas
 from app.shared.requests import LOCAL, UPLOAD, JobRequest
 from app.shared.settings import Settings
 from rocket_core.errors import HubUnavailableError, ModelNotFoundError, UnsupportedArchitectureError
-from rocket_core.footprint import positions
+from rocket_core.footprint import positions, sample_positions
 from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
 from rocket_core.hub import find_repository
-from rocket_core.inspection import parse_config, refuse_config, refuse_weights, window_length
+from rocket_core.inspection import (
+    input_kind,
+    parse_config,
+    refuse_calibration,
+    refuse_config,
+    refuse_weights,
+    window_length,
+)
 
 # A request waits no longer than this for the Hub, and while it hangs no more threads than these wait for it.
 _HUB_SECONDS = 10.0
@@ -40,14 +47,14 @@ class AdmittedModel:
         commit: of its repository; None for a local model.
         config: the content of its config.json.
         weights: what its headers tell; None where the Hub would take too long to send them.
-        sequence_length: tokens per calibration window.
+        positions: of a calibration sample: tokens, or what images and audio become in the model.
         evaluation_length: tokens per window of an evaluation; None if none is asked for.
     """
 
     commit: str | None
     config: Mapping[str, Any]
     weights: WeightSummary | None
-    sequence_length: int
+    positions: int
     evaluation_length: int | None
 
 
@@ -78,14 +85,17 @@ class Admission:
         """
         require_calibration_tokens(limits, request.calibration)
         require_evaluation_tokens(limits, request.evaluate)
-        for name in (*request.datasets, *request.local_tasks):
+        for name in (*request.datasets[1:], *request.local_tasks):
             if not name.startswith(UPLOAD):
                 find_dataset(self._settings, name)
+        dataset = request.calibration.dataset
+        if not dataset.startswith(UPLOAD):
+            dataset = find_dataset(self._settings, dataset)
         if request.model_id.startswith(LOCAL):
-            return _admit_local_model(find_local_model(self._settings, request.model_id), request, limits)
+            return _admit_local_model(find_local_model(self._settings, request.model_id), request, dataset, limits)
         token = hub_token or self._settings.hf_token
         secret = None if token is None else token.get_secret_value()
-        return self._ask_the_hub(lambda: _admit_hub_model(request, secret, limits))
+        return self._ask_the_hub(lambda: _admit_hub_model(request, dataset, secret, limits))
 
     def _ask_the_hub(self, question: Callable[[], AdmittedModel]) -> AdmittedModel:
         if not self._hub_requests.acquire(blocking=False):
@@ -99,7 +109,7 @@ class Admission:
             raise HubUnavailableError("the model repository: the Hub does not answer; try again later") from error
 
 
-def _admit_local_model(folder: Path, request: JobRequest, limits: Quotas) -> AdmittedModel:
+def _admit_local_model(folder: Path, request: JobRequest, dataset: str, limits: Quotas) -> AdmittedModel:
     name = request.model_id
     try:
         with (folder / "config.json").open("rb") as stream:
@@ -107,7 +117,7 @@ def _admit_local_model(folder: Path, request: JobRequest, limits: Quotas) -> Adm
         if len(raw) > _MAX_CONFIG_BYTES:
             raise UnsupportedArchitectureError(f"the config.json of {name} is too large to be one")
         config = parse_config(raw, name)
-        refuse_config(config, name)
+        _refuse(config, request, dataset, name)
         files = local_weight_files(folder, name)
         weights = sum_summaries(summarize(read_header(file, f"{name}/{file.name}")) for file in files)
     except OSError as error:
@@ -118,14 +128,19 @@ def _admit_local_model(folder: Path, request: JobRequest, limits: Quotas) -> Adm
     return _judge(None, config, weights, request, name)
 
 
-def _admit_hub_model(request: JobRequest, token: str | None, limits: Quotas) -> AdmittedModel:
+def _admit_hub_model(request: JobRequest, dataset: str, token: str | None, limits: Quotas) -> AdmittedModel:
     repository = find_repository(request.model_id, request.revision, token=token, seconds=_HUB_SECONDS)
     name = "the model repository"
     config = parse_config(repository.read_config(), name)
-    refuse_config(config, name)
+    _refuse(config, request, dataset, name)
     weights = repository.read_weights()
     require_model_size(limits, weights)
     return _judge(repository.commit, config, weights, request, name)
+
+
+def _refuse(config: Mapping[str, Any], request: JobRequest, dataset: str, name: str) -> None:
+    refuse_config(config, name)
+    refuse_calibration(input_kind(config), dataset, request.calibration.sequence_length, name)
 
 
 def _judge(
@@ -134,10 +149,11 @@ def _judge(
     if weights is not None:
         refuse_weights(weights, request.ratio, name)
     longest, evaluate = positions(config), request.evaluate
+    length = window_length(longest, request.calibration.sequence_length)
     return AdmittedModel(
         commit=commit,
         config=config,
         weights=weights,
-        sequence_length=window_length(longest, request.calibration.sequence_length),
+        positions=sample_positions(config, input_kind(config), length),
         evaluation_length=None if evaluate is None else window_length(longest, evaluate.sequence_length),
     )

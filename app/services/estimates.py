@@ -20,10 +20,11 @@ from rocket_core.footprint import (
     estimate_footprint,
     evaluation_footprint,
     factored_export_bytes,
+    input_bytes,
     precision_bytes,
     vocabulary,
 )
-from rocket_core.inspection import highest_ratio
+from rocket_core.inspection import highest_ratio, input_kind
 from rocket_core.machine import free_disk, free_machine_memory
 
 _Count = Annotated[int, Field(ge=0)]
@@ -60,7 +61,7 @@ class Estimate(_Frozen):
         factored_bytes: most that the weights of the factored artifact take.
         ratio: what is asked for.
         nearest_ratio: the same, or the highest that is certain to be reached if that is less.
-        calibration_tokens: most that are read; a short text has fewer.
+        calibration_tokens: most that are read, or what images and audio become in the model; short data have fewer.
         memory_bytes: of the device that computes, at the most demanding moment; an evaluation holds the whole model.
         disk_bytes: for checkpoints, artifacts and what an evaluation keeps meanwhile, the download of the model not
             included.
@@ -106,11 +107,12 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
     model = describe_model(admitted.config, admitted.weights, ignore=config.ignore, dtype=config.dtype)
     work = Workload(
         windows=config.calibration.samples,
-        sequence_length=admitted.sequence_length,
+        sequence_length=admitted.positions,
         ratio=config.ratio,
         precision_bytes=precision_bytes(config.precision),
         exports=len(config.export),
         statistics_quota_bytes=config.statistics_quota_bytes,
+        input_bytes=input_bytes(admitted.config, input_kind(admitted.config)),
     )
     footprint = _with_evaluation(estimate_footprint(model, work), model, request, admitted)
     return Estimate(

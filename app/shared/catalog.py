@@ -1,4 +1,4 @@
-"""What this server offers by name: models and calibration files in the operator's folders.
+"""What this server offers by name: models and calibration data in the operator's folders.
 
 A client's name is compared with what lies in the folder; it never becomes part of a path.
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.shared.requests import LOCAL
 from app.shared.settings import Settings
-from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS
+from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, SYNTHETIC_DATASET
 from rocket_core.errors import ModelNotFoundError, UnknownDatasetError
 
 _DATASET_SUFFIXES = (".jsonl", ".txt")
@@ -19,9 +19,9 @@ def list_models(settings: Settings) -> list[str]:
 
 
 def list_calibrations(settings: Settings) -> list[str]:
-    """Dataset names: those that the library knows, and the files of the datasets folder."""
-    files = [path for path in _entries(settings.datasets_folder) if path.suffix in _DATASET_SUFFIXES and path.is_file()]
-    return [BUILTIN_DATASET, *HUB_DATASETS, *(LOCAL + path.name for path in files)]
+    """Dataset names: those that the library knows, and what lies in the datasets folder."""
+    local = [path for path in _entries(settings.datasets_folder) if _is_dataset(path)]
+    return [BUILTIN_DATASET, *HUB_DATASETS, SYNTHETIC_DATASET, *(LOCAL + path.name for path in local)]
 
 
 def find_local_model(settings: Settings, model_id: str) -> Path:
@@ -37,17 +37,22 @@ def find_local_model(settings: Settings, model_id: str) -> Path:
 
 
 def find_dataset(settings: Settings, dataset: str) -> str:
-    """The dataset as the library wants it: a name it knows, or the path of a file.
+    """The dataset as the library wants it: a name it knows, or the path of a file or folder.
 
     Raises:
-        UnknownDatasetError: the datasets folder has no such file.
+        UnknownDatasetError: the datasets folder has no such file or folder.
     """
     if not dataset.startswith(LOCAL):
         return dataset
     for path in _entries(settings.datasets_folder):
-        if LOCAL + path.name == dataset and path.suffix in _DATASET_SUFFIXES and path.is_file():
+        if LOCAL + path.name == dataset and _is_dataset(path):
             return str(path)
-    raise UnknownDatasetError("this server has no calibration file of that name; GET /calibrations lists what it has")
+    raise UnknownDatasetError("this server has no calibration data of that name; GET /calibrations lists what it has")
+
+
+def _is_dataset(path: Path) -> bool:
+    # A folder holds images or audio.
+    return path.is_dir() or (path.suffix in _DATASET_SUFFIXES and path.is_file())
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from rocket_core.config import (
     BUILTIN_DATASET,
     HUB_DATASETS,
     HUB_TASKS,
+    SYNTHETIC_DATASET,
     CompressionConfig,
     compression_config,
     with_preset,
@@ -53,7 +54,7 @@ def _revision(text: str) -> str:
 
 def _dataset(text: str) -> str:
     local = text.startswith(LOCAL) and ".." not in text and _MODEL_ID.fullmatch(text)
-    if text not in (BUILTIN_DATASET, *HUB_DATASETS) and not local and not _UPLOADED.fullmatch(text):
+    if text not in (BUILTIN_DATASET, *HUB_DATASETS, SYNTHETIC_DATASET) and not local and not _UPLOADED.fullmatch(text):
         raise ValueError("is no calibration dataset; GET /calibrations lists what this server offers")
     return text
 
@@ -66,13 +67,15 @@ def _task(text: str) -> str:
 
 
 class CalibrationRequest(_Frozen):
-    """Which text the model is calibrated on.
+    """Which data the model is calibrated on.
 
     Attributes:
-        dataset: `builtin`, a name of the Hub's datasets, `local/FILE` with its ending, or `upload/ID`.
-        samples: windows of tokens.
-        sequence_length: tokens per window; None takes 1024 or what the model can attend to, whichever is less.
-        seed: which windows are drawn.
+        dataset: of text `builtin`, a name of the Hub's datasets, `local/FILE` with its ending, or `upload/ID`; of
+            images or audio `local/FOLDER`, or `synthetic`, a stand-in that costs quality.
+        samples: windows of tokens, images, or windows of audio.
+        sequence_length: tokens per window of text; None takes 1024 or what the model can attend to, whichever is less.
+            Images have none.
+        seed: which samples are drawn.
     """
 
     dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
@@ -145,7 +148,7 @@ class JobRequest(_Frozen):
         model_id: `namespace/name` on the Hub, or `local/NAME` in the operator's models folder.
         revision: branch, tag or commit of a repository on the Hub.
         ratio: fraction of the compressible parameters to remove, [0, 1).
-        calibration: the calibration text.
+        calibration: the calibration data.
         evaluate: how the result is compared with the dense model; null (the default) does not, and costs nothing.
         options: settings of the method.
         metadata: the client's own labels: at most 16, keys up to 64 and values up to 512 characters.

@@ -17,9 +17,10 @@ _ITERATIONS = 15
 class Cospadi(Method):
     """K-SVD with orthogonal matching pursuit on the whitened weight, as many nonzeros in every column.
 
-    Two atoms per nonzero of a column, or a little less where the budget leaves more. Computed in the coordinates of the eigenbasis, from the leading singular
-    directions as first atoms, which is where `rocket` ends; seconds for a layer of a few hundred inputs and outputs,
-    many minutes for one of some thousands, twice: for the profile and for the factors.
+    Two atoms per nonzero of a column, or a little less where the budget leaves more. Computed in the coordinates of the
+    eigenbasis, from the leading singular directions as first atoms, which is where `rocket` ends; seconds for a layer
+    of a few hundred inputs and outputs, many minutes for one of some thousands, twice: for the profile and for the
+    factors.
 
     References:
         Shopkhoev et al., "CoSpaDi: Compressing LLMs via calibration-guided sparse dictionary learning", 2025.

@@ -3,26 +3,27 @@
 import re
 from pathlib import Path
 
-from rocket_core.config import ExportKind
+from rocket_core.config import SYNTHETIC_DATASET, ExportKind, InputKind
 from rocket_core.measures import quality_rows
-from rocket_core.report import CompressionReport
+from rocket_core.report import CalibrationReport, CompressionReport
+
+# What makes a model's inputs, by what it reads.
+_READERS: dict[InputKind, tuple[str, str]] = {
+    "text": ("tokenizer", "AutoTokenizer"),
+    "images": ("processor", "AutoImageProcessor"),
+    "audio": ("processor", "AutoProcessor"),
+}
 
 _LOADING = {
     "factored": """```python
 import rocket_core.hf  # pip install 'rocket-compress[worker]'
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+{snippet}
 ```
 
 Without `import rocket_core.hf` loading stops with an error about the shape of a weight. `model.dequantize()` turns the
 factors into plain dense layers.""",
     "dense": """```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+{snippet}
 ```
 
 Names, shapes and configuration are those of the original model, so any tool that reads the original reads this. The
@@ -62,19 +63,18 @@ layers. No training was involved.
 
 - target ratio {report.settings.ratio}, objective `{allocation.objective}`
 - {dense_layers} of {len(report.layers)} layers left dense
-- calibrated on {calibration.samples} windows of {calibration.sequence_length} tokens of
-  `{calibration.dataset}` (seed {calibration.seed})
+- calibrated on {_samples(calibration)} (seed {calibration.seed})
 
 Rank, sparsity and error of every layer stand in `report.json`.
 {_quality(report)}
 ## Loading
 
-{_LOADING[kind]}
+{_LOADING[kind].format(snippet=_snippet(report))}
 
 ## Limits
 
-Compression loses quality; how much depends on the ratio and on how close the calibration text is to yours. Measure with
-`rocket evaluate` on your own text before you rely on it. Limits and biases of the base model remain.
+Compression loses quality; how much depends on the ratio and on how close the calibration data are to yours.
+{_MADE_UP if calibration.dataset == SYNTHETIC_DATASET else ""}{_MEASURE}
 
 ## Licence
 
@@ -98,6 +98,27 @@ def _quality(report: CompressionReport) -> str:
 
 Measured on {read} of `{evaluation.dataset}`, {evaluation.tokens:,} tokens in all.
 """
+
+
+_MADE_UP = "These were made up, which costs more of it than real ones would.\n"
+_MEASURE = "Measure it on data of your own before you rely on it. Limits and biases of the base model remain."
+
+
+def _samples(calibration: CalibrationReport) -> str:
+    count, length, dataset = calibration.samples, calibration.sequence_length, calibration.dataset
+    if calibration.kind == "images":
+        return f"{count} images of `{dataset}`"
+    if calibration.kind == "audio":
+        return f"{count} windows of audio of `{dataset}`, with {length} tokens of built-in text each for the decoder"
+    return f"{count} windows of {length} tokens of `{dataset}`"
+
+
+def _snippet(report: CompressionReport) -> str:
+    name, reader = _READERS[report.calibration.kind]
+    return f"""from transformers import {", ".join(sorted((report.model_class, reader)))}
+
+model = {report.model_class}.from_pretrained("path/to/this/folder")
+{name} = {reader}.from_pretrained("path/to/this/folder")"""
 
 
 def _model_parameters(report: CompressionReport) -> int:

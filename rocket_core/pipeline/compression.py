@@ -8,12 +8,13 @@ from torch import Tensor
 
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.devices import return_freed_memory
+from rocket_core.inputs import CalibrationInputs
 from rocket_core.methods import Compressed, LayerProblem, Method
 from rocket_core.modules import LayerFactors, layer_tensors
 from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.problems import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages import Windows, shared_name
+from rocket_core.pipeline.stages import shared_name
 from rocket_core.pipeline.walk import BlockWalk
 from rocket_core.pipeline.work_folder import WorkFolder
 from rocket_core.report import LayerOutcome
@@ -56,12 +57,14 @@ def units_of(chosen: Sequence[tuple[LayerProfile, Candidate]]) -> list[Unit]:
     ]
 
 
-def compress_layers(run: Run, tokens: Windows, work: WorkFolder, units: Sequence[Unit], monitor: Monitor) -> None:
+def compress_layers(
+    run: Run, inputs: CalibrationInputs, work: WorkFolder, units: Sequence[Unit], monitor: Monitor
+) -> None:
     """Compresses every layer that the allocation does not leave dense, block by block.
 
     Args:
         run: the run.
-        tokens: calibration windows, needed where statistics were not kept.
+        inputs: calibration samples, needed where statistics were not kept.
         work: where statistics are and factors go.
         units: what to compress.
         monitor: told of every layer.
@@ -69,7 +72,7 @@ def compress_layers(run: Run, tokens: Windows, work: WorkFolder, units: Sequence
     Raises:
         CompressionCancelledError: the caller wants the run to end.
     """
-    walk = BlockWalk(run, tokens, monitor.pulse)
+    walk = BlockWalk(run, inputs, monitor.pulse)
     method = run.method
     total = max(1, len(units))
     done = 0

@@ -21,6 +21,7 @@ from rocket_core.evaluation import (
     open_model,
     read_text,
 )
+from rocket_core.inputs import DecoderText, EncoderText
 from rocket_core.measures import EvaluationReport
 from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.progress import Monitor
@@ -140,5 +141,9 @@ def _documents(run: Run, settings: EvaluationConfig, token: str | None) -> Itera
     if not is_same:
         return file_documents(path) if path is not None else documents(settings.dataset, seed=_SEED, token=token)
     rest = documents(calibration.dataset, seed=calibration.seed, token=token)
-    token_windows(rest, run.tokenizer, count=calibration.samples, length=run.sequence_length)
+    # What the calibration reads of them is read away.
+    if isinstance(run.inputs, EncoderText):
+        run.inputs.windows(rest, calibration.samples)
+    elif isinstance(run.inputs, DecoderText):
+        token_windows(rest, run.inputs.tokenizer, count=calibration.samples, length=run.sequence_length)
     return rest

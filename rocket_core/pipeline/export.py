@@ -1,6 +1,5 @@
 """Writing the artifacts: safetensors tensor by tensor, config, tokenizer files, card and report."""
 
-import fnmatch
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,12 +19,18 @@ from rocket_core.report import LayerReport
 
 # What a model needs beside its weights; everything else in the source folder is none of the artifact's business.
 _COPIED = (
+    # Of sentence-transformers: what is done behind the model, each step in a folder of its own.
+    "[0-9]*_*/config.json",
+    "[0-9]*_*/model.safetensors",
     "added_tokens.json",
     "chat_template*",
+    "config_sentence_transformers.json",
     "generation_config.json",
     "merges.txt",
+    "modules.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "sentence_*_config.json",
     "special_tokens_map.json",
     "tokenizer*",
     "vocab.*",
@@ -77,7 +82,9 @@ def write_export(
     entries = {disk: _table_entry(run, work, layer) for disk, layer in stored.items()} if kind == "factored" else None
     _write_config(run, folder, entries)
     for file in _companions(run.source.folder):
-        shutil.copyfile(file, folder / file.name)
+        copy = folder / file.relative_to(run.source.folder)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
     work.finish_export(kind)
     return folder
 
@@ -147,5 +154,4 @@ def _write_config(run: Run, folder: Path, entries: dict[str, LayerEntry] | None)
 
 
 def _companions(folder: Path) -> list[Path]:
-    files = [file for file in sorted(folder.iterdir()) if file.is_file()]
-    return [file for file in files if any(fnmatch.fnmatchcase(file.name, pattern) for pattern in _COPIED)]
+    return sorted({file for pattern in _COPIED for file in folder.glob(pattern) if file.is_file()})

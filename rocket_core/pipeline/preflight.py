@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Int64
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rocket_core import __version__
 from rocket_core.architectures import (
@@ -19,17 +17,18 @@ from rocket_core.architectures import (
 )
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
-from rocket_core.config import HUB_DATASETS, CalibrationConfig, CompressionConfig
-from rocket_core.datasets import documents, local_path_of, token_windows
+from rocket_core.config import HUB_DATASETS, CompressionConfig
+from rocket_core.datasets import local_path_of
 from rocket_core.devices import resolve_device
 from rocket_core.errors import (
     CalibrationError,
-    CheckpointFormatError,
     UnsupportedArchitectureError,
     WorkFolderError,
 )
+from rocket_core.footprint import sample_positions
 from rocket_core.headers import storage_dtype
-from rocket_core.inspection import refuse_config, refuse_unreachable
+from rocket_core.inputs import CalibrationInputs, InputSource, open_source
+from rocket_core.inspection import DEFAULT_WINDOW_LENGTH, refuse_calibration, refuse_config, refuse_unreachable
 from rocket_core.methods import Method, method_for
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 
@@ -46,10 +45,11 @@ class Run:
         checkpoint: its safetensors.
         architecture: the model without weights.
         loader: fills its modules.
-        tokenizer: its tokenizer.
+        inputs: makes its calibration inputs.
         device: device that computes.
         dtype: dtype in which the model runs and is stored.
-        sequence_length: tokens per calibration window.
+        sequence_length: tokens per calibration window; of images, positions of one.
+        positions: positions of a sample that pass through blocks, in all lists of them together.
         layers: compressible layers of each block, without the ignored ones.
         skipped: layers left alone, with the reason.
     """
@@ -59,10 +59,11 @@ class Run:
     checkpoint: Checkpoint
     architecture: Architecture
     loader: WeightLoader
-    tokenizer: PreTrainedTokenizerBase
+    inputs: InputSource
     device: torch.device
     dtype: torch.dtype
     sequence_length: int
+    positions: int
     layers: tuple[tuple[str, ...], ...]
     skipped: dict[str, str]
 
@@ -96,8 +97,8 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         config: all settings.
 
     Raises:
-        RocketError: of the kind that says what is wrong: device, files, architecture, sequence length, ignore
-            patterns, or a ratio that no choice of candidates can reach.
+        RocketError: of the kind that says what is wrong: device, files, architecture, calibration data, sequence
+            length, ignore patterns, or a ratio that no choice of candidates can reach.
     """
     device = resolve_device(config.device)
     model_config = read_config(source.folder)
@@ -108,23 +109,27 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     loader = WeightLoader(architecture.model, checkpoint, device)
     layers, skipped = _select(architecture, loader, config)
     refuse_unreachable([architecture.shape(name) for block in layers for name in block], config.ratio)
+    local_path_of(config.calibration.dataset)
+    refuse_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
+    length, positions = _lengths(architecture, config.calibration.sequence_length)
     return Run(
         config=config,
         source=source,
         checkpoint=checkpoint,
         architecture=architecture,
         loader=loader,
-        tokenizer=_read_tokenizer(source.folder),
+        inputs=open_source(source.folder, architecture, length),
         device=device,
         dtype=dtype,
-        sequence_length=window_length(model_config, config.calibration.sequence_length),
+        sequence_length=length,
+        positions=positions,
         layers=layers,
         skipped=skipped,
     )
 
 
 def run_identity(run: Run) -> RunIdentity:
-    """What work on this run belongs to. A calibration file counts by its content; quotas and evaluation change nothing.
+    """What work on this run belongs to. Calibration files count by their content; quotas and evaluation change nothing.
 
     A device counts by its kind: whether it was named or found, and which of several it is, changes no result.
     """
@@ -132,8 +137,7 @@ def run_identity(run: Run) -> RunIdentity:
     settings["device"] = run.device.type
     path = local_path_of(run.config.calibration.dataset)
     if path is not None:
-        with path.open("rb") as stream:
-            settings["calibration"]["dataset"] = f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+        settings["calibration"]["dataset"] = f"sha256:{_content_hash(path)}"
     return RunIdentity(
         rocket_version=__version__,
         model=run.source.name,
@@ -142,10 +146,8 @@ def run_identity(run: Run) -> RunIdentity:
     )
 
 
-def calibration_tokens(
-    run: Run, work: WorkFolder, *, token: str | None = None
-) -> Int64[torch.Tensor, "windows tokens"]:
-    """Draws the calibration windows, or takes those that a resumed run has drawn.
+def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) -> CalibrationInputs:
+    """Draws the calibration samples, or takes those that a resumed run has drawn.
 
     Args:
         run: the run.
@@ -153,56 +155,57 @@ def calibration_tokens(
         token: the Hub's token, for gated data; None takes that of this machine's user, if any.
 
     Raises:
-        CalibrationError: too little text, or tokens that the model does not have.
-        WorkFolderError: the text has changed since the run that is resumed.
+        CalibrationError: too few data, or tokens that the model does not have.
+        WorkFolderError: the data have changed since the run that is resumed.
     """
-    kept = work.tokens()
+    kept = work.inputs()
     settings = run.config.calibration
     if kept is not None and settings.dataset in HUB_DATASETS:
         return kept
-    tokens = _draw(run, settings, token)
-    if kept is not None and not torch.equal(kept, tokens):
+    inputs = run.inputs.draw(settings, token=token)
+    _refuse_unknown_tokens(run, inputs)
+    if kept is not None and not kept.equals(inputs):
         raise WorkFolderError(
-            f"{work.path} was begun with another text of calibration {settings.dataset!r}; give that text back, or "
-            "remove the folder to start afresh"
+            f"{work.path} was begun with other data of calibration {settings.dataset!r}; give those back, or remove "
+            "the folder to start afresh"
         )
-    return tokens
+    return inputs
 
 
-def token_hash(tokens: Int64[torch.Tensor, "windows tokens"]) -> str:
-    """SHA-256 of token ids."""
-    return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
-
-
-def _draw(run: Run, settings: CalibrationConfig, token: str | None) -> Int64[torch.Tensor, "windows tokens"]:
-    tokens = token_windows(
-        documents(settings.dataset, seed=settings.seed, token=token),
-        run.tokenizer,
-        count=settings.samples,
-        length=run.sequence_length,
-    )
+def _refuse_unknown_tokens(run: Run, inputs: CalibrationInputs) -> None:
+    highest = max((int(ids.max()) for ids in inputs.tensors.values() if not ids.is_floating_point()), default=-1)
+    if highest < 0:
+        return
     vocabulary = run.architecture.vocabulary
-    highest = int(tokens.max())
     if highest >= vocabulary:
         raise CalibrationError(
             f"the tokenizer of {run.source.name} gives token {highest}, but the model has {vocabulary} embeddings; use "
             "the tokenizer that belongs to the model"
         )
-    return tokens
+
+
+def _lengths(architecture: Architecture, requested: int | None) -> tuple[int, int]:
+    """Tokens per window of text, and positions of a sample in all lists of blocks."""
+    config = architecture.model.config
+    if architecture.kind == "images":
+        positions = sample_positions(config.to_dict(), "images", DEFAULT_WINDOW_LENGTH)
+        return positions, positions
+    length = window_length(config, requested)
+    return length, sample_positions(config.to_dict(), architecture.kind, length)
+
+
+def _content_hash(path: Path) -> str:
+    """SHA-256 of a file, or of the files at the top of a folder with their names."""
+    if not path.is_dir():
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    return hashlib.sha256("".join(f"{file.name}:{_content_hash(file)};" for file in files).encode()).hexdigest()
 
 
 def _storage_dtype(checkpoint: Checkpoint, config: CompressionConfig) -> torch.dtype:
     stored = DTYPES[storage_dtype(checkpoint.weights, str(checkpoint.folder))]
     return stored if config.dtype == "auto" else _FLOATS[config.dtype]
-
-
-def _read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (ValueError, OSError, KeyError, ImportError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise CheckpointFormatError(f"{folder} has no tokenizer that transformers can read: {reason}") from error
-    return tokenizer
 
 
 def _select(

@@ -4,7 +4,14 @@ from pathlib import Path
 
 from rocket_core.devices import free_memory
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError
-from rocket_core.footprint import ModelShape, ResourceEstimate, Workload, estimate_footprint, evaluation_footprint
+from rocket_core.footprint import (
+    ModelShape,
+    ResourceEstimate,
+    Workload,
+    estimate_footprint,
+    evaluation_footprint,
+    input_bytes,
+)
 from rocket_core.machine import free_disk
 from rocket_core.pipeline.evaluating import EvaluationPlan
 from rocket_core.pipeline.preflight import Run
@@ -15,15 +22,16 @@ def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
 
     Args:
         run: the run.
-        windows: calibration windows.
+        windows: calibration samples.
     """
     work = Workload(
         windows=windows,
-        sequence_length=run.sequence_length,
+        sequence_length=run.positions,
         ratio=run.config.ratio,
         precision_bytes=run.precision.itemsize,
         exports=len(run.config.export),
         statistics_quota_bytes=run.config.statistics_quota_bytes,
+        input_bytes=input_bytes(run.architecture.model.config.to_dict(), run.architecture.kind),
     )
     return estimate_footprint(_model_shape(run), work)
 
@@ -34,7 +42,8 @@ def _model_shape(run: Run) -> ModelShape:
     return ModelShape(
         layers=tuple(shapes),
         block_parameters=tuple(
-            sum(parameter.numel() for parameter in block.parameters()) for block in run.architecture.blocks
+            sum(parameter.numel() for parameter in model.get_submodule(run.architecture.block_name(index)).parameters())
+            for index in range(len(run.layers))
         ),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         hidden_size=int(model.config.get_text_config().hidden_size),
@@ -48,7 +57,7 @@ def require_resources(run: Run, windows: int, output: Path, *, held: int) -> Res
 
     Args:
         run: the run.
-        windows: calibration windows.
+        windows: calibration samples.
         output: the folder to write to; need not exist yet.
         held: bytes that a resumed run's work folder takes already.
 

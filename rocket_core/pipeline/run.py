@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Int64
 from pydantic import ValidationError
 
 from rocket_core import __version__, budget
@@ -29,12 +28,13 @@ from rocket_core.errors import (
     InvalidConfigError,
 )
 from rocket_core.hub import HubAccess, offline
+from rocket_core.inputs import CalibrationInputs
 from rocket_core.pipeline.card import model_card
 from rocket_core.pipeline.compression import compress_layers, units_of
 from rocket_core.pipeline.evaluating import EvaluationPlan, evaluate_export, plan_evaluation
 from rocket_core.pipeline.export import stored_bytes, write_export
 from rocket_core.pipeline.fetch import obtain_model
-from rocket_core.pipeline.preflight import Run, calibration_tokens, prepare_run, run_identity, token_hash
+from rocket_core.pipeline.preflight import Run, calibration_inputs, prepare_run, run_identity
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.resources import require_evaluation, require_resources
 from rocket_core.pipeline.sensitivity import measure_sensitivities
@@ -56,9 +56,9 @@ REPORT_NAME = "report.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Inputs:
-    """What a run reads beside the model: calibration windows, and what it is evaluated on if that is asked for."""
+    """What a run reads beside the model: calibration inputs, and what it is evaluated on if that is asked for."""
 
-    tokens: Int64[torch.Tensor, "windows tokens"]
+    calibration: CalibrationInputs
     plan: EvaluationPlan | None
 
 
@@ -122,13 +122,13 @@ def compress(
                 return finished
             work.check(identity, resume=resume)
             _refuse_occupied(output, work, config)
-            tokens = calibration_tokens(run, work, token=hub.token)
+            inputs = calibration_inputs(run, work, token=hub.token)
             plan = plan_evaluation(run, token=hub.token)
-            require_resources(run, len(tokens), output, held=work.stored_bytes)
+            require_resources(run, len(inputs), output, held=work.stored_bytes)
             require_evaluation(run, plan, output)
-            work.claim(identity, tokens)
+            work.claim(identity, inputs)
         with offline():
-            report = _compress(run, output, work, identity, _Inputs(tokens=tokens, plan=plan), monitor)
+            report = _compress(run, output, work, identity, _Inputs(calibration=inputs, plan=plan), monitor)
         monitor.finish()
         return report
 
@@ -156,8 +156,8 @@ def _compress(
     inputs: _Inputs,
     monitor: Monitor,
 ) -> CompressionReport:
-    tokens = inputs.tokens
-    profiled = _profile(run, tokens, work, monitor)
+    calibration = inputs.calibration
+    profiled = _profile(run, calibration, work, monitor)
     with monitor.stage("allocating"):
         allocation = allocate_layers(run, profiled.profiles, work)
         selected = chosen(profiled.profiles, allocation, itemsize=run.dtype.itemsize)
@@ -165,9 +165,9 @@ def _compress(
     with monitor.stage("factorizing"):
         units = units_of(selected)
         if run.config.sequential:
-            SequentialCompression(run, tokens, work, units, monitor).complete()
+            SequentialCompression(run, calibration, work, units, monitor).complete()
         else:
-            compress_layers(run, tokens, work, units, monitor)
+            compress_layers(run, calibration, work, units, monitor)
     frontiers = layer_frontiers(profiled.profiles, allocation.objective, allocation.measure)
     layers = tuple(
         layer_report(profile, candidate, work.outcome(profile.name), frontiers[profile.name])
@@ -187,9 +187,10 @@ def _compress(
         rocket_version=__version__,
         fingerprint=_fingerprint(identity),
         model=identity.model,
+        model_class=run.architecture.class_name,
         revision=identity.revision,
         settings=_without_paths(run.config),
-        calibration=_calibration_report(run, tokens),
+        calibration=_calibration_report(run, calibration),
         stages=monitor.stages,
         allocation=_allocation_report(allocation),
         totals=_totals(run, layers, exports),
@@ -202,15 +203,15 @@ def _compress(
     return report
 
 
-def _profile(run: Run, tokens: Int64[torch.Tensor, "windows tokens"], work: WorkFolder, monitor: Monitor) -> Profiled:
+def _profile(run: Run, inputs: CalibrationInputs, work: WorkFolder, monitor: Monitor) -> Profiled:
     if run.config.measures_sensitivities:
         with monitor.stage("differentiating"):
             windows = run.config.sensitivity_samples
             # Evenly spaced: the first windows may all be of one document.
-            stride = max(1, len(tokens) // windows)
-            measure_sensitivities(run, tokens[::stride], work, monitor, windows=windows)
+            stride = max(1, len(inputs) // windows)
+            measure_sensitivities(run, inputs[::stride], work, monitor, windows=windows)
     with monitor.stage("calibrating"):
-        return profile_layers(run, tokens, work, monitor)
+        return profile_layers(run, inputs, work, monitor)
 
 
 def _publish(
@@ -274,15 +275,16 @@ def _fingerprint(identity: RunIdentity) -> str:
     return hashlib.sha256(json.dumps(identity.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
-def _calibration_report(run: Run, tokens: Int64[torch.Tensor, "windows tokens"]) -> CalibrationReport:
+def _calibration_report(run: Run, inputs: CalibrationInputs) -> CalibrationReport:
     calibration = _without_paths(run.config).calibration
     return CalibrationReport(
+        kind=run.architecture.kind,
         dataset=calibration.dataset,
-        samples=tokens.shape[0],
-        sequence_length=tokens.shape[1],
+        samples=len(inputs),
+        sequence_length=run.sequence_length,
         seed=calibration.seed,
-        tokens=tokens.numel(),
-        token_sha256=token_hash(tokens),
+        tokens=len(inputs) * run.positions,
+        token_sha256=inputs.sha256(),
     )
 
 

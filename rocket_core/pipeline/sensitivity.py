@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor, nn
 
-from rocket_core.calibration import Activations
 from rocket_core.devices import return_freed_memory
+from rocket_core.errors import UnsupportedArchitectureError
+from rocket_core.inputs import CalibrationInputs
 from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state_cache import StateCache
-from rocket_core.pipeline.walk import begin_walk, loaded_block, loaded_surroundings, split_windows
+from rocket_core.pipeline.walk import begin_walk, loaded_block, loaded_surroundings, split_inputs
 from rocket_core.pipeline.work_folder import WorkFolder
+from rocket_core.recording import Activations
 from rocket_core.sensitivity import (
     Loss,
     ScaledGradient,
@@ -33,7 +34,7 @@ _BACKWARD_COST = 3
 
 def measure_sensitivities(
     run: Run,
-    tokens: Int64[Tensor, "windows tokens"],
+    calibration: CalibrationInputs,
     work: WorkFolder,
     monitor: Monitor,
     *,
@@ -52,7 +53,7 @@ def measure_sensitivities(
 
     Args:
         run: the run.
-        tokens: calibration windows.
+        calibration: calibration windows of text.
         work: where finished vectors are and go.
         monitor: told of every block and batch.
         windows: how many windows to use, from the first; >= 1.
@@ -63,14 +64,15 @@ def measure_sensitivities(
 
     Raises:
         NonFiniteCalibrationError: NaN or infinity in the gradients of a layer.
-        UnsupportedArchitectureError: a block has no backward pass.
+        UnsupportedArchitectureError: a block has no backward pass, or the model is no decoder or encoder of text.
         CompressionCancelledError: the caller wants the run to end.
     """
     names = [name for block in run.layers for name in block]
     cache = StateCache(work.path / _CACHE_NAME)
     if any(work.sensitivity(name) is None for name in names):
         chosen = loss or natural_loss(run.architecture.model)
-        _ReversePass(run, tokens[:windows], work, cache, monitor, chosen).complete()
+        _refuse_other_than_text(run, calibration)
+        _ReversePass(run, calibration[:windows], work, cache, monitor, chosen).complete()
     cache.remove()
     found = {name: work.sensitivity(name) for name in names}
     return {name: sensitivity for name, sensitivity in found.items() if sensitivity is not None}
@@ -86,15 +88,16 @@ class _ReversePass:
     def __init__(
         self,
         run: Run,
-        tokens: Int64[Tensor, "windows tokens"],
+        calibration: CalibrationInputs,
         work: WorkFolder,
         cache: StateCache,
         monitor: Monitor,
         loss: Loss,
     ) -> None:
         self._run = run
-        self._tokens = tokens.numel()
-        self._batches = split_windows(run, tokens, TOKENS_PER_GRADIENT_BATCH)
+        self._tokens = calibration.tensors["input_ids"].numel()
+        batches = split_inputs(run, calibration, TOKENS_PER_GRADIENT_BATCH)
+        self._batches = [batch["input_ids"] for batch in batches]
         self._work = work
         self._cache = cache
         self._monitor = monitor
@@ -190,6 +193,14 @@ class _ReversePass:
     def _share(self, position: int) -> float:
         """Share of the pass that is done when the gradients stand at the input of block `position`."""
         return (self._blocks + 1 + _BACKWARD_COST * (self._blocks - position)) / self._total
+
+
+def _refuse_other_than_text(run: Run, calibration: CalibrationInputs) -> None:
+    if len(run.architecture.lists) > 1 or set(calibration.tensors) != {"input_ids"}:
+        raise UnsupportedArchitectureError(
+            f"sensitivities of {run.architecture.class_name} cannot be measured: only those of decoders and encoders "
+            "of text can; take objective whitened"
+        )
 
 
 def _key(batch: int) -> str:

@@ -13,22 +13,26 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from rocket_core.architectures import oriented_weight
-from rocket_core.calibration import Activations, InputGroup, find_input_groups, first_input
+from rocket_core.architectures import BlockList, oriented_weight
+from rocket_core.calibration import InputGroup, find_input_groups, first_input
 from rocket_core.devices import return_freed_memory
 from rocket_core.footprint import TOKENS_PER_BATCH
+from rocket_core.inputs import CalibrationInputs
 from rocket_core.methods import LayerProblem
 from rocket_core.modules import compose_weight, unpack_coefficients
 from rocket_core.pipeline.compression import Unit, compress_unit, is_finished, save
 from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.problems import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.walk import begin_walk, loaded_block, split_windows
+from rocket_core.pipeline.walk import begin_walk, loaded_block, split_inputs
 from rocket_core.pipeline.work_folder import WorkFolder
+from rocket_core.recording import Activations
 from rocket_core.whitening import GramStatistics, shrunk_gram
+
+_Streams = tuple[Activations, Activations]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,7 +71,7 @@ class SequentialCompression:
 
     Args:
         run: the run.
-        tokens: calibration windows.
+        inputs: calibration samples.
         work: where finished layers are and go.
         units: what to compress.
         monitor: told of every unit.
@@ -76,13 +80,13 @@ class SequentialCompression:
     def __init__(
         self,
         run: Run,
-        tokens: Int64[Tensor, "windows tokens"],
+        inputs: CalibrationInputs,
         work: WorkFolder,
         units: Sequence[Unit],
         monitor: Monitor,
     ) -> None:
         self._run = run
-        self._tokens = tokens
+        self._inputs = inputs
         self._work = work
         self._units = units
         self._monitor = monitor
@@ -97,33 +101,50 @@ class SequentialCompression:
         """
         if all(is_finished(self._work, unit) for unit in self._units):
             return
+        lists = self._run.architecture.lists
+        streams = self._begin()
+        for position, blocks in enumerate(lists):
+            if position:
+                streams = self._begin((lists[position - 1], streams))
+            for index in range(blocks.first, blocks.stop):
+                self._pass_block(index, streams)
+
+    def _begin(self, passed: tuple[BlockList, _Streams] | None = None) -> _Streams:
+        """Both streams at the first block of a list: of the model's first one, or of the one behind that given."""
         run = self._run
-        dense = begin_walk(run, split_windows(run, self._tokens, TOKENS_PER_BATCH))
-        compressed = Activations(hidden=list(dense.hidden), calls=dense.calls)
-        last = max(index for index, names in enumerate(run.layers) if self._units_of(names))
-        for index in range(last + 1):
-            with loaded_block(run, index) as block:
-                twin = copy.deepcopy(block)
-                self._compress_block(index, (block, twin), (dense, compressed))
-                for batch in range(len(dense.hidden)):
-                    self._monitor.pulse()
-                    dense.step(block, index, batch)
-                    compressed.step(twin, index, batch)
-            del twin
-            return_freed_memory()
+        if passed is None:
+            dense = begin_walk(run, split_inputs(run, self._inputs, TOKENS_PER_BATCH))
+            return dense, Activations(
+                hidden=list(dense.hidden), calls=dense.calls, first=dense.first, beside=dense.beside
+            )
+        blocks, before = passed
+        dense, compressed = (
+            begin_walk(run, split_inputs(run, self._inputs, TOKENS_PER_BATCH), passed=(blocks, stream))
+            for stream in before
+        )
+        return dense, compressed
+
+    def _pass_block(self, index: int, streams: _Streams) -> None:
+        with loaded_block(self._run, index) as block:
+            twin = copy.deepcopy(block)
+            self._compress_block(index, (block, twin), streams)
+            for batch in range(len(streams[0].hidden)):
+                self._monitor.pulse()
+                streams[0].step(block, index, batch)
+                streams[1].step(twin, index, batch)
+        del twin
+        return_freed_memory()
 
     def _units_of(self, names: Sequence[str]) -> list[Unit]:
         return [unit for unit in self._units if unit.names[0] in names]
 
-    def _compress_block(
-        self, index: int, blocks: tuple[nn.Module, nn.Module], streams: tuple[Activations, Activations]
-    ) -> None:
+    def _compress_block(self, index: int, blocks: tuple[nn.Module, nn.Module], streams: _Streams) -> None:
         run = self._run
         names = run.layers[index]
         units = self._units_of(names)
         if not units:
             return
-        prefix = f"{run.architecture.blocks_name}.{index}."
+        prefix = f"{run.architecture.block_name(index)}."
         dense = {name: blocks[0].get_submodule(name.removeprefix(prefix)) for name in names}
         twins = {name: blocks[1].get_submodule(name.removeprefix(prefix)) for name in names}
         shapes = {name: run.architecture.shape(name) for name in names}
@@ -146,7 +167,7 @@ class SequentialCompression:
         group: InputGroup,
         index: int,
         blocks: tuple[nn.Module, nn.Module],
-        streams: tuple[Activations, Activations],
+        streams: _Streams,
         layers: tuple[dict[str, nn.Module], dict[str, nn.Module]],
     ) -> _CrossSums:
         """Sums over what the group's layers read in both streams."""

@@ -4,12 +4,10 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from jaxtyping import Int64
-from torch import Tensor
-
 from rocket_core.allocation import Allocation, allocate
 from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
 from rocket_core.devices import return_freed_memory
+from rocket_core.inputs import CalibrationInputs
 from rocket_core.methods import Method
 from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.problems import layer_problem, naming_the_layer
@@ -17,8 +15,6 @@ from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.walk import BlockWalk
 from rocket_core.pipeline.work_folder import BlockRecord, WorkFolder
 from rocket_core.whitening import GramStatistics
-
-Windows = Int64[Tensor, "windows tokens"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,14 +30,14 @@ class Profiled:
     skipped: dict[str, str]
 
 
-def profile_layers(run: Run, tokens: Windows, work: WorkFolder, monitor: Monitor) -> Profiled:
+def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monitor: Monitor) -> Profiled:
     """Calibrates and profiles every layer, block by block.
 
     A layer's statistics and profile are on disk before the next layer begins.
 
     Args:
         run: the run.
-        tokens: calibration windows.
+        inputs: calibration samples.
         work: where finished layers are and go.
         monitor: told of every layer.
 
@@ -50,7 +46,7 @@ def profile_layers(run: Run, tokens: Windows, work: WorkFolder, monitor: Monitor
         IllConditionedGramError: a Gram matrix that cannot be factorized.
         CompressionCancelledError: the caller wants the run to end.
     """
-    walk = BlockWalk(run, tokens, monitor.pulse)
+    walk = BlockWalk(run, inputs, monitor.pulse)
     total = sum(len(names) for names in run.layers)
     done = 0
     profiles: list[LayerProfile] = []

@@ -1,50 +1,47 @@
 """Walking the dense model block by block: only one block's weights are in memory."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rocket_core.calibration import (
-    Activations,
-    InputGroup,
-    collect_statistics,
-    find_input_groups,
-    record_block_inputs,
-)
+from rocket_core.architectures import BlockList
+from rocket_core.calibration import InputGroup, collect_statistics, find_input_groups
 from rocket_core.devices import return_freed_memory
 from rocket_core.footprint import TOKENS_PER_BATCH
+from rocket_core.inputs import CalibrationInputs
 from rocket_core.pipeline.preflight import Run
+from rocket_core.recording import Activations, record_block_inputs
 from rocket_core.whitening import GramStatistics
 
 
 class BlockWalk:
-    """The hidden states of all calibration windows, on their way through the dense model.
+    """The hidden states of all calibration samples, on their way through the dense model.
 
     Args:
         run: the run.
-        tokens: calibration windows.
+        inputs: calibration inputs; a tensor is windows of text.
         on_batch: called before each batch goes through a block; on a slow device a block takes long.
     """
 
-    def __init__(self, run: Run, tokens: Int64[Tensor, "windows tokens"], on_batch: Callable[[], None]) -> None:
+    def __init__(self, run: Run, inputs: CalibrationInputs | Tensor, on_batch: Callable[[], None]) -> None:
         self._run = run
         self._on_batch = on_batch
-        self._tokens = tokens
+        self._inputs = CalibrationInputs.of_text(inputs) if isinstance(inputs, Tensor) else inputs
         self._activations: Activations | None = None
         self._position = 0
 
     def advance_to(self, index: int) -> None:
         """Brings the hidden states to the input of block `index`."""
-        self._begin()
+        self._enter_list()
         while self._position < index:
             with loaded_block(self._run, self._position) as block:
                 for batch in range(len(self._states.hidden)):
                     self._step(block, self._position, batch)
             self._position += 1
+            self._enter_list()
 
     def statistics(
         self, index: int, layers: tuple[str, ...], *, input_grams: bool
@@ -61,7 +58,7 @@ class BlockWalk:
             never calls is in neither.
         """
         self.advance_to(index)
-        prefix = f"{self._run.architecture.blocks_name}.{index}."
+        prefix = f"{self._run.architecture.block_name(index)}."
         states = self._states
         with loaded_block(self._run, index) as block:
             modules = {name: block.get_submodule(name.removeprefix(prefix)) for name in layers}
@@ -79,6 +76,10 @@ class BlockWalk:
         self._position = index + 1
         return statistics, _leaders(groups)
 
+    def block(self, index: int) -> AbstractContextManager[nn.Module]:
+        """A block with its weights, for as long as the context lasts."""
+        return loaded_block(self._run, index)
+
     def _step(self, block: nn.Module, index: int, batch: int) -> None:
         self._on_batch()
         self._states.step(block, index, batch)
@@ -88,17 +89,24 @@ class BlockWalk:
         assert self._activations is not None
         return self._activations
 
-    def _begin(self) -> None:
-        if self._activations is not None:
+    def _enter_list(self) -> None:
+        """Records the calls of the list that the walk has come to, unless it stands within one."""
+        blocks = self._run.architecture.list_of(self._position)
+        if self._activations is not None and self._activations.first == blocks.first:
             return
-        self._activations = begin_walk(self._run, split_windows(self._run, self._tokens, TOKENS_PER_BATCH))
+        passed = None
+        if self._activations is not None:
+            passed = self._run.architecture.list_of(self._activations.first), self._activations
+        batches = split_inputs(self._run, self._inputs, TOKENS_PER_BATCH)
+        self._activations = begin_walk(self._run, batches, passed=passed)
 
 
 @contextmanager
 def loaded_block(run: Run, index: int) -> Iterator[nn.Module]:
     """A block with its weights, for as long as the context lasts."""
-    block = run.architecture.blocks[index]
-    run.loader.load([f"{run.architecture.blocks_name}.{index}"])
+    name = run.architecture.block_name(index)
+    block = run.architecture.model.get_submodule(name)
+    run.loader.load([name])
     try:
         yield block
     finally:
@@ -127,27 +135,43 @@ def loaded_surroundings(run: Run, *, head: bool) -> Iterator[PreTrainedModel]:
         return_freed_memory()
 
 
-def split_windows(
-    run: Run, tokens: Int64[Tensor, "windows tokens"], tokens_per_batch: int
-) -> list[Int64[Tensor, "_ tokens"]]:
-    """Windows of text in batches of at most so many tokens, on the device; a window is never cut."""
-    size = max(1, tokens_per_batch // run.sequence_length)
-    return [batch.to(run.device) for batch in torch.split(tokens, size)]
+def split_inputs(run: Run, inputs: CalibrationInputs, positions_per_batch: int) -> Iterator[dict[str, Tensor]]:
+    """Calibration inputs in batches of at most so many positions, on the device; a sample is never cut."""
+    size = max(1, positions_per_batch // run.positions)
+    return inputs.batches(size, run.device, run.dtype)
 
 
-def begin_walk(run: Run, batches: Sequence[Int64[Tensor, "_ tokens"]]) -> Activations:
-    """Takes windows of text to the first block, and records how the model would call each block."""
-    with loaded_surroundings(run, head=False) as model:
-        return record_block_inputs(model, run.architecture.blocks, batches)
+def begin_walk(
+    run: Run, batches: Iterable[Mapping[str, Tensor] | Tensor], *, passed: tuple[BlockList, Activations] | None = None
+) -> Activations:
+    """Takes calibration inputs to the first block of a list, and records how the model would call each of its blocks.
+
+    Args:
+        run: the run.
+        batches: arguments of the model by name, or windows of text.
+        passed: in an encoder-decoder the encoder, once its blocks have been walked; None for the first list.
+    """
+    architecture = run.architecture
+    index = passed[0].stop if passed else 0
+    blocks = architecture.blocks_of(architecture.list_of(index))
+    before = (architecture.blocks_of(passed[0]), passed[1]) if passed else None
+    with loaded_surroundings(run, head=False) as model, ExitStack() as stack:
+        return record_block_inputs(
+            model,
+            blocks,
+            batches,
+            passed=before,
+            load_first=lambda: stack.enter_context(loaded_block(run, index)),
+        )
 
 
 def _modules_outside_blocks(run: Run) -> list[str]:
     """Modules that own parameters and belong to no block."""
+    lists = tuple(f"{blocks.name}." for blocks in run.architecture.lists)
     return [
         name
         for name, module in run.architecture.model.named_modules()
-        if any(parameter is not None for parameter in module._parameters.values())
-        and not f"{name}.".startswith(f"{run.architecture.blocks_name}.")
+        if any(parameter is not None for parameter in module._parameters.values()) and not f"{name}.".startswith(lists)
     ]
 
 

@@ -24,6 +24,7 @@ from rocket_core.errors import (
     WorkFolderBusyError,
     WorkFolderError,
 )
+from rocket_core.inputs import CalibrationInputs
 from rocket_core.measures import EvaluationReport
 from rocket_core.report import LayerOutcome, StageReport
 from rocket_core.sensitivity import Sensitivity
@@ -111,10 +112,10 @@ class WorkFolder:
                 )
             _refuse_another(self.path, _read_model(self._identity_file, RunIdentity), identity)
 
-    def claim(self, identity: RunIdentity, tokens: torch.Tensor) -> None:
+    def claim(self, identity: RunIdentity, inputs: CalibrationInputs) -> None:
         """Takes the folder for this process, creating it unless a checked one is there.
 
-        The calibration windows are kept, as a resumed run must not depend on a remote dataset standing still.
+        The calibration samples are kept, as a resumed run must not depend on a remote dataset standing still.
 
         Raises:
             WorkFolderBusyError: another process works in it.
@@ -129,8 +130,8 @@ class WorkFolder:
         for folder in ("sensitivities", "blocks", "profiles", "bases", "grams", "factors", "outcomes"):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         _write_model(self._identity_file, identity)
-        if self.tokens() is None:
-            write_tensors(self._tokens_file, {"tokens": tokens})
+        if not self._inputs_file.is_file():
+            write_tensors(self._inputs_file, inputs.tensors)
 
     @property
     def is_claimed(self) -> bool:
@@ -163,18 +164,18 @@ class WorkFolder:
         if not any((self.path / "profiles").glob("*.json")):
             self.remove()
 
-    def tokens(self) -> torch.Tensor | None:
-        """The calibration windows, if they have been drawn."""
-        known = self.is_claimed and self._tokens_file.is_file()
-        return read_tensors(self._tokens_file)["tokens"] if known else None
+    def inputs(self) -> CalibrationInputs | None:
+        """The calibration samples, if they have been drawn."""
+        known = self.is_claimed and self._inputs_file.is_file()
+        return CalibrationInputs(tensors=read_tensors(self._inputs_file)) if known else None
 
     @property
     def _identity_file(self) -> Path:
         return self.path / "run.json"
 
     @property
-    def _tokens_file(self) -> Path:
-        return self.path / "tokens.safetensors"
+    def _inputs_file(self) -> Path:
+        return self.path / "inputs.safetensors"
 
     def stages(self) -> dict[str, StageReport]:
         """Cost of the stages in earlier runs."""

@@ -4,18 +4,12 @@ import pytest
 import torch
 
 from rocket_core.architectures import build_architecture, oriented_weight
-from rocket_core.calibration import (
-    Activations,
-    BlockCall,
-    InputGroup,
-    collect_statistics,
-    find_input_groups,
-    record_block_inputs,
-    stand_ins,
-)
+from rocket_core.calibration import InputGroup, collect_statistics, find_input_groups
 from rocket_core.errors import NonFiniteCalibrationError
-from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE
+from rocket_core.recording import Activations, BlockCall, record_block_inputs
+from tests.reference.tiny_models import ALL_FAMILIES, FAMILIES, VOCAB_SIZE, tiny_inputs
 
+# Of the first and the last block.
 GROUPS = {
     "llama": [{"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"gate_proj", "up_proj"}, {"down_proj"}],
     "qwen3": [{"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"gate_proj", "up_proj"}, {"down_proj"}],
@@ -25,6 +19,25 @@ GROUPS = {
     "gpt2": [{"c_attn"}, {"c_proj"}, {"c_fc"}, {"c_proj"}],
     "opt": [{"q_proj", "k_proj", "v_proj"}, {"out_proj"}, {"fc1"}, {"fc2"}],
     "gpt_neox": [{"query_key_value"}, {"dense"}, {"dense_h_to_4h"}, {"dense_4h_to_h"}],
+    "bert": [{"query", "key", "value"}, {"dense"}, {"dense"}, {"dense"}],
+    "roberta": [{"query", "key", "value"}, {"dense"}, {"dense"}, {"dense"}],
+    "distilbert": [{"q_lin", "k_lin", "v_lin"}, {"out_lin"}, {"lin1"}, {"lin2"}],
+    "vit": [{"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"fc1"}, {"fc2"}],
+    "siglip_vision": [{"q_proj", "k_proj", "v_proj"}, {"out_proj"}, {"fc1"}, {"fc2"}],
+    "t5": [{"q", "k", "v"}, {"o"}, {"wi_0", "wi_1"}, {"wo"}],
+    "whisper": [{"q_proj", "k_proj", "v_proj"}, {"out_proj"}, {"fc1"}, {"fc2"}],
+}
+CROSS_ATTENTION = {
+    "t5": [{"q", "k", "v"}, {"o"}, {"q"}, {"k", "v"}, {"o"}, {"wi_0", "wi_1"}, {"wo"}],
+    "whisper": [
+        {"q_proj", "k_proj", "v_proj"},
+        {"out_proj"},
+        {"q_proj"},
+        {"k_proj", "v_proj"},
+        {"out_proj"},
+        {"fc1"},
+        {"fc2"},
+    ],
 }
 
 
@@ -32,31 +45,45 @@ def tokens(windows=6, length=24, seed=0):
     return torch.randint(3, VOCAB_SIZE, (windows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def walk(model, blocks, batches, architecture, *, dtype=torch.float64):
+def walk(model, batches, architecture, *, dtype=torch.float64):
     """Statistics of every layer by this library, and the groups of each block."""
-    activations = record_block_inputs(model, blocks, batches)
-    statistics, groups = {}, []
-    for index, block in enumerate(blocks):
-        modules = {name: model.get_submodule(name) for name in architecture.layers[index]}
-        shapes = {name: architecture.shape(name) for name in modules}
-        found = find_input_groups(modules, shapes, lambda: activations.run(block, index, 0))  # noqa: B023
-        groups.append(found)
-        statistics |= collect_statistics(
-            modules,
-            found,
-            lambda batch: activations.step(block, index, batch),  # noqa: B023
-            batches=len(batches),
-            dtype=dtype,
-        )
+    statistics, groups, passed, activations = {}, [], None, None
+    for part in architecture.lists:
+        blocks = model.get_submodule(part.name)
+        activations = record_block_inputs(model, blocks, batches, passed=passed)
+        for index, block in enumerate(blocks, start=part.first):
+            modules = {name: model.get_submodule(name) for name in architecture.layers[index]}
+            shapes = {name: architecture.shape(name) for name in modules}
+            found = find_input_groups(modules, shapes, lambda: activations.run(block, index, 0))  # noqa: B023
+            groups.append(found)
+            statistics |= collect_statistics(
+                modules,
+                found,
+                lambda batch: activations.step(block, index, batch),  # noqa: B023
+                batches=len(batches),
+                dtype=dtype,
+            )
+        passed = blocks, activations
     return statistics, groups, activations
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def in_double(inputs):
+    return {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+
+
+def built(model, dtype=torch.float64):
+    """The architecture of the model's own class, under the names of its modules."""
+    model.config.architectures = [type(model).__name__]
+    return build_architecture(model.config, dtype)
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_statistics_block_by_block_equal_those_of_the_whole_model(family):
-    model = FAMILIES[family]().double()
-    architecture = build_architecture(model.config, torch.float64)
-    blocks = model.get_submodule(architecture.blocks_name)
-    statistics, groups, _ = walk(model, blocks, tokens().split(4), architecture)
+    model = ALL_FAMILIES[family]().double()
+    architecture = built(model)
+    inputs = in_double(tiny_inputs(model, samples=6))
+    batches = [{name: value[part] for name, value in inputs.items()} for part in (slice(0, 4), slice(4, 6))]
+    statistics, groups, _ = walk(model, batches, architecture)
 
     seen = {}
     names = [name for block in architecture.layers for name in block]
@@ -67,29 +94,30 @@ def test_statistics_block_by_block_equal_those_of_the_whole_model(family):
         for name in names
     ]
     with torch.no_grad():
-        model(tokens(), use_cache=False)
+        model(**inputs)
     for handle in handles:
         handle.remove()
 
+    assert statistics.keys() == set(names)
     for name in names:
-        inputs = torch.cat(seen[name])
-        gram = inputs.T @ inputs
+        rows = torch.cat(seen[name])
+        gram = rows.T @ rows
         found = statistics[name]
-        assert found.tokens == len(inputs)
+        assert found.tokens == len(rows)
         torch.testing.assert_close(found.input_energy, gram.diagonal())
         if found.gram is not None:
             torch.testing.assert_close(found.gram, gram)
         else:
             weight = oriented_weight(model.get_submodule(name))
             torch.testing.assert_close(found.output_gram, weight.T @ gram @ weight)
-    leaves = [{name.rsplit(".", 1)[1] for name in group.members} for group in groups[0]]
-    assert leaves == GROUPS[family]
+    for found, expected in (groups[0], GROUPS[family]), (groups[-1], CROSS_ATTENTION.get(family, GROUPS[family])):
+        assert [{name.rsplit(".", 1)[1] for name in group.members} for group in found] == expected
 
 
 def test_the_last_block_hands_on_what_the_model_computes():
     model = FAMILIES["llama"]().double()
     architecture = build_architecture(model.config, torch.float64)
-    _, _, activations = walk(model, model.model.layers, tokens().split(4), architecture)
+    _, _, activations = walk(model, tokens().split(4), architecture)
     with torch.no_grad():
         expected = model.model(tokens(), use_cache=False).last_hidden_state
         torch.testing.assert_close(model.model.norm(torch.cat(activations.hidden)), expected)
@@ -98,10 +126,9 @@ def test_the_last_block_hands_on_what_the_model_computes():
 def test_grams_of_two_halves_add_up():
     model = FAMILIES["llama"]().double()
     architecture = build_architecture(model.config, torch.float64)
-    blocks = model.model.layers
-    whole, _, _ = walk(model, blocks, [tokens()], architecture)
-    first, _, _ = walk(model, blocks, [tokens()[:2]], architecture)
-    second, _, _ = walk(model, blocks, [tokens()[2:]], architecture)
+    whole, _, _ = walk(model, [tokens()], architecture)
+    first, _, _ = walk(model, [tokens()[:2]], architecture)
+    second, _, _ = walk(model, [tokens()[2:]], architecture)
     for name, statistics in whole.items():
         which = "gram" if statistics.gram is not None else "output_gram"
         added = getattr(first[name], which) + getattr(second[name], which)
@@ -111,7 +138,7 @@ def test_grams_of_two_halves_add_up():
 def test_a_shared_input_is_summed_once():
     model = FAMILIES["llama"]().double()
     architecture = build_architecture(model.config, torch.float64)
-    statistics, _, _ = walk(model, model.model.layers, [tokens()], architecture)
+    statistics, _, _ = walk(model, [tokens()], architecture)
     gate, up = (statistics[f"model.layers.0.mlp.{name}_proj"] for name in ("gate", "up"))
     assert gate.gram is up.gram
 
@@ -119,7 +146,7 @@ def test_a_shared_input_is_summed_once():
 def test_the_smaller_side_is_collected():
     model = FAMILIES["llama"]().double()
     architecture = build_architecture(model.config, torch.float64)
-    statistics, _, _ = walk(model, model.model.layers, [tokens()], architecture)
+    statistics, _, _ = walk(model, [tokens()], architecture)
     down = statistics["model.layers.0.mlp.down_proj"]
     assert down.gram is None
     assert down.output_gram.shape == (32, 32)
@@ -162,7 +189,7 @@ def test_non_finite_activations_name_layer_and_batch(value):
     first, second = tokens()[:2].clamp(min=8), tokens()[2:4].clone()
     second[0, 0] = 7
     with pytest.raises(NonFiniteCalibrationError, match=r"model\.layers\.0\.self_attn\.q_proj.*batch 1"):
-        walk(broken, broken.model.layers, [first, second], architecture)
+        walk(broken, [first, second], architecture)
 
 
 def test_a_layer_that_is_never_called_is_in_no_group():

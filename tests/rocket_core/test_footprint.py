@@ -10,11 +10,20 @@ from rocket_core.architectures import build_architecture, read_config
 from rocket_core.checkpoint import find_model
 from rocket_core.config import compression_config
 from rocket_core.errors import UnsupportedArchitectureError
-from rocket_core.footprint import Workload, describe_model, estimate_footprint, factored_export_bytes, positions
+from rocket_core.footprint import (
+    Workload,
+    describe_model,
+    estimate_footprint,
+    factored_export_bytes,
+    input_bytes,
+    positions,
+    sample_positions,
+)
 from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
+from rocket_core.inspection import input_kind
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.resources import estimate_resources
-from tests.reference.tiny_models import FAMILIES, MAX_POSITIONS, save_tiny_model
+from tests.reference.tiny_models import ALL_FAMILIES, MAX_POSITIONS, save_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +44,28 @@ def seen(folder, **how):
     return config, describe_model(config, weights, **how)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 @pytest.mark.parametrize("ignore", [(), ("*.1.*",)])
 def test_headers_tell_what_the_built_model_has(saved, family, ignore):
     folder = saved(family)
     config, model = seen(folder, ignore=ignore)
     architecture = build_architecture(read_config(folder), torch.float32)
     assert model.parameters == architecture.parameters
-    assert positions(config) == MAX_POSITIONS
-    run = prepare_run(find_model(str(folder)), compression_config(ratio=0.3, ignore=ignore))
+    kind = input_kind(config)
+    assert positions(config) == (None if kind == "images" else MAX_POSITIONS)
+    calibration = {"dataset": "builtin" if kind == "text" else "synthetic"}
+    run = prepare_run(find_model(str(folder)), compression_config(ratio=0.3, ignore=ignore, calibration=calibration))
     shapes = sorted(architecture.shape(name) for block in run.layers for name in block)
     assert sorted(shape for block in model.layers for shape in block) == shapes
     for windows in (4, 4000):
         work = Workload(
             windows=windows,
-            sequence_length=run.sequence_length,
+            sequence_length=sample_positions(config, kind, run.sequence_length),
             ratio=0.3,
             precision_bytes=4,
             exports=2,
             statistics_quota_bytes=run.config.statistics_quota_bytes,
+            input_bytes=input_bytes(config, kind),
         )
         told, wanted = estimate_footprint(model, work), estimate_resources(run, windows)
         # Tied embeddings are stored once; nothing else differs but the headers of the files.

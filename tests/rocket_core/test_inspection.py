@@ -6,21 +6,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rocket_core import inspection
+from rocket_core.architectures import build_architecture, read_config
 from rocket_core.checkpoint import find_model
-from rocket_core.config import CompressionConfig
+from rocket_core.config import CalibrationConfig, CompressionConfig
 from rocket_core.errors import (
     AlreadyQuantizedError,
     InfeasibleBudgetError,
     RocketError,
+    UnknownDatasetError,
     UnsupportedArchitectureError,
 )
 from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
-from rocket_core.inspection import NO_DECODERS, parse_config, refuse_config, refuse_unreachable, refuse_weights
+from rocket_core.inspection import (
+    UNSUPPORTED,
+    input_kind,
+    parse_config,
+    refuse_calibration,
+    refuse_config,
+    refuse_unreachable,
+    refuse_weights,
+)
 from rocket_core.pipeline.preflight import prepare_run
-from tests.reference.tiny_models import FAMILIES, byte_tokenizer, save_tiny_model
+from tests.reference.tiny_models import ALL_FAMILIES, byte_tokenizer, save_tiny_model
 
 COMMON = {
     "vocab_size": 320,
@@ -39,7 +48,6 @@ LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_h
 EXPERTS = {"num_experts": 4, "moe_intermediate_size": 16}
 # Fused, merged and odd ones: experts, latent attention, convolutions, routers, names of their own on disk.
 MORE = {
-    "bert": {},
     "bloom": {"n_layer": 2, "n_head": 4},
     "codegen": {**GPT, "rotary_dim": 4},
     "cohere": {},
@@ -87,11 +95,13 @@ def inspect(folder, ratio):
 
 
 def prepare(folder, ratio):
-    prepare_run(find_model(str(folder)), CompressionConfig(ratio=ratio))
+    text = input_kind(parse_config((folder / "config.json").read_bytes(), "m")) == "text"
+    calibration = CalibrationConfig(dataset="builtin" if text else "synthetic")
+    prepare_run(find_model(str(folder)), CompressionConfig(ratio=ratio, calibration=calibration))
 
 
 def save(family, folder):
-    if family in FAMILIES:
+    if family in ALL_FAMILIES:
         return save_tiny_model(family, folder)
     config = AutoConfig.for_model(family, **(COMMON | MORE[family]))
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
@@ -100,7 +110,7 @@ def save(family, folder):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", [*FAMILIES, *MORE])
+@pytest.mark.parametrize("family", [*ALL_FAMILIES, *MORE])
 def test_never_refuses_what_the_library_accepts(family, tmp_path):
     folder = save(family, tmp_path)
     for ratio in RATIOS:
@@ -115,9 +125,8 @@ def test_never_refuses_what_the_library_accepts(family, tmp_path):
     [
         {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}},
         {"model_type": "llama", "quantization_config": {}},
-        {"model_type": "llama", "is_encoder_decoder": True},
-        {"model_type": "t5", "d_model": 16, "num_layers": 1},
         {"model_type": "clip"},
+        {"model_type": "albert", "num_attention_heads": 4},
         {"model_type": 5},
         {"model_type": None},
         {},
@@ -154,9 +163,38 @@ def test_accepts_what_only_looks_odd(fields, tmp_path):
     assert verdict(inspect, tmp_path, 0.3) is None
 
 
-def test_families_without_decoders_are_known_to_have_none():
-    assert set(CONFIG_MAPPING_NAMES) >= NO_DECODERS
-    assert not NO_DECODERS & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def test_families_that_are_refused_by_name_are_families_of_transformers():
+    assert set(CONFIG_MAPPING_NAMES) >= UNSUPPORTED
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_config_tells_what_a_model_reads(family, tmp_path):
+    save_tiny_model(family, tmp_path)
+    config = parse_config((tmp_path / "config.json").read_bytes(), "m")
+    assert input_kind(config) == build_architecture(read_config(tmp_path), torch.float32).kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "dataset", "wanted"),
+    [
+        ("images", "builtin", "a folder of .png and .jpg images"),
+        ("images", "text.txt", "cost in quality"),
+        ("audio", "wikitext2", "a folder of .wav files"),
+        ("text", "synthetic", "'builtin', one of wikitext2"),
+        ("text", ".", "a .txt or .jsonl file"),
+    ],
+)
+def test_data_of_another_kind_are_refused_with_what_to_give(kind, dataset, wanted):
+    with pytest.raises(UnknownDatasetError, match=wanted):
+        refuse_calibration(kind, dataset, None, "m")
+
+
+@pytest.mark.parametrize(
+    ("kind", "dataset"),
+    [("images", "synthetic"), ("audio", "."), ("text", "c4"), ("text", "upload/0"), ("text", "a.txt")],
+)
+def test_data_of_the_right_kind_are_accepted(kind, dataset):
+    refuse_calibration(kind, dataset, None, "m")
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"1", b"\xff", b"[" * 100_000])

@@ -11,7 +11,6 @@ from rocket_core.sensitivity import (
     SquaredGradients,
     natural_loss,
     output_gradient,
-    trial_weight,
 )
 from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE
 
@@ -228,13 +227,3 @@ def test_a_model_without_head_has_hidden_states_to_lose():
 
 def test_the_scale_is_half_the_mean_curvature():
     assert Sensitivity(curvature=torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)).scale == 1.5
-
-
-def test_a_trial_weight_takes_the_place_of_the_layers_own():
-    layer = nn.Linear(3, 2).double().requires_grad_(requires_grad=False)
-    other, inputs = random(3, 2), random(2, 5, 3, seed=1)
-    with trial_weight(layer, other) as error:
-        torch.testing.assert_close(layer(inputs), inputs @ other + layer.bias)
-    assert error.rows == 10
-    assert error.squared == pytest.approx(float((inputs @ (other - layer.weight.T)).square().sum()))
-    torch.testing.assert_close(layer(inputs), inputs @ layer.weight.T + layer.bias)

@@ -48,8 +48,9 @@ def refused(client, body, status, code):
     ("change", "code"),
     [
         ({"config.json": json.dumps(QUANTIZED)}, "already_quantized"),
-        ({"config.json": '{"model_type": "llama", "is_encoder_decoder": true}'}, "unsupported_architecture"),
-        ({"config.json": '{"model_type": "t5"}'}, "unsupported_architecture"),
+        ({"config.json": '{"model_type": "clip"}'}, "unsupported_architecture"),
+        ({"config.json": '{"model_type": "vit", "patch_size": 8}'}, "unknown_dataset"),
+        ({"config.json": '{"model_type": "whisper", "num_mel_bins": 80}'}, "unknown_dataset"),
         ({"config.json": '{"auto_map": {"AutoConfig": "a.B"}}'}, "unsupported_architecture"),
         ({"config.json": '{"auto_map": {"AutoConfig": "a.B"}, "model_type": "qwen"}'}, "unsupported_architecture"),
         ({"config.json": "{"}, "unsupported_architecture"),

@@ -29,7 +29,6 @@ from rocket_core.checkpoint import WeightLoader, find_model, open_checkpoint
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.footprint import describe_model, sensitivity_disk_bytes
 from rocket_core.pipeline import sensitivity
-from rocket_core.pipeline.output_change import measure_output_changes
 from rocket_core.pipeline.preflight import Run, prepare_run, run_identity
 from rocket_core.pipeline.progress import Callbacks, Monitor
 from rocket_core.pipeline.sensitivity import measure_sensitivities
@@ -229,22 +228,6 @@ def test_without_a_loss_it_is_the_change_of_the_final_hidden_states(tmp_path, se
     compare(found, jacobian_energy(model, found, window), within=0.05)
 
 
-def test_the_change_by_trial_is_that_of_the_whole_model(prepare):
-    model = build("llama").double()
-    run = prepare(model)
-    noise = torch.Generator().manual_seed(0)
-    trials = {}
-
-    def trial(name, weight):
-        trials[name] = weight + 0.1 * torch.randn(weight.shape, generator=noise, dtype=weight.dtype)
-        return trials[name]
-
-    found = measure_output_changes(run, tokens(), trial, monitor(run), windows=2)
-    assert list(found) == [name for block in run.layers for name in block]
-    for name, change in found.items():
-        assert change == pytest.approx(_change(model, name, trials[name], tokens()[:2]))
-
-
 def _change(model, name, weight, text):
     module, inputs, own = model.get_submodule(name), [], model.get_submodule(name).weight.data
     handle = module.register_forward_hook(lambda _module, args, _output: inputs.append(args[0].flatten(0, 1)))
@@ -256,23 +239,6 @@ def _change(model, name, weight, text):
         module.weight.data = own
         error = (inputs[0] @ (weight - own.T)).square().sum() / len(inputs[0])
         return float(0.5 * (changed - dense).square().sum() / text.numel() / error)
-
-
-def test_small_trials_agree_with_gradients_where_errors_of_tokens_do_not_meet(prepare, open_work):
-    model = build("llama").double()
-    run = prepare(model, ignore=("model.layers.0.*", "*.self_attn.*"))
-    noise = torch.Generator().manual_seed(0)
-    trial = lambda _name, weight: weight + 1e-4 * torch.randn(weight.shape, generator=noise, dtype=weight.dtype)  # noqa: E731
-    text = tokens(40)
-    by_trial = measure_output_changes(run, text, trial, monitor(run), windows=40)
-    gradients = measure_sensitivities(run, text, open_work(run), monitor(run), windows=40, loss="hidden_states")
-    for name, change in by_trial.items():
-        assert change == pytest.approx(gradients[name].scale, rel=0.15), name
-
-
-def test_a_trial_without_error_changes_nothing(prepare):
-    run = prepare(build("llama"))
-    assert set(measure_output_changes(run, tokens(), lambda _name, weight: weight, monitor(run)).values()) == {0.0}
 
 
 @pytest.fixture

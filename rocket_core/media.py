@@ -1,0 +1,152 @@
+"""Calibration images and audio: from a folder of files, or made up from a seed."""
+
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+
+from rocket_core.errors import CalibrationError, EmptyCalibrationError
+
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
+AUDIO_SUFFIXES = (".wav",)
+
+_SAMPLE_BYTES = 2
+
+
+def media_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of a folder with one of these endings, in lower or upper case, by name.
+
+    Raises:
+        EmptyCalibrationError: there are none.
+    """
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in suffixes and file.is_file())
+    if not files:
+        raise EmptyCalibrationError(
+            f"the folder {folder} holds no {' or '.join(suffixes)} file; give one with calibration data at its top"
+        )
+    return files
+
+
+def folder_images(folder: Path, *, seed: int) -> Iterator[Any]:
+    """Reads the images of a folder, in colour, in an order that the seed decides.
+
+    Raises:
+        EmptyCalibrationError: the folder holds no image.
+        CalibrationError: a file is no image; or Pillow is not installed.
+    """
+    files = media_files(folder, IMAGE_SUFFIXES)
+    library = pillow()
+    for index in np.random.default_rng(seed).permutation(len(files)):
+        try:
+            with library.open(files[index]) as image:
+                yield image.convert("RGB")
+        except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as error:
+            raise CalibrationError(
+                f"{files[index]} cannot be read as an image ({type(error).__name__}); repair or remove it"
+            ) from error
+
+
+def synthetic_images(side: int, *, seed: int) -> Iterator[Any]:
+    """Draws images without end: discs of random place, size and colour over each other.
+
+    Their edges and their spectrum resemble those of photographs; nothing is depicted.
+
+    Args:
+        side: width and height in pixels.
+        seed: at least 0.
+    """
+    library = pillow()
+    generator = np.random.default_rng(seed)
+    while True:
+        yield library.fromarray(_discs(side, generator))
+
+
+def folder_audio(folder: Path, *, seed: int, rate: int) -> Iterator[Float32[np.ndarray, " samples"]]:
+    """Reads the recordings of a folder in an order that the seed decides.
+
+    Args:
+        folder: `.wav` files: PCM, mono, 16 bits.
+        seed: at least 0.
+        rate: samples per second that the model hears.
+
+    Yields:
+        Amplitudes in [-1, 1).
+
+    Raises:
+        EmptyCalibrationError: the folder holds no recording.
+        CalibrationError: a file is of another format or rate, or damaged.
+    """
+    files = media_files(folder, AUDIO_SUFFIXES)
+    for index in np.random.default_rng(seed).permutation(len(files)):
+        yield _read_wave(files[index], rate)
+
+
+def synthetic_audio(length: int, *, seed: int, rate: int) -> Iterator[Float32[np.ndarray, " samples"]]:
+    """Makes up recordings without end: a wandering tone with overtones in syllables, pauses, and noise.
+
+    Args:
+        length: samples of each.
+        seed: at least 0.
+        rate: samples per second.
+    """
+    generator = np.random.default_rng(seed)
+    while True:
+        yield _hum(length, rate, generator)
+
+
+def pillow() -> Any:
+    """Pillow's module of images.
+
+    Raises:
+        CalibrationError: it is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise CalibrationError(
+            "calibration on images needs Pillow, which is not installed; pip install 'rocket-compress[vision]'"
+        ) from error
+    return Image
+
+
+def _discs(side: int, generator: np.random.Generator) -> UInt8[np.ndarray, "side side 3"]:
+    image = np.full((side, side, 3), generator.integers(256, size=3), dtype=np.float64)
+    rows, columns = np.ogrid[:side, :side]
+    for _ in range(100):
+        # A power law between a thirtieth of the image and all of it: most are small, as in nature.
+        radius = side * (1 / 30) ** generator.random()
+        row, column = generator.uniform(0, side, size=2)
+        image[(rows - row) ** 2 + (columns - column) ** 2 < radius**2] = generator.integers(256, size=3)
+    image += generator.normal(scale=4.0, size=image.shape)
+    return image.clip(0, 255).astype(np.uint8)
+
+
+def _hum(length: int, rate: int, generator: np.random.Generator) -> Float32[np.ndarray, " samples"]:
+    seconds = np.arange(length) / rate
+    knots = np.linspace(0, seconds[-1], max(2, int(4 * length / rate)))
+    pitch = np.interp(seconds, knots, generator.uniform(80, 250, size=len(knots)))
+    loudness = np.interp(seconds, knots, generator.uniform(-0.3, 1.0, size=len(knots))).clip(0)
+    phase = 2 * np.pi * np.cumsum(pitch) / rate
+    tone = sum(np.sin(harmonic * phase + generator.uniform(0, 6)) / harmonic for harmonic in range(1, 16))
+    sound = 0.2 * loudness * tone + generator.normal(scale=0.005, size=length)
+    return np.asarray(sound.clip(-1, 1), dtype=np.float32)
+
+
+def _read_wave(file: Path, rate: int) -> Float32[np.ndarray, " samples"]:
+    try:
+        with wave.open(str(file), "rb") as recording:
+            found = recording.getnchannels(), recording.getsampwidth(), recording.getframerate()
+            data = recording.readframes(recording.getnframes())
+    except (wave.Error, EOFError, OSError) as error:
+        raise CalibrationError(f"{file} cannot be read as a .wav file ({error}); convert it to 16-bit PCM") from error
+    if found != (1, _SAMPLE_BYTES, rate):
+        channels, width, frames = found
+        raise CalibrationError(
+            f"{file} has {channels} channels of {8 * width} bits at {frames} Hz; the model hears one channel of 16 "
+            f"bits at {rate} Hz: convert it"
+        )
+    whole = len(data) - len(data) % _SAMPLE_BYTES
+    return np.frombuffer(data[:whole], dtype="<i2").astype(np.float32) / 2**15
