@@ -103,13 +103,6 @@ def test_inputs_that_never_fire_are_pruned_first():
     assert torch.isfinite(few_left.weight).all()
 
 
-def test_what_is_gone_stays_gone_where_entries_are_worth_nothing():
-    weight, inputs = random_layer(10, 10)
-    inputs[:, :5] = 0
-    first, second = path(weight, inputs, [60, 55])
-    assert not (second.support & ~first.support).any()
-
-
 @few
 @given(d_in=st.integers(1, 9), d_out=st.integers(1, 9), fraction=st.floats(0, 1), seed=st.integers(0, 2**31))
 def test_magnitude_and_wanda_are_what_a_double_loop_finds(d_in, d_out, fraction, seed):

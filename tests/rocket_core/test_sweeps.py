@@ -111,7 +111,9 @@ def test_a_dominating_direction_does_not_drown_the_swept_error_in_float32():
     factor = reference.whiten(weight, gram)[0]
     approximation = swept.dictionary().double() @ swept.coefficients.double()
     explicit = reference.errors(weight, factor, approximation)[1]
-    assert swept.reconstruction_error() == pytest.approx(explicit, rel=1e-2)
+    assert swept.reconstruction_error() == pytest.approx(explicit, rel=1e-3)
+    # An error with few digits would make the sweep look worse than nothing.
+    assert swept.reconstruction_error() < 0.8 * factorize_layer(layer, 40, 1600, sweeps=0).reconstruction_error()
 
 
 def test_sweeps_are_applied_as_often_as_asked():
