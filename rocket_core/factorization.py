@@ -135,11 +135,14 @@ class Factorization:
         residual = float(removed.square().sum(dim=0).sum(dtype=torch.float64))
         return _relative_error(residual - self._explained(self.coefficients @ removed), self.layer.whitened_energy)
 
+    def whitened_dictionary(self) -> Float[Tensor, "m rank"]:
+        """The dictionary as the layer's outputs see it, in the coordinates of SW's left singular vectors."""
+        return torch.cholesky_solve(self.coefficients @ self.layer.whitened.mT, self.cholesky).mT
+
     def column_errors(self) -> Float[Tensor, " d_out"]:
         """‖S(w_j - D c_j)‖² of each output, in float64."""
-        whitened = self.layer.whitened
-        atoms = torch.cholesky_solve(self.coefficients @ whitened.mT, self.cholesky).mT
-        return (whitened - atoms @ self.coefficients).square().sum(dim=0, dtype=torch.float64)
+        removed = self.layer.whitened - self.whitened_dictionary() @ self.coefficients
+        return removed.square().sum(dim=0, dtype=torch.float64)
 
     def _explained(self, projection: Float[Tensor, "rank side"]) -> float:
         solved = torch.linalg.solve_triangular(self.cholesky, projection, upper=False)
@@ -299,7 +302,7 @@ def sweep(factorization: Factorization) -> Factorization:
     """
     layer = factorization.layer
     whitened = layer.whitened
-    atoms = torch.cholesky_solve(factorization.coefficients @ whitened.mT, factorization.cholesky).mT
+    atoms = factorization.whitened_dictionary()
     lengths = torch.linalg.vector_norm(atoms, dim=0)
     atoms = atoms / torch.where(lengths > 0, lengths, 1)
     gram = atoms.mT @ atoms
@@ -307,7 +310,6 @@ def sweep(factorization: Factorization) -> Factorization:
     inverse = torch.cholesky_inverse(_regularised_cholesky(gram, layer.settings.ridge))
     free = inverse @ products
     support = largest(free.square() / inverse.diagonal()[:, None], factorization.nnz)
-    gram = gram + torch.diag(torch.where(lengths > 0, 0, torch.ones_like(lengths)))
     coefficients = solve_on_support(gram, products, support, energy=layer.whitened_energy, start=free)
     swept = with_best_dictionary(layer, coefficients, support, atoms)
     return min(swept, factorization, key=Factorization.reconstruction_error)

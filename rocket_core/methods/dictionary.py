@@ -1,6 +1,9 @@
 """Candidates of dictionary and coefficients: low-rank if the coefficients are dense, factored if they are sparse."""
 
+import itertools
 from collections.abc import Sequence
+
+import torch
 
 from rocket_core import budget
 from rocket_core.candidates import Candidate, SharedCandidate
@@ -11,6 +14,7 @@ from rocket_core.factorization import (
     PreparedLayer,
     factorize_layer,
     prepare_layer,
+    with_best_dictionary,
 )
 from rocket_core.methods.problem import Compressed, LayerProblem
 from rocket_core.modules import LayerFactors
@@ -77,8 +81,11 @@ def share(
     """The best factorization of a group's weights side by side at each ratio; arguments as for `profile`."""
     layer = prepare(problem, settings)
     found = best_factorizations(layer, ratios, shapes, objective="whitened", itemsize=itemsizes[1])
-    shared = [_shared_candidate(problem, factorization, owner, itemsizes[0]) for factorization in found]
-    return [found for found in shared if found is not None][::-1]
+    return [
+        _shared_candidate(problem, _serving_all(problem, factorization), owner, itemsizes[0])
+        for factorization in found
+        if factorization.nnz >= len(problem.members)
+    ][::-1]
 
 
 def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz: int) -> Compressed:
@@ -88,6 +95,7 @@ def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz
 
 def compressed(problem: LayerProblem, factorization: Factorization) -> Compressed:
     """The result for a factorization."""
+    factorization = _serving_all(problem, factorization)
     factors = LayerFactors(
         dictionary=factorization.dictionary(),
         coefficients=problem.unscaled(factorization.coefficients),
@@ -119,10 +127,43 @@ def candidate(problem: LayerProblem, factorization: Factorization, itemsize: int
     )
 
 
+def _serving_all(problem: LayerProblem, factorization: Factorization) -> Factorization:
+    """Gives each member of a group that is left without a coefficient one, since a layer stores at least one.
+
+    That is the one which helps most; for it the least of the coefficients goes.
+    """
+    if factorization.support is None or len(problem.members) == 1:
+        return factorization
+    parts = _parts(problem)
+    forgotten = [part for part in parts if not bool(factorization.support[:, part].any())]
+    if not forgotten:
+        return factorization
+    layer, atoms = factorization.layer, factorization.whitened_dictionary()
+    coefficients, support = factorization.coefficients.clone(), factorization.support.clone()
+    energies = atoms.square().sum(dim=0).clamp_min(torch.finfo(atoms.dtype).tiny)[:, None]
+    for part in forgotten:
+        sizes = coefficients.abs().masked_fill(~support, torch.inf)
+        for other in parts:
+            if int(support[:, other].sum()) == 1:
+                sizes[:, other] = torch.inf
+        least = divmod(int(sizes.argmin()), sizes.shape[1])
+        coefficients[least], support[least] = 0, False
+        products = atoms.mT @ layer.whitened[:, part]
+        atom, output = divmod(int((products.square() / energies).argmax()), products.shape[1])
+        coefficients[atom, part.start + output] = products[atom, output] / energies[atom, 0]
+        support[atom, part.start + output] = True
+    return with_best_dictionary(layer, coefficients, support, atoms)
+
+
+def _parts(problem: LayerProblem) -> list[slice]:
+    """The outputs of each member."""
+    ends = list(itertools.accumulate(problem.members))
+    return [slice(end - width, end) for end, width in zip(ends, problem.members, strict=True)]
+
+
 def _shared_candidate(
     problem: LayerProblem, factorization: Factorization, owner: str, itemsize: int
-) -> SharedCandidate | None:
-    """None where a member would be left without any coefficient."""
+) -> SharedCandidate:
     d_in, _ = problem.shape
     layer, rank = factorization.layer, factorization.rank
     errors = factorization.column_errors()
@@ -131,13 +172,8 @@ def _shared_candidate(
     lengths = layer.weight.square().sum(dim=0)
     members = []
     dense = factorization.support is None
-    begin = 0
-    for index, d_out in enumerate(problem.members):
-        part = slice(begin, begin + d_out)
-        begin += d_out
+    for index, (part, d_out) in enumerate(zip(_parts(problem), problem.members, strict=True)):
         nnz = rank * d_out if factorization.support is None else int(factorization.support[:, part].sum())
-        if nnz == 0:
-            return None
         atoms = rank * d_in if index == 0 else 0
         error = float(errors[part].sum())
         members.append(

@@ -68,7 +68,7 @@ POINTS = (
     ),
     # A file is complete, and not yet where it belongs.
     Failpoint(name="mid-download", function="huggingface_hub.file_download:http_get", when="after"),
-    Failpoint(name="mid-layer", function="rocket_core.profiling:profile_layer", when="before", call=3),
+    Failpoint(name="mid-layer", function="rocket_core.profiling:best_factorizations", when="before", call=3),
     Failpoint(name="layer-file-no-row", function="worker.progress:ProgressWriter.on_profile", when="before", call=4),
     Failpoint(name="after-row", function="worker.progress:ProgressWriter.on_profile", when="after", call=5),
     Failpoint(name="after-allocation", function="worker.progress:ProgressWriter.on_allocation", when="after"),

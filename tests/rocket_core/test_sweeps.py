@@ -101,6 +101,21 @@ def test_float32_sweeps_stay_close_to_float64():
     assert errors[0] == pytest.approx(errors[1], rel=1e-2)
 
 
+def test_a_dominating_direction_does_not_drown_the_swept_error_in_float32():
+    weight, gram = random_layer(64, 64)
+    inputs = torch.zeros(64, dtype=torch.float64)
+    inputs[3] = 1e4
+    gram = gram + torch.outer(inputs, inputs)
+    layer = prepare_layer(weight, eigenbasis(weight, gram), FactorizerSettings(sweeps=1), dtype=torch.float32)
+    swept = factorize_layer(layer, 40, 1600)
+    factor = reference.whiten(weight, gram)[0]
+    approximation = swept.dictionary().double() @ swept.coefficients.double()
+    explicit = reference.errors(weight, factor, approximation)[1]
+    assert swept.reconstruction_error() == pytest.approx(explicit, rel=1e-3)
+    # An error with few digits would make the sweep look worse than nothing.
+    assert swept.reconstruction_error() < 0.8 * factorize_layer(layer, 40, 1600, sweeps=0).reconstruction_error()
+
+
 def test_sweeps_are_applied_as_often_as_asked():
     weight, gram = random_layer(16, 16)
     plain = factorize_layer(prepared(weight, gram), 8, 60)

@@ -11,7 +11,7 @@ from rocket_core.errors import RocketError
 from rocket_core.factorization import FactorizerSettings
 from rocket_core.methods import METHODS, dictionary, method_for
 from rocket_core.modules import LayerFactors, compose_weight, layer_tensors
-from tests.reference.problems import example
+from tests.reference.problems import TOKENS, example
 
 SHAPES = [(24, 24), (36, 12), (12, 36)]
 ROCKET = {"kinds": ("low_rank", "factored", "sparse")}
@@ -165,6 +165,25 @@ def test_shared_candidates_are_what_compression_makes_of_them_member_by_member(w
         assert shared.kept_parameters == shared.rank * 20 + shared.nnz
     by_size = [shared.kept_parameters for shared in found[:-1]]
     assert by_size == sorted(by_size, reverse=True)
+
+
+def test_a_member_that_hardly_matters_is_left_one_coefficient():
+    layer = example(20, (16, 8, 8), weights=0)
+    layer.problem.column_weights[16:] *= 1e-4
+    rocket = method(kinds=("shared",), sweeps=2)
+    found = rocket.share(layer.problem, "q")
+    assert len(found) == 14
+    assert any(shared.members[1].nnz == shared.members[2].nnz == 1 for shared in found)
+    for shared in found:
+        factors = rocket.compress_shared(layer.problem, shared.rank, shared.nnz).factors
+        counts = [int(part.sum()) for part in factors.support.split([16, 8, 8], dim=1)]
+        assert counts == [member.nnz for member in shared.members]
+        assert min(counts) >= 1
+        assert not factors.coefficients[~factors.support].any()
+        error, relative, _, _ = layer.errors(dense(factors))
+        errors = [member.loss * 2 * TOKENS for member in shared.members]
+        assert sum(errors) == pytest.approx(error, rel=1e-6)
+        assert relative < 1
 
 
 def test_shared_candidates_stay_within_their_ratio():

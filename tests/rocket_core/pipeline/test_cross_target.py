@@ -56,7 +56,7 @@ def test_without_shrinkage_it_is_plain_least_squares():
 @pytest.mark.parametrize("shrinkage", [0.0, 0.05])
 def test_equal_inputs_ask_for_the_weight_itself(tokens, shrinkage):
     dense, _, weight = streams(10, 6, tokens)
-    torch.testing.assert_close(target(dense, dense, weight, shrinkage), weight, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(target(dense, dense, weight, shrinkage), weight, rtol=1e-4, atol=1e-4)
 
 
 def test_inputs_that_never_fire_keep_their_weights():

@@ -192,7 +192,7 @@ def test_memory_that_runs_out_while_computing_is_no_traceback(model, tmp_path, s
     def exhausted(*_args, **_kwargs):
         raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
 
-    monkeypatch.setattr(stages, "profile_layer", exhausted)
+    monkeypatch.setattr(stages, "_profile_one", exhausted)
     with pytest.raises(InsufficientMemoryError, match=r"20\.00 GiB"):
         compress(str(model), tmp_path / "out", settings())
 
