@@ -3,7 +3,7 @@
     python -m benchmarks.quality --model FOLDER --calibrate FILE --measure FILE --out FOLDER
 
 Writes OUT/quality.json with every run and OUT/quality.md with a table: for decoders perplexity over the dense model's,
-for encoders the mean cosine drift of the pooled output; mean over the seeds, with half the distance of largest and least.
+for encoders the mean cosine drift of the pooled output; mean over seeds, with half the distance of largest and least.
 Each run is kept as it ends, and a run that is there is not made again.
 """
 

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from rocket_core import sensitivity
-from rocket_core.calibration import BlockCall
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
+from rocket_core.recording import BlockCall
 from rocket_core.sensitivity import (
     ScaledGradient,
     Sensitivity,

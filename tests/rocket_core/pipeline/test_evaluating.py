@@ -17,7 +17,7 @@ from rocket_core.errors import (
 from rocket_core.evaluation import evaluate_text
 from rocket_core.pipeline import compress, evaluating, resources
 from rocket_core.pipeline.evaluating import plan_evaluation
-from rocket_core.pipeline.preflight import calibration_tokens, prepare_run
+from rocket_core.pipeline.preflight import calibration_inputs, prepare_run
 from rocket_core.pipeline.work_folder import WorkFolder
 from rocket_core.report import CompressionReport
 
@@ -208,7 +208,7 @@ def plan(model_folder):
 
 
 def stories_in(run, windows):
-    text = run.tokenizer.decode(windows.flatten().tolist())
+    text = run.inputs.tokenizer.decode(windows.flatten().tolist())
     return {number for number in range(len(STORIES)) if f"Story {number}:" in text}
 
 
@@ -221,7 +221,7 @@ def test_of_the_text_that_is_calibrated_on_only_other_documents_are_read(plan, t
 
     run, planned = plan(calibration, {"dataset": dataset, "samples": 20, "sequence_length": 32})
 
-    calibrated = stories_in(run, calibration_tokens(run, WorkFolder(Path("nowhere"))))
+    calibrated = stories_in(run, calibration_inputs(run, WorkFolder(Path("nowhere"))).tensors["input_ids"])
     evaluated = stories_in(run, planned.text.windows)
     assert len(calibrated) > 10
     assert len(evaluated) > 10
@@ -230,14 +230,14 @@ def test_of_the_text_that_is_calibrated_on_only_other_documents_are_read(plan, t
 
 def test_another_file_is_read_from_its_beginning(plan, stories, text):
     run, planned = plan({"dataset": str(text), "samples": 2}, {"dataset": str(stories), "sequence_length": 32})
-    assert run.tokenizer.decode(planned.text.windows[0].tolist()).startswith("<s>Story 0: rocket<s>Story 1")
+    assert run.inputs.tokenizer.decode(planned.text.windows[0].tolist()).startswith("<s>Story 0: rocket<s>Story 1")
 
 
 def test_builtin_text_is_the_same_whatever_was_calibrated_on(plan, text):
     texts = [plan({"dataset": dataset, "samples": 2}, {"sequence_length": 40}) for dataset in ("builtin", str(text))]
     assert len({planned.text.sha256 for _, planned in texts}) == 1
     run, planned = texts[0]
-    assert run.tokenizer.decode(planned.text.windows[0].tolist()[1:]) == held_out_text()[:39]
+    assert run.inputs.tokenizer.decode(planned.text.windows[0].tolist()[1:]) == held_out_text()[:39]
     assert planned.text.count == EvaluationConfig().samples
 
 

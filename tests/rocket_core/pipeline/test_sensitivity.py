@@ -24,12 +24,12 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from rocket_core.architectures import Architecture
-from rocket_core.checkpoint import WeightLoader, find_model, open_checkpoint
+from rocket_core.checkpoint import find_model
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.footprint import describe_model, sensitivity_disk_bytes
+from rocket_core.inputs import CalibrationInputs
 from rocket_core.pipeline import sensitivity
-from rocket_core.pipeline.preflight import Run, prepare_run, run_identity
+from rocket_core.pipeline.preflight import prepare_run, run_identity
 from rocket_core.pipeline.progress import Callbacks, Monitor
 from rocket_core.pipeline.sensitivity import measure_sensitivities
 from rocket_core.pipeline.state_cache import StateCache
@@ -70,6 +70,10 @@ def build(family):
         return MORE_FAMILIES[family]().eval()
 
 
+def inputs(windows=WINDOWS):
+    return CalibrationInputs.of_text(tokens(windows))
+
+
 def tokens(windows=WINDOWS):
     return torch.randint(3, 259, (windows, 32), generator=torch.Generator().manual_seed(0))
 
@@ -98,7 +102,7 @@ def open_work(tmp_path):
 
     def make(run, name="work"):
         made.append(WorkFolder(tmp_path / name))
-        made[-1].claim(run_identity(run), tokens())
+        made[-1].claim(run_identity(run), inputs())
         return made[-1]
 
     yield make
@@ -137,7 +141,7 @@ def test_equals_one_backward_pass_of_the_whole_model(family, prepare, open_work,
     model = build(family).double()
     run = prepare(model)
     assert run.dtype == torch.float64
-    found = measure_sensitivities(run, tokens(), open_work(run), monitor(run))
+    found = measure_sensitivities(run, inputs(), open_work(run), monitor(run))
     compare(found, squared_gradients(model, found, tokens()), within=1e-6)
 
 
@@ -147,7 +151,7 @@ def test_equals_one_backward_pass_of_the_whole_model(family, prepare, open_work,
 def test_models_of_any_dtype_come_close_to_float64(dtype, within, prepare, open_work, small_batches):
     model = build("llama").to(dtype)
     run = prepare(model)
-    found = measure_sensitivities(run, tokens(), open_work(run), monitor(run))
+    found = measure_sensitivities(run, inputs(), open_work(run), monitor(run))
     compare(found, squared_gradients(model.double(), found, tokens()), within=within)
 
 
@@ -162,7 +166,7 @@ def test_gradients_out_of_the_range_of_half_precision_are_measured(factor, prepa
             block.mlp.down_proj.weight /= 64
             block.self_attn.o_proj.weight /= 64
     run = prepare(model)
-    found = measure_sensitivities(run, tokens(), open_work(run), monitor(run))
+    found = measure_sensitivities(run, inputs(), open_work(run), monitor(run))
     compare(found, squared_gradients(model.double(), found, tokens()), within=0.01)
 
 
@@ -176,7 +180,7 @@ def test_loaded_weights_require_no_gradients_which_would_take_their_size_again(p
 def test_only_the_first_windows_are_used(prepare, open_work):
     model = build("llama")
     run = prepare(model)
-    found = measure_sensitivities(run, tokens(), open_work(run), monitor(run), windows=2)
+    found = measure_sensitivities(run, inputs(), open_work(run), monitor(run), windows=2)
     compare(found, squared_gradients(model.double(), found, tokens()[:2]), within=1e-5)
 
 
@@ -184,37 +188,21 @@ def test_ignored_layers_are_not_measured_but_passed_through(prepare, open_work):
     model = build("llama")
     run = prepare(model, ignore=("model.layers.0.*", "*.q_proj"))
     work = open_work(run)
-    found = measure_sensitivities(run, tokens(), work, monitor(run))
+    found = measure_sensitivities(run, inputs(), work, monitor(run))
     assert len(found) == 6
     compare(found, squared_gradients(model.double(), found, tokens()), within=1e-5)
 
 
 def encoder_run(folder, settings):
-    """The run of a model without any head, built by hand: discovery knows language models alone."""
+    """A model without any head and its run, on three layers of each block."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = BertConfig(**LLAMA_LIKE)
         model = BertModel(config).eval().double()
     model.save_pretrained(folder)
-    with torch.device("meta"):
-        skeleton = BertModel(config).eval().double()
-    skeleton.embeddings.position_ids = model.embeddings.position_ids
-    skeleton.embeddings.token_type_ids = model.embeddings.token_type_ids
-    names = ("attention.self.query", "attention.output.dense", "output.dense")
-    layers = tuple(tuple(f"encoder.layer.{index}.{name}" for name in names) for index in range(2))
-    checkpoint, device = open_checkpoint(folder), torch.device("cpu")
-    run = Run(
-        config=settings(),
-        source=find_model(str(folder)),
-        checkpoint=checkpoint,
-        architecture=Architecture(model=skeleton, blocks_name="encoder.layer", layers=layers),
-        loader=WeightLoader(skeleton, checkpoint, device),
-        tokenizer=byte_tokenizer(),
-        device=device,
-        dtype=torch.float64,
-        sequence_length=8,
-        layers=layers,
-        skipped={},
+    byte_tokenizer().save_pretrained(folder)
+    run = prepare_run(
+        find_model(str(folder)), settings(precision="float64", ignore=("*.key", "*.value", "*.intermediate.dense"))
     )
     return model, run
 
@@ -223,7 +211,9 @@ def test_without_a_loss_it_is_the_change_of_the_final_hidden_states(tmp_path, se
     model, run = encoder_run(tmp_path / "bert", settings)
     window = tokens(1)[:, :8]
     # Each repetition draws other signs.
-    found = measure_sensitivities(run, window.expand(1000, 8), open_work(run), monitor(run), windows=1000)
+    found = measure_sensitivities(
+        run, CalibrationInputs.of_text(window.expand(1000, 8)), open_work(run), monitor(run), windows=1000
+    )
     assert len(found) == 6
     compare(found, jacobian_energy(model, found, window), within=0.05)
 
@@ -246,7 +236,7 @@ def four_layers(prepare, open_work, small_batches):
     """A run of two blocks with two layers each, and the files that it leaves when nothing stops it."""
     run = prepare(build("llama"), ignore=("*.k_proj", "*.v_proj", "*.mlp.*"))
     work = open_work(run, "whole")
-    measure_sensitivities(run, tokens(), work, monitor(run))
+    measure_sensitivities(run, inputs(), work, monitor(run))
     work.release()
     return run, read_all(work)
 
@@ -264,8 +254,8 @@ def test_cancelled_anywhere_it_resumes_to_the_same_bytes(four_layers, open_work)
         work = open_work(run, str(stop))
         asked = itertools.count()
         with pytest.raises(CompressionCancelledError):
-            measure_sensitivities(run, tokens(), work, monitor(run, should_cancel=lambda: next(asked) == stop))  # noqa: B023
-        measure_sensitivities(run, tokens(), work, monitor(run))
+            measure_sensitivities(run, inputs(), work, monitor(run, should_cancel=lambda: next(asked) == stop))  # noqa: B023
+        measure_sensitivities(run, inputs(), work, monitor(run))
         assert read_all(work) == expected
 
 
@@ -277,7 +267,7 @@ def test_killed_at_any_file_it_resumes_to_the_same_bytes_without_repeating_block
             with monkeypatch.context() as patch:
                 operations = die_at(patch, number, late=late)
                 try:
-                    measure_sensitivities(run, tokens(), work, monitor(run))
+                    measure_sensitivities(run, inputs(), work, monitor(run))
                 except KeyboardInterrupt:
                     pass
                 else:
@@ -289,7 +279,7 @@ def test_killed_at_any_file_it_resumes_to_the_same_bytes_without_repeating_block
             forward, reached = cache.indices("hidden"), cache.indices("gradients")
             with monkeypatch.context() as patch:
                 loads = record_loads(patch, run.loader)
-                measure_sensitivities(run, tokens(), work, monitor(run))
+                measure_sensitivities(run, inputs(), work, monitor(run))
             assert read_all(work) == expected
             blocks = [names[0] for names in loads if names[0].startswith("model.layers.")]
             if len(known) == 4:
@@ -337,7 +327,7 @@ def test_a_complete_measurement_is_only_read(four_layers, open_work, monkeypatch
     run, expected = four_layers
     work = open_work(run, "whole")
     monkeypatch.setattr(run.loader, "load", lambda names: pytest.fail(f"loads {names}"))
-    found = measure_sensitivities(run, tokens(), work, monitor(run))
+    found = measure_sensitivities(run, inputs(), work, monitor(run))
     assert sorted(f"{name}.safetensors" for name in found) == sorted(expected)
 
 
@@ -346,7 +336,7 @@ def test_the_disk_it_takes_is_known_beforehand(prepare, open_work, tmp_path):
     work, taken = open_work(run), []
     watcher = monitor(run, on_progress=lambda _progress: taken.append(work.stored_bytes))
     with watcher.stage("calibrating"):
-        measure_sensitivities(run, tokens(40), work, watcher, windows=40)
+        measure_sensitivities(run, inputs(40), work, watcher, windows=40)
     model = describe_model(json.loads((tmp_path / "model" / "config.json").read_text()), run.checkpoint.weights)
     expected = sensitivity_disk_bytes(model, windows=40, sequence_length=32)
     assert 0.7 * expected <= max(taken) - taken[0] <= 1.05 * expected
@@ -357,7 +347,7 @@ def test_every_block_is_told_of(prepare, open_work, small_batches):
     told = []
     watcher = monitor(run, on_progress=told.append)
     with watcher.stage("calibrating"):
-        measure_sensitivities(run, tokens(), open_work(run), watcher)
+        measure_sensitivities(run, inputs(), open_work(run), watcher)
     begin, end = told[0].fraction, told[0].fraction + 0.72
     fractions = [progress.fraction for progress in told]
     assert fractions == sorted(fractions)
