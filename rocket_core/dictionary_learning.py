@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-# Numbers that the pursuit may hold at a time, for as many columns as they suffice for.
-_MOST_NUMBERS = 2**26
+# Columns that are pursued together: as many as a cache holds the numbers of, but not ever fewer.
+_NUMBERS_AT_ONCE = 2**19
+_LEAST_COLUMNS = 64
 # An iteration that gains less, relative to the error, is the last.
 _LEAST_GAIN = 1e-3
 
@@ -103,7 +104,7 @@ def orthogonal_matching_pursuit(
     """
     gram = atoms.mT @ atoms
     correlations = targets.mT @ atoms
-    chunk = max(1, _MOST_NUMBERS // (nonzeros * atoms.shape[1]))
+    chunk = max(_LEAST_COLUMNS, _NUMBERS_AT_ONCE // (nonzeros * atoms.shape[1]))
     parts = [_pursue(gram, part, nonzeros) for part in torch.split(correlations, chunk)]
     coefficients = torch.cat([part[0] for part in parts]).mT
     support = torch.cat([part[1] for part in parts]).mT

@@ -11,7 +11,8 @@ from rocket_core.methods.base import Method
 from rocket_core.methods.problem import Compressed, LayerProblem
 
 _RANK_NNZ_RATIO = 2.0
-_ITERATIONS = 15
+# Five more lower the error by another hundredth.
+_ITERATIONS = 10
 
 
 class Cospadi(Method):

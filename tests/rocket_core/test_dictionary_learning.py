@@ -46,7 +46,8 @@ def test_pursuit_is_what_a_loop_over_columns_finds(rows, rank, columns, fraction
 def test_pursuit_in_parts_is_the_same(monkeypatch):
     atoms, targets = instance()
     whole = orthogonal_matching_pursuit(atoms, targets, 5)
-    monkeypatch.setattr(dictionary_learning, "_MOST_NUMBERS", 3 * 5 * 10)
+    monkeypatch.setattr(dictionary_learning, "_NUMBERS_AT_ONCE", 1)
+    monkeypatch.setattr(dictionary_learning, "_LEAST_COLUMNS", 3)
     parts = orthogonal_matching_pursuit(atoms, targets, 5)
     torch.testing.assert_close(parts[0], whole[0], rtol=1e-12, atol=1e-12)
     assert torch.equal(parts[1], whole[1])

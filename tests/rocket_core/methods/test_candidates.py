@@ -11,6 +11,7 @@ from rocket_core.errors import RocketError
 from rocket_core.factorization import FactorizerSettings
 from rocket_core.methods import METHODS, dictionary, method_for
 from rocket_core.modules import LayerFactors, compose_weight, layer_tensors
+from tests.reference import pruning
 from tests.reference.problems import TOKENS, example
 
 SHAPES = [(24, 24), (36, 12), (12, 36)]
@@ -87,6 +88,32 @@ def test_uniform_methods_have_one_candidate_within_the_ratio(name, shape, ratio,
     # No less than the next atom, or the next nonzero of every output, would take.
     cost = found[0].stored_bytes / 2 if measure == "bytes" else found[0].kept_parameters
     assert cost > budget.parameter_budget(size, ratio) - sum(shape) - 1
+
+
+@pytest.mark.parametrize("name", ["magnitude", "wanda"])
+def test_pruning_without_a_refit_keeps_weights_as_they_are_where_a_loop_would(name):
+    layer = example(20, (12,))
+    [candidate] = method(name, ratio=0.45).profile(layer.problem)
+    factors = method(name).compress(layer.problem, candidate).factors
+    weight = layer.problem.weight
+    tokens = layer.inputs[:TOKENS]
+    expected = (
+        pruning.magnitude(weight, candidate.nnz)
+        if name == "magnitude"
+        else pruning.wanda(tokens, weight, candidate.nnz)
+    )
+    assert torch.equal(factors.support, expected)
+    assert torch.equal(factors.coefficients, weight * expected)
+
+
+@pytest.mark.parametrize("weights", [None, 2])
+def test_a_sparse_layer_ends_at_the_least_squares_of_its_support(weights):
+    layer = example(24, (24,), weights=weights)
+    rocket = method(kinds=("sparse",))
+    for candidate in rocket.profile(layer.problem):
+        factors = rocket.compress(layer.problem, candidate).factors
+        best = pruning.least_squares(layer.inputs, layer.problem.weight, factors.support)
+        assert layer.errors(factors.coefficients)[0] == pytest.approx(layer.errors(best)[0], rel=1e-4, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", UNIFORM)
