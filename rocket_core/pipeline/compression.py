@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.candidates import Candidate, LayerProfile
@@ -89,7 +90,9 @@ def compress_layers(
             monitor.step(done / total, unit.names[0])
             with naming_the_layer(unit.names[0]):
                 problem = _problem(run, work, unit, statistics)
-                save(run, work, unit, problem, compress_unit(method, problem, unit))
+                result = compress_unit(method, problem, unit)
+                achieved = Achieved(errors=result.errors.cpu(), energies=_output_energies(problem))
+                save(run, work, unit, result.factors, achieved)
             del problem
             return_freed_memory()
             done += 1
@@ -110,41 +113,52 @@ def compress_unit(method: Method, problem: LayerProblem, unit: Unit) -> Compress
     return method.compress(problem, candidate)
 
 
-def save(
-    run: Run, work: WorkFolder, unit: Unit, problem: LayerProblem, compressed: Compressed, *, base_error: float = 0.0
-) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Achieved:
+    """What was achieved for each output of a unit's layers, weighted as in the profile, in float64.
+
+    Attributes:
+        errors: squared error over the calibration tokens.
+        energies: squared norm of the dense output over the same.
+    """
+
+    errors: Float[Tensor, " d_out"]
+    energies: Float[Tensor, " d_out"]
+
+    def relative(self, part: slice) -> float:
+        """Relative error of some outputs together."""
+        energy = float(self.energies[part].sum())
+        return (max(0.0, float(self.errors[part].sum())) / energy) ** 0.5 if energy > 0 else 0.0
+
+
+def save(run: Run, work: WorkFolder, unit: Unit, factors: LayerFactors, achieved: Achieved) -> None:
     """Keeps the factors of a unit's layers, and what became of them.
 
     Args:
         run: the run.
         work: where they go.
         unit: the layers.
-        problem: what was solved.
-        compressed: the solution.
-        base_error: squared error that no solution could have avoided, of all outputs together.
+        factors: of all, side by side.
+        achieved: of all, side by side.
     """
-    energies = output_energies(problem)
-    share = base_error / max(1, len(energies))
     begin = 0
-    for name, factors in zip(unit.names, split(unit, problem, compressed.factors), strict=True):
-        part = slice(begin, begin + factors.coefficients.shape[1])
+    for name, own in zip(unit.names, _split(run, unit, factors), strict=True):
+        part = slice(begin, begin + own.coefficients.shape[1])
         begin = part.stop
-        tensors = layer_tensors(factors, run.dtype)
+        tensors = layer_tensors(own, run.dtype)
         work.save_factors(name, tensors)
-        error = float(compressed.errors[part].sum()) + share * (part.stop - part.start)
-        energy = float(energies[part].sum())
-        work.save_outcome(name, _outcome(tensors, (error / energy) ** 0.5 if energy > 0 else 0.0))
+        work.save_outcome(name, _outcome(tensors, achieved.relative(part)))
 
 
-def split(unit: Unit, problem: LayerProblem, factors: LayerFactors) -> Iterator[LayerFactors]:
+def _split(run: Run, unit: Unit, factors: LayerFactors) -> Iterator[LayerFactors]:
     """The factors of each layer of a unit."""
     if len(unit.names) == 1:
         yield factors
         return
     begin = 0
-    for index, width in enumerate(problem.members):
-        part = slice(begin, begin + width)
-        begin += width
+    for index, name in enumerate(unit.names):
+        part = slice(begin, begin + run.architecture.shape(name)[1])
+        begin = part.stop
         yield LayerFactors(
             dictionary=factors.dictionary,
             coefficients=factors.coefficients[:, part],
@@ -153,7 +167,7 @@ def split(unit: Unit, problem: LayerProblem, factors: LayerFactors) -> Iterator[
         )
 
 
-def output_energies(problem: LayerProblem) -> Tensor:
+def _output_energies(problem: LayerProblem) -> Tensor:
     """‖S w_j‖² of each output j, with column weights, in float64."""
     if problem.statistics.gram is None:
         basis = problem.eigenbasis()

@@ -22,8 +22,8 @@ from rocket_core.devices import return_freed_memory
 from rocket_core.footprint import TOKENS_PER_BATCH
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.methods import LayerProblem
-from rocket_core.modules import compose_weight, unpack_coefficients
-from rocket_core.pipeline.compression import Unit, compress_unit, is_finished, save
+from rocket_core.modules import LayerFactors, compose_weight, unpack_coefficients
+from rocket_core.pipeline.compression import Achieved, Unit, compress_unit, is_finished, save
 from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.problems import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
@@ -198,7 +198,7 @@ class SequentialCompression:
         with naming_the_layer(unit.names[0]):
             problem = layer_problem(run, self._work, unit.names, statistics, weight=target)
             result = compress_unit(run.method, problem, unit)
-            save(run, self._work, unit, problem, result, base_error=_unavoidable(problem, weight, target, sums))
+        save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums))
 
     def _install(self, name: str, twin: nn.Module, unit: Unit) -> None:
         """Gives a layer of the compressed copy the weight that is stored for it."""
@@ -251,16 +251,17 @@ def cross_target(
     return solution
 
 
-def _unavoidable(
-    problem: LayerProblem, weight: Float[Tensor, "d_in d_out"], target: Float[Tensor, "d_in d_out"], sums: _CrossSums
-) -> float:
-    """‖XW - X'W*‖² with column weights: what is lost before the layer is compressed."""
-    if problem.column_weights is not None:
-        weight, target = weight * problem.column_weights, target * problem.column_weights
-    whole = (weight * (sums.dense @ weight)).sum()
-    common = (target * (sums.cross @ weight)).sum()
-    own = (target * (sums.gram @ target)).sum()
-    return max(0.0, float(whole - 2 * common + own))
+def _achieved(
+    problem: LayerProblem, weight: Float[Tensor, "d_in d_out"], factors: LayerFactors, sums: _CrossSums
+) -> Achieved:
+    """‖XW - X'W̃‖² and ‖XW‖² by output: what the layers before have spoilt and this one has not made good counts."""
+    stored = factors.coefficients if factors.dictionary is None else factors.dictionary @ factors.coefficients
+    stored = stored.double()
+    energies = (weight * (sums.dense @ weight)).sum(dim=0)
+    common = (stored * (sums.cross @ weight)).sum(dim=0)
+    errors = energies - 2 * common + (stored * (sums.gram @ stored)).sum(dim=0)
+    scale = 1.0 if problem.column_weights is None else problem.column_weights.double().square()
+    return Achieved(errors=(errors * scale).cpu(), energies=(energies * scale).cpu())
 
 
 def _inputs_of(layer: nn.Module, run: Callable[[], object], *, stop_at_first: bool) -> list[Float[Tensor, "rows d_in"]]:

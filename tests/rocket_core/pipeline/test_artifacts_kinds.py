@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from rocket_core import budget
 from rocket_core.checkpoint import find_model
 from rocket_core.hf import attach_factors
+from rocket_core.inputs import CalibrationInputs
 from rocket_core.modules import layer_tensors
 from rocket_core.pipeline.export import write_export
 from rocket_core.pipeline.preflight import prepare_run
@@ -77,7 +78,8 @@ def exported(tmp_path_factory, model_folder, settings):
         if family not in made:
             run = prepare_run(find_model(str(model_folder(family))), settings())
             work = WorkFolder(tmp_path_factory.mktemp("exported") / family)
-            work.claim(RunIdentity(rocket_version="1", model="m", revision="r", settings={}), torch.zeros(1, 1))
+            nothing = CalibrationInputs.of_text(torch.zeros(1, 1, dtype=torch.int64))
+            work.claim(RunIdentity(rocket_version="1", model="m", revision="r", settings={}), nothing)
             factors = mixed_factors(run.architecture.model)
             for name, one in factors.items():
                 work.save_factors(name, layer_tensors(one, run.dtype))

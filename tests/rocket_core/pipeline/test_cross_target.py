@@ -28,6 +28,14 @@ def explicit(dense, compressed, weight, shrinkage):
     return torch.linalg.lstsq(system, wanted, driver="gelsd").solution
 
 
+def cost(solution, dense, compressed, weight, shrinkage):
+    """‖XW - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖²."""
+    strength = shrinkage * weight.shape[0] / len(dense)
+    pull = strength * compressed.square().sum(dim=0)
+    moved = dense @ weight - compressed @ solution
+    return float(moved.square().sum() + (pull[:, None] * (weight - solution).square()).sum())
+
+
 @few
 @given(
     d_in=st.integers(1, 12),
@@ -38,12 +46,12 @@ def explicit(dense, compressed, weight, shrinkage):
 )
 def test_it_solves_the_stacked_least_squares(d_in, d_out, tokens, shrinkage, seed):
     dense, compressed, weight = streams(d_in, d_out, tokens, seed)
-    torch.testing.assert_close(
-        target(dense, compressed, weight, shrinkage),
-        explicit(dense, compressed, weight, shrinkage),
-        rtol=1e-5,
-        atol=1e-6,
+    found, expected = (
+        cost(solution, dense, compressed, weight, shrinkage)
+        for solution in (target(dense, compressed, weight, shrinkage), explicit(dense, compressed, weight, shrinkage))
     )
+    # Where few tokens tell little, different weights do nearly the same.
+    assert found <= expected * (1 + 1e-6) + 1e-9
 
 
 def test_without_shrinkage_it_is_plain_least_squares():

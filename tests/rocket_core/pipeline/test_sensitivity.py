@@ -367,6 +367,7 @@ from rocket_core.devices import map_large_tensors
 from rocket_core.pipeline.preflight import prepare_run, run_identity
 from rocket_core.pipeline.progress import Callbacks, Monitor
 from rocket_core.pipeline.sensitivity import measure_sensitivities
+from rocket_core.inputs import CalibrationInputs
 from rocket_core.pipeline.work_folder import WorkFolder
 
 def anonymous():
@@ -382,7 +383,7 @@ threading.Thread(target=watch, daemon=True).start()
 map_large_tensors()
 config = compression_config(ratio=0.3, calibration={"dataset": sys.argv[1], "samples": 8, "sequence_length": 32})
 nothing = lambda *arguments: None
-tokens = torch.randint(3, 259, (2, 32))
+tokens = CalibrationInputs.of_text(torch.randint(3, 259, (2, 32)))
 for number, model in enumerate(sys.argv[2:]):
     run = prepare_run(find_model(model), config)
     work = WorkFolder(Path(model) / f"work{number}")
