@@ -31,7 +31,7 @@ def kept_parameters(d_in: int, rank: int, nnz: int) -> int:
     return rank * d_in + nnz
 
 
-def rank_for(d_in: int, d_out: int, budget: float, rank_nnz_ratio: float, mask_cost: float = 0) -> int:
+def rank_for(d_in: int, d_out: int, budget: int, rank_nnz_ratio: float, mask_cost: float = 0.0) -> int:
     """Rank at which dictionary and coefficients together use a layer's budget.
 
     Solves `rank * (d_in + d_out * (1 / rank_nnz_ratio + mask_cost)) = budget` and rounds down.
@@ -74,7 +74,7 @@ def candidate_shapes(
     full = min(d_in, d_out)
     mask_cost = 0.0 if itemsize is None else 1 / (8 * itemsize)
     ranks = dict.fromkeys(
-        min(rank_for(d_in, d_out, layer_budget, value, 0 if value == 1 else mask_cost), full)
+        min(rank_for(d_in, d_out, layer_budget, value, 0.0 if value == 1 else mask_cost), full)
         for value in rank_nnz_ratios
     )
     shapes = [(rank, _affordable_nnz(d_in, d_out, layer_budget, rank, itemsize)) for rank in ranks if rank >= 1]

@@ -34,13 +34,14 @@ from rocket_core.pipeline.compression import compress_layers, units_of
 from rocket_core.pipeline.evaluating import EvaluationPlan, evaluate_export, plan_evaluation
 from rocket_core.pipeline.export import stored_bytes, write_export
 from rocket_core.pipeline.fetch import obtain_model
+from rocket_core.pipeline.files import write_text
 from rocket_core.pipeline.preflight import Run, calibration_inputs, prepare_run, run_identity
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.resources import require_evaluation, require_resources
 from rocket_core.pipeline.sensitivity import measure_sensitivities
 from rocket_core.pipeline.sequential import SequentialCompression
 from rocket_core.pipeline.stages import Profiled, allocate_layers, profile_layers
-from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder, write_text
+from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 from rocket_core.report import (
     AllocationReport,
     CalibrationReport,

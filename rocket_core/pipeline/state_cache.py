@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from rocket_core.checkpoint import TensorEntry
-from rocket_core.pipeline.work_folder import tensor_entries, write_tensors
+from rocket_core.pipeline.files import tensor_entries, write_tensors
 
 Kind = Literal["hidden", "gradients"]
 

@@ -1,38 +1,32 @@
 """What a run has finished, on disk: each file appears complete or not at all, so a killed run resumes from it."""
 
 import fcntl
-import functools
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from rocket_core.allocation import Allocation
 from rocket_core.candidates import LayerProfile
-from rocket_core.checkpoint import TensorEntry, plan_tensor, write_atomically, write_safetensors
-from rocket_core.checkpoint.reader import read_header
+from rocket_core.checkpoint import TensorEntry
 from rocket_core.config import EvaluationConfig
 from rocket_core.errors import (
-    CorruptCheckpointError,
     InvalidConfigError,
-    RocketError,
     WorkFolderBusyError,
     WorkFolderError,
 )
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.measures import EvaluationReport
+from rocket_core.pipeline.files import read_model, read_tensors, tensor_entries, write_model, write_tensors, write_text
 from rocket_core.report import LayerOutcome, StageReport
 from rocket_core.sensitivity import Sensitivity
 from rocket_core.whitening import Eigenbasis
 
 _LOCK_NAME = "lock"
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class RunIdentity(BaseModel):
@@ -110,7 +104,7 @@ class WorkFolder:
                 raise InvalidConfigError(
                     f"{self.path} holds the work of an unfinished run; resume it, or remove that folder to start afresh"
                 )
-            _refuse_another(self.path, _read_model(self._identity_file, RunIdentity), identity)
+            _refuse_another(self.path, read_model(self._identity_file, RunIdentity), identity)
 
     def claim(self, identity: RunIdentity, inputs: CalibrationInputs) -> None:
         """Takes the folder for this process, creating it unless a checked one is there.
@@ -129,7 +123,7 @@ class WorkFolder:
                     shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
         for folder in ("sensitivities", "blocks", "profiles", "bases", "grams", "factors", "outcomes"):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
-        _write_model(self._identity_file, identity)
+        write_model(self._identity_file, identity)
         if not self._inputs_file.is_file():
             write_tensors(self._inputs_file, inputs.tensors)
 
@@ -200,20 +194,20 @@ class WorkFolder:
     def block(self, index: int) -> BlockRecord | None:
         """The record of a finished block."""
         file = self.path / "blocks" / f"{index:05}.json"
-        return _read_model(file, BlockRecord) if file.is_file() else None
+        return read_model(file, BlockRecord) if file.is_file() else None
 
     def save_block(self, index: int, record: BlockRecord) -> None:
         """Marks a block as profiled."""
-        _write_model(self.path / "blocks" / f"{index:05}.json", record)
+        write_model(self.path / "blocks" / f"{index:05}.json", record)
 
     def profile(self, layer: str) -> LayerProfile | None:
         """The profile of a finished layer."""
         file = self.path / "profiles" / f"{layer}.json"
-        return _read_model(file, LayerProfile) if file.is_file() else None
+        return read_model(file, LayerProfile) if file.is_file() else None
 
     def save_profile(self, profile: LayerProfile) -> None:
         """Marks a layer as profiled."""
-        _write_model(self.path / "profiles" / f"{profile.name}.json", profile)
+        write_model(self.path / "profiles" / f"{profile.name}.json", profile)
 
     def basis(self, layer: str) -> Eigenbasis | None:
         """The eigenbasis of a layer; None if the quota left no room for it."""
@@ -256,16 +250,16 @@ class WorkFolder:
     def allocation(self) -> Allocation | None:
         """The allocation, if it has been made."""
         file = self.path / "allocation.json"
-        return _read_model(file, Allocation) if file.is_file() else None
+        return read_model(file, Allocation) if file.is_file() else None
 
     def save_allocation(self, allocation: Allocation) -> None:
         """Keeps the allocation."""
-        _write_model(self.path / "allocation.json", allocation)
+        write_model(self.path / "allocation.json", allocation)
 
     def factors(self, layer: str) -> dict[str, TensorEntry] | None:
         """Where the stored tensors of a factorized layer lie, by what follows the layer's name in theirs."""
         file = self.path / "factors" / f"{layer}.safetensors"
-        return {entry.key: entry for entry in read_header(file)} if file.is_file() else None
+        return tensor_entries(file) if file.is_file() else None
 
     def save_factors(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Marks a layer as factorized."""
@@ -274,11 +268,11 @@ class WorkFolder:
     def outcome(self, layer: str) -> LayerOutcome | None:
         """What became of a compressed layer."""
         file = self.path / "outcomes" / f"{layer}.json"
-        return _read_model(file, LayerOutcome) if file.is_file() else None
+        return read_model(file, LayerOutcome) if file.is_file() else None
 
     def save_outcome(self, layer: str, outcome: LayerOutcome) -> None:
         """Marks a layer as compressed; its factors are there already."""
-        _write_model(self.path / "outcomes" / f"{layer}.json", outcome)
+        write_model(self.path / "outcomes" / f"{layer}.json", outcome)
 
     def begin_publishing(self) -> None:
         """Notes that artifacts are being moved to their place: what lies there from now on is this run's."""
@@ -319,22 +313,14 @@ class WorkFolder:
     def evaluation(self, wanted: EvaluationRecord) -> EvaluationReport | None:
         """The outcome of a finished evaluation with the same settings on the same text."""
         file = self.path / "evaluation.json"
-        record = _read_model(file, EvaluationRecord) if file.is_file() else None
+        record = read_model(file, EvaluationRecord) if file.is_file() else None
         if record is None or record.model_copy(update={"report": None}) != wanted:
             return None
         return record.report
 
     def save_evaluation(self, record: EvaluationRecord, report: EvaluationReport) -> None:
         """Marks an evaluation as finished."""
-        _write_model(self.path / "evaluation.json", record.model_copy(update={"report": report}))
-
-
-@contextmanager
-def _naming_the_folder(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (ValidationError, RocketError) as error:
-        raise CorruptCheckpointError(f"{file} is damaged; remove {file} and resume ({error})") from error
+        write_model(self.path / "evaluation.json", record.model_copy(update={"report": report}))
 
 
 def _lock(file: Path) -> BinaryIO:
@@ -365,47 +351,3 @@ def _refuse_another(path: Path, found: RunIdentity, wanted: RunIdentity) -> None
             f"{path} holds the work of another run: {'; '.join(differences)}. Resume with the same choices, or remove "
             "that folder to start afresh"
         )
-
-
-def write_text(file: Path, text: str) -> None:
-    """Writes a text file that appears complete or not at all."""
-    with write_atomically(file) as stream:
-        stream.write(text.encode())
-
-
-def _write_model(file: Path, model: BaseModel) -> None:
-    write_text(file, model.model_dump_json(indent=1))
-
-
-def _read_model(file: Path, model: type[Model]) -> Model:
-    with _naming_the_folder(file):
-        return model.model_validate_json(file.read_bytes())
-
-
-def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes a safetensors file that appears complete or not at all."""
-    plans = [
-        plan_tensor(key, tensor.dtype, tensor.shape, functools.partial(tensors.__getitem__, key))
-        for key, tensor in tensors.items()
-    ]
-    with write_atomically(file) as stream:
-        write_safetensors(stream, plans)
-
-
-def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, on the CPU.
-
-    Raises:
-        CorruptCheckpointError: it is damaged; the message says what to remove.
-    """
-    return {key: entry.read() for key, entry in tensor_entries(file).items()}
-
-
-def tensor_entries(file: Path) -> dict[str, TensorEntry]:
-    """Where the tensors of a safetensors file lie, to be read one by one.
-
-    Raises:
-        CorruptCheckpointError: it is damaged; the message says what to remove.
-    """
-    with _naming_the_folder(file):
-        return {entry.key: entry for entry in read_header(file)}

@@ -6,7 +6,7 @@ import torch
 from rocket_core.architectures import build_architecture, oriented_weight
 from rocket_core.calibration import InputGroup, collect_statistics, find_input_groups
 from rocket_core.errors import NonFiniteCalibrationError
-from rocket_core.recording import Activations, BlockCall, record_block_inputs
+from rocket_core.recording import Activations, BlockCall, record_block_inputs, stand_ins
 from tests.reference.tiny_models import ALL_FAMILIES, FAMILIES, VOCAB_SIZE, tiny_inputs
 
 # Of the first and the last block.

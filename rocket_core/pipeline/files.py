@@ -1,0 +1,74 @@
+"""Files of a work folder: each appears complete or not at all, and says what to remove if it is damaged."""
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from pydantic import BaseModel, ValidationError
+
+from rocket_core.checkpoint import TensorEntry, plan_tensor, write_atomically, write_safetensors
+from rocket_core.checkpoint.reader import read_header
+from rocket_core.errors import CorruptCheckpointError, RocketError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Writes a text file that appears complete or not at all."""
+    with write_atomically(file) as stream:
+        stream.write(text.encode())
+
+
+def write_model(file: Path, model: BaseModel) -> None:
+    """Writes a model as JSON; the file appears complete or not at all."""
+    write_text(file, model.model_dump_json(indent=1))
+
+
+def read_model(file: Path, model: type[Model]) -> Model:
+    """Reads what `write_model` has written.
+
+    Raises:
+        CorruptCheckpointError: it is damaged; the message says what to remove.
+    """
+    with _naming_the_file(file):
+        return model.model_validate_json(file.read_bytes())
+
+
+def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes a safetensors file that appears complete or not at all."""
+    plans = [
+        plan_tensor(key, tensor.dtype, tensor.shape, functools.partial(tensors.__getitem__, key))
+        for key, tensor in tensors.items()
+    ]
+    with write_atomically(file) as stream:
+        write_safetensors(stream, plans)
+
+
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, on the CPU.
+
+    Raises:
+        CorruptCheckpointError: it is damaged; the message says what to remove.
+    """
+    return {key: entry.read() for key, entry in tensor_entries(file).items()}
+
+
+def tensor_entries(file: Path) -> dict[str, TensorEntry]:
+    """Where the tensors of a safetensors file lie, to be read one by one.
+
+    Raises:
+        CorruptCheckpointError: it is damaged; the message says what to remove.
+    """
+    with _naming_the_file(file):
+        return {entry.key: entry for entry in read_header(file)}
+
+
+@contextmanager
+def _naming_the_file(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValidationError, RocketError) as error:
+        raise CorruptCheckpointError(f"{file} is damaged; remove {file} and resume ({error})") from error
