@@ -1,9 +1,11 @@
-"""Quality on a real model, held to the figures of the paper's own implementation."""
+"""Quality on a real model, held to the figures of the paper's own implementation and to those of its preset."""
 
+import argparse
 from pathlib import Path
 
 import pytest
 
+from benchmarks import quality
 from benchmarks.stories import excess
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -22,3 +24,17 @@ def test_perplexity_over_dense_is_no_worse_than_the_papers_implementation(ratio,
     )
     assert over_dense <= bar
     assert ratio <= achieved <= ratio + 0.015 * (1 - ratio)
+
+
+def test_the_best_preset_loses_a_tenth_of_what_the_paper_does():
+    given = argparse.Namespace(
+        model=SHARED / "models" / "stories260K-hf",
+        calibrate=SHARED / "text" / "tinystories_train.jsonl",
+        measure=SHARED / "text" / "tinystories_val.jsonl",
+        samples=128,
+        length=256,
+        windows=96,
+    )
+    paper, best = (quality.run(given, preset, 0.4, "parameters", seed=0) for preset in ("paper", "best"))
+    assert best["quality"] - 1 <= (paper["quality"] - 1) / 10
+    assert 0.4 - 1e-12 <= best["achieved"] <= 0.4 + 0.002 * 0.6
