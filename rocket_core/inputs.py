@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -75,6 +75,7 @@ class CalibrationInputs:
         )
 
 
+@runtime_checkable
 class InputSource(Protocol):
     """Makes the calibration inputs of one model."""
 
@@ -303,7 +304,7 @@ def open_source(folder: Path, architecture: Architecture, length: int) -> InputS
     return PairedText(text=text, start=_start_token(architecture)) if config.is_encoder_decoder else text
 
 
-def shift_right(labels: Int64[Tensor, "windows tokens"], start: int) -> Int64[Tensor, "windows tokens"]:
+def shift_right(labels: Int64[Tensor, "windows tokens"], start: int) -> Int64[Tensor, "windows decoder_tokens"]:
     """What a decoder reads when it predicts `labels`: the start token, then all but the last of them.
 
     Labels that begin with the start token themselves, as Whisper's tokenizer gives them, are not given another.
