@@ -176,12 +176,12 @@ def test_weights_that_are_not_finite_name_the_layer(model, tmp_path, settings):
 
 
 def test_a_disk_that_fills_up_while_writing_is_no_traceback(model, tmp_path, settings, monkeypatch):
-    from rocket_core.pipeline import work_folder
+    from rocket_core.pipeline import files
 
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(work_folder, "write_safetensors", full)
+    monkeypatch.setattr(files, "write_safetensors", full)
     with pytest.raises(InsufficientDiskError, match="free some space and resume"):
         compress(str(model), tmp_path / "out", settings())
 
