@@ -130,13 +130,13 @@ class Attempt:
 
     def _compress(self, job: Job, request: JobRequest, output: Path) -> None:
         # Takes seconds, in which the lease must be kept already.
-        from transformers.utils.logging import disable_progress_bar
+        from huggingface_hub.utils import disable_progress_bars
 
+        # Those of transformers too, which asks at its import; this process writes a log.
+        disable_progress_bars()
         from rocket_core.pipeline import compress
 
         adopt_loggers()
-        # Of models that an evaluation loads; this process writes a log.
-        disable_progress_bar()
         hub = self._hub_access(job, output.parent)
         dataset, *evaluated = (self._dataset(job, name, output.parent) for name in request.datasets)
         paths: dict[str, object] = {}
