@@ -45,7 +45,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
         "paper": {
             "method": "rocket",
             "objective": "weight",
-            "kinds": ("factored",),
+            "kinds": ("low_rank", "factored"),
             "cap_slack": 0.0,
             "importance_balance": 0.5,
             "over_sparsification": 5e-3,
@@ -154,7 +154,7 @@ class CompressionConfig(_Frozen):
         ratio: target compression ratio: fraction of the compressible parameters to remove, [0, 1).
         calibration: the calibration text.
         preset: values for the settings that are not given: `paper` (the paper's algorithm to the letter), `fast`
-            (one pass of calibration) or `best` (about three times the time of `paper`); see `PRESETS`.
+            (one pass of calibration) or `best` (several times the time of `paper`); see `PRESETS`.
         method: how layers are compressed: `rocket`, or to compare with: `rocket-uniform` (the paper's, every layer at
             the same ratio), `svd-llm`, `cospadi`, `magnitude`, `wanda`; see `rocket_core.methods`.
         evaluate: how the result is compared with the dense model; None (default) does not, and costs nothing.
@@ -200,7 +200,7 @@ class CompressionConfig(_Frozen):
     evaluate: EvaluationConfig | None = None
     objective: Objective = "weight"
     budget: Budget = "parameters"
-    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("factored",)
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("low_rank", "factored")
     ignore: tuple[str, ...] = ()
     export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ("factored", "dense")
     device: str = "auto"

@@ -67,7 +67,7 @@ class Method(ABC):
         """
 
     def share(self, problem: LayerProblem, owner: str) -> list[SharedCandidate]:
-        """Candidates for the layers of an input group together, by falling size.
+        """Candidates for the layers of an input group together, by falling size; asked for only where it `shares`.
 
         Args:
             problem: the members' weights side by side.
@@ -76,7 +76,7 @@ class Method(ABC):
         raise NotImplementedError(owner)
 
     def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> Compressed:
-        """Compresses the layers of an input group together.
+        """Compresses the layers of an input group together; asked for only where it `shares`.
 
         Args:
             problem: the members' weights side by side.

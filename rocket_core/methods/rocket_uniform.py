@@ -7,7 +7,7 @@ from rocket_core.methods.rocket import Rocket
 class RocketUniform(Rocket):
     """The paper's ablation without its allocation (marked with a dagger in its tables).
 
-    Of all kinds of candidates it has the paper's, dictionary and sparse coefficients, whatever the settings allow.
+    Of all kinds of candidates it has the paper's, dictionary and coefficients, whatever the settings allow.
 
     References:
         ROCKET, tables 1 and 5.
@@ -16,4 +16,4 @@ class RocketUniform(Rocket):
     uniform = True
 
     def __init__(self, config: CompressionConfig, itemsize: int) -> None:
-        super().__init__(config.model_copy(update={"kinds": ("factored",)}), itemsize)
+        super().__init__(config.model_copy(update={"kinds": ("low_rank", "factored")}), itemsize)

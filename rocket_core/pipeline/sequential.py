@@ -102,12 +102,16 @@ class SequentialCompression:
         if all(is_finished(self._work, unit) for unit in self._units):
             return
         lists = self._run.architecture.lists
+        # Behind the last layer to compress nothing need be run.
+        last = max(index for index, names in enumerate(self._run.layers) if self._units_of(names))
         streams = self._begin()
         for position, blocks in enumerate(lists):
+            if blocks.first > last:
+                break
             if position:
                 streams = self._begin((lists[position - 1], streams))
-            for index in range(blocks.first, blocks.stop):
-                self._pass_block(index, streams)
+            for index in range(blocks.first, min(blocks.stop, last + 1)):
+                self._pass_block(index, streams, onwards=index < last)
 
     def _begin(self, passed: tuple[BlockList, _Streams] | None = None) -> _Streams:
         """Both streams at the first block of a list: of the model's first one, or of the one behind that given."""
@@ -124,11 +128,11 @@ class SequentialCompression:
         )
         return dense, compressed
 
-    def _pass_block(self, index: int, streams: _Streams) -> None:
+    def _pass_block(self, index: int, streams: _Streams, *, onwards: bool) -> None:
         with loaded_block(self._run, index) as block:
             twin = copy.deepcopy(block)
             self._compress_block(index, (block, twin), streams)
-            for batch in range(len(streams[0].hidden)):
+            for batch in range(len(streams[0].hidden) if onwards else 0):
                 self._monitor.pulse()
                 streams[0].step(block, index, batch)
                 streams[1].step(twin, index, batch)
