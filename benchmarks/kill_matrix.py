@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from tests.e2e.deployment import Deployment
 from tests.e2e.kill_matrix import (
     MODEL,
@@ -41,6 +43,8 @@ def main() -> None:
 
 def run(kinds: list[str], points: list[Failpoint]) -> None:
     """All combinations of these."""
+    # As the services do: bytes are compared, and equal only at an equal number of threads.
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, FakeHub() as hub, _servers("postgres" in kinds) as servers:
         folder = Path(name)
         hub.repositories[MODEL] = save_model(folder / "model")

@@ -271,8 +271,8 @@ def run(stack: Stack, given: argparse.Namespace) -> dict:
     with ThreadPoolExecutor(4) as pool:
         job_ids = list(pool.map(lambda number: submit(clients, number), range(given.jobs)))
     readers, kills = Readers(stack.urls, job_ids, given.rate), Counter[str]()
-    with readers.reading():
-        waiting = set(job_ids)
+    waiting, interrupted = set(job_ids), []
+    with readers.reading(), suppressed_interrupt(interrupted):
         while waiting and time.monotonic() < deadline:
             time.sleep(chance.uniform(0.5, 1.5) * pause)
             if chance.random() < 0.5:
@@ -283,17 +283,19 @@ def run(stack: Stack, given: argparse.Namespace) -> dict:
             waiting -= {job_id for job_id in waiting if look(clients[0], job_id)["status"] in TERMINAL}
             print(f"{len(waiting)} of {given.jobs} jobs are left, {sum(kills.values())} kills", file=sys.stderr)
     seconds = time.monotonic() - began
-    judged = [judge(clients[1], job_id) for job_id in job_ids]
+    # What an interrupt has not let end is no loss, but no proof either.
+    judged = [judge(clients[1], job_id) for job_id in job_ids if not (interrupted and job_id in waiting)]
     attempts = [job["attempt"] for job in judged]
     expected = judge(clients[1], first)["files"]
     broken = sorted({*readers.wrong, *(wrong for job in judged for wrong in job["wrong"])})
     broken += [f"{job['id']}: its files are others than without a kill" for job in judged if job["files"] != expected]
+    broken += [f"interrupted with {len(waiting)} jobs left" for _ in interrupted]
     for client in clients:
         client.close()
     return {
         "jobs": given.jobs,
         "succeeded": sum(job["status"] == "succeeded" for job in judged),
-        "lost": len(waiting),
+        "lost": 0 if interrupted else len(waiting),
         "duplicates": sum(job["duplicates"] for job in judged),
         "attempts": {"mean": statistics.mean(attempts), "most": max(attempts), "allowed": MAX_ATTEMPTS},
         "kills": dict(kills) | {"seconds_between": round(pause, 1)},
@@ -304,6 +306,15 @@ def run(stack: Stack, given: argparse.Namespace) -> dict:
         | {"failed": len(readers.wrong), "unsent": len(readers.unsent)},
         "broken": broken,
     }
+
+
+@contextmanager
+def suppressed_interrupt(seen: list[KeyboardInterrupt]) -> Iterator[None]:
+    """Ends the block early when the run is interrupted, so that what it has found so far is told."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        seen.append(interrupt)
 
 
 def submit(clients: list[httpx2.Client], number: int) -> str:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.quality --model FOLDER --calibrate FILE --measure FILE --out FOLDER
 
-Writes OUT/quality.json with every run and OUT/quality.md with a table: for decoders perplexity over the dense model's,
-for encoders the mean cosine drift of the pooled output; mean over seeds, with half the distance of largest and least.
-Each run is kept as it ends, and a run that is there is not made again.
+Writes OUT/quality.json with every run, OUT/quality.md with tables, and a plot for either budget: for decoders
+perplexity over the dense model's, for encoders the mean cosine drift of the pooled output; mean over seeds, with half
+the distance of largest and least. Each run is kept as it ends, and a run that is there is not made again.
 """
 
 import argparse
@@ -17,9 +17,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+from matplotlib import pyplot
+
 from rocket_core.config import compression_config
 from rocket_core.errors import InfeasibleBudgetError
-from rocket_core.pipeline import compress
+from rocket_core.pipeline import Progress, compress
 
 FACTORED = ("low_rank", "factored", "shared")
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -33,6 +36,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "magnitude": {"method": "magnitude"},
     "wanda": {"method": "wanda"},
 }
+BASELINES = ("svd-llm", "cospadi", "rocket-uniform", "magnitude", "wanda")
 
 
 def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed: int) -> dict[str, Any]:
@@ -52,9 +56,16 @@ def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed
     )
     row = {"variant": variant, "ratio": ratio, "budget": budget, "seed": seed}
     began = time.process_time()
+    seconds: list[float] = []
+
+    def note(progress: Progress) -> None:
+        """What measuring takes is no cost of the method."""
+        if progress.stage == "evaluating" and not seconds:
+            seconds.append(time.process_time() - began)
+
     with tempfile.TemporaryDirectory() as folder:
         try:
-            report = compress(str(given.model), Path(folder), config)
+            report = compress(str(given.model), Path(folder), config, on_progress=note)
         except InfeasibleBudgetError as error:
             return row | {"infeasible": str(error)}
     evaluation = report.evaluation
@@ -64,26 +75,108 @@ def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed
     if drift is None:
         assert before is not None
         assert after is not None
-        drift = after / before
+        quality = after / before
+    else:
+        quality = drift
     return row | {
-        "quality": drift,
+        "measure": "perplexity over dense" if drift is None else "drift",
+        "quality": quality,
         "achieved": report.totals.achieved_ratio,
         "achieved_bytes": report.totals.achieved_byte_ratio,
-        "cpu_seconds": time.process_time() - began,
+        "cpu_seconds": seconds[0],
     }
 
 
-def table(rows: Sequence[Mapping[str, Any]], ratios: Sequence[float]) -> Iterator[str]:
+class Results:
+    """Runs, looked up by what was run.
+
+    Args:
+        rows: what `run` returned.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = rows
+        self.variants = list(dict.fromkeys(row["variant"] for row in rows))
+        self.budgets = list(dict.fromkeys(row["budget"] for row in rows))
+        self.ratios = sorted({row["ratio"] for row in rows})
+        self.measure = next((row["measure"] for row in rows if "measure" in row), "")
+
+    def values(self, variant: str, budget: str, ratio: float | None = None, *, of: str = "quality") -> list[float]:
+        """One for each seed, and for each ratio if none is given; none where the budget is out of reach."""
+        return [
+            row[of]
+            for row in self._rows
+            if (row["variant"], row["budget"]) == (variant, budget) and ratio in (None, row["ratio"]) and of in row
+        ]
+
+    def excess(self, variant: str, budget: str, ratio: float) -> float | None:
+        """What the mean is above that of the dense model."""
+        values = self.values(variant, budget, ratio)
+        return statistics.mean(values) - (0 if self.measure == "drift" else 1) if values else None
+
+    def seconds(self, variant: str, budget: str) -> float | None:
+        """Median CPU time of a run."""
+        values = self.values(variant, budget, of="cpu_seconds")
+        return statistics.median(values) if values else None
+
+
+def table(results: Results, budget: str) -> Iterator[str]:
     """The results as Markdown."""
-    for budget in dict.fromkeys(row["budget"] for row in rows):
-        yield f"\nAt equal {budget}:\n"
-        yield f"| | {' | '.join(f'{ratio:g}' for ratio in ratios)} | CPU s |"
-        yield "|---" * (len(ratios) + 2) + "|"
-        for variant in dict.fromkeys(row["variant"] for row in rows):
-            own = [row for row in rows if (row["variant"], row["budget"]) == (variant, budget)]
-            cells = [_cell([row["quality"] for row in own if row["ratio"] == r and "quality" in row]) for r in ratios]
-            seconds = [row["cpu_seconds"] for row in own if "cpu_seconds" in row]
-            yield f"| {variant} | {' | '.join(cells)} | {statistics.median(seconds) if seconds else 0:.0f} |"
+    yield f"\nAt equal {budget}, {results.measure}:\n"
+    yield f"| | {' | '.join(f'{ratio:g}' for ratio in results.ratios)} | CPU s |"
+    yield "|---" * (len(results.ratios) + 2) + "|"
+    for variant in results.variants:
+        cells = [_cell(results.values(variant, budget, ratio)) for ratio in results.ratios]
+        seconds = results.seconds(variant, budget)
+        yield f"| {variant} | {' | '.join(cells)} | {'' if seconds is None else round(seconds)} |"
+
+
+def comparison(results: Results, budget: str) -> Iterator[str]:
+    """What is left of the excess of `paper` and of the best baseline, as Markdown."""
+    yield f"\nExcess over the dense model, as a part of another's, at equal {budget}:\n"
+    yield f"| | {' | '.join(f'{ratio:g}' for ratio in results.ratios)} | CPU time |"
+    yield "|---" * (len(results.ratios) + 2) + "|"
+    for variant in [name for name in ("fast", "best", "best, factored only") if name in results.variants]:
+        cells = [_part(results.excess(variant, budget, r), results.excess("paper", budget, r)) for r in results.ratios]
+        cost = _part(results.seconds(variant, budget), results.seconds("paper", budget))
+        yield f"| {variant}, of paper's | {' | '.join(cells)} | {cost} |"
+    cells = []
+    for ratio in results.ratios:
+        found = {name: results.excess(name, budget, ratio) for name in BASELINES}
+        reached = {name: value for name, value in found.items() if value is not None}
+        name = min(reached, key=reached.__getitem__, default="")
+        cells.append(f"{_part(results.excess('best', budget, ratio), reached.get(name))} ({name})")
+    yield f"| best, of the best baseline's | {' | '.join(cells)} | |"
+
+
+def plot(results: Results, budget: str, file: Path) -> None:
+    """Excess over ratio, a line for each variant, bars from the least to the largest seed."""
+    mpl.rcParams.update({"svg.hashsalt": "rocket", "svg.fonttype": "none"})
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    dense = 0 if results.measure == "drift" else 1
+    for variant in results.variants:
+        runs = {ratio: results.values(variant, budget, ratio) for ratio in results.ratios}
+        ratios = [ratio for ratio, values in runs.items() if values]
+        means = [statistics.mean(runs[ratio]) - dense for ratio in ratios]
+        reach = [
+            [mean + dense - min(runs[ratio]) for mean, ratio in zip(means, ratios, strict=True)],
+            [max(runs[ratio]) - dense - mean for mean, ratio in zip(means, ratios, strict=True)],
+        ]
+        style = "--" if variant in BASELINES else "-"
+        axes.errorbar(ratios, means, reach, label=variant, linestyle=style, marker=".", capsize=2)
+    axes.set_yscale("log")
+    axes.set_xticks(results.ratios)
+    axes.set_xlabel(f"compression ratio ({budget})")
+    axes.set_ylabel(results.measure if dense == 0 else "perplexity over dense, less 1")
+    axes.grid(visible=True, which="both", alpha=0.2)
+    figure.legend(loc="outside right center", frameon=False)
+    # Without a date, so that equal runs draw equal files.
+    figure.savefig(file, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _part(own: float | None, others: float | None) -> str:
+    return "out of reach" if own is None or not others else f"{own / others:.3g}"
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -115,8 +208,12 @@ def main() -> None:
             rows.append(run(given, *combination))
             print(json.dumps(rows[-1]), flush=True)
             file.write_text(json.dumps(rows, indent=1) + "\n")
-    (given.out / "quality.md").write_text("\n".join(table(rows, given.ratios)) + "\n")
-    print((given.out / "quality.md").read_text())
+    results = Results(rows)
+    lines = [line for budget in results.budgets for part in (table, comparison) for line in part(results, budget)]
+    for budget in results.budgets:
+        plot(results, budget, given.out / f"{budget}.svg")
+    (given.out / "quality.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":
