@@ -161,7 +161,8 @@ class CompressionConfig(_Frozen):
         objective: error that the knapsack sums over layers: `weight` (the paper: relative error in the original
             space, under a cap on each layer), `whitened` (squared relative error in the whitened space, no cap) or
             `fisher` (expected increase of the loss in nats per token, no cap; costs a forward and a backward pass over
-            `sensitivity_samples` windows).
+            `sensitivity_samples` windows; of models that predict no following tokens, the change of their last hidden
+            states).
         budget: what the ratio is a fraction of: `parameters` (the paper's count; masks are free) or `bytes` (bytes of
             the compressible layers as stored, masks included).
         kinds: ways to store a layer that the knapsack may choose from beside leaving it dense: `low_rank`,

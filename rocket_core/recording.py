@@ -154,7 +154,8 @@ def record_block_inputs(
             of the first one where the model hands on what that returns beside the hidden states (T5's position bias).
         blocks: the repeated blocks; in an encoder-decoder, those of one of the two.
         batches: arguments of the model by name, on its device; a tensor stands for `input_ids`.
-        passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output.
+        passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output. Where
+            that requires gradients, what the calls hold of it has come by a recorded way, to be run backward.
         load_first: called once where the first block needs its weights, to load them.
 
     Returns:
@@ -167,14 +168,14 @@ def record_block_inputs(
     loaded = False
     for number, given in enumerate(batches):
         batch = {"input_ids": given} if isinstance(given, Tensor) else given
-        with _handing_on(passed, number):
+        with handing_on(passed, number):
             recording = _record(model, blocks, batch, None)
         if len(recording.calls) < len(blocks):
             if not loaded:
                 load_first()
                 loaded = True
             beside = recording.run_first(blocks[0])
-            with _handing_on(passed, number):
+            with handing_on(passed, number):
                 recording = _record(model, blocks, batch, beside)
         activations.hidden.append(recording.hidden[0])
         calls = recording.calls
@@ -230,10 +231,8 @@ def _record(
     model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping[str, Tensor], extras: tuple[Any, ...] | None
 ) -> _Recording:
     recording = _Recording(blocks=len(blocks), extras=extras)
-    # Models that keep no cache hand unknown arguments on to their blocks.
-    cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    with stand_ins(blocks, recording.receive, recording.beside), torch.no_grad(), contextlib.suppress(_EnoughError):
-        model(**batch, **cache)
+    with stand_ins(blocks, recording.receive, recording.beside), contextlib.suppress(_EnoughError):
+        model(**batch, **without_cache(model))
         raise UnsupportedArchitectureError(
             f"{type(model).__name__} runs {len(recording.calls)} of its {len(blocks)} blocks; only models that run all "
             "of them can be compressed"
@@ -242,24 +241,51 @@ def _record(
 
 
 @contextmanager
-def _handing_on(passed: tuple[nn.ModuleList, Activations] | None, batch: int) -> Iterator[None]:
-    """Has blocks that have been walked hand on what the last of them gave."""
+def handing_on(
+    passed: tuple[nn.ModuleList, Activations] | None, batch: int, samples: slice = slice(None)
+) -> Iterator[None]:
+    """Has blocks that have been walked hand on what the last of them gave, for as long as the context lasts.
+
+    Autograd records what the model makes of it only where it requires gradients.
+
+    Args:
+        passed: the blocks, and their activations with the last one's output; None changes nothing.
+        batch: number of the batch.
+        samples: of that batch.
+    """
     if passed is None:
-        yield
+        with torch.no_grad():
+            yield
         return
     blocks, activations = passed
     nothing = (None,) * (activations.beside or 0)
-    with stand_ins(blocks, lambda _index, _hidden, _call: activations.hidden[batch], lambda: nothing):
+    hidden = activations.hidden[batch]
+    with (
+        stand_ins(blocks, lambda _index, _hidden, _call: hidden[samples], lambda: nothing),
+        torch.set_grad_enabled(hidden.requires_grad),
+    ):
         yield
+
+
+def without_cache(model: nn.Module) -> dict[str, bool]:
+    """How to call a model so that it keeps no cache; those that never do hand unknown arguments on to their blocks."""
+    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+
+
+def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A call, or a part of its arguments, with every tensor changed."""
+    if isinstance(value, BlockCall):
+        return BlockCall(args=replace_tensors(value.args, change), kwargs=replace_tensors(value.kwargs, change))
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(replace_tensors(item, change) for item in value)
+    return {key: replace_tensors(item, change) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _plain(value: Any) -> Any:
     """A call's arguments with ordinary tensors in the place of those that stand for a block's output."""
-    if isinstance(value, _PassThrough):
-        return value.as_subclass(Tensor)
-    if isinstance(value, tuple):
-        return tuple(_plain(item) for item in value)
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return replace_tensors(value, lambda tensor: tensor.as_subclass(Tensor) if type(tensor) is _PassThrough else tensor)
 
 
 def _reuse(new: Any, old: Any) -> Any:
@@ -267,6 +293,8 @@ def _reuse(new: Any, old: Any) -> Any:
     if isinstance(new, BlockCall):
         return BlockCall(args=_reuse(new.args, old.args), kwargs=_reuse(new.kwargs, old.kwargs))
     if isinstance(new, Tensor) and isinstance(old, Tensor):
+        if new.requires_grad:
+            return new  # It leads back to its own batch.
         same = new is old or (new.shape == old.shape and new.dtype == old.dtype and torch.equal(new, old))
         return old if same else new
     if isinstance(new, tuple) and isinstance(old, tuple) and len(new) == len(old):

@@ -7,7 +7,7 @@ one block: it is run again on its cached input with gradients, and hands the gra
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,13 +19,15 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
-from rocket_core.recording import BlockCall, stand_ins
+from rocket_core.recording import Activations, BlockCall, handing_on, replace_tensors, stand_ins, without_cache
 
 Loss = Literal["tokens", "hidden_states"]
 
 # Logits of one step, in float32. A handful of copies live at once: the model's own, the loss's, and their gradients.
 _LOGIT_BYTES = 64 * 2**20
 _NO_TARGET = -100
+# Token ids at the positions of the last list of blocks, by argument of the model.
+_READ_BY_THE_LAST = ("decoder_input_ids", "input_ids")
 # In float16 numbers end at 2^16, so gradients are kept near 2^4: they may grow 4000-fold within a block.
 _LARGEST_HALF_EXPONENT = 4
 # Behind the blocks, where nothing is known yet: the first that gives finite gradients.
@@ -71,28 +73,59 @@ class ScaledGradient:
         """The same gradient, scaled so that it neither overflows nor vanishes in float16; other dtypes stay."""
         if self.values.dtype != torch.float16:
             return self
-        largest = float(self.values.abs().max())
-        if largest == 0.0 or not math.isfinite(largest):
-            return self
-        shift = _LARGEST_HALF_EXPONENT - math.frexp(largest)[1]
+        return _centred(self.values.float(), self.exponent)
+
+    def added(self, other: "ScaledGradient") -> "ScaledGradient":
+        """The sum of two gradients of one batch; of powers of two too, where they differ."""
+        if self.values.dtype != torch.float16:
+            return ScaledGradient(values=self.values + other.values, exponent=self.exponent)
+        exponent = min(self.exponent, other.exponent)
+        return _centred(self.at(exponent) + other.at(exponent), exponent)
+
+    def at(self, exponent: int) -> Float[Tensor, "windows tokens hidden"]:
+        """The gradient times another power of two; in float32 if the model's dtype is float16."""
+        if self.values.dtype != torch.float16:
+            return self.values
         # In float32, whose range no shift leaves.
-        values = (self.values.float() * 2.0**shift).to(torch.float16)
-        return ScaledGradient(values=values, exponent=self.exponent + shift)
+        return self.values.float() * 2.0 ** (exponent - self.exponent)
 
 
-def natural_loss(model: PreTrainedModel) -> Loss:
-    """The loss of a model: that of predicting tokens if it can, else the change of its hidden states."""
-    return "hidden_states" if model.get_output_embeddings() is None else "tokens"
+def _centred(values: Float[Tensor, "windows tokens hidden"], exponent: int) -> ScaledGradient:
+    largest = float(values.abs().max())
+    if largest == 0.0 or not math.isfinite(largest):
+        return ScaledGradient(values=values.half(), exponent=exponent)
+    shift = _LARGEST_HALF_EXPONENT - math.frexp(largest)[1]
+    return ScaledGradient(values=(values * 2.0**shift).half(), exponent=exponent + shift)
+
+
+def natural_loss(model: PreTrainedModel, *, reads_in_order: bool) -> Loss:
+    """The loss of a model: that of predicting tokens if it can, else the change of its hidden states.
+
+    Args:
+        model: the model.
+        reads_in_order: whether its last blocks see no token before they predict it, as in decoders.
+    """
+    return "tokens" if reads_in_order and model.get_output_embeddings() is not None else "hidden_states"
+
+
+def read_tokens(batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"] | None:
+    """Token ids at the positions of a model's last list of blocks; None if it reads no text there.
+
+    Args:
+        batch: arguments of the model by name.
+    """
+    return next((batch[name] for name in _READ_BY_THE_LAST if name in batch), None)
 
 
 def output_gradient(
     model: PreTrainedModel,
     blocks: nn.ModuleList,
     loss: Loss,
-    tokens: Int[Tensor, "windows tokens"],
-    hidden: Float[Tensor, "windows tokens hidden"],
+    batch: Mapping[str, Tensor],
+    activations: Activations,
     *,
-    seed: int = 0,
+    number: int = 0,
+    passed: tuple[nn.ModuleList, Activations] | None = None,
 ) -> ScaledGradient:
     """Gradient of a batch's loss with respect to the output of the last block.
 
@@ -105,34 +138,89 @@ def output_gradient(
 
     Args:
         model: with its weights, but for those of the blocks; none may require a gradient.
-        blocks: the repeated blocks of `model`.
+        blocks: the repeated blocks of `model`; in an encoder-decoder those of the decoder.
         loss: which loss.
-        tokens: token ids, on the model's device.
-        hidden: output of the last block for them.
-        seed: of the random signs.
+        batch: arguments of the model by name, on its device.
+        activations: with the output of the last block.
+        number: of the batch in the activations; the random signs depend on it.
+        passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output.
 
     Returns:
-        The gradient in the dtype of `hidden`, on its device; logits take a bounded number of bytes on the way.
+        The gradient in the dtype of the hidden states, on their device; logits take a bounded number of bytes on the
+        way.
 
     Raises:
         NonFiniteCalibrationError: the gradient is NaN or infinite.
     """
+    hidden = activations.hidden[number]
+    nothing = (None,) * (activations.beside or 0)
     for exponent in _HALF_EXPONENTS if hidden.dtype == torch.float16 else (0,):
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(number)
         gradient = torch.empty_like(hidden)
-        for piece in _pieces(model, loss, tokens.shape):
-            leaf = hidden[piece].detach().requires_grad_()
-            with torch.enable_grad(), stand_ins(blocks, _always(leaf)):
+        for rows, columns in _pieces(model, loss, hidden.shape):
+            leaf = hidden[rows, columns].detach().requires_grad_()
+            piece = _cut(batch, rows, columns)
+            with (
+                handing_on(passed, number, rows),
+                torch.enable_grad(),
+                stand_ins(blocks, _always(leaf), lambda: nothing),
+            ):
                 if loss == "tokens":
-                    value = _negative_log_likelihood(model, tokens[piece], _targets(tokens)[piece])
+                    value = _negative_log_likelihood(model, piece, _targets(batch)[rows, columns])
                 else:
-                    value = _random_sum(_final_hidden(model, tokens[piece]), generator)
+                    value = _random_sum(_final_hidden(model, piece), generator)
                 value.mul(2.0**exponent).backward()  # type: ignore[no-untyped-call]  # of torch
             assert leaf.grad is not None
-            gradient[piece] = leaf.grad
+            gradient[rows, columns] = leaf.grad
         if bool(torch.isfinite(gradient).all()):
             return ScaledGradient(values=gradient, exponent=exponent).centred()
     raise NonFiniteCalibrationError(_non_finite("gradients behind the last block"))
+
+
+def side_inputs(calls: Sequence[BlockCall]) -> list[Tensor]:
+    """Tensors that blocks are handed beside their hidden states and that require gradients, each once.
+
+    Args:
+        calls: of all blocks of a decoder, for one batch; recorded with gradients, see `record_block_inputs`.
+    """
+    found: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.requires_grad:
+            found.setdefault(id(tensor), tensor)
+        return tensor
+
+    for call in calls:
+        replace_tensors(call, note)
+    return list(found.values())
+
+
+def gradient_of_encoder(
+    output: Float[Tensor, "windows tokens hidden"],
+    reached: Sequence[Tensor],
+    gradients: Sequence[ScaledGradient],
+    *,
+    batch: int,
+) -> ScaledGradient:
+    """Gradient with respect to the output of an encoder's last block.
+
+    Args:
+        output: that output, a leaf that requires gradients.
+        reached: what the decoder's blocks were handed of it, with the way that it has come recorded.
+        gradients: of each.
+        batch: number of the batch, for messages.
+
+    Raises:
+        NonFiniteCalibrationError: NaN or infinity.
+    """
+    exponent = min((gradient.exponent for gradient in gradients), default=0)
+    values = [gradient.at(exponent).to(output.dtype) for gradient in gradients]
+    if reached:
+        torch.autograd.backward(list(reached), values)
+    found = torch.zeros_like(output) if output.grad is None else output.grad
+    if not bool(torch.isfinite(found).all()):
+        raise NonFiniteCalibrationError(_non_finite("gradients behind the encoder", batch))
+    return ScaledGradient(values=found.detach(), exponent=exponent).centred()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -162,8 +250,15 @@ class SquaredGradients:
                 handle.remove()
 
     def pull_back(
-        self, block: nn.Module, call: BlockCall, hidden: Tensor, gradient: ScaledGradient, *, batch: int
-    ) -> ScaledGradient:
+        self,
+        block: nn.Module,
+        call: BlockCall,
+        hidden: Tensor,
+        gradient: ScaledGradient,
+        *,
+        batch: int,
+        sides: Sequence[Tensor] = (),
+    ) -> tuple[ScaledGradient, list[ScaledGradient]]:
         """Runs a block again with gradients, adds up those of its layers if watched, and returns that of its input.
 
         Args:
@@ -172,9 +267,11 @@ class SquaredGradients:
             hidden: its input.
             gradient: of the loss with respect to its output.
             batch: number of the batch, for messages.
+            sides: see `side_inputs`.
 
         Returns:
-            The gradient of the loss with respect to `hidden`; zero if the block's output does not depend on it.
+            The gradients of the loss with respect to `hidden` and, by way of this block, to each of `sides`; zero if
+            the block's output does not depend on them.
 
         Raises:
             NonFiniteCalibrationError: NaN or infinity in a gradient; the message names the layer.
@@ -182,6 +279,8 @@ class SquaredGradients:
         """
         self._batch, self._exponent = batch, gradient.exponent
         leaf = hidden.detach().requires_grad_()
+        beside = {id(side): side.detach().requires_grad_() for side in sides}
+        call = replace_tensors(call, lambda tensor: beside.get(id(tensor), tensor))
         try:
             with torch.enable_grad():
                 # A copy, as some blocks add to their input in place, which a leaf forbids.
@@ -193,12 +292,15 @@ class SquaredGradients:
             raise UnsupportedArchitectureError(_no_backward(block)) from error
         if not output.requires_grad:
             raise UnsupportedArchitectureError(_no_backward(block))
+        first, *rest = (self._gradient_at(tensor, gradient.exponent) for tensor in (leaf, *beside.values()))
+        return first, rest
+
+    def _gradient_at(self, leaf: Tensor, exponent: int) -> ScaledGradient:
         values = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         if not bool(torch.isfinite(values).all()):
-            raise NonFiniteCalibrationError(
-                _non_finite(f"gradients at the input of the block of layer {next(iter(self.layers), '')}", batch)
-            )
-        return ScaledGradient(values=values, exponent=gradient.exponent).centred()
+            where = f"gradients at the input of the block of layer {next(iter(self.layers), '')}"
+            raise NonFiniteCalibrationError(_non_finite(where, self._batch))
+        return ScaledGradient(values=values, exponent=exponent).centred()
 
     def total(self, name: str) -> Float[Tensor, " d_out"]:
         """The sum of a layer, on the CPU; zero for one that was never called or has no influence on the loss."""
@@ -245,13 +347,21 @@ def _pieces(model: PreTrainedModel, loss: Loss, shape: torch.Size) -> Iterator[t
             yield slice(row, row + windows), slice(column, column + length)
 
 
-def _targets(tokens: Tensor) -> Tensor:
+def _cut(batch: Mapping[str, Tensor], rows: slice, columns: slice) -> dict[str, Tensor]:
+    """Some samples of a batch, and of what the last blocks read some tokens."""
+    read = next((name for name in _READ_BY_THE_LAST if name in batch), None)
+    return {name: tensor[rows, columns] if name == read else tensor[rows] for name, tensor in batch.items()}
+
+
+def _targets(batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"]:
     """The token that follows each; none behind the last of a window."""
+    tokens = read_tokens(batch)
+    assert tokens is not None, "a model that predicts tokens reads some"
     return torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], _NO_TARGET)], dim=1)
 
 
-def _negative_log_likelihood(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Float[Tensor, ""]:
-    logits = model(input_ids=tokens, use_cache=False).logits
+def _negative_log_likelihood(model: PreTrainedModel, batch: Mapping[str, Tensor], targets: Tensor) -> Float[Tensor, ""]:
+    logits = model(**batch, **without_cache(model)).logits
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=_NO_TARGET)
 
@@ -262,8 +372,8 @@ def _random_sum(states: Tensor, generator: torch.Generator) -> Float[Tensor, ""]
     return (states * signs.to(states.device)).sum()
 
 
-def _final_hidden(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    states: Tensor = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+def _final_hidden(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tensor:
+    states: Tensor = model.base_model(**batch, **without_cache(model.base_model)).last_hidden_state
     return states.to(torch.promote_types(states.dtype, torch.float32))
 
 
@@ -278,5 +388,5 @@ def _non_finite(what: str, batch: int | None = None) -> str:
 def _no_backward(block: nn.Module) -> str:
     return (
         f"{type(block).__name__} has no backward pass, so that the loss's sensitivity to its layers cannot be had from "
-        "gradients; measure the change of the model's output instead"
+        "gradients; take objective whitened"
     )

@@ -1,12 +1,14 @@
 """The stage that measures sensitivities: forward through the blocks once, and back through them in reverse."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from rocket_core.architectures import BlockList
+from rocket_core.checkpoint import TensorEntry
 from rocket_core.devices import return_freed_memory
-from rocket_core.errors import UnsupportedArchitectureError
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.progress import Monitor
@@ -19,8 +21,11 @@ from rocket_core.sensitivity import (
     ScaledGradient,
     Sensitivity,
     SquaredGradients,
+    gradient_of_encoder,
     natural_loss,
     output_gradient,
+    read_tokens,
+    side_inputs,
 )
 
 # A backward pass holds some thirty numbers per token and hidden unit; of this many tokens they take less memory than
@@ -53,36 +58,52 @@ def measure_sensitivities(
 
     Args:
         run: the run.
-        calibration: calibration windows of text.
+        calibration: calibration samples.
         work: where finished vectors are and go.
         monitor: told of every block and batch.
-        windows: how many windows to use, from the first; >= 1.
-        loss: `tokens` or `hidden_states`; None takes the first where the model predicts tokens.
+        windows: how many samples to use, from the first; >= 1.
+        loss: `tokens` or `hidden_states`; None takes the first where the model predicts the tokens that follow.
 
     Returns:
         Sensitivities of all layers by name, in model order; all zero for a layer that is never called.
 
     Raises:
         NonFiniteCalibrationError: NaN or infinity in the gradients of a layer.
-        UnsupportedArchitectureError: a block has no backward pass, or the model is no decoder or encoder of text.
+        UnsupportedArchitectureError: a block has no backward pass.
         CompressionCancelledError: the caller wants the run to end.
     """
     names = [name for block in run.layers for name in block]
     cache = StateCache(work.path / _CACHE_NAME)
     if any(work.sensitivity(name) is None for name in names):
-        chosen = loss or natural_loss(run.architecture.model)
-        _refuse_other_than_text(run, calibration)
+        architecture = run.architecture
+        in_order = architecture.is_causal or len(architecture.lists) > 1
+        chosen = loss or natural_loss(architecture.model, reads_in_order=in_order)
         _ReversePass(run, calibration[:windows], work, cache, monitor, chosen).complete()
     cache.remove()
     found = {name: work.sensitivity(name) for name in names}
     return {name: sensitivity for name, sensitivity in found.items() if sensitivity is not None}
 
 
+@dataclass(kw_only=True, slots=True)
+class _Gradients:
+    """Where the pass back stands, batch by batch.
+
+    Attributes:
+        hidden: gradients with respect to the hidden states.
+        sides: in a decoder, what has come together so far of the gradients with respect to each thing that its blocks
+            are handed of the encoder's output.
+    """
+
+    hidden: list[ScaledGradient]
+    sides: list[list[ScaledGradient]] = field(default_factory=list)
+
+
 class _ReversePass:
     """One pass over a model's blocks, forward and back.
 
-    What is on disk says where it stands: hidden states of ever more blocks on the way forward; then gradients, each at
-    the input of a block whose layers are known, and hidden states of ever fewer.
+    What is on disk says where it stands: hidden states at ever more places on the way forward; then gradients, each at
+    a place behind which all layers are known, and hidden states at ever fewer. Places are counted through all lists of
+    blocks: one before each block, and one behind the last of each list.
     """
 
     def __init__(
@@ -95,95 +116,212 @@ class _ReversePass:
         loss: Loss,
     ) -> None:
         self._run = run
-        self._tokens = calibration.tensors["input_ids"].numel()
-        batches = split_inputs(run, calibration, TOKENS_PER_GRADIENT_BATCH)
-        self._batches = [batch["input_ids"] for batch in batches]
+        self._batches = list(split_inputs(run, calibration, TOKENS_PER_GRADIENT_BATCH))
         self._work = work
         self._cache = cache
         self._monitor = monitor
         self._loss: Loss = loss
+        self._lists = run.architecture.lists
         # Below the first block that is compressed nothing need be known.
         self._first = next(index for index, names in enumerate(run.layers) if names)
         self._blocks = len(run.layers)
 
     def complete(self) -> None:
         """Goes on from where an earlier run stood, to the end."""
-        states = begin_walk(self._run, self._batches)
-        if self._cache.indices("gradients"):
-            self._monitor.skip_to(self._share(self._cache.indices("gradients")[0]))
+        reached = self._cache.indices("gradients")
+        if reached:
+            self._monitor.skip_to(self._share(reached[0] - self._list_at(reached[0])))
         else:
-            self._go_forward(states)
-            self._turn_round(states.hidden)
-        states.hidden.clear()
-        return_freed_memory()
-        position = self._cache.indices("gradients")[0]
-        gradients = self._gradients(position)
-        for index in reversed(range(self._first, position)):
-            self._monitor.step(self._share(index + 1), next(iter(self._run.layers[index]), None))
-            self._go_back(states, index, gradients)
+            self._go_forward()
+        place = self._cache.indices("gradients")[0]
+        for number, blocks in reversed(list(enumerate(self._lists))):
+            if blocks.first + number <= place and self._first < blocks.stop:
+                self._go_back(number, place - number)
+                place = blocks.first + number - 1
 
-    def _go_forward(self, states: Activations) -> None:
+    def _go_forward(self) -> None:
         kept = self._cache.indices("hidden")
-        begin = 0
-        if kept:
-            begin = kept[-1]
-            entries = self._cache.entries("hidden", begin)
-            states.hidden[:] = [entries[_key(batch)].read().to(self._run.device) for batch in range(len(states.hidden))]
-            self._monitor.skip_to(begin / self._total)
-        elif self._first == 0:
-            self._cache.save("hidden", 0, _by_batch(states.hidden))
-        for index in range(begin, self._blocks):
+        begin = kept[-1] if kept else 0
+        for number, blocks in enumerate(self._lists):
+            end = blocks.stop + number
+            if begin < end or number + 1 == len(self._lists):
+                passed = self._passed(number)
+                states = begin_walk(self._run, self._batches, passed=passed)
+                if begin > blocks.first + number or (begin == 0 and kept):
+                    self._restore(states, begin)
+                    self._monitor.skip_to((begin - number) / self._total)
+                elif self._is_needed(blocks.first + number):
+                    self._save_hidden(states, blocks.first + number)
+                self._pass_list(number, max(begin - number, blocks.first), states)
+                if number + 1 == len(self._lists):
+                    self._turn_round(states, passed, end)
+                states.hidden.clear()
+                return_freed_memory()
+
+    def _pass_list(self, number: int, begin: int, states: Activations) -> None:
+        for index in range(begin, self._lists[number].stop):
             self._monitor.step(index / self._total)
             with loaded_block(self._run, index) as block:
                 for batch in range(len(states.hidden)):
                     self._monitor.pulse()
                     states.step(block, index, batch)
-            if index + 1 >= self._first:
-                self._cache.save("hidden", index + 1, _by_batch(states.hidden))
+            if self._is_needed(index + 1 + number):
+                self._save_hidden(states, index + 1 + number)
 
-    def _turn_round(self, outputs: Sequence[Tensor]) -> None:
+    def _is_needed(self, place: int) -> bool:
+        """Whether the way back reads the hidden states at a place."""
+        number = self._list_at(place)
+        return place - number >= self._first or place == self._lists[number].stop + number
+
+    def _list_at(self, place: int) -> int:
+        """Number of the list that a place lies in."""
+        return next(number for number, blocks in enumerate(self._lists) if place <= blocks.stop + number)
+
+    def _save_hidden(self, states: Activations, place: int) -> None:
+        beside = torch.tensor(-1 if states.beside is None else states.beside)
+        self._cache.save("hidden", place, {"beside": beside, **_by_batch(states.hidden)})
+
+    def _restore(self, states: Activations, place: int) -> None:
+        entries = self._cache.entries("hidden", place)
+        beside = int(entries["beside"].read())
+        states.beside = None if beside < 0 else beside
+        states.hidden[:] = [entries[_key(batch)].read().to(self._run.device) for batch in range(len(self._batches))]
+
+    def _passed(self, number: int, *, recorded: bool = False) -> tuple[BlockList, Activations] | None:
+        """The list before one, with its output; None before the first.
+
+        Args:
+            number: of the list.
+            recorded: whether the way from that output is to be run backward.
+        """
+        if number == 0:
+            return None
+        before = self._lists[number - 1]
+        states = Activations(hidden=[], calls=[], first=before.first)
+        self._restore(states, before.stop + number - 1)
+        for hidden in states.hidden:
+            hidden.requires_grad_(recorded)
+        return before, states
+
+    def _turn_round(self, states: Activations, passed: tuple[BlockList, Activations] | None, place: int) -> None:
         """Takes the gradient of the loss to the output of the last block."""
         self._monitor.step(self._blocks / self._total)
-        blocks = self._run.architecture.blocks
+        architecture = self._run.architecture
+        blocks = architecture.blocks_of(self._lists[-1])
+        before = None if passed is None else (architecture.blocks_of(passed[0]), passed[1])
         gradients = []
         with loaded_surroundings(self._run, head=True) as model:
-            for number, (tokens, hidden) in enumerate(zip(self._batches, outputs, strict=True)):
+            for number, batch in enumerate(self._batches):
                 self._monitor.pulse()
-                gradients.append(output_gradient(model, blocks, self._loss, tokens, hidden, seed=number))
-        self._cache.save("gradients", self._blocks, _scaled_by_batch(gradients))
-        self._cache.drop("hidden", self._blocks)
+                gradients.append(
+                    output_gradient(model, blocks, self._loss, batch, states, number=number, passed=before)
+                )
+        self._save_gradients(_Gradients(hidden=gradients), place, tokens=self._tokens(states))
+        self._cache.drop("hidden", place)
 
-    def _go_back(self, states: Activations, index: int, gradients: list[ScaledGradient]) -> None:
+    def _tokens(self, states: Activations) -> int:
+        """Positions at which the model's last blocks compute."""
+        read = [read_tokens(batch) for batch in self._batches]
+        return sum(
+            hidden.shape[0] * hidden.shape[1] if tokens is None else tokens.numel()
+            for tokens, hidden in zip(read, states.hidden, strict=True)
+        )
+
+    def _go_back(self, number: int, end: int) -> None:
+        """Takes the gradients from the input of block `end` to the input of the list, and on to the list before it."""
+        blocks = self._lists[number]
+        on = self._first < blocks.first
+        passed = self._passed(number, recorded=on)
+        states = begin_walk(self._run, self._batches, passed=passed)
+        handed = [side_inputs(calls) for calls in states.calls]
+        # Where the first block's input is made of the encoder's output too.
+        direct = [hidden if hidden.requires_grad else None for hidden in states.hidden]
+        states.hidden.clear()
+        return_freed_memory()
+        gradients, tokens = self._gradients(end + number, handed)
+        for index in reversed(range(max(blocks.first, self._first), end)):
+            self._monitor.step(self._share(index + 1), next(iter(self._run.layers[index]), None))
+            self._pull_back(states, index, gradients, handed, tokens)
+            # Saved before the one that it was computed from is removed: at any moment one of them is there.
+            self._save_gradients(gradients, index + number, tokens=tokens)
+            self._cache.drop("gradients", index + 1 + number)
+            self._cache.drop("hidden", index + number)
+        if on and passed is not None:
+            found = []
+            for batch, output in enumerate(passed[1].hidden):
+                reached, of_reached = list(handed[batch]), list(gradients.sides[batch])
+                whole = direct[batch]
+                if whole is not None:
+                    reached.append(whole)
+                    of_reached.append(gradients.hidden[batch])
+                found.append(gradient_of_encoder(output, reached, of_reached, batch=batch))
+            place = blocks.first + number
+            self._save_gradients(_Gradients(hidden=found), place - 1, tokens=tokens)
+            self._cache.drop("gradients", place)
+            self._cache.drop("hidden", place - 1)
+
+    def _pull_back(
+        self, states: Activations, index: int, gradients: _Gradients, handed: Sequence[Sequence[Tensor]], tokens: int
+    ) -> None:
         """Takes the gradients, in place, from the output of a block to its input, and keeps those of its layers."""
-        inputs = self._cache.entries("hidden", index)
+        number = self._lists.index(self._run.architecture.list_of(index))
+        inputs = self._cache.entries("hidden", index + number)
         names = self._run.layers[index]
         squares = self._squares(names)
         with loaded_block(self._run, index) as block, squares.watching():
-            for batch, gradient in enumerate(gradients):
+            for batch, gradient in enumerate(gradients.hidden):
                 self._monitor.pulse()
                 hidden = inputs[_key(batch)].read().to(self._run.device)
-                call = states.calls[batch][index]
-                gradients[batch] = squares.pull_back(block, call, hidden, gradient, batch=batch)
+                call = states.calls[batch][index - states.first]
+                gradients.hidden[batch], of_sides = squares.pull_back(
+                    block, call, hidden, gradient, batch=batch, sides=handed[batch]
+                )
+                totals = gradients.sides[batch]
+                gradients.sides[batch] = [total.added(new) for total, new in zip(totals, of_sides, strict=True)]
         for name in names:
-            curvature = squares.total(name) / self._tokens
-            self._work.save_sensitivity(name, Sensitivity(curvature=curvature))
-        # Saved before the one that it was computed from is removed: at any moment one of them is there.
-        self._cache.save("gradients", index, _scaled_by_batch(gradients))
-        self._cache.drop("gradients", index + 1)
-        self._cache.drop("hidden", index)
+            self._work.save_sensitivity(name, Sensitivity(curvature=squares.total(name) / tokens))
 
     def _squares(self, names: Sequence[str]) -> SquaredGradients:
         architecture = self._run.architecture
         layers: dict[str, nn.Module] = {name: architecture.model.get_submodule(name) for name in names}
         return SquaredGradients(layers=layers, widths={name: architecture.shape(name)[1] for name in names})
 
-    def _gradients(self, index: int) -> list[ScaledGradient]:
-        entries = self._cache.entries("gradients", index)
-        exponents = entries.pop("exponents").read().tolist()
-        return [
-            ScaledGradient(values=entries[_key(batch)].read().to(self._run.device), exponent=exponent)
-            for batch, exponent in enumerate(exponents)
+    def _save_gradients(self, gradients: _Gradients, place: int, *, tokens: int) -> None:
+        sides = {
+            _side_key(batch, side): gradient
+            for batch, found in enumerate(gradients.sides)
+            for side, gradient in enumerate(found)
+        }
+        of_hidden = {_key(batch): gradient for batch, gradient in enumerate(gradients.hidden)}
+        scaled = {**of_hidden, **sides}
+        self._cache.save(
+            "gradients",
+            place,
+            {
+                "tokens": torch.tensor(tokens),
+                **{f"{key}.exponent": torch.tensor(gradient.exponent) for key, gradient in scaled.items()},
+                **{key: gradient.values for key, gradient in scaled.items()},
+            },
+        )
+
+    def _gradients(self, place: int, handed: Sequence[Sequence[Tensor]]) -> tuple[_Gradients, int]:
+        """What is kept at a place, and the number of tokens."""
+        entries = self._cache.entries("gradients", place)
+        hidden = [self._gradient(entries, _key(batch)) for batch in range(len(self._batches))]
+        sides = [
+            [
+                self._gradient(entries, _side_key(batch, side))
+                if _side_key(batch, side) in entries
+                else ScaledGradient(values=torch.zeros_like(tensor), exponent=0)
+                for side, tensor in enumerate(tensors)
+            ]
+            for batch, tensors in enumerate(handed)
         ]
+        return _Gradients(hidden=hidden, sides=sides), int(entries["tokens"].read())
+
+    def _gradient(self, entries: dict[str, TensorEntry], key: str) -> ScaledGradient:
+        exponent = int(entries[f"{key}.exponent"].read())
+        return ScaledGradient(values=entries[key].read().to(self._run.device), exponent=exponent)
 
     @property
     def _total(self) -> int:
@@ -195,22 +333,13 @@ class _ReversePass:
         return (self._blocks + 1 + _BACKWARD_COST * (self._blocks - position)) / self._total
 
 
-def _refuse_other_than_text(run: Run, calibration: CalibrationInputs) -> None:
-    if len(run.architecture.lists) > 1 or set(calibration.tensors) != {"input_ids"}:
-        raise UnsupportedArchitectureError(
-            f"sensitivities of {run.architecture.class_name} cannot be measured: only those of decoders and encoders "
-            "of text can; take objective whitened"
-        )
-
-
 def _key(batch: int) -> str:
     return f"batch.{batch:05}"
 
 
+def _side_key(batch: int, side: int) -> str:
+    return f"side.{batch:05}.{side}"
+
+
 def _by_batch(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
     return {_key(batch): tensor for batch, tensor in enumerate(tensors)}
-
-
-def _scaled_by_batch(gradients: Sequence[ScaledGradient]) -> dict[str, Tensor]:
-    exponents = torch.tensor([gradient.exponent for gradient in gradients])
-    return {"exponents": exponents, **_by_batch([gradient.values for gradient in gradients])}

@@ -1,10 +1,17 @@
-"""Sensitivities from one backward pass of the whole model."""
+"""Sensitivities from one backward pass of the whole model, and what tests of the block-wise pass have in common."""
+
+import itertools
+from pathlib import Path
 
 import torch
 
+from rocket_core.pipeline.progress import Callbacks, Monitor
 
-def squared_gradients(model, names, tokens):
+
+def squared_gradients(model, names, batch):
     """Mean over tokens of the squared gradients of the summed loss to each layer's output, in the model's dtype."""
+    batch = {"input_ids": batch} if isinstance(batch, torch.Tensor) else batch
+    tokens = batch.get("decoder_input_ids", batch.get("input_ids"))
     outputs = {name: [] for name in names}
 
     def keep(name):
@@ -15,7 +22,7 @@ def squared_gradients(model, names, tokens):
         return hook
 
     handles = [model.get_submodule(name).register_forward_hook(keep(name)) for name in names]
-    logits = model(input_ids=tokens, use_cache=False).logits
+    logits = model(**batch, use_cache=False).logits
     for handle in handles:
         handle.remove()
     log_likelihood = torch.gather(logits.log_softmax(-1)[:, :-1], 2, tokens[:, 1:, None])
@@ -27,8 +34,9 @@ def _squares(output):
     return output.grad.double().flatten(0, -2).square().sum(0)
 
 
-def jacobian_energy(model, names, tokens):
-    """Mean over tokens of the squared derivatives of all final hidden states to each layer's output."""
+def jacobian_energy(model, names, batch):
+    """Mean over positions of the squared derivatives of all final hidden states to each layer's output."""
+    batch = {"input_ids": batch} if isinstance(batch, torch.Tensor) else batch
     outputs = {}
     handles = [
         model.get_submodule(name).register_forward_hook(
@@ -36,9 +44,52 @@ def jacobian_energy(model, names, tokens):
         )
         for name in names
     ]
-    states = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    states = model.base_model(**batch).last_hidden_state
     for handle in handles:
         handle.remove()
     rows = [torch.autograd.grad(state, list(outputs.values()), retain_graph=True) for state in states.flatten()]
     energies = [sum(row.flatten(0, -2).square().sum(0) for row in column) for column in zip(*rows, strict=True)]
-    return {name: energy / tokens.numel() for name, energy in zip(outputs, energies, strict=True)}
+    positions = states.shape[0] * states.shape[1]
+    found = dict(zip(outputs, energies, strict=True))
+    return {name: found[name] / positions for name in names}
+
+
+def assert_close(found, expected, *, within):
+    """Holds sensitivities against those expected, by their relative distance."""
+    assert list(found) == list(expected)
+    for name, measured in found.items():
+        assert measured.curvature.dtype == torch.float64
+        distance = (measured.curvature - expected[name]).norm() / expected[name].norm()
+        assert distance <= within, (name, distance)
+
+
+def silent_monitor(run, *, should_cancel=lambda: False, on_progress=lambda _progress: None):
+    """What a run tells of its progress, told to nobody."""
+    callbacks = Callbacks(
+        on_progress=on_progress,
+        on_profile=lambda _position, _profile: None,
+        on_allocation=lambda _chosen: None,
+        should_cancel=should_cancel,
+    )
+    return Monitor(callbacks, run.device, {})
+
+
+def die_at(patch, number, *, late):
+    """Has the process end at the given file that it renames or removes, before or behind that."""
+    operations = itertools.count()
+
+    def dying(operation):
+        def call(*arguments, **options):
+            dies = next(operations) == number
+            if dies and not late:
+                raise KeyboardInterrupt
+            result = operation(*arguments, **options)
+            if dies:
+                raise KeyboardInterrupt
+            return result
+
+        return call
+
+    for name in ("replace", "unlink"):
+        patch.setattr(Path, name, dying(getattr(Path, name)))
+    return operations

@@ -4,7 +4,7 @@ from torch import nn
 
 from rocket_core import sensitivity
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
-from rocket_core.recording import BlockCall
+from rocket_core.recording import Activations, BlockCall
 from rocket_core.sensitivity import (
     ScaledGradient,
     Sensitivity,
@@ -42,8 +42,13 @@ def pull(block, hidden, gradient, *, exponent=0):
     squares = SquaredGradients(layers=layers, widths={"one": 4, "two": 4})
     with squares.watching():
         scaled = ScaledGradient(values=gradient, exponent=exponent)
-        back = squares.pull_back(block, CALL, hidden, scaled, batch=7)
+        back, _ = squares.pull_back(block, CALL, hidden, scaled, batch=7)
     return squares, back
+
+
+def behind(hidden, **beside):
+    """The output of the last block, in one batch."""
+    return Activations(hidden=[hidden], calls=[], **beside)
 
 
 def derivatives(function, at, gradient):
@@ -178,7 +183,24 @@ def test_half_precision_gradients_are_centred_without_loss(factor):
 def test_gradients_that_cannot_be_centred_or_need_not_be_stay():
     for values in (torch.zeros(1, 1, 2).half(), torch.full((1, 1, 2), 1e-7), torch.full((1, 1, 2), torch.inf).half()):
         gradient = ScaledGradient(values=values, exponent=3)
-        assert gradient.centred() is gradient
+        centred = gradient.centred()
+        assert centred.exponent == 3
+        assert torch.equal(centred.values, values)
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 0), (3, -9), (-20, 14)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_sums_of_gradients_at_different_scales_are_those_of_the_plain_ones(one, other, dtype):
+    if dtype != torch.float16:
+        one = other = 0
+    parts = [
+        ScaledGradient(values=random(1, 2, 3, seed=seed).to(dtype), exponent=exponent)
+        for seed, exponent in enumerate((one, other))
+    ]
+    plain = sum(part.values.double() * 2.0**-part.exponent for part in parts)
+    found = parts[0].added(parts[1])
+    assert found.values.dtype == dtype
+    torch.testing.assert_close(found.values.double() * 2.0**-found.exponent, plain, rtol=2e-3, atol=1e-3)
 
 
 def test_a_scaled_gradient_gives_the_sums_of_the_plain_one():
@@ -198,7 +220,7 @@ def test_the_gradient_behind_the_blocks_does_not_depend_on_the_pieces(logits, mo
     monkeypatch.setattr(sensitivity, "_LOGIT_BYTES", 4 * VOCAB_SIZE * logits)
     largest = []
     model.lm_head.register_forward_hook(lambda _module, _args, output: largest.append(output.shape[:-1].numel()))
-    found = output_gradient(model, model.model.layers, "tokens", tokens(), leaf.detach())
+    found = output_gradient(model, model.model.layers, "tokens", {"input_ids": tokens()}, behind(leaf.detach()))
     torch.testing.assert_close(found.values, leaf.grad)
     assert max(largest) <= logits
 
@@ -206,7 +228,7 @@ def test_the_gradient_behind_the_blocks_does_not_depend_on_the_pieces(logits, mo
 def test_blocks_are_put_back_and_weights_get_no_gradients():
     model = FAMILIES["llama"]().requires_grad_(requires_grad=False)
     before = list(model.model.layers)
-    output_gradient(model, model.model.layers, "tokens", tokens(), torch.randn(3, 11, 32))
+    output_gradient(model, model.model.layers, "tokens", {"input_ids": tokens()}, behind(torch.randn(3, 11, 32)))
     assert list(model.model.layers) == before
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -216,13 +238,15 @@ def test_non_finite_gradients_behind_the_blocks_are_found():
     hidden = torch.randn(3, 11, 32)
     hidden[1, 4, 2] = torch.nan
     with pytest.raises(NonFiniteCalibrationError, match="behind the last block"):
-        output_gradient(model, model.model.layers, "tokens", tokens(), hidden)
+        output_gradient(model, model.model.layers, "tokens", {"input_ids": tokens()}, behind(hidden))
 
 
 def test_a_model_without_head_has_hidden_states_to_lose():
     model = FAMILIES["llama"]()
-    assert natural_loss(model) == "tokens"
-    assert natural_loss(model.model) == "hidden_states"
+    assert natural_loss(model, reads_in_order=True) == "tokens"
+    # With a head that fills in what is masked: it sees the tokens that a decoder would predict.
+    assert natural_loss(model, reads_in_order=False) == "hidden_states"
+    assert natural_loss(model.model, reads_in_order=True) == "hidden_states"
 
 
 def test_the_scale_is_half_the_mean_curvature():

@@ -5,6 +5,8 @@ import pytest
 
 from rocket_core.config import compression_config
 from rocket_core.pipeline import compress
+from rocket_core.pipeline.preflight import run_identity
+from rocket_core.pipeline.work_folder import WorkFolder
 from tests.reference.tiny_models import save_tiny_model
 
 RATIO = 0.3
@@ -71,3 +73,18 @@ def fingerprint():
         return {str(file.relative_to(output)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
     return of
+
+
+@pytest.fixture
+def open_work(tmp_path):
+    """Opens work folders, and lets go of them."""
+    made = []
+
+    def make(run, inputs, name="work"):
+        made.append(WorkFolder(tmp_path / name))
+        made[-1].claim(run_identity(run), inputs)
+        return made[-1]
+
+    yield make
+    for work in made:
+        work.release()

@@ -29,12 +29,10 @@ from rocket_core.errors import CompressionCancelledError
 from rocket_core.footprint import describe_model, sensitivity_disk_bytes
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.pipeline import sensitivity
-from rocket_core.pipeline.preflight import prepare_run, run_identity
-from rocket_core.pipeline.progress import Callbacks, Monitor
+from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.sensitivity import measure_sensitivities
 from rocket_core.pipeline.state_cache import StateCache
-from rocket_core.pipeline.work_folder import WorkFolder
-from tests.reference.sensitivity import jacobian_energy, squared_gradients
+from tests.reference.sensitivity import assert_close, die_at, jacobian_energy, silent_monitor, squared_gradients
 from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE, byte_tokenizer
 
 SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -97,41 +95,9 @@ def prepare(tmp_path, settings):
 
 
 @pytest.fixture
-def open_work(tmp_path):
-    made = []
-
-    def make(run, name="work"):
-        made.append(WorkFolder(tmp_path / name))
-        made[-1].claim(run_identity(run), inputs())
-        return made[-1]
-
-    yield make
-    for work in made:
-        work.release()
-
-
-def monitor(run, *, should_cancel=lambda: False, on_progress=lambda _progress: None):
-    callbacks = Callbacks(
-        on_progress=on_progress,
-        on_profile=lambda _position, _profile: None,
-        on_allocation=lambda _chosen: None,
-        should_cancel=should_cancel,
-    )
-    return Monitor(callbacks, run.device, {})
-
-
-@pytest.fixture
 def small_batches(monkeypatch):
     """Two windows go through a block at once, so that there are three batches of them."""
     monkeypatch.setattr(sensitivity, "TOKENS_PER_GRADIENT_BATCH", 64)
-
-
-def compare(found, expected, *, within):
-    assert list(found) == list(expected)
-    for name, measured in found.items():
-        assert measured.curvature.dtype == torch.float64
-        distance = (measured.curvature - expected[name]).norm() / expected[name].norm()
-        assert distance <= within, (name, distance)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +107,8 @@ def test_equals_one_backward_pass_of_the_whole_model(family, prepare, open_work,
     model = build(family).double()
     run = prepare(model)
     assert run.dtype == torch.float64
-    found = measure_sensitivities(run, inputs(), open_work(run), monitor(run))
-    compare(found, squared_gradients(model, found, tokens()), within=1e-6)
+    found = measure_sensitivities(run, inputs(), open_work(run, inputs()), silent_monitor(run))
+    assert_close(found, squared_gradients(model, found, tokens()), within=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -151,8 +117,8 @@ def test_equals_one_backward_pass_of_the_whole_model(family, prepare, open_work,
 def test_models_of_any_dtype_come_close_to_float64(dtype, within, prepare, open_work, small_batches):
     model = build("llama").to(dtype)
     run = prepare(model)
-    found = measure_sensitivities(run, inputs(), open_work(run), monitor(run))
-    compare(found, squared_gradients(model.double(), found, tokens()), within=within)
+    found = measure_sensitivities(run, inputs(), open_work(run, inputs()), silent_monitor(run))
+    assert_close(found, squared_gradients(model.double(), found, tokens()), within=within)
 
 
 @pytest.mark.parametrize("factor", [1e-3, 100])
@@ -166,8 +132,8 @@ def test_gradients_out_of_the_range_of_half_precision_are_measured(factor, prepa
             block.mlp.down_proj.weight /= 64
             block.self_attn.o_proj.weight /= 64
     run = prepare(model)
-    found = measure_sensitivities(run, inputs(), open_work(run), monitor(run))
-    compare(found, squared_gradients(model.double(), found, tokens()), within=0.01)
+    found = measure_sensitivities(run, inputs(), open_work(run, inputs()), silent_monitor(run))
+    assert_close(found, squared_gradients(model.double(), found, tokens()), within=0.01)
 
 
 def test_loaded_weights_require_no_gradients_which_would_take_their_size_again(prepare):
@@ -180,17 +146,17 @@ def test_loaded_weights_require_no_gradients_which_would_take_their_size_again(p
 def test_only_the_first_windows_are_used(prepare, open_work):
     model = build("llama")
     run = prepare(model)
-    found = measure_sensitivities(run, inputs(), open_work(run), monitor(run), windows=2)
-    compare(found, squared_gradients(model.double(), found, tokens()[:2]), within=1e-5)
+    found = measure_sensitivities(run, inputs(), open_work(run, inputs()), silent_monitor(run), windows=2)
+    assert_close(found, squared_gradients(model.double(), found, tokens()[:2]), within=1e-5)
 
 
 def test_ignored_layers_are_not_measured_but_passed_through(prepare, open_work):
     model = build("llama")
     run = prepare(model, ignore=("model.layers.0.*", "*.q_proj"))
-    work = open_work(run)
-    found = measure_sensitivities(run, inputs(), work, monitor(run))
+    work = open_work(run, inputs())
+    found = measure_sensitivities(run, inputs(), work, silent_monitor(run))
     assert len(found) == 6
-    compare(found, squared_gradients(model.double(), found, tokens()), within=1e-5)
+    assert_close(found, squared_gradients(model.double(), found, tokens()), within=1e-5)
 
 
 def encoder_run(folder, settings):
@@ -212,31 +178,22 @@ def test_without_a_loss_it_is_the_change_of_the_final_hidden_states(tmp_path, se
     window = tokens(1)[:, :8]
     # Each repetition draws other signs.
     found = measure_sensitivities(
-        run, CalibrationInputs.of_text(window.expand(1000, 8)), open_work(run), monitor(run), windows=1000
+        run,
+        CalibrationInputs.of_text(window.expand(1000, 8)),
+        open_work(run, inputs()),
+        silent_monitor(run),
+        windows=1000,
     )
     assert len(found) == 6
-    compare(found, jacobian_energy(model, found, window), within=0.05)
-
-
-def _change(model, name, weight, text):
-    module, inputs, own = model.get_submodule(name), [], model.get_submodule(name).weight.data
-    handle = module.register_forward_hook(lambda _module, args, _output: inputs.append(args[0].flatten(0, 1)))
-    with torch.no_grad():
-        dense = model.base_model(text).last_hidden_state
-        handle.remove()
-        module.weight.data = weight.T
-        changed = model.base_model(text).last_hidden_state
-        module.weight.data = own
-        error = (inputs[0] @ (weight - own.T)).square().sum() / len(inputs[0])
-        return float(0.5 * (changed - dense).square().sum() / text.numel() / error)
+    assert_close(found, jacobian_energy(model, found, window), within=0.05)
 
 
 @pytest.fixture
 def four_layers(prepare, open_work, small_batches):
     """A run of two blocks with two layers each, and the files that it leaves when nothing stops it."""
     run = prepare(build("llama"), ignore=("*.k_proj", "*.v_proj", "*.mlp.*"))
-    work = open_work(run, "whole")
-    measure_sensitivities(run, inputs(), work, monitor(run))
+    work = open_work(run, inputs(), "whole")
+    measure_sensitivities(run, inputs(), work, silent_monitor(run))
     work.release()
     return run, read_all(work)
 
@@ -251,11 +208,11 @@ def test_cancelled_anywhere_it_resumes_to_the_same_bytes(four_layers, open_work)
     assert len(expected) == 4
     # It asks for each of two blocks and the head, there and back, for each of three batches.
     for stop in range(1, 15, 2):
-        work = open_work(run, str(stop))
+        work = open_work(run, inputs(), str(stop))
         asked = itertools.count()
         with pytest.raises(CompressionCancelledError):
-            measure_sensitivities(run, inputs(), work, monitor(run, should_cancel=lambda: next(asked) == stop))  # noqa: B023
-        measure_sensitivities(run, inputs(), work, monitor(run))
+            measure_sensitivities(run, inputs(), work, silent_monitor(run, should_cancel=lambda: next(asked) == stop))  # noqa: B023
+        measure_sensitivities(run, inputs(), work, silent_monitor(run))
         assert read_all(work) == expected
 
 
@@ -263,11 +220,11 @@ def test_killed_at_any_file_it_resumes_to_the_same_bytes_without_repeating_block
     run, expected = four_layers
     for number in itertools.count():
         for late in (False, True):
-            work = open_work(run, f"{number}{late}")
+            work = open_work(run, inputs(), f"{number}{late}")
             with monkeypatch.context() as patch:
                 operations = die_at(patch, number, late=late)
                 try:
-                    measure_sensitivities(run, inputs(), work, monitor(run))
+                    measure_sensitivities(run, inputs(), work, silent_monitor(run))
                 except KeyboardInterrupt:
                     pass
                 else:
@@ -279,7 +236,7 @@ def test_killed_at_any_file_it_resumes_to_the_same_bytes_without_repeating_block
             forward, reached = cache.indices("hidden"), cache.indices("gradients")
             with monkeypatch.context() as patch:
                 loads = record_loads(patch, run.loader)
-                measure_sensitivities(run, inputs(), work, monitor(run))
+                measure_sensitivities(run, inputs(), work, silent_monitor(run))
             assert read_all(work) == expected
             blocks = [names[0] for names in loads if names[0].startswith("model.layers.")]
             if len(known) == 4:
@@ -302,39 +259,18 @@ def record_loads(patch, loader):
     return loads
 
 
-def die_at(patch, number, *, late):
-    """Has the process end at the given file that it renames or removes, before or behind that."""
-    operations = itertools.count()
-
-    def dying(operation):
-        def call(*arguments, **options):
-            dies = next(operations) == number
-            if dies and not late:
-                raise KeyboardInterrupt
-            result = operation(*arguments, **options)
-            if dies:
-                raise KeyboardInterrupt
-            return result
-
-        return call
-
-    for name in ("replace", "unlink"):
-        patch.setattr(Path, name, dying(getattr(Path, name)))
-    return operations
-
-
 def test_a_complete_measurement_is_only_read(four_layers, open_work, monkeypatch):
     run, expected = four_layers
-    work = open_work(run, "whole")
+    work = open_work(run, inputs(), "whole")
     monkeypatch.setattr(run.loader, "load", lambda names: pytest.fail(f"loads {names}"))
-    found = measure_sensitivities(run, inputs(), work, monitor(run))
+    found = measure_sensitivities(run, inputs(), work, silent_monitor(run))
     assert sorted(f"{name}.safetensors" for name in found) == sorted(expected)
 
 
 def test_the_disk_it_takes_is_known_beforehand(prepare, open_work, tmp_path):
     run = prepare(build("llama"))
-    work, taken = open_work(run), []
-    watcher = monitor(run, on_progress=lambda _progress: taken.append(work.stored_bytes))
+    work, taken = open_work(run, inputs()), []
+    watcher = silent_monitor(run, on_progress=lambda _progress: taken.append(work.stored_bytes))
     with watcher.stage("calibrating"):
         measure_sensitivities(run, inputs(40), work, watcher, windows=40)
     model = describe_model(json.loads((tmp_path / "model" / "config.json").read_text()), run.checkpoint.weights)
@@ -345,9 +281,9 @@ def test_the_disk_it_takes_is_known_beforehand(prepare, open_work, tmp_path):
 def test_every_block_is_told_of(prepare, open_work, small_batches):
     run = prepare(build("llama"))
     told = []
-    watcher = monitor(run, on_progress=told.append)
+    watcher = silent_monitor(run, on_progress=told.append)
     with watcher.stage("calibrating"):
-        measure_sensitivities(run, inputs(), open_work(run), watcher)
+        measure_sensitivities(run, inputs(), open_work(run, inputs()), watcher)
     begin, end = told[0].fraction, told[0].fraction + 0.72
     fractions = [progress.fraction for progress in told]
     assert fractions == sorted(fractions)

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import rocket_core.hf  # noqa: F401  registers the format
-from rocket_core.errors import CompressionCancelledError, UnsupportedArchitectureError
+from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline import compress
 from tests.rocket_core.pipeline.conftest import RATIO
 
@@ -110,9 +110,12 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(run_with, tmp_path, model_folde
     ).read_bytes()
 
 
-def test_sensitivities_of_an_encoder_decoder_are_refused_with_what_to_take(tmp_path, model_folder, settings):
-    with pytest.raises(UnsupportedArchitectureError, match="objective whitened"):
-        compress(str(model_folder("t5")), tmp_path, settings(preset="fast"))
+@pytest.mark.parametrize("family", ["t5", "whisper", "vit", "roberta"])
+def test_the_best_preset_is_for_every_kind_of_model(family, run_with):
+    calibration = {"samples": 4} | ({} if family in {"t5", "roberta"} else {"dataset": "synthetic"})
+    _, report = run_with(family, preset="best", calibration=calibration)
+    assert all(layer.achieved_error < 1 for layer in report.layers)
+    assert 0.3 - 1e-12 <= report.totals.achieved_ratio <= 0.302
 
 
 def test_layers_of_an_encoder_decoder_are_compressed_one_after_another(run_with):
