@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from rocket_core import budget
 from rocket_core.budget import Shape
-from rocket_core.config import InputKind
+from rocket_core.config import CompressionConfig, InputKind
 from rocket_core.errors import UnsupportedArchitectureError
 from rocket_core.headers import WeightSummary, storage_dtype
 
@@ -38,6 +38,7 @@ _PADDED_POSITIONS = frozenset(
     xlm-roberta xlm-roberta-xl xmod
     """.split()  # noqa: SIM905 - a dozen words in quotes are no table that one can read
 )
+_PRUNING_METHODS = frozenset({"magnitude", "wanda"})
 # Matrices of blocks that are tables, by the last part of their names.
 _TABLES = frozenset({"relative_attention_bias"})
 
@@ -73,22 +74,32 @@ class Workload:
     """What is to be done with a model.
 
     Attributes:
+        config: all settings.
         windows: calibration samples: windows of text or audio, or images.
         sequence_length: positions per sample, those of all lists of blocks together; of text its tokens.
-        ratio: target compression ratio, [0, 1).
-        precision_bytes: bytes of a number in supports and least squares.
-        exports: how many artifacts are written.
-        statistics_quota_bytes: disk that eigenbases may take.
         input_bytes: bytes of one sample as the model reads it.
     """
 
+    config: CompressionConfig
     windows: int
     sequence_length: int
-    ratio: float
-    precision_bytes: int
-    exports: int
-    statistics_quota_bytes: int
     input_bytes: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Positions of all samples."""
+        return self.windows * self.sequence_length
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number in supports and least squares."""
+        return _ITEM_BYTES[self.config.precision]
+
+    @property
+    def input_grams(self) -> bool:
+        """Whether the Gram matrix of every layer's input is collected, even where its output's is the smaller one."""
+        config = self.config
+        return config.method in _PRUNING_METHODS or (config.method == "rocket" and "sparse" in config.kinds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,28 +119,32 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     """Estimates memory and disk.
 
     Memory is the calibration inputs and the hidden states of all samples, and the largest of: the embeddings (twice,
-    while they are read); one block's weights and Gram matrices with the activations of one batch, or with the largest
-    eigendecomposition.
+    while they are read); one block's weights and Gram matrices with the activations of one batch, or with what the
+    largest layer takes to be solved. Sequential compression holds the hidden states of two models, two copies of a
+    block, and two Gram matrices at a time. Disk is that of the statistics that are kept (or, before there are any, of
+    the hidden states that sensitivities are measured on), of the factors, and of the artifacts.
 
     Args:
         model: the model's sizes; at least one selected layer.
         work: what is to be done.
     """
-    tokens = work.windows * work.sequence_length
     prelude = model.parameters - sum(model.block_parameters)
-    hidden = tokens * model.hidden_size * model.itemsize
+    hidden = work.tokens * model.hidden_size * model.itemsize
+    block = max(model.block_parameters) * model.itemsize
     shapes = [shape for block in model.layers for shape in block]
-    grams = max(sum(min(shape) ** 2 * _FLOAT64 for shape in block) for block in model.layers)
-    solver = max(_solver_bytes(*shape) for shape in shapes)
-    widest = max(max(shape) for shape in shapes)
-    batch = min(tokens, max(TOKENS_PER_BATCH, work.sequence_length))
-    activations = batch * widest * (3 * model.itemsize + 2 * work.precision_bytes)
-    working = max(model.block_parameters) * model.itemsize + grams + max(solver, activations)
+    # Layers that read one input share a Gram matrix; shapes do not tell which do.
+    grams = max(sum(_gram_bytes(shape, work) for shape in block) for block in model.layers)
+    solver = max(_solver_bytes(*shape, pruning=work.input_grams) for shape in shapes)
+    batch = min(work.tokens, max(TOKENS_PER_BATCH, work.sequence_length))
+    activations = batch * max(max(shape) for shape in shapes) * (3 * model.itemsize + 2 * work.itemsize)
+    working = block + grams + max(solver, activations) + 2 * hidden
+    if work.config.sequential:
+        sums = 2 * max(d_in for d_in, _ in shapes) ** 2 * _FLOAT64
+        working = max(working, 2 * block + sums + max(solver, 2 * activations) + 4 * hidden)
     inputs = work.windows * work.input_bytes
-    memory = max(2 * prelude * model.itemsize, working) + 2 * hidden + inputs + _HEADROOM
-    bases = sum(min(shape) * (shape[1] * work.precision_bytes + _FLOAT64) for shape in shapes)
-    disk = min(bases, work.statistics_quota_bytes) + inputs + _factors_bytes(model, work.ratio)
-    return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + work.exports * model.stored_bytes)
+    memory = max(2 * prelude * model.itemsize + 2 * hidden, working) + inputs + _HEADROOM
+    disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, work.config.ratio)
+    return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + len(work.config.export) * model.stored_bytes)
 
 
 def sensitivity_disk_bytes(model: ModelShape, *, windows: int, sequence_length: int) -> int:
@@ -254,11 +269,6 @@ def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
     return _number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size
 
 
-def precision_bytes(precision: str) -> int:
-    """Bytes of a number of a dtype that settings name."""
-    return _ITEM_BYTES[precision]
-
-
 def _number(config: Mapping[str, object], names: Iterable[str]) -> int | None:
     # A model that reads more than text has its decoder's numbers in a part of their own.
     text = config.get("text_config")
@@ -316,12 +326,33 @@ def _is_ignored(name: str, patterns: Iterable[str]) -> bool:
     )
 
 
-def _solver_bytes(d_in: int, d_out: int) -> int:
+def _gram_bytes(shape: Shape, work: Workload) -> int:
+    side = shape[0] if work.input_grams else min(shape)
+    return side**2 * _FLOAT64
+
+
+def _solver_bytes(d_in: int, d_out: int, *, pruning: bool) -> int:
     side = min(d_in, d_out)
     eigendecomposition = _EIGH_COPIES * side**2 + 3 * d_in * d_out
     # A candidate: coefficients, support scores and two products, at the full rank.
     candidate = 3 * side * d_out + 3 * side**2 + d_in * d_out
-    return (eigendecomposition + candidate) * _FLOAT64
+    # Least squares on a support: the Gram matrix, scaled and inverted; target, solution, residual, direction and so on.
+    least_squares = 5 * d_in**2 + 11 * d_in * d_out if pruning else 0
+    return max(eigendecomposition + candidate, least_squares) * _FLOAT64
+
+
+def _statistics_disk(model: ModelShape, work: Workload) -> int:
+    config = work.config
+    kept = 0
+    if not config.sequential:  # which computes statistics of its own, from layer to layer
+        shapes = [shape for block in model.layers for shape in block]
+        kept = sum(min(shape) * (shape[1] * work.itemsize + _FLOAT64) for shape in shapes)
+        kept += sum(d_in**2 * _FLOAT64 for d_in, _ in shapes) if work.input_grams else 0
+    states = 0
+    if config.measures_sensitivities:
+        windows = min(work.windows, config.sensitivity_samples)
+        states = sensitivity_disk_bytes(model, windows=windows, sequence_length=work.sequence_length)
+    return max(min(kept, config.statistics_quota_bytes), states)
 
 
 def _factors_bytes(model: ModelShape, ratio: float) -> int:

@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rocket_core.least_squares import largest, solve_on_support
+from rocket_core.least_squares import UnitGram, descend, inner_product, largest, solve_on_support
 
-# Steps on the way need not be exact to score what goes next; errors measured there are above the least by as little.
-_PATH_TOLERANCE = 1e-3
+# Steps on the way need not be exact to score what goes next. This is a bound: errors there are mostly within a few
+# thousandths of the least.
+_PATH_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +43,8 @@ def prune_path(
     """Prunes a weight step by step to ever fewer entries.
 
     At each step the entries with the least w̃² · G_ii go, where w̃ are the values refitted after the step before, and
-    what is left is refitted: to the minimiser of ‖S(W - W̃)‖² on its support, less a thousandth of the error, which
-    `refit` takes off where a step is the last one. Scoring refitted values is what sets
+    what is left is refitted: nearly to the minimiser of ‖S(W - W̃)‖² on its support, and by `refit` exactly where a step
+    is the last one. Scoring refitted values is what sets
     this apart from pruning at once by |w| · ‖x‖ (Wanda) with a refit at the end: on small language models it is 10 %
     less error at half of the entries, and within 3 % of removing by the exact cost of each entry (optimal brain
     surgeon), at a fraction of its price.
@@ -62,17 +63,27 @@ def prune_path(
     References:
         Hassibi and Stork, "Optimal brain surgeon", 1993; Sun et al., "Wanda", 2023.
     """
-    target = weight.to(gram.dtype)
-    products = gram @ target
-    energy = float((target * products).sum(dtype=torch.float64))
-    input_energy = gram.diagonal()[:, None]
+    # Outputs as rows, and inputs of length one.
+    unit = UnitGram.of(gram)
+    target = (weight.to(gram.dtype).mT * unit.lengths).contiguous()
+    floor = torch.finfo(gram.dtype).eps * inner_product(target, target @ unit.matrix)
+    solution = target.clone()
+    residual = torch.zeros_like(target)
     support = torch.ones_like(target, dtype=torch.bool)
-    current = target
     for count in counts:
-        scores = (current.square() * input_energy).masked_fill(~support, -1)
-        support = largest(scores, count)
-        current = solve_on_support(gram, products, support, energy=energy, start=current, tolerance=_PATH_TOLERANCE)
-        yield PrunedWeight(weight=current, support=support, error=_error(gram, target, current))
+        support = largest((solution.square() * unit.fires).masked_fill_(~support, -1), count)
+        kept = support.to(gram.dtype)
+        removed = solution * (1 - kept)
+        solution -= removed
+        residual.addmm_(removed, unit.matrix)
+        error = inner_product(target - solution, residual)
+        descend(unit, solution, residual, kept, error=error, floor=floor, tolerance=_PATH_TOLERANCE)
+        yield PrunedWeight(
+            weight=(solution / unit.lengths).mT.contiguous(),
+            support=support.mT.contiguous(),
+            # From the difference, not from energies: most digits of these cancel where little is pruned.
+            error=max(0.0, inner_product(target - solution, residual)),
+        )
 
 
 def refit(weight: Float[Tensor, "d_in d_out"], gram: Float[Tensor, "d_in d_in"], pruned: PrunedWeight) -> PrunedWeight:

@@ -47,6 +47,17 @@ class GramStatistics:
     output_gram: Float[Tensor, "d_out d_out"] | None
     input_energy: Float[Tensor, " d_in"]
 
+    def output_energies(self, weight: Float[Tensor, "d_in d_out"]) -> Float[Tensor, " d_out"]:
+        """Diagonal of WᵀGW: the squared norm of each output over the calibration tokens.
+
+        Args:
+            weight: W, in float64.
+        """
+        if self.output_gram is not None:
+            return self.output_gram.diagonal()
+        assert self.gram is not None
+        return (weight * (self.gram @ weight)).sum(dim=0)
+
 
 def basis_from_statistics(
     weight: Float[Tensor, "d_in d_out"], statistics: GramStatistics, *, shrinkage: float

@@ -21,7 +21,6 @@ from rocket_core.footprint import (
     evaluation_footprint,
     factored_export_bytes,
     input_bytes,
-    precision_bytes,
     vocabulary,
 )
 from rocket_core.inspection import highest_ratio, input_kind
@@ -106,12 +105,9 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
     config = request.compression_config(dataset="builtin")
     model = describe_model(admitted.config, admitted.weights, ignore=config.ignore, dtype=config.dtype)
     work = Workload(
+        config=config,
         windows=config.calibration.samples,
         sequence_length=admitted.positions,
-        ratio=config.ratio,
-        precision_bytes=precision_bytes(config.precision),
-        exports=len(config.export),
-        statistics_quota_bytes=config.statistics_quota_bytes,
         input_bytes=input_bytes(admitted.config, input_kind(admitted.config)),
     )
     footprint = _with_evaluation(estimate_footprint(model, work), model, request, admitted)
@@ -125,7 +121,7 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
         factored_bytes=factored_export_bytes(model, config.ratio),
         ratio=config.ratio,
         nearest_ratio=min(config.ratio, highest_ratio([shape for block in model.layers for shape in block])),
-        calibration_tokens=work.windows * work.sequence_length,
+        calibration_tokens=work.tokens,
         memory_bytes=footprint.memory_bytes,
         disk_bytes=footprint.disk_bytes,
         available=_available(context),

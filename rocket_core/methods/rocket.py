@@ -12,8 +12,8 @@ class Rocket(Method):
 
     @property
     def needs_input_gram(self) -> bool:
-        """Pruning and the targets of sequential compression need it."""
-        return "sparse" in self.config.kinds or self.config.sequential
+        """Pruning needs it."""
+        return "sparse" in self.config.kinds
 
     @property
     def shares(self) -> bool:

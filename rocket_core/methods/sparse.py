@@ -17,7 +17,7 @@ SPARSE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 """Ratios of the candidates; between them the allocation adds single entries."""
 
 # The finer the steps, the better the choice of what goes next.
-_STEP = 0.025
+_STEP = 0.05
 
 
 def _path(d_in: int, d_out: int, wanted: Sequence[int], itemsize: int | None) -> list[int]:

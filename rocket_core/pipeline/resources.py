@@ -25,12 +25,9 @@ def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
         windows: calibration samples.
     """
     work = Workload(
+        config=run.config,
         windows=windows,
         sequence_length=run.positions,
-        ratio=run.config.ratio,
-        precision_bytes=run.precision.itemsize,
-        exports=len(run.config.export),
-        statistics_quota_bytes=run.config.statistics_quota_bytes,
         input_bytes=input_bytes(run.architecture.model.config.to_dict(), run.architecture.kind),
     )
     return estimate_footprint(_model_shape(run), work)

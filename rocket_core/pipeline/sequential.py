@@ -43,20 +43,17 @@ class _CrossSums:
         tokens: rows.
         gram: X'ᵀX'.
         cross: X'ᵀX.
-        dense: XᵀX.
     """
 
     tokens: int = 0
     gram: Tensor = field(default_factory=lambda: torch.zeros(()))
     cross: Tensor = field(default_factory=lambda: torch.zeros(()))
-    dense: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
         """Adds the rows of a batch."""
         self.tokens += rows.shape[0]
         self.gram = self.gram + (rows.mT @ rows).double()
         self.cross = self.cross + (rows.mT @ dense_rows).double()
-        self.dense = self.dense + (dense_rows.mT @ dense_rows).double()
 
 
 class _InputReachedError(Exception):
@@ -202,7 +199,8 @@ class SequentialCompression:
         with naming_the_layer(unit.names[0]):
             problem = layer_problem(run, self._work, unit.names, statistics, weight=target)
             result = compress_unit(run.method, problem, unit)
-        save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums))
+        energies = torch.cat([self._work.output_energies(name) for name in unit.names]).to(run.device)
+        save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums, energies))
 
     def _install(self, name: str, twin: nn.Module, unit: Unit) -> None:
         """Gives a layer of the compressed copy the weight that is stored for it."""
@@ -256,12 +254,15 @@ def cross_target(
 
 
 def _achieved(
-    problem: LayerProblem, weight: Float[Tensor, "d_in d_out"], factors: LayerFactors, sums: _CrossSums
+    problem: LayerProblem,
+    weight: Float[Tensor, "d_in d_out"],
+    factors: LayerFactors,
+    sums: _CrossSums,
+    energies: Float[Tensor, " d_out"],
 ) -> Achieved:
     """‖XW - X'W̃‖² and ‖XW‖² by output: what the layers before have spoilt and this one has not made good counts."""
     stored = factors.coefficients if factors.dictionary is None else factors.dictionary @ factors.coefficients
     stored = stored.double()
-    energies = (weight * (sums.dense @ weight)).sum(dim=0)
     common = (stored * (sums.cross @ weight)).sum(dim=0)
     errors = energies - 2 * common + (stored * (sums.gram @ stored)).sum(dim=0)
     scale = 1.0 if problem.column_weights is None else problem.column_weights.double().square()

@@ -155,7 +155,9 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
         problem = layer_problem(run, work, (name,), statistics)
         candidates = method.profile(problem)
         shared = _share(run, work, method, calibrated.members[leader], statistics) if leader == name else ()
-    if not run.config.sequential:  # which computes statistics of its own
+    if run.config.sequential:  # which computes other statistics of its own
+        work.save_output_energies(name, statistics.output_energies(problem.weight.double()).cpu())
+    else:
         quota = run.config.statistics_quota_bytes
         if problem.basis is not None:
             work.save_basis(name, problem.basis, quota=quota)

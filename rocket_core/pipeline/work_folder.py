@@ -121,7 +121,7 @@ class WorkFolder:
             for remains in self.path.iterdir():
                 if remains.name != _LOCK_NAME:
                     shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
-        for folder in ("sensitivities", "blocks", "profiles", "bases", "grams", "factors", "outcomes"):
+        for folder in ("sensitivities", "energies", "blocks", "profiles", "bases", "grams", "factors", "outcomes"):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         write_model(self._identity_file, identity)
         if not self._inputs_file.is_file():
@@ -190,6 +190,14 @@ class WorkFolder:
     def save_sensitivity(self, layer: str, sensitivity: Sensitivity) -> None:
         """Keeps how much the loss minds errors in a layer's output."""
         write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", {"curvature": sensitivity.curvature})
+
+    def output_energies(self, layer: str) -> torch.Tensor:
+        """Squared norms of a layer's outputs over the calibration tokens, in float64; profiling has kept them."""
+        return read_tensors(self.path / "energies" / f"{layer}.safetensors")["energies"]
+
+    def save_output_energies(self, layer: str, energies: torch.Tensor) -> None:
+        """Keeps the squared norms of a layer's outputs."""
+        write_tensors(self.path / "energies" / f"{layer}.safetensors", {"energies": energies})
 
     def block(self, index: int) -> BlockRecord | None:
         """The record of a finished block."""

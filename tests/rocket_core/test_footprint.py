@@ -18,9 +18,11 @@ from rocket_core.footprint import (
     input_bytes,
     positions,
     sample_positions,
+    sensitivity_disk_bytes,
 )
 from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
 from rocket_core.inspection import input_kind
+from rocket_core.methods import method_for
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.resources import estimate_resources
 from tests.reference.tiny_models import ALL_FAMILIES, MAX_POSITIONS, save_tiny_model
@@ -59,18 +61,62 @@ def test_headers_tell_what_the_built_model_has(saved, family, ignore):
     assert sorted(shape for block in model.layers for shape in block) == shapes
     for windows in (4, 4000):
         work = Workload(
+            config=run.config,
             windows=windows,
             sequence_length=sample_positions(config, kind, run.sequence_length),
-            ratio=0.3,
-            precision_bytes=4,
-            exports=2,
-            statistics_quota_bytes=run.config.statistics_quota_bytes,
             input_bytes=input_bytes(config, kind),
         )
         told, wanted = estimate_footprint(model, work), estimate_resources(run, windows)
         # Tied embeddings are stored once; nothing else differs but the headers of the files.
         assert told.memory_bytes == pytest.approx(wanted.memory_bytes, rel=0.01)
         assert told.disk_bytes == pytest.approx(wanted.disk_bytes, rel=0.05)
+
+
+SETTINGS = [
+    {},
+    *({"method": method} for method in ("rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda")),
+    {"preset": "paper"},
+    {"preset": "fast"},
+    {"preset": "best"},
+    {"sequential": True},
+    {"kinds": ("sparse",)},
+    {"method": "svd-llm", "sequential": True},
+    {"method": "rocket-uniform", "kinds": ("sparse",)},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_input_grams_are_counted_where_the_method_needs_them(settings):
+    config = compression_config(ratio=0.3, **settings)
+    method = method_for(config, 4)
+    assert Workload(config=config, windows=4, sequence_length=8).input_grams == method.needs_input_gram
+
+
+def test_sequential_compression_is_told_to_hold_two_streams(saved):
+    _, model = seen(saved("llama"))
+    told = {}
+    for sequential in (False, True):
+        config = compression_config(ratio=0.3, sequential=sequential, kinds=("sparse",))
+        told[sequential] = estimate_footprint(model, Workload(config=config, windows=100_000, sequence_length=32))
+    hidden = 100_000 * 32 * model.hidden_size * model.itemsize
+    assert told[True].memory_bytes - told[False].memory_bytes >= 2 * hidden
+    assert told[True].disk_bytes < told[False].disk_bytes
+
+
+def test_the_disk_that_sensitivities_need_is_told(saved):
+    _, model = seen(saved("llama"))
+    windows = {"windows": 50_000, "sequence_length": 32}
+    plain, measured, few = (
+        estimate_footprint(model, Workload(config=compression_config(ratio=0.3, **settings), **windows)).disk_bytes
+        for settings in (
+            {"objective": "whitened"},
+            {"objective": "fisher", "sensitivity_samples": 60_000},
+            {"objective": "fisher", "sensitivity_samples": 1},
+        )
+    )
+    states = sensitivity_disk_bytes(model, windows=50_000, sequence_length=32)
+    assert states <= measured < states + plain
+    assert few == plain
 
 
 def test_what_a_run_writes_stays_below_what_was_told(saved, tmp_path):
