@@ -38,6 +38,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 BASELINES = ("svd-llm", "cospadi", "rocket-uniform", "magnitude", "wanda")
 
+# Excess over the dense model, at equal parameters, as a part of that of `paper`.
+_MOST_EXCESS: Mapping[str, Mapping[float, float]] = {
+    "best": dict.fromkeys((0.2, 0.3, 0.4, 0.5), 0.1),
+    "best, factored only": dict.fromkeys((0.2, 0.3, 0.4, 0.5), 1 / 3),
+}
+_MOST_DRIFT: Mapping[float, float] = {0.3: 0.25, 0.5: 0.5}
+
 
 def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed: int) -> dict[str, Any]:
     """Compresses and measures once."""
@@ -109,6 +116,10 @@ class Results:
             if (row["variant"], row["budget"]) == (variant, budget) and ratio in (None, row["ratio"]) and of in row
         ]
 
+    def rows(self, variant: str, budget: str) -> list[Mapping[str, Any]]:
+        """Those within reach."""
+        return [row for row in self._rows if (row["variant"], row["budget"]) == (variant, budget) and "quality" in row]
+
     def excess(self, variant: str, budget: str, ratio: float) -> float | None:
         """What the mean is above that of the dense model."""
         values = self.values(variant, budget, ratio)
@@ -147,6 +158,41 @@ def comparison(results: Results, budget: str) -> Iterator[str]:
         name = min(reached, key=reached.__getitem__, default="")
         cells.append(f"{_part(results.excess('best', budget, ratio), reached.get(name))} ({name})")
     yield f"| best, of the best baseline's | {' | '.join(cells)} | |"
+
+
+def bars(results: Results) -> Iterator[str]:
+    """What `best` is held to, as Markdown: what was asked, what was found, and whether that holds."""
+    yield "\n| `best` | asked | found | |"
+    yield "|---|---|---|---|"
+    drift = results.measure == "drift"
+    asked = {"best": _MOST_DRIFT} if drift else _MOST_EXCESS
+    for variant, ratio in product(asked, results.ratios):
+        own, papers = (results.excess(name, "parameters", ratio) for name in (variant, "paper"))
+        most = asked[variant].get(ratio)
+        if own is not None and papers and most is not None:
+            yield _bar(f"{variant}: excess at {ratio:g}, of `paper`'s", own / papers, most)
+    for ratio in results.ratios:
+        own = results.values("best", "bytes", ratio)
+        others = [(found, name) for name in BASELINES if (found := results.excess(name, "bytes", ratio)) is not None]
+        if own and others:
+            excess, name = min(others)
+            least = min(own) - (0 if drift else 1)
+            yield _bar(f"excess at {ratio:g}, equal bytes, of the best baseline's ({name})", least / excess, 1)
+    shortfalls = [
+        (row[of] - row["ratio"]) / (1 - row["ratio"])
+        for budget, of in (("parameters", "achieved"), ("bytes", "achieved_bytes"))
+        for row in results.rows("best", budget)
+    ]
+    if shortfalls:
+        yield _bar("budget exceeded, by a part of it", max(0.0, -min(shortfalls)), 1e-9)
+        yield _bar("budget left over, of it", max(shortfalls), 0.002)
+    own, papers = (results.seconds(name, "parameters") for name in ("best", "paper"))
+    if own and papers:
+        yield _bar("CPU time, of `paper`'s", own / papers, 4)
+
+
+def _bar(what: str, found: float, most: float) -> str:
+    return f"| {what} | at most {most:.3g} | {found:.3g} | {'holds' if found <= most else 'missed'} |"
 
 
 def plot(results: Results, budget: str, file: Path) -> None:
@@ -210,6 +256,7 @@ def main() -> None:
             file.write_text(json.dumps(rows, indent=1) + "\n")
     results = Results(rows)
     lines = [line for budget in results.budgets for part in (table, comparison) for line in part(results, budget)]
+    lines += bars(results)
     for budget in results.budgets:
         plot(results, budget, given.out / f"{budget}.svg")
     (given.out / "quality.md").write_text("\n".join(lines) + "\n")

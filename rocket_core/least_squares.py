@@ -6,6 +6,7 @@ dictionary (the Gram matrix is that of its atoms).
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -155,7 +156,15 @@ def largest(scores: Float[Tensor, "rows columns"], count: int) -> Bool[Tensor, "
         scores: any finite numbers.
         count: 0 to `scores.numel()`.
     """
-    chosen = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
-    if count:
-        chosen[scores.flatten().topk(count, sorted=False).indices] = True
+    if count == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    flat = scores.flatten()
+    if scores.device.type == "cpu":  # where torch's own selection takes eight times as long
+        place = flat.numel() - count
+        least = torch.from_numpy(np.partition(flat.numpy(), place))[place]
+    else:
+        least = flat.topk(count, sorted=False).values.min()
+    chosen = flat > least
+    equal = (flat == least).nonzero()[: count - int(chosen.sum()), 0]
+    chosen[equal] = True
     return chosen.view(scores.shape)

@@ -1,5 +1,6 @@
 """The best factorization of a layer at each ratio, found by descent over rank against nonzeros (paper, section 3)."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rocket_core import budget
@@ -8,6 +9,11 @@ from rocket_core.factorization import Factorization, PreparedLayer, factorize_la
 
 # At a fixed budget the error falls and then rises with the rank, so a coarse walk and a fine one find its minimum.
 _STRIDES = (2, 1)
+# Times the error of what is at hand anyway. Sweeps have not been seen to lower an error by more than a sixth, so beyond
+# the first no sweep can help; and the smaller the ratio, the further dictionaries are behind pruned weights, so beyond
+# the second none of the smaller ones needs to be looked at.
+_SWEPT_WITHIN = 1.25
+_CONTINUED_WITHIN = 1.5
 
 
 def best_factorizations(
@@ -17,12 +23,13 @@ def best_factorizations(
     *,
     objective: Objective,
     itemsize: int | None = None,
+    rivals: Sequence[float] = (),
 ) -> Iterator[Factorization]:
     """Finds the best factorization of a layer at each ratio.
 
     For every ratio the rank/nnz trade-off is descended from where the neighbouring ratio had its minimum; each step
     measures the error of a true factorization. Same best shapes as the full grid where the error is unimodal. Only the
-    best one is swept.
+    best one is swept. Where the layer can be stored otherwise with far less error, that ends the search.
 
     Args:
         layer: the prepared layer.
@@ -30,6 +37,8 @@ def best_factorizations(
         rank_nnz_ratios: atoms per nonzero of a coefficient column to choose from, ascending, >= 1.
         objective: error that the search lowers: that in the original space if `weight`, else that of the output.
         itemsize: bytes per stored number, where ratios are of bytes; None where they are of parameters.
+        rivals: relative error of the output at each ratio if the layer is stored otherwise; empty if it cannot be.
+            Where a factorization has a quarter more it is not swept, and where it has half more it is the last.
 
     Yields:
         By falling ratio, one factorization for each that some shape of this layer meets.
@@ -39,12 +48,15 @@ def best_factorizations(
     """
     d_in, d_out = layer.weight.shape
     previous: budget.Shape | None = None
-    for ratio in reversed(ratios):
+    for ratio, rival in zip(reversed(ratios), reversed(rivals or [math.inf] * len(ratios)), strict=True):
         shapes = budget.candidate_shapes(d_in, d_out, ratio, rank_nnz_ratios, itemsize=itemsize)
         if shapes:
             factorization = _descend(layer, shapes, _start(shapes, previous), objective)
             previous = factorization.rank, factorization.nnz
-            yield improve(factorization)
+            error = factorization.reconstruction_error() if rivals else 0.0
+            yield factorization if error > _SWEPT_WITHIN * rival else improve(factorization)
+            if error > _CONTINUED_WITHIN * rival:
+                return
 
 
 def _descend(layer: PreparedLayer, shapes: list[budget.Shape], position: int, objective: str) -> Factorization:

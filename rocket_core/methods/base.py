@@ -66,12 +66,13 @@ class Method(ABC):
             The factors, in the problem's precision and on its device, and their errors.
         """
 
-    def share(self, problem: LayerProblem, owner: str) -> list[SharedCandidate]:
+    def share(self, problem: LayerProblem, owner: str, alone: Sequence[Sequence[Candidate]]) -> list[SharedCandidate]:
         """Candidates for the layers of an input group together, by falling size; asked for only where it `shares`.
 
         Args:
             problem: the members' weights side by side.
             owner: name of the first member, which owns the dictionary.
+            alone: what `profile` gave for each member.
         """
         raise NotImplementedError(owner)
 

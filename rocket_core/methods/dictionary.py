@@ -53,6 +53,7 @@ def profile(
     shapes: Sequence[float],
     objective: Objective,
     itemsizes: tuple[int, int | None],
+    rivals: Sequence[float] = (),
 ) -> list[Candidate]:
     """The best factorization of a layer at each ratio.
 
@@ -63,9 +64,10 @@ def profile(
         shapes: atoms per nonzero of a column to choose from.
         objective: error that the search lowers.
         itemsizes: bytes of a stored number; the same if ratios are of bytes, None if they are of parameters.
+        rivals: relative error at each ratio if the layer is stored otherwise; see `best_factorizations`.
     """
     layer = prepare(problem, settings)
-    found = best_factorizations(layer, ratios, shapes, objective=objective, itemsize=itemsizes[1])
+    found = best_factorizations(layer, ratios, shapes, objective=objective, itemsize=itemsizes[1], rivals=rivals)
     return [candidate(problem, factorization, itemsizes[0]) for factorization in found][::-1]
 
 
@@ -77,10 +79,15 @@ def share(
     shapes: Sequence[float],
     owner: str,
     itemsizes: tuple[int, int | None],
+    rivals: Sequence[Sequence[float]] = (),
 ) -> list[SharedCandidate]:
-    """The best factorization of a group's weights side by side at each ratio; arguments as for `profile`."""
+    """The best factorization of a group's weights side by side at each ratio.
+
+    Arguments as for `profile`, but `rivals` are of each member; the others' are empty if one's are.
+    """
     layer = prepare(problem, settings)
-    found = best_factorizations(layer, ratios, shapes, objective="whitened", itemsize=itemsizes[1])
+    together = _together(rivals, _output_energies(problem, layer)) if rivals else ()
+    found = best_factorizations(layer, ratios, shapes, objective="whitened", itemsize=itemsizes[1], rivals=together)
     return [
         _shared_candidate(problem, _serving_all(problem, factorization), owner, itemsizes[0])
         for factorization in found
@@ -161,13 +168,28 @@ def _parts(problem: LayerProblem) -> list[slice]:
     return [slice(end - width, end) for end, width in zip(ends, problem.members, strict=True)]
 
 
+def _together(errors: Sequence[Sequence[float]], energies: Sequence[float]) -> list[float]:
+    """Relative errors of a group at each ratio, from those of its members and the energies of their outputs."""
+    whole = sum(energies)
+    return [
+        _root_of_share(sum(error**2 * energy for error, energy in zip(at_ratio, energies, strict=True)), whole)
+        for at_ratio in zip(*errors, strict=True)
+    ]
+
+
+def _output_energies(problem: LayerProblem, layer: PreparedLayer) -> list[float]:
+    """‖SW diag(w)‖² of each member."""
+    energies = layer.basis.directions.double().square() @ layer.basis.singular_values.double().square()
+    return [float(energies[part].sum()) for part in _parts(problem)]
+
+
 def _shared_candidate(
     problem: LayerProblem, factorization: Factorization, owner: str, itemsize: int
 ) -> SharedCandidate:
     d_in, _ = problem.shape
     layer, rank = factorization.layer, factorization.rank
     errors = factorization.column_errors()
-    energies = layer.basis.singular_values.double().square() @ layer.basis.directions.double().square().mT
+    energies = _output_energies(problem, layer)
     removed = (layer.weight - factorization.dictionary() @ factorization.coefficients).square().sum(dim=0)
     lengths = layer.weight.square().sum(dim=0)
     members = []
@@ -185,7 +207,7 @@ def _shared_candidate(
                 kept_parameters=atoms + nnz,
                 # Where supports are chosen together, another choice of as many nonzeros may need this member's mask.
                 stored_bytes=(atoms + nnz) * itemsize + (0 if dense else budget.mask_bytes(rank, d_out)),
-                reconstruction_error=_root_of_share(error, float(energies[part].sum())),
+                reconstruction_error=_root_of_share(error, energies[index]),
                 weight_error=_root_of_share(float(removed[part].sum()), float(lengths[part].sum())),
                 loss=problem.loss(error),
             )

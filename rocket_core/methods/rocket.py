@@ -1,5 +1,7 @@
 """`rocket`: every kind of candidate that the settings allow, at every ratio, for the knapsack to choose from."""
 
+from collections.abc import Sequence
+
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS
 from rocket_core.methods import dictionary, sparse
@@ -23,6 +25,7 @@ class Rocket(Method):
     def profile(self, problem: LayerProblem) -> list[Candidate]:
         """The best factorization at each ratio, then pruned weights."""
         found: list[Candidate] = []
+        pruned = sparse.profile(problem, (self.itemsize, self.budget_itemsize)) if "sparse" in self.config.kinds else []
         shapes = dictionary.rank_nnz_ratios(self.config)
         if shapes:
             found += dictionary.profile(
@@ -32,13 +35,16 @@ class Rocket(Method):
                 shapes=shapes,
                 objective=self.config.objective,
                 itemsizes=(self.itemsize, self.budget_itemsize),
+                rivals=self._rivals(pruned, problem.shape),
             )
-        if "sparse" in self.config.kinds:
-            found += sparse.profile(problem, (self.itemsize, self.budget_itemsize))
-        return found
+        return found + pruned
 
-    def share(self, problem: LayerProblem, owner: str) -> list[SharedCandidate]:
+    def share(
+        self, problem: LayerProblem, owner: str, alone: Sequence[Sequence[Candidate]] = ()
+    ) -> list[SharedCandidate]:
         """The best shared dictionary at each ratio."""
+        d_in, _ = problem.shape
+        rivals = [self._rivals(own, (d_in, d_out)) for own, d_out in zip(alone, problem.members, strict=False)]
         return dictionary.share(
             problem,
             dictionary.settings_of(self.config),
@@ -46,13 +52,21 @@ class Rocket(Method):
             shapes=PROFILE_RANK_NNZ_RATIOS,
             owner=owner,
             itemsizes=(self.itemsize, self.budget_itemsize),
+            rivals=rivals if all(rivals) else (),
         )
+
+    def _rivals(self, candidates: Sequence[Candidate], shape: tuple[int, int]) -> list[float]:
+        """The errors at each ratio that a dictionary is measured by; none where they do not decide."""
+        pruned = [candidate for candidate in candidates if candidate.kind == "sparse"]
+        if not pruned or self.config.objective == "weight":
+            return []
+        return sparse.errors_at(pruned, shape, self.ratios, self.budget_itemsize)
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
         """By the candidate's kind."""
         assert candidate.nnz is not None
         if candidate.kind == "sparse":
-            return sparse.compress(problem, candidate.nnz, self.budget_itemsize)
+            return sparse.compress(problem, candidate.nnz)
         assert candidate.rank is not None
         return dictionary.compress(problem, dictionary.settings_of(self.config), candidate.rank, candidate.nnz)
 

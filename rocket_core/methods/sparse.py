@@ -1,37 +1,31 @@
 """Candidates that keep a layer's own weights, most of them zero."""
 
-from collections import deque
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from rocket_core import budget
 from rocket_core.candidates import Candidate
+from rocket_core.least_squares import UnitGram
 from rocket_core.methods.problem import Compressed, LayerProblem, output_errors
 from rocket_core.modules import LayerFactors
-from rocket_core.pruning import prune_path, refit
+from rocket_core.pruning import prune, prune_path
 
 SPARSE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 """Ratios of the candidates; between them the allocation adds single entries."""
 
-# The finer the steps, the better the choice of what goes next.
-_STEP = 0.05
-
-
-def _path(d_in: int, d_out: int, wanted: Sequence[int], itemsize: int | None) -> list[int]:
-    """Nonzeros on the way to the least of those wanted, falling, all of these among them.
-
-    Args:
-        d_in: input features.
-        d_out: output features.
-        wanted: nonzeros at which the path is to stop over.
-        itemsize: bytes of a stored number, where ratios are of bytes.
-    """
-    steps = (round(_STEP * step, 3) for step in range(1, round(1 / _STEP)))
-    way = (budget.sparse_nnz(d_in, d_out, ratio, itemsize=itemsize) for ratio in steps)
-    return sorted({*wanted, *(nnz for nnz in way if nnz > min(wanted))}, reverse=True)
+# Ratios at which a layer is pruned to measure errors; they rise smoothly enough for the rest to be read off.
+_MEASURED_RATIOS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
+# How errors rise with the ratio is nearly the same for all outputs, so that some of them tell: at least so many, and at
+# least that part. How large the errors are can differ by much; that all outputs tell, at the first of the ratios.
+_SAMPLED_OUTPUTS = 128
+_SAMPLED_PART = 1 / 8
+# Has a logarithm.
+_NEXT_TO_ZERO = 1e-200
 
 
 def counts(d_in: int, d_out: int, ratios: Sequence[float], itemsize: int | None) -> list[int]:
@@ -42,22 +36,84 @@ def counts(d_in: int, d_out: int, ratios: Sequence[float], itemsize: int | None)
 def profile(problem: LayerProblem, itemsizes: tuple[int, int | None]) -> list[Candidate]:
     """A candidate at each of `SPARSE_RATIOS`.
 
+    Their errors are measured at some ratios, of wide layers on a sample of the outputs, and between these read off a
+    straight line: logarithm of the error by that of the ratio. All are of one way, in its steps; compression approaches
+    the candidate that is chosen in shorter ones, and so ends below the error that was promised, by some 10 % at any
+    ratio and for any layer alike.
+
     Args:
         problem: the layer.
         itemsizes: bytes of a stored number; the same if ratios are of bytes, None if they are of parameters.
     """
     itemsize, budget_itemsize = itemsizes
-    wanted = counts(*problem.shape, SPARSE_RATIOS, budget_itemsize)
-    if not wanted:
-        return []
     weight = problem.scaled_weight.to(problem.precision)
-    gram = problem.gram()
-    energy = float((weight * (gram @ weight)).sum(dtype=torch.float64))
+    energies = (weight * (problem.gram() @ weight)).sum(dim=0, dtype=torch.float64)
+    stops = counts(*problem.shape, _MEASURED_RATIOS, budget_itemsize)
+    wanted = counts(*problem.shape, SPARSE_RATIOS, budget_itemsize)
+    measured = _measure(weight, energies, UnitGram.of(problem.gram()), stops)
     return [
-        candidate(problem, weight, pruned.weight, pruned.nnz, (pruned.error, energy), itemsize)
-        for pruned in prune_path(weight, gram, _path(*problem.shape, wanted, budget_itemsize))
-        if pruned.nnz in wanted
+        Candidate(
+            kind="sparse",
+            nnz=nnz,
+            kept_parameters=nnz,
+            stored_bytes=budget.sparse_bytes(*problem.shape, nnz, itemsize),
+            reconstruction_error=error,
+            weight_error=distance,
+            loss=problem.loss(error**2 * float(energies.sum())),
+        )
+        for nnz, (error, distance) in zip(wanted, _read_off(measured, stops, wanted, weight.numel()), strict=True)
     ]
+
+
+def _measure(
+    weight: Float[Tensor, "d_in d_out"], energies: Float[Tensor, " d_out"], unit: UnitGram, stops: Sequence[int]
+) -> Float64[np.ndarray, "stops 2"]:
+    """Relative errors of the output and of the weight at so many nonzeros."""
+    d_out = len(energies)
+    number = min(d_out, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
+    if number == d_out:
+        return _errors(weight, energies, unit, stops)
+    # Large and small ones alike.
+    sample = energies.argsort()[((torch.arange(number) + 0.5) * d_out / number).long()]
+    part = _errors(
+        weight[:, sample].contiguous(), energies[sample], unit, [max(1, stop * number // d_out) for stop in stops]
+    )
+    whole = _errors(weight, energies, unit, stops[:1])
+    scale = np.divide(whole, part[:1], out=np.ones_like(whole), where=part[:1] > 0)
+    scaled: Float64[np.ndarray, "stops 2"] = np.minimum(part * scale, 1.0)
+    return scaled
+
+
+def _errors(
+    weight: Float[Tensor, "d_in d_out"], energies: Float[Tensor, " d_out"], unit: UnitGram, stops: Sequence[int]
+) -> Float64[np.ndarray, "stops 2"]:
+    energy, length = float(energies.sum()), float(torch.linalg.matrix_norm(weight.double()))
+    return np.array(
+        [
+            (
+                (pruned.error / energy) ** 0.5 if energy > 0 else 0.0,
+                float(torch.linalg.matrix_norm((weight - pruned.weight).double())) / length if length > 0 else 0.0,
+            )
+            for pruned in prune_path(weight, unit, stops)
+        ]
+    ).reshape(-1, 2)
+
+
+def _read_off(
+    measured: Float64[np.ndarray, "stops 2"], stops: Sequence[int], wanted: Sequence[int], size: int
+) -> Float64[np.ndarray, "wanted 2"]:
+    """Errors at other nonzeros, between the stops and before them powers of the ratio; both are falling."""
+    if len(stops) < 2:
+        return np.repeat(measured[:1], len(wanted), axis=0)
+    at = np.log1p(-np.array(stops) / size)
+    logarithms = np.log(np.maximum(measured, _NEXT_TO_ZERO))
+    at, logarithms = (np.concatenate([2 * values[:1] - values[1:2], values]) for values in (at, logarithms))
+    ratios = np.log1p(-np.array(wanted) / size)
+    found: Float64[np.ndarray, "wanted 2"] = np.exp(
+        np.stack([np.interp(ratios, at, column) for column in logarithms.T], axis=1)
+    )
+    found[found <= _NEXT_TO_ZERO * (1 + 1e-9)] = 0
+    return found
 
 
 def candidate(
@@ -92,12 +148,30 @@ def candidate(
     )
 
 
-def compress(problem: LayerProblem, nnz: int, budget_itemsize: int | None) -> Compressed:
-    """The weight pruned to a number of nonzeros, on the path that its profile took."""
+def compress(problem: LayerProblem, nnz: int) -> Compressed:
+    """The weight pruned to a number of nonzeros."""
     weight = problem.scaled_weight.to(problem.precision)
-    [pruned] = deque(prune_path(weight, problem.gram(), _path(*problem.shape, (nnz,), budget_itemsize)), maxlen=1)
-    exact = refit(weight, problem.gram(), pruned)
-    return stored(problem, weight, exact.weight, exact.support)
+    pruned = prune(weight, UnitGram.of(problem.gram()), nnz)
+    return stored(problem, weight, pruned.weight, pruned.support)
+
+
+def errors_at(
+    candidates: Sequence[Candidate], shape: tuple[int, int], ratios: Sequence[float], itemsize: int | None
+) -> list[float]:
+    """Relative errors of the output that sparse candidates promise at ratios: their logarithms, interpolated.
+
+    Args:
+        candidates: of a layer, at least one.
+        shape: `(d_in, d_out)` of the layer.
+        ratios: compression ratios.
+        itemsize: bytes of a stored number, where ratios are of bytes.
+    """
+    whole = shape[0] * shape[1] * (itemsize or 1)
+    sizes = [candidate.kept_parameters if itemsize is None else candidate.stored_bytes for candidate in candidates]
+    errors = np.maximum([candidate.reconstruction_error for candidate in candidates], np.finfo(float).tiny)
+    order = np.argsort(sizes)[::-1]
+    at = 1 - np.array(sizes)[order] / whole
+    return [float(value) for value in np.exp(np.interp(ratios, at, np.log(errors[order])))]
 
 
 def stored(

@@ -7,8 +7,7 @@ is given. The errors of earlier layers are thereby made good where they can be, 
 """
 
 import copy
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -17,9 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rocket_core.architectures import BlockList, oriented_weight
-from rocket_core.calibration import InputGroup, find_input_groups, first_input
+from rocket_core.calibration import first_input
 from rocket_core.devices import return_freed_memory
-from rocket_core.footprint import TOKENS_PER_BATCH
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.methods import LayerProblem
 from rocket_core.modules import LayerFactors, compose_weight, unpack_coefficients
@@ -30,6 +28,7 @@ from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.walk import begin_walk, loaded_block, split_inputs
 from rocket_core.pipeline.work_folder import WorkFolder
 from rocket_core.recording import Activations
+from rocket_core.replay import FinishedParts
 from rocket_core.whitening import GramStatistics, shrunk_gram
 
 _Streams = tuple[Activations, Activations]
@@ -60,11 +59,72 @@ class _InputReachedError(Exception):
     """Ends a forward pass whose remainder is of no interest."""
 
 
+class _Side:
+    """A block of the dense or of the compressed model, and what passes through it.
+
+    Args:
+        block: the block, with its weights.
+        index: its place in the model.
+        states: the stream.
+        layers: the block's layers by name.
+    """
+
+    def __init__(self, block: nn.Module, index: int, states: Activations, layers: Mapping[str, nn.Module]) -> None:
+        self._block = block
+        self._index = index
+        self._states = states
+        self.layers = layers
+        within = {id(module): name for name, module in block.named_modules()}
+        self._finished = FinishedParts(block, [within[id(layer)] for layer in layers.values()])
+
+    @property
+    def batches(self) -> int:
+        """How many there are."""
+        return len(self._states.hidden)
+
+    def step(self, batch: int) -> None:
+        """Takes a batch through the block for good."""
+        with self._finished.passing(batch, self._states.hidden[batch]):
+            self._states.step(self._block, self._index, batch)
+
+    def inputs(
+        self, name: str, batch: int, *, stop_at_first: bool, for_good: bool = False
+    ) -> list[Float[Tensor, "rows d_in"]]:
+        """What a layer reads, call by call, while a batch passes through the block.
+
+        Args:
+            name: the layer.
+            batch: number of the batch.
+            stop_at_first: go no further than the first call.
+            for_good: take the batch through the block, as `step`; goes before `stop_at_first`.
+        """
+        rows: list[Tensor] = []
+
+        def note(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+            self._finished.reached()
+            tensor = first_input(args, kwargs).detach()
+            rows.append(tensor.reshape(-1, tensor.shape[-1]))
+            if stop_at_first and not for_good:
+                raise _InputReachedError
+
+        handle = self.layers[name].register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            with self._finished.passing(batch, self._states.hidden[batch]), suppress(_InputReachedError):
+                if for_good:
+                    self._states.step(self._block, self._index, batch)
+                else:
+                    self._states.run(self._block, self._index, batch)
+        finally:
+            handle.remove()
+        return rows
+
+
 class SequentialCompression:
     """Compresses the layers of a model in the order in which they are called.
 
-    Costs, for each block, two forward passes of it and of its compressed copy for every input that its layers read,
-    over all calibration windows; memory of two blocks, and of the hidden states of both streams.
+    Costs, for each block, a forward pass of it and of its compressed copy up to every input that its layers read, over
+    all calibration windows; what comes before its last attention is run no more than twice. Memory is that of two
+    blocks, and three times the hidden states of both streams.
 
     Args:
         run: the run.
@@ -114,79 +174,75 @@ class SequentialCompression:
         """Both streams at the first block of a list: of the model's first one, or of the one behind that given."""
         run = self._run
         if passed is None:
-            dense = begin_walk(run, split_inputs(run, self._inputs, TOKENS_PER_BATCH))
+            dense = begin_walk(run, split_inputs(run, self._inputs))
             return dense, Activations(
                 hidden=list(dense.hidden), calls=dense.calls, first=dense.first, beside=dense.beside
             )
         blocks, before = passed
         dense, compressed = (
-            begin_walk(run, split_inputs(run, self._inputs, TOKENS_PER_BATCH), passed=(blocks, stream))
-            for stream in before
+            begin_walk(run, split_inputs(run, self._inputs), passed=(blocks, stream)) for stream in before
         )
         return dense, compressed
 
     def _pass_block(self, index: int, streams: _Streams, *, onwards: bool) -> None:
-        with loaded_block(self._run, index) as block:
-            twin = copy.deepcopy(block)
-            self._compress_block(index, (block, twin), streams)
-            for batch in range(len(streams[0].hidden) if onwards else 0):
+        run = self._run
+        names = run.layers[index]
+        prefix = f"{run.architecture.block_name(index)}."
+        with loaded_block(run, index) as block:
+            sides = tuple(
+                _Side(module, index, states, {name: module.get_submodule(name.removeprefix(prefix)) for name in names})
+                for module, states in zip((block, copy.deepcopy(block)), streams, strict=True)
+            )
+            dense, compressed = sides
+            passed = self._compress_block(index, dense, compressed, onwards=onwards)
+            for batch in range(dense.batches if onwards else 0):
                 self._monitor.pulse()
-                streams[0].step(block, index, batch)
-                streams[1].step(twin, index, batch)
-        del twin
+                if not passed:
+                    dense.step(batch)
+                compressed.step(batch)
+        del sides, dense, compressed
         return_freed_memory()
 
     def _units_of(self, names: Sequence[str]) -> list[Unit]:
         return [unit for unit in self._units if unit.names[0] in names]
 
-    def _compress_block(self, index: int, blocks: tuple[nn.Module, nn.Module], streams: _Streams) -> None:
-        run = self._run
-        names = run.layers[index]
-        units = self._units_of(names)
+    def _compress_block(self, index: int, dense: _Side, compressed: _Side, *, onwards: bool) -> bool:
+        """Whether the dense stream has come to the next block on the way."""
+        units = self._units_of(self._run.layers[index])
         if not units:
-            return
-        prefix = f"{run.architecture.block_name(index)}."
-        dense = {name: blocks[0].get_submodule(name.removeprefix(prefix)) for name in names}
-        twins = {name: blocks[1].get_submodule(name.removeprefix(prefix)) for name in names}
-        shapes = {name: run.architecture.shape(name) for name in names}
-        groups = find_input_groups(dense, shapes, lambda: streams[0].run(blocks[0], index, 0))
-        for group in groups:
-            pending = [unit for unit in units if unit.names[0] in group.members]
-            if not all(is_finished(self._work, unit) for unit in pending):
-                sums = self._sums(group, index, blocks, streams, (dense, twins))
-                for unit in pending:
-                    self._compress_unit(unit, dense, sums)
-            elif pending:
-                self._monitor.skip_to((self._done + len(pending)) / len(self._units))
-            self._done += len(pending)
-            for unit in pending:
+            return False
+        record = self._work.block(index)
+        assert record is not None, index
+        groups = [(group[0], found) for group in record.groups if (found := self._units_of(group))]
+        passed = False
+        for position, (leader, found) in enumerate(groups):
+            if not all(is_finished(self._work, unit) for unit in found):
+                passed = onwards and position == len(groups) - 1
+                sums = self._sums(leader, dense, compressed, for_good=passed)
+                for unit in found:
+                    self._compress_unit(unit, dense.layers, sums)
+            else:
+                self._monitor.skip_to((self._done + len(found)) / len(self._units))
+            self._done += len(found)
+            for unit in found:
                 for name in unit.names:
-                    self._install(name, twins[name], unit)
+                    self._install(name, compressed.layers[name], unit)
+        return passed
 
-    def _sums(
-        self,
-        group: InputGroup,
-        index: int,
-        blocks: tuple[nn.Module, nn.Module],
-        streams: _Streams,
-        layers: tuple[dict[str, nn.Module], dict[str, nn.Module]],
-    ) -> _CrossSums:
-        """Sums over what the group's layers read in both streams."""
+    def _sums(self, name: str, dense: _Side, compressed: _Side, *, for_good: bool) -> _CrossSums:
+        """Sums over what a layer reads in both streams; the dense one may go on to the next block meanwhile."""
         sums = _CrossSums()
-        name = group.members[0]
         called_once = False
-        for batch in range(len(streams[0].hidden)):
+        for batch in range(dense.batches):
             self._monitor.pulse()
-            rows = [
-                _inputs_of(layer[name], functools.partial(stream.run, block, index, batch), stop_at_first=called_once)
-                for layer, block, stream in zip(layers, blocks, streams, strict=True)
-            ]
-            called_once = len(rows[0]) == 1
-            for dense_rows, compressed_rows in zip(*rows, strict=True):
-                sums.add(compressed_rows.to(self._run.precision), dense_rows.to(self._run.precision))
+            dense_rows = dense.inputs(name, batch, stop_at_first=called_once, for_good=for_good)
+            called_once = len(dense_rows) == 1
+            rows = compressed.inputs(name, batch, stop_at_first=called_once)
+            for both in zip(rows, dense_rows, strict=True):
+                sums.add(*(part.to(self._run.precision) for part in both))
         return sums
 
-    def _compress_unit(self, unit: Unit, dense: dict[str, nn.Module], sums: _CrossSums) -> None:
+    def _compress_unit(self, unit: Unit, dense: Mapping[str, nn.Module], sums: _CrossSums) -> None:
         if is_finished(self._work, unit):
             return
         self._monitor.step(self._done / len(self._units), unit.names[0])
@@ -267,22 +323,3 @@ def _achieved(
     errors = energies - 2 * common + (stored * (sums.gram @ stored)).sum(dim=0)
     scale = 1.0 if problem.column_weights is None else problem.column_weights.double().square()
     return Achieved(errors=(errors * scale).cpu(), energies=(energies * scale).cpu())
-
-
-def _inputs_of(layer: nn.Module, run: Callable[[], object], *, stop_at_first: bool) -> list[Float[Tensor, "rows d_in"]]:
-    """What a layer reads, call by call, while its block runs; no further than the first call if that is known to do."""
-    rows: list[Tensor] = []
-
-    def note(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        tensor = first_input(args, kwargs).detach()
-        rows.append(tensor.reshape(-1, tensor.shape[-1]))
-        if stop_at_first:
-            raise _InputReachedError
-
-    handle = layer.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        with suppress(_InputReachedError):
-            run()
-    finally:
-        handle.remove()
-    return rows

@@ -102,7 +102,9 @@ class _Calibrated:
 
     statistics: dict[str, GramStatistics]
     leaders: dict[str, str]
+    called: tuple[str, ...]
     members: dict[str, tuple[str, ...]] = field(init=False)
+    groups: tuple[tuple[str, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         # Layers that read one input are named after the first of them in the model, whichever is called first.
@@ -112,10 +114,19 @@ class _Calibrated:
             leader: tuple(name for name, other in self.leaders.items() if other == leader)
             for leader in self.leaders.values()
         }
+        self.groups = tuple(self.members[first[leader]] for leader in self.called)
 
     def take(self, name: str) -> GramStatistics:
         """A layer's statistics; a Gram matrix is freed with the last layer that needs it."""
         return self.statistics.pop(name)
+
+    def leaders_last(self, names: Sequence[str]) -> list[str]:
+        """The names, but each leader behind the other members: what they can do alone tells if sharing is worth it."""
+        order = list(names)
+        for leader, members in self.members.items():
+            order.remove(leader)
+            order.insert(max((order.index(name) + 1 for name in members[1:]), default=names.index(leader)), leader)
+        return order
 
 
 def _profile_block(
@@ -128,24 +139,27 @@ def _profile_block(
 ) -> BlockRecord:
     names = run.layers[index]
     if not names:
-        return BlockRecord(layers=(), skipped={})
+        return BlockRecord(layers=(), groups=(), skipped={})
     method = run.method
     statistics, leaders = walk.statistics(index, names, input_grams=method.needs_input_gram)
-    calibrated = _Calibrated(statistics=statistics, leaders={name: leaders[name] for name in names if name in leaders})
+    calibrated = _Calibrated(
+        statistics=statistics,
+        leaders={name: leaders[name] for name in names if name in leaders},
+        called=tuple(dict.fromkeys(leaders.values())),
+    )
     skipped = {name: "never called through forward" for name in names if name not in calibrated.leaders}
+    called = [name for name in names if name not in skipped]
     finished: list[str] = []
-    for position, name in enumerate(names):
-        if name in skipped:
-            continue
+    for position, name in enumerate(calibrated.leaders_last(called) if method.shares else called):
         on_layer(position, name)
-        profile = work.profile(name)
-        if profile is None:
-            profile = _profile_one(run, work, method, name, calibrated)
+        if work.profile(name) is None:
+            _profile_one(run, work, method, name, calibrated)
             return_freed_memory()
         calibrated.statistics.pop(name, None)
-        on_profile(profile)
-        finished.append(name)
-    return BlockRecord(layers=tuple(finished), skipped=skipped)
+        while len(finished) < len(called) and (profile := work.profile(called[len(finished)])) is not None:
+            on_profile(profile)
+            finished.append(profile.name)
+    return BlockRecord(layers=tuple(finished), groups=calibrated.groups, skipped=skipped)
 
 
 def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrated: _Calibrated) -> LayerProfile:
@@ -154,7 +168,9 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
     with naming_the_layer(name):
         problem = layer_problem(run, work, (name,), statistics)
         candidates = method.profile(problem)
-        shared = _share(run, work, method, calibrated.members[leader], statistics) if leader == name else ()
+        shared: tuple[SharedCandidate, ...] = ()
+        if leader == name and method.shares:
+            shared = _share(run, work, calibrated.members[leader], statistics, candidates)
     if run.config.sequential:  # which computes other statistics of its own
         work.save_output_energies(name, statistics.output_energies(problem.weight.double()).cpu())
     else:
@@ -186,12 +202,22 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
 
 
 def _share(
-    run: Run, work: WorkFolder, method: Method, members: tuple[str, ...], statistics: GramStatistics
+    run: Run,
+    work: WorkFolder,
+    members: tuple[str, ...],
+    statistics: GramStatistics,
+    own: Sequence[Candidate],
 ) -> tuple[SharedCandidate, ...]:
-    if not method.shares or len(members) < 2:
+    """Shared candidates of a group, from what its first layer and then the others can do alone."""
+    if len(members) < 2:
         return ()
     problem = layer_problem(run, work, members, statistics)
-    shared = tuple(method.share(problem, members[0]))
+    alone = [own]
+    for name in members[1:]:
+        profile = work.profile(name)
+        assert profile is not None, name
+        alone.append(profile.candidates)
+    shared = tuple(run.method.share(problem, members[0], alone))
     if not run.config.sequential and problem.basis is not None:
         work.save_basis(shared_name(members[0]), problem.basis, quota=run.config.statistics_quota_bytes)
     return shared

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from rocket_core.architectures import BlockList
 from rocket_core.calibration import InputGroup, collect_statistics, find_input_groups
 from rocket_core.devices import return_freed_memory
-from rocket_core.footprint import TOKENS_PER_BATCH
+from rocket_core.footprint import TOKENS_PER_BATCH, TOKENS_PER_BATCH_ON_CPU
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.pipeline.preflight import Run
 from rocket_core.recording import Activations, record_block_inputs
@@ -97,7 +97,7 @@ class BlockWalk:
         passed = None
         if self._activations is not None:
             passed = self._run.architecture.list_of(self._activations.first), self._activations
-        batches = split_inputs(self._run, self._inputs, TOKENS_PER_BATCH)
+        batches = split_inputs(self._run, self._inputs)
         self._activations = begin_walk(self._run, batches, passed=passed)
 
 
@@ -135,8 +135,12 @@ def loaded_surroundings(run: Run, *, head: bool) -> Iterator[PreTrainedModel]:
         return_freed_memory()
 
 
-def split_inputs(run: Run, inputs: CalibrationInputs, positions_per_batch: int) -> Iterator[dict[str, Tensor]]:
+def split_inputs(
+    run: Run, inputs: CalibrationInputs, positions_per_batch: int | None = None
+) -> Iterator[dict[str, Tensor]]:
     """Calibration inputs in batches of at most so many positions, on the device; a sample is never cut."""
+    if positions_per_batch is None:
+        positions_per_batch = TOKENS_PER_BATCH_ON_CPU if run.device.type == "cpu" else TOKENS_PER_BATCH
     size = max(1, positions_per_batch // run.positions)
     return inputs.batches(size, run.device, run.dtype)
 

@@ -52,12 +52,14 @@ class BlockRecord(BaseModel):
 
     Attributes:
         layers: its profiled layers, in model order.
+        groups: the layers that read one input, in the order in which they are first called.
         skipped: layers left alone, with the reason.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     layers: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
     skipped: dict[str, str]
 
 

@@ -2,14 +2,31 @@
 
 import pytest
 
-from benchmarks.quality import Results, comparison, plot, table
+from benchmarks.quality import Results, bars, comparison, plot, table
 
 
-def row(variant, quality, *, ratio=0.5, seed=0, measure="perplexity over dense", seconds=10.0):
-    made = {"variant": variant, "ratio": ratio, "budget": "bytes", "seed": seed}
+def row(
+    variant,
+    quality,
+    *,
+    ratio=0.5,
+    seed=0,
+    measure="perplexity over dense",
+    seconds=10.0,
+    budget="bytes",
+    achieved=None,
+):
+    made = {"variant": variant, "ratio": ratio, "budget": budget, "seed": seed}
     if quality is None:
         return made | {"infeasible": "no"}
-    return made | {"quality": quality, "measure": measure, "cpu_seconds": seconds}
+    reached = ratio if achieved is None else achieved
+    return made | {
+        "quality": quality,
+        "measure": measure,
+        "cpu_seconds": seconds,
+        "achieved": reached,
+        "achieved_bytes": reached,
+    }
 
 
 @pytest.fixture
@@ -43,6 +60,38 @@ def test_excess_is_compared_with_the_papers_and_with_the_best_baseline(results):
 def test_drift_is_an_excess_itself():
     results = Results([row("paper", 0.2, measure="drift"), row("best", 0.05, measure="drift")])
     assert "| best, of paper's | 0.25 | 1 |" in list(comparison(results, "bytes"))
+
+
+def test_bars_say_what_holds_and_what_is_missed():
+    rows = [
+        row("paper", 3.0, budget="parameters"),
+        row("best", 1.1, budget="parameters", seconds=41.0, achieved=0.5005),
+        row("best, factored only", 2.0, budget="parameters"),
+        row("best", 1.5, achieved=0.4999),
+        row("wanda", 1.4),
+        row("svd-llm", 3.0),
+    ]
+    assert list(bars(Results(rows)))[2:] == [
+        "| best: excess at 0.5, of `paper`'s | at most 0.1 | 0.05 | holds |",
+        "| best, factored only: excess at 0.5, of `paper`'s | at most 0.333 | 0.5 | missed |",
+        "| excess at 0.5, equal bytes, of the best baseline's (wanda) | at most 1 | 1.25 | missed |",
+        "| budget exceeded, by a part of it | at most 1e-09 | 0.0002 | missed |",
+        "| budget left over, of it | at most 0.002 | 0.001 | holds |",
+        "| CPU time, of `paper`'s | at most 4 | 4.1 | missed |",
+    ]
+
+
+def test_drift_has_bars_of_its_own():
+    rows = [
+        row(variant, quality, ratio=ratio, measure="drift", budget="parameters")
+        for variant, quality in (("paper", 0.2), ("best", 0.06))
+        for ratio in (0.3, 0.4, 0.5)
+    ]
+    found = [line for line in bars(Results(rows)) if "excess" in line]
+    assert [line.split(" | ")[1:] for line in found] == [
+        ["at most 0.25", "0.3", "missed |"],
+        ["at most 0.5", "0.3", "holds |"],
+    ]
 
 
 def test_equal_runs_draw_equal_plots(results, tmp_path):

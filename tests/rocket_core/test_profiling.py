@@ -125,5 +125,20 @@ def test_only_the_best_of_each_ratio_is_swept(monkeypatch):
         assert after.reconstruction_error() < before.reconstruction_error()
 
 
+@pytest.mark.parametrize(
+    ("part", "count", "swept"), [(1 / 1.1, 3, True), (1 / 1.4, 3, False), (1 / 1.6, 1, False)], ids=str
+)
+def test_what_has_no_chance_beside_a_rival_is_not_swept_and_ends_the_search(part, count, swept):
+    ratios = (0.2, 0.4, 0.6)
+    plain = profile(prepared(*random_layer(48, 48)), "whitened", ratios)
+    rivals = [part * factorization.reconstruction_error() for factorization in plain]
+    found = profile(prepared(*random_layer(48, 48), sweeps=1), "whitened", ratios, rivals=rivals)
+    assert len(found) == count
+    for before, after in zip(plain[-count:], found, strict=True):
+        assert (after.rank, after.nnz) == (before.rank, before.nnz)
+        gained = after.reconstruction_error() < before.reconstruction_error() * (1 - 1e-6)
+        assert gained == swept
+
+
 def test_a_layer_too_small_to_factorize_has_none():
     assert profile(prepared(*random_layer(1, 1)), "weight") == []

@@ -3,7 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.pruning import prune_at_once, prune_path, refit
+from rocket_core.least_squares import UnitGram
+from rocket_core.pruning import prune, prune_at_once, prune_path
 from tests.reference import pruning as reference
 
 few = settings(max_examples=40, deadline=None)
@@ -18,7 +19,11 @@ def random_layer(d_in, d_out, seed=0, tokens=300, spread=1.0):
 
 
 def path(weight, inputs, counts, dtype=torch.float64):
-    return list(prune_path(weight, (inputs.T @ inputs).to(dtype), counts))
+    return list(prune_path(weight, UnitGram.of((inputs.T @ inputs).to(dtype)), counts))
+
+
+def pruned_to(weight, inputs, count, dtype=torch.float64):
+    return prune(weight, UnitGram.of((inputs.T @ inputs).to(dtype)), count)
 
 
 @few
@@ -44,17 +49,41 @@ def test_each_step_keeps_exactly_so_many_of_those_before_with_the_error_it_says(
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (40, 12), (12, 40)])
-def test_each_step_is_nearly_optimal_on_its_support_and_the_refit_is(shape):
+def test_each_step_is_nearly_optimal_on_its_support_and_the_end_is(shape):
     weight, inputs = random_layer(*shape)
     size = weight.numel()
-    gram = inputs.T @ inputs
-    for pruned in path(weight, inputs, [size * 9 // 10, size * 7 // 10, size // 2, size // 4, size // 20]):
-        best = reference.output_error(inputs, weight, reference.least_squares(inputs, weight, pruned.support))
-        assert best * (1 - 1e-9) <= pruned.error <= best / (1 - 0.02)
-        exact = refit(weight, gram, pruned)
-        assert torch.equal(exact.support, pruned.support)
-        assert best * (1 - 1e-9) <= exact.error <= best / (1 - 1e-6)
-        assert exact.error == pytest.approx(reference.output_error(inputs, weight, exact.weight), rel=1e-9)
+    counts = [size * 9 // 10, size * 7 // 10, size // 2, size // 4, size // 20]
+    for count, step in zip(counts, path(weight, inputs, counts), strict=True):
+        end = pruned_to(weight, inputs, count)
+        for pruned, tolerance in ((step, 0.1), (end, 1e-4)):
+            best = reference.output_error(inputs, weight, reference.least_squares(inputs, weight, pruned.support))
+            assert pruned.nnz == count
+            assert best * (1 - 1e-9) <= pruned.error <= best / (1 - tolerance)
+            assert pruned.error == pytest.approx(reference.output_error(inputs, weight, pruned.weight), rel=1e-9)
+
+
+@few
+@given(d_in=st.integers(1, 14), d_out=st.integers(1, 8), fraction=st.floats(0, 1), seed=st.integers(0, 2**31))
+def test_a_weight_is_pruned_to_exactly_so_many_entries(d_in, d_out, fraction, seed):
+    weight, inputs = random_layer(d_in, d_out, seed)
+    count = max(1, round(fraction * weight.numel()))
+    pruned = pruned_to(weight, inputs, count)
+    assert pruned.nnz == count
+    assert not pruned.weight[~pruned.support].any()
+    assert pruned.error == pytest.approx(
+        reference.output_error(inputs, weight, pruned.weight),
+        rel=1e-9,
+        abs=1e-12 * reference.output_error(inputs, weight, 0 * weight),
+    )
+
+
+@pytest.mark.parametrize("part", [0.8, 0.5, 0.2])
+def test_shorter_steps_towards_the_end_leave_less_error_than_equal_ones(part):
+    weight, inputs = random_layer(96, 96, spread=1.5)
+    count = round(part * weight.numel())
+    twentieths = [round(weight.numel() * (1 - 0.05 * step)) for step in range(1, 20)]
+    [*_, equal] = path(weight, inputs, [stop for stop in twentieths if stop > count] + [count])
+    assert pruned_to(weight, inputs, count).error < 0.99 * equal.error
 
 
 def test_a_step_removes_the_refitted_entries_of_least_energy():
@@ -125,7 +154,10 @@ def test_inputs_are_left_as_they_were():
     weight, inputs = random_layer(8, 8)
     gram = inputs.T @ inputs
     before = weight.clone(), gram.clone()
-    list(prune_path(weight, gram, [40, 20]))
+    path(weight, inputs, [40, 20])
+    unit = UnitGram.of(gram)
+    prune(weight, unit, 20)
+    assert torch.equal(unit.matrix, UnitGram.of(gram).matrix)
     prune_at_once(weight, gram.diagonal(), 9, per_column=True)
     assert torch.equal(weight, before[0])
     assert torch.equal(gram, before[1])

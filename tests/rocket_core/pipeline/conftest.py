@@ -41,11 +41,12 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def settings(text):
-    """Settings of a small run; keywords override."""
+    """Settings of a small run, with what the paper has; keywords override."""
 
     def make(**changes):
         calibration = {"dataset": str(text), "samples": 12, "sequence_length": 32}
-        return compression_config(**({"ratio": RATIO, "calibration": calibration} | changes))
+        small = {"ratio": RATIO, "calibration": calibration, "preset": "paper", "cap_slack": 0.01}
+        return compression_config(**(small | changes))
 
     return make
 

@@ -33,7 +33,11 @@ def settings_of(text):
         images = ALL_FAMILIES[family]().main_input_name == "pixel_values"
         calibration = {"samples": 12} if images else {"samples": 12, "sequence_length": 32}
         read = "synthetic" if images or family == "whisper" else str(text)
-        return compression_config(ratio=RATIO, calibration=calibration | {"dataset": read}, **changes)
+        return compression_config(
+            ratio=RATIO,
+            calibration=calibration | {"dataset": read},
+            **({"preset": "paper", "cap_slack": 0.01} | changes),
+        )
 
     return make
 

@@ -110,6 +110,58 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(run_with, tmp_path, model_folde
     ).read_bytes()
 
 
+@pytest.mark.parametrize("family", ["llama", "t5", "whisper", "roberta", "gpt2"])
+def test_outputs_that_are_kept_change_nothing(family, tmp_path, model_folder, settings, monkeypatch):
+    calibration = {"samples": 4} | ({"dataset": "synthetic"} if family == "whisper" else {})
+    chosen = settings(preset="best", sensitivity_samples=4, export=("factored",)).model_copy(
+        update={"calibration": settings().calibration.model_copy(update=calibration)}
+    )
+    monkeypatch.setattr("rocket_core.pipeline.walk.TOKENS_PER_BATCH_ON_CPU", 64)
+    compress(str(model_folder(family)), tmp_path / "kept", chosen)
+    monkeypatch.setattr("rocket_core.replay._size", lambda output: None)
+    compress(str(model_folder(family)), tmp_path / "run", chosen)
+    kept, run = (tmp_path / name / "factored" / "model.safetensors" for name in ("kept", "run"))
+    assert kept.read_bytes() == run.read_bytes()
+
+
+def test_attention_of_a_block_is_run_twice_for_either_stream(tmp_path, model_folder, settings, monkeypatch):
+    calls, stages = [], []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def note(*args, **kwargs):
+        calls.append(stages[-1])
+        return attention(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
+    monkeypatch.setattr("rocket_core.pipeline.walk.TOKENS_PER_BATCH_ON_CPU", 64)
+    chosen = settings(preset="best", kinds=("sparse",), sensitivity_samples=4, export=("factored",))
+    compress(str(model_folder("llama")), tmp_path, chosen, on_progress=lambda progress: stages.append(progress.stage))
+    blocks = AutoModelForCausalLM.from_pretrained(model_folder("llama")).config.num_hidden_layers
+    batches = 6
+    # Whether a layer is called once shows with the first batch, which runs on to the end.
+    assert calls.count("factorizing") == blocks * (2 * 2 * batches + 1)
+
+
+def test_a_group_is_profiled_before_its_first_layer_and_handed_over_in_the_models_order(
+    tmp_path, model_folder, settings
+):
+    seen, told = [], []
+    chosen = settings(preset="fast", sensitivity_samples=4, export=("factored",))
+    report = compress(
+        str(model_folder("llama")),
+        tmp_path,
+        chosen,
+        on_progress=lambda progress: seen.append((progress.stage, progress.layer)),
+        on_profile=lambda position, profile: told.append((position, profile.name)),
+    )
+    assert told == list(enumerate(layer.name for layer in report.layers))
+    # A block begins under the name of its first layer.
+    last = {layer: place for place, (stage, layer) in enumerate(seen) if stage == "calibrating" and layer is not None}
+    for layer in report.layers:
+        if layer.input_group != layer.name:
+            assert last[layer.name] < last[layer.input_group]
+
+
 @pytest.mark.parametrize("family", ["t5", "whisper", "vit", "roberta"])
 def test_the_best_preset_is_for_every_kind_of_model(family, run_with):
     calibration = {"samples": 4} | ({} if family in {"t5", "roberta"} else {"dataset": "synthetic"})

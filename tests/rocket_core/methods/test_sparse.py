@@ -1,0 +1,111 @@
+"""What a profile says of pruned weights before they are made, and what compression makes of them."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rocket_core.candidates import Candidate
+from rocket_core.config import CompressionConfig
+from rocket_core.least_squares import UnitGram
+from rocket_core.methods import method_for
+from rocket_core.methods.sparse import SPARSE_RATIOS, errors_at
+from rocket_core.pruning import prune_path
+from tests.reference import pruning
+from tests.reference.problems import TOKENS, example
+
+MEASURED = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
+
+
+def method(**settings):
+    return method_for(CompressionConfig(ratio=0.4, objective="whitened", kinds=("sparse",), **settings), 4)
+
+
+def profiled(layer, **settings):
+    """By nonzeros."""
+    return {candidate.nnz: candidate for candidate in method(**settings).profile(layer.problem)}
+
+
+def nonzeros(layer, ratio):
+    return math.floor(layer.problem.weight.numel() * (1 - ratio) + 1e-9)
+
+
+def on_the_way(layer, ratios):
+    """Error, relative error and relative distance of weights pruned to these ratios in turn, measured explicitly."""
+    problem = layer.problem
+    scale = 1 if problem.column_weights is None else problem.column_weights
+    way = prune_path(problem.scaled_weight, UnitGram.of(problem.gram()), [nonzeros(layer, ratio) for ratio in ratios])
+    return [layer.errors(pruned.weight / scale)[:3] for pruned in way]
+
+
+@pytest.mark.parametrize("weights", [None, 2])
+def test_a_profile_has_measured_errors_and_reads_the_others_off_a_line_of_logarithms(weights):
+    layer = example(40, (36,), weights=weights)
+    found = profiled(layer)
+    assert [nonzeros(layer, ratio) for ratio in SPARSE_RATIOS] == list(found)
+    measured = on_the_way(layer, MEASURED)
+    for ratio, (error, relative, distance) in zip(MEASURED, measured, strict=True):
+        candidate = found[nonzeros(layer, ratio)]
+        assert candidate.reconstruction_error == pytest.approx(relative, rel=1e-6)
+        assert candidate.weight_error == pytest.approx(distance, rel=1e-6)
+        assert candidate.loss == (None if weights is None else pytest.approx(error / (2 * TOKENS), rel=1e-6))
+    exact = {ratio: 1 - nonzeros(layer, ratio) / layer.problem.weight.numel() for ratio in SPARSE_RATIOS}
+    for between, before, after in ((0.05, 0.1, 0.2), (0.3, 0.2, 0.35), (0.6, 0.5, 0.65), (0.9, 0.8, 0.95)):
+        errors = [measured[MEASURED.index(ratio)][1] for ratio in (before, after)]
+        power = math.log(errors[1] / errors[0]) / math.log(exact[after] / exact[before])
+        expected = errors[0] * (exact[between] / exact[before]) ** power
+        assert found[nonzeros(layer, between)].reconstruction_error == pytest.approx(expected, rel=1e-6)
+
+
+def test_errors_of_wide_layers_are_told_by_a_part_of_the_outputs():
+    layer = example(48, (300,), weights=2)
+    found = profiled(layer)
+    measured = on_the_way(layer, MEASURED)
+    for ratio, (_, relative, distance) in zip(MEASURED, measured, strict=True):
+        candidate = found[nonzeros(layer, ratio)]
+        tolerance = 1e-6 if ratio == MEASURED[0] else 0.1
+        assert candidate.reconstruction_error == pytest.approx(relative, rel=tolerance)
+        assert candidate.weight_error == pytest.approx(distance, rel=2 * tolerance)
+
+
+@pytest.mark.parametrize("weights", [None, 2])
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_compression_ends_a_little_below_what_was_promised(weights, precision):
+    layer = example(96, (96,), weights=weights, precision=precision)
+    found = profiled(layer)
+    for ratio in (0.2, 0.35, 0.5, 0.65, 0.8):
+        candidate = found[nonzeros(layer, ratio)]
+        factors = method().compress(layer.problem, candidate).factors
+        achieved = layer.errors(factors.coefficients)[1]
+        assert 0.8 < achieved / candidate.reconstruction_error < 1.0
+
+
+@pytest.mark.parametrize("weights", [None, 2])
+def test_a_sparse_layer_ends_at_the_least_squares_of_its_support(weights):
+    layer = example(24, (24,), weights=weights)
+    for candidate in profiled(layer).values():
+        factors = method().compress(layer.problem, candidate).factors
+        best = pruning.least_squares(layer.inputs, layer.problem.weight, factors.support)
+        assert layer.errors(factors.coefficients)[0] == pytest.approx(layer.errors(best)[0], rel=1e-4, abs=1e-12)
+
+
+@pytest.mark.parametrize("budget", ["parameters", "bytes"])
+def test_errors_between_candidates_lie_between_theirs(budget):
+    layer = example(40, (36,))
+    candidates = list(profiled(layer, budget=budget).values())
+    itemsize = 4 if budget == "bytes" else None
+    size = 40 * 36 * (itemsize or 1)
+    costs = [it.kept_parameters if itemsize is None else it.stored_bytes for it in candidates]
+    at = [1 - cost / size for cost in costs]
+    errors = [candidate.reconstruction_error for candidate in candidates]
+    np.testing.assert_allclose(errors_at(candidates, (40, 36), at, itemsize), errors)
+    between = errors_at(candidates, (40, 36), [sum(pair) / 2 for pair in itertools.pairwise(at)], itemsize)
+    for error, (least, most) in zip(between, itertools.pairwise(errors), strict=True):
+        assert least < error < most
+
+
+def test_errors_of_nothing_are_nothing():
+    free = Candidate(kind="sparse", nnz=5, kept_parameters=5, stored_bytes=30, reconstruction_error=0, weight_error=0)
+    assert errors_at([free], (4, 4), [0.3, 0.6], None) == pytest.approx([0, 0], abs=1e-300)
