@@ -21,7 +21,7 @@ FROM source AS worker-packages
 # gigabytes larger). Torch alone comes from there; what it needs comes from the usual index with everything else.
 ARG TORCH_INDEX=
 RUN pip install --no-deps -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
-RUN pip install -c constraints.txt '.[worker,s3]'
+RUN pip install -c constraints.txt '.[worker,s3,vision,evaluation]'
 
 FROM python:${PYTHON_VERSION}-slim AS runtime
 ENV PATH=/opt/rocket/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

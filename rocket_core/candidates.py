@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rocket_core.descriptions import described
+
 CandidateKind = Literal["dense", "low_rank", "factored", "sparse"]
 
 _Count = Annotated[int, Field(ge=0)]
@@ -11,7 +13,7 @@ _Error = Annotated[float, Field(ge=0)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra=described)
 
 
 class Candidate(_Frozen):

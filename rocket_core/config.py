@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from rocket_core.descriptions import described
 from rocket_core.errors import InvalidConfigError
 
 Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda"]
@@ -38,6 +39,9 @@ HUB_TASKS = (
 SYNTHETIC_DATASET = "synthetic"
 PROFILE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 15))
 PROFILE_RANK_NNZ_RATIOS = tuple(round(1.0 + 0.1 * step, 1) for step in range(21))
+
+DEFAULT_PRESET: Preset = "fast"
+"""What the settings' own defaults are: far better than `paper` at twice its cost, and a profile answers any ratio."""
 
 PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
     {
@@ -84,7 +88,7 @@ _GIB = 2**30
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra=described)
 
 
 class CalibrationConfig(_Frozen):
@@ -154,67 +158,82 @@ class CompressionConfig(_Frozen):
         ratio: target compression ratio: fraction of the compressible parameters to remove, [0, 1).
         calibration: the calibration text.
         preset: values for the settings that are not given: `paper` (the paper's algorithm to the letter), `fast`
-            (one pass of calibration) or `best` (several times the time of `paper`); see `PRESETS`.
-        method: how layers are compressed: `rocket`, or to compare with: `rocket-uniform` (the paper's, every layer at
-            the same ratio), `svd-llm`, `cospadi`, `magnitude`, `wanda`; see `rocket_core.methods`.
+            (the default: one pass of calibration, some 1.5 to 2 times the time of `paper`) or `best` (3 to 4 times the
+            time of `paper`); see `PRESETS`. Defaults named below are those of `fast`. Without one, methods other than
+            `rocket` take those of `paper`.
+        method: how layers are compressed: `rocket` (default), or to compare with: `rocket-uniform` (the paper's, every
+            layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (all half of `paper`'s time or less), `cospadi`
+            (seconds to minutes for each layer); see `rocket_core.methods`.
         evaluate: how the result is compared with the dense model; None (default) does not, and costs nothing.
         objective: error that the knapsack sums over layers: `weight` (the paper: relative error in the original
-            space, under a cap on each layer), `whitened` (squared relative error in the whitened space, no cap) or
-            `fisher` (expected increase of the loss in nats per token, no cap; costs a forward and a backward pass over
+            space, under a cap on each layer; where it is asked for, the preset's shared dictionaries and column weights
+            are left out), `whitened` (squared relative error in the whitened space, no cap) or `fisher` (default;
+            expected increase of the loss in nats per token, no cap; costs a forward and a backward pass over
             `sensitivity_samples` windows; of models that predict no following tokens, the change of their last hidden
             states).
-        budget: what the ratio is a fraction of: `parameters` (the paper's count; masks are free) or `bytes` (bytes of
-            the compressible layers as stored, masks included).
+        budget: what the ratio is a fraction of: `parameters` (default; the paper's count; masks are free) or `bytes`
+            (bytes of the compressible layers as stored, masks included). Costs nothing.
         kinds: ways to store a layer that the knapsack may choose from beside leaving it dense: `low_rank`,
             `factored` (dictionary and sparse coefficients), `shared` (one dictionary for the layers that read one
-            input; not under the objective `weight`), `sparse` (the weight with most entries zero).
-        ignore: glob patterns of layer names that stay dense; each must match at least one compressible layer.
-        export: artifacts to write.
-        device: torch device that computes: `auto` (an accelerator if there is one), `cpu`, `cuda`, `cuda:1` ...
-        dtype: dtype in which the model runs and is stored; `auto` is the checkpoint's own.
-        precision: dtype of supports and least squares; `float64` is the reference that tests hold `float32` against.
-            Eigenbases are computed in float64 either way.
-        importance_balance: weight λ of the original-space importance, [0, 1].
-        over_sparsification: β, fraction of the coefficients left to the global reactivation, [0, 1).
-        ridge: μ relative to each coefficient row's energy.
-        shrinkage: pull of the Gram matrix towards its diagonal, relative to d_in / tokens.
-        sparsification: how the support of coefficients is chosen: `two-stage` (the paper's), `per-row` or `global`.
-            For importance in the whitened space only, set `importance_balance` to 0.
-        metric: what `weight` measures errors by: `frobenius`, `l1`, `spectral` (relative), or `cosine` (mean over
-            columns of the cosine distance).
-        sweeps: times that support, coefficients and dictionary of each chosen layer are improved in turn, 0 to 3.
-        column_weights: weight the error of each output of a layer by the loss's sensitivity to it (objective `fisher`).
+            input; not under the objective `weight`), `sparse` (the weight with most entries zero). All by default.
+            Each is profiled: `sparse` costs about as much as calibration does, the others less.
+        ignore: glob patterns of layer names that stay dense, none by default; each must match at least one compressible
+            layer. Spares the time of each.
+        export: artifacts to write, both by default; each costs its disk.
+        device: torch device that computes: `auto` (default: an accelerator if there is one), `cpu`, `cuda`, `cuda:1`
+            ...
+        dtype: dtype in which the model runs and is stored; `auto` (default) is the checkpoint's own. Costs memory and
+            disk by its bytes.
+        precision: dtype of supports and least squares, `float32` by default; `float64` is the reference that tests hold
+            `float32` against, and takes twice the time or more. Eigenbases are computed in float64 either way.
+        importance_balance: weight λ of the original-space importance, [0, 1], default 0; costs nothing.
+        over_sparsification: β, fraction of the coefficients left to the global reactivation, [0, 1), default 5e-3;
+            costs nothing.
+        ridge: μ relative to each coefficient row's energy, default 1e-9; costs nothing.
+        shrinkage: pull of the Gram matrix towards its diagonal, relative to d_in / tokens, default 0.05; costs nothing.
+        sparsification: how the support of coefficients is chosen: `two-stage` (default, the paper's), `per-row` or
+            `global`; none costs more than another. For importance in the whitened space only, set
+            `importance_balance` to 0.
+        metric: what `weight` measures errors by: `frobenius` (default), `l1`, `spectral` (relative), or `cosine` (mean
+            over columns of the cosine distance). All but the first form each candidate's weight, `spectral` its
+            singular values too: many times the time of a profile.
+        sweeps: times that support, coefficients and dictionary of each chosen layer are improved in turn, 0 (default)
+            to 3; each costs about as much as the candidates of a profile.
+        column_weights: weight the error of each output of a layer by the loss's sensitivity to it (objective `fisher`);
+            the default, and free.
         sequential: compress each layer for the inputs that the layers compressed before it produce, towards the
-            outputs of the dense model. Costs some six forward passes over the calibration windows.
-        sensitivity_samples: calibration windows that sensitivities are measured on, at least 1.
-        cap_slack: relative slack on the smallest feasible error cap (objective `weight`). At the smallest cap itself
-            almost every layer has one candidate left and the knapsack nothing to choose.
-        max_shard_bytes: size at which a new safetensors file is begun.
-        statistics_quota_bytes: disk that eigenbases may take between profiling and factorization; the blocks of layers
-            beyond it are calibrated a second time.
+            outputs of the dense model; off by default. Costs some three forward passes over the calibration windows,
+            and statistics that no other ratio can use.
+        sensitivity_samples: calibration windows that sensitivities are measured on, at least 1, default 32; twice as
+            many take twice the backward pass.
+        cap_slack: relative slack on the smallest feasible error cap (objective `weight`), default 0.01. At the smallest
+            cap itself almost every layer has one candidate left and the knapsack nothing to choose. Costs nothing.
+        max_shard_bytes: size at which a new safetensors file is begun, default 5 GiB.
+        statistics_quota_bytes: disk that eigenbases may take between profiling and factorization, default 64 GiB; the
+            blocks of layers beyond it are calibrated a second time.
     """
 
     ratio: Annotated[float, Field(ge=0, lt=1)]
     calibration: CalibrationConfig = CalibrationConfig()
-    preset: Preset | None = None
+    preset: Preset = DEFAULT_PRESET
     method: Method = "rocket"
     evaluate: EvaluationConfig | None = None
-    objective: Objective = "weight"
+    objective: Objective = "fisher"
     budget: Budget = "parameters"
-    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("low_rank", "factored")
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("low_rank", "factored", "shared", "sparse")
     ignore: tuple[str, ...] = ()
     export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ("factored", "dense")
     device: str = "auto"
     dtype: StorageDtype = "auto"
     precision: Precision = "float32"
-    importance_balance: Annotated[float, Field(ge=0, le=1)] = 0.5
+    importance_balance: Annotated[float, Field(ge=0, le=1)] = 0.0
     over_sparsification: Annotated[float, Field(ge=0, lt=1)] = 5e-3
     ridge: Annotated[float, Field(gt=0, le=1e-2)] = 1e-9
     shrinkage: Annotated[float, Field(ge=0, le=1)] = 0.05
     sparsification: Sparsification = "two-stage"
     metric: WeightMetric = "frobenius"
     sweeps: Annotated[int, Field(ge=0, le=3)] = 0
-    column_weights: bool = False
+    column_weights: bool = True
     sequential: bool = False
     sensitivity_samples: Annotated[int, Field(ge=1)] = 32
     cap_slack: Annotated[float, Field(ge=0)] = 0.01
@@ -246,11 +265,24 @@ class CompressionConfig(_Frozen):
 
 
 def with_preset(settings: Any) -> Any:
-    """Settings by name with those of their preset filled in; anything but a mapping with a known preset as it is."""
+    """Settings by name with those of their preset filled in; anything but a mapping with a known preset as it is.
+
+    What a preset sets yields where an objective is given with which it cannot be.
+    """
     if not isinstance(settings, Mapping):
         return settings
-    chosen = next((values for name, values in PRESETS.items() if name == settings.get("preset")), None)
-    return settings if chosen is None else {**chosen, **settings}
+    usual = DEFAULT_PRESET if settings.get("method", "rocket") == "rocket" else "paper"
+    preset = settings.get("preset", usual)
+    chosen = next((values for name, values in PRESETS.items() if name == preset), None)
+    if chosen is None:
+        return settings
+    yielding: dict[str, Any] = {}
+    objective = settings.get("objective", chosen["objective"])
+    if objective != "fisher":
+        yielding["column_weights"] = False
+    if objective == "weight":
+        yielding["kinds"] = tuple(kind for kind in chosen["kinds"] if kind != "shared")
+    return {**chosen, **yielding, "preset": preset, **settings}
 
 
 def compression_config(**settings: object) -> CompressionConfig:

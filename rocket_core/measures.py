@@ -5,12 +5,13 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocket_core.config import ExportKind
+from rocket_core.descriptions import described
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra=described)
 
 
 class TaskScore(_Frozen):

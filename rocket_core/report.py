@@ -7,11 +7,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from rocket_core.budget import achieved_ratio
 from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.config import Budget, CompressionConfig, ExportKind, InputKind, Objective
+from rocket_core.descriptions import described
 from rocket_core.measures import EvaluationReport
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra=described)
 
 
 class StageReport(_Frozen):

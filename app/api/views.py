@@ -11,10 +11,11 @@ from app.shared.models import Artifact, Job, JobEvent, Upload
 from app.shared.outcomes import JobError, JobResult
 from app.shared.requests import UPLOAD, CalibrationRequest, EvaluationRequest, JobOptions, JobRequest, Queue
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.descriptions import described
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=described)
 
 
 class JobView(_Frozen):

@@ -11,6 +11,7 @@ from app.services.context import Context
 from app.services.uploads import require_dataset
 from app.shared.requests import JobRequest
 from rocket_core import budget
+from rocket_core.descriptions import described
 from rocket_core.errors import HubUnavailableError
 from rocket_core.footprint import (
     ModelShape,
@@ -30,7 +31,7 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=described)
 
 
 class Available(_Frozen):

@@ -15,6 +15,7 @@ from rocket_core.config import (
     compression_config,
     with_preset,
 )
+from rocket_core.descriptions import described
 from rocket_core.errors import InvalidConfigError
 
 LOCAL = "local/"
@@ -30,13 +31,17 @@ _MODEL_ID = re.compile(rf"{_NAME}/{_NAME}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}")
 # What the operator decides, or what has a place of its own in a request.
 _NOT_OPTIONS = frozenset({"ratio", "calibration", "evaluate", "device", "max_shard_bytes", "statistics_quota_bytes"})
+# The first words of the library's own description.
+_WHAT_IT_DECIDES = "Everything that decides what a compression produces, and where it computes."
 _MAX_METADATA = 16
 _MAX_TASKS = 16
 _UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, json_schema_extra=described
+    )
 
 
 def _model_id(text: str) -> str:
@@ -133,7 +138,7 @@ def _options_model() -> Any:
     return create_model(
         "JobOptions",
         __base__=_Options,
-        __doc__="How to compress; see `rocket_core.config`.",
+        __doc__=(CompressionConfig.__doc__ or "").replace(_WHAT_IT_DECIDES, "How to compress.", 1),
         **fields,
     )
 

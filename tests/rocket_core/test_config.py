@@ -39,3 +39,40 @@ def test_settings_cannot_be_changed_afterwards():
     config = compression_config(ratio=0.3)
     with pytest.raises(ValueError, match="frozen"):
         config.ratio = 0.5
+
+
+def test_without_a_preset_the_settings_are_those_of_the_usual_one():
+    plain = compression_config(ratio=0.3)
+    assert plain.preset == "fast"
+    assert plain == compression_config(ratio=0.3, preset="fast")
+    # The fields' own defaults say the same, which is what an OpenAPI document shows.
+    fields = {name: field.default for name, field in CompressionConfig.model_fields.items() if name != "ratio"}
+    assert {name: getattr(plain, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize("method", ["rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda"])
+def test_what_rocket_is_compared_with_has_the_papers_settings_unless_others_are_asked_for(method):
+    plain = compression_config(ratio=0.3, method=method)
+    assert (plain.method, plain.preset, plain.importance_balance) == (method, "paper", 0.5)
+    assert compression_config(ratio=0.3, method=method, preset="best").sequential
+
+
+@pytest.mark.parametrize("preset", ["paper", "fast", "best"])
+@pytest.mark.parametrize("objective", ["weight", "whitened", "fisher"])
+def test_any_objective_goes_with_any_preset(preset, objective):
+    chosen = compression_config(ratio=0.3, preset=preset, objective=objective)
+    assert (chosen.preset, chosen.objective) == (preset, objective)
+    assert chosen.column_weights == (objective == "fisher" and preset != "paper")
+    assert ("shared" in chosen.kinds) == (objective != "weight" and preset != "paper")
+
+
+def test_what_is_asked_for_does_not_yield():
+    with pytest.raises(InvalidConfigError, match="column_weights"):
+        compression_config(ratio=0.3, objective="whitened", column_weights=True)
+    with pytest.raises(InvalidConfigError, match="shared"):
+        compression_config(ratio=0.3, objective="weight", kinds=("shared",))
+
+
+def test_an_unknown_preset_is_refused_by_name():
+    with pytest.raises(InvalidConfigError, match="preset"):
+        compression_config(ratio=0.3, preset="bset")

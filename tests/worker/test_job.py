@@ -30,7 +30,8 @@ from worker.runner import Runner
 # Two layers are left to compress.
 QUICK = {
     "calibration": {"samples": 2, "sequence_length": 16},
-    "options": {"ignore": ["*.mlp.*", "*.k_proj", "*.v_proj", "*.o_proj"]},
+    # Few layers, and few steps.
+    "options": {"preset": "paper", "ignore": ["*.mlp.*", "*.k_proj", "*.v_proj", "*.o_proj"]},
 }
 # More than the database ever takes here, less than the model's embeddings.
 SMALL_DISK = 2 * 2**20

@@ -1,5 +1,6 @@
 """Every status that the OpenAPI document names, produced; and none that it does not name."""
 
+import re
 import socket
 from dataclasses import replace
 from datetime import timedelta
@@ -227,3 +228,23 @@ def test_every_operation_documents_how_the_service_fails(app):
         for method, operation in item.items():
             content = operation["responses"]["default"]["content"]
             assert set(content) == {"application/problem+json"}, (method, path)
+
+
+def test_every_option_is_described_with_its_default_and_its_cost(client):
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    options = schemas["JobOptions"]
+    assert "Attributes" not in options["description"]
+    for name, option in options["properties"].items():
+        assert "default" in option, name
+        assert "default" in option["description"], name
+        assert re.search(r"cost|free|time|twice|spare", option["description"], re.IGNORECASE), name
+    for model in (
+        "JobRequest",
+        "CalibrationRequest",
+        "EvaluationRequest",
+        "CompressionReport",
+        "LayerReport",
+        "Candidate",
+    ):
+        for name, field in schemas[model]["properties"].items():
+            assert field.get("description"), (model, name)

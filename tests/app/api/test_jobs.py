@@ -49,7 +49,7 @@ def test_a_job_shows_its_queue_and_whoever_rings_is_told_of_it_once_it_is_there(
 def test_defaults_are_filled_in(client):
     job = client.post("/jobs", json=BODY).json()
     assert job["options"]["export"] == ["factored", "dense"]
-    assert job["options"]["objective"] == "weight"
+    assert (job["options"]["preset"], job["options"]["objective"]) == ("fast", "fisher")
     assert job["calibration"] == {"dataset": "builtin", "samples": 256, "sequence_length": None, "seed": 0}
 
 

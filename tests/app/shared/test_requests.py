@@ -98,7 +98,7 @@ def test_what_cannot_work_or_be_stored_is_refused(change):
 
 def test_the_fingerprint_is_that_of_what_is_asked_for_not_of_how_it_is_spelt():
     plain = JobRequest(model_id="local/x", ratio=0.3)
-    spelt = JobRequest(model_id="local/x", ratio=0.3, calibration={"samples": 256}, options={"objective": "weight"})
+    spelt = JobRequest(model_id="local/x", ratio=0.3, calibration={"samples": 256}, options={"preset": "fast"})
     other = JobRequest(model_id="local/x", ratio=0.31)
     assert plain.fingerprint() == spelt.fingerprint()
     assert plain.fingerprint() != other.fingerprint()
