@@ -65,12 +65,23 @@ def assert_whole(service, job_id, hashes):
     layers = service.client.get(f"/jobs/{job_id}/layers").json()["data"]
     report = service.client.get(f"/jobs/{job_id}/report").json()
     assert [layer["name"] for layer in layers] == [layer["name"] for layer in report["layers"]]
+    leaders = {layer["name"]: layer for layer in layers if layer["shared"]}
     for layer, told in zip(layers, report["layers"], strict=True):
-        assert layer["chosen"] in layer["candidates"]
+        shared = leaders.get(layer["input_group"], {"shared": []})["shared"]
+        offered = layer["candidates"] + [member for together in shared for member in together["members"]]
+        assert any(is_made_from(layer["chosen"], candidate) for candidate in offered)
         assert (layer["chosen"]["rank"], layer["chosen"]["nnz"]) == (told["rank"], told["nnz"])
     stored = {path.name for path in (service.data_dir / "artifacts").iterdir()}
     assert len(stored) == len(service.client.get(f"/jobs/{job_id}/artifacts").json()["data"])
     assert list((service.data_dir / "work").iterdir()) == []
+
+
+def is_made_from(chosen, candidate):
+    """Whether they are the same, but for the nonzeros that what was left of the budget was spent on."""
+    grown = {"nnz", "kept_parameters", "stored_bytes"}
+    return all(value == candidate[name] for name, value in chosen.items() if name not in grown) and all(
+        candidate[name] is None or chosen[name] >= candidate[name] for name in grown
+    )
 
 
 def assert_small(service):
