@@ -125,6 +125,12 @@ class Results:
         values = self.values(variant, budget, ratio)
         return statistics.mean(values) - (0 if self.measure == "drift" else 1) if values else None
 
+    def missing(self, variant: str, budget: str, ratio: float) -> str:
+        """What stands where there is no value."""
+        sought = (variant, budget, ratio)
+        tried = any((row["variant"], row["budget"], row["ratio"]) == sought for row in self._rows)
+        return "out of reach" if tried else "not run"
+
     def seconds(self, variant: str, budget: str) -> float | None:
         """Median CPU time of a run."""
         values = self.values(variant, budget, of="cpu_seconds")
@@ -137,7 +143,7 @@ def table(results: Results, budget: str) -> Iterator[str]:
     yield f"| | {' | '.join(f'{ratio:g}' for ratio in results.ratios)} | CPU s |"
     yield "|---" * (len(results.ratios) + 2) + "|"
     for variant in results.variants:
-        cells = [_cell(results.values(variant, budget, ratio)) for ratio in results.ratios]
+        cells = [_cell(results.values(variant, budget, r)) or results.missing(variant, budget, r) for r in results.ratios]
         seconds = results.seconds(variant, budget)
         yield f"| {variant} | {' | '.join(cells)} | {'' if seconds is None else round(seconds)} |"
 
@@ -156,7 +162,8 @@ def comparison(results: Results, budget: str) -> Iterator[str]:
         found = {name: results.excess(name, budget, ratio) for name in BASELINES}
         reached = {name: value for name, value in found.items() if value is not None}
         name = min(reached, key=reached.__getitem__, default="")
-        cells.append(f"{_part(results.excess('best', budget, ratio), reached.get(name))} ({name})")
+        part = _part(results.excess("best", budget, ratio), reached.get(name))
+        cells.append(part and f"{part} ({name})")
     yield f"| best, of the best baseline's | {' | '.join(cells)} | |"
 
 
@@ -222,12 +229,12 @@ def plot(results: Results, budget: str, file: Path) -> None:
 
 
 def _part(own: float | None, others: float | None) -> str:
-    return "out of reach" if own is None or not others else f"{own / others:.3g}"
+    return "" if own is None or not others else f"{own / others:.3g}"
 
 
 def _cell(values: Sequence[float]) -> str:
     if not values:
-        return "out of reach"
+        return ""
     spread = (max(values) - min(values)) / 2
     return f"{statistics.mean(values):.4g}" + (f" ± {spread:.2g}" if len(values) > 1 else "")
 

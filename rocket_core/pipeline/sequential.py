@@ -2,8 +2,8 @@
 
 Two streams of hidden states pass through the model: that of the dense model and that of the model as far as it is
 compressed. A layer whose inputs are X in the one and X' in the other is compressed towards the dense output: the weight
-that brings X' closest to XW is W* = (X'ᵀX')⁻¹X'ᵀX W, and that weight, under the Gram matrix of X', is what the method
-is given. The errors of earlier layers are thereby made good where they can be, instead of adding up.
+that brings X' closest to XW is W* = (X'ᵀX')⁻¹X'ᵀX W. What the method is given, under the Gram matrix of X', lies half
+way from W to W*. The errors of earlier layers are thereby made good where they can be, instead of adding up.
 """
 
 import copy
@@ -32,6 +32,12 @@ from rocket_core.replay import FinishedParts
 from rocket_core.whitening import GramStatistics, shrunk_gram
 
 _Streams = tuple[Activations, Activations]
+
+# How far to go from W to W*. All the way each layer also fits what the noise of the layers before happens to be in the
+# calibration windows, and answers inputs that are off with outputs that are too small. Chosen on training text alone
+# (stories260K, two thirds to calibrate, one to measure): 0, 0.25, 0.5, 0.75, 1 leave perplexities 2.14, 1.82, 1.73,
+# 1.75, 1.87 times the dense one at ratio 0.5, and half is the best at 0.3 and 0.4 too.
+_WAY = 0.5
 
 
 @dataclass(kw_only=True, slots=True)
@@ -248,7 +254,8 @@ class SequentialCompression:
         self._monitor.step(self._done / len(self._units), unit.names[0])
         run = self._run
         weight = torch.cat([oriented_weight(dense[name]) for name in unit.names], dim=1).double()
-        target = cross_target(weight, sums.gram, sums.cross, tokens=sums.tokens, shrinkage=run.config.shrinkage)
+        best = cross_target(weight, sums.gram, sums.cross, tokens=sums.tokens, shrinkage=run.config.shrinkage)
+        target = torch.lerp(weight, best, _WAY)
         statistics = GramStatistics(
             tokens=sums.tokens, gram=sums.gram, output_gram=None, input_energy=sums.gram.diagonal()
         )
