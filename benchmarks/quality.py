@@ -143,7 +143,9 @@ def table(results: Results, budget: str) -> Iterator[str]:
     yield f"| | {' | '.join(f'{ratio:g}' for ratio in results.ratios)} | CPU s |"
     yield "|---" * (len(results.ratios) + 2) + "|"
     for variant in results.variants:
-        cells = [_cell(results.values(variant, budget, r)) or results.missing(variant, budget, r) for r in results.ratios]
+        cells = [
+            _cell(results.values(variant, budget, r)) or results.missing(variant, budget, r) for r in results.ratios
+        ]
         seconds = results.seconds(variant, budget)
         yield f"| {variant} | {' | '.join(cells)} | {'' if seconds is None else round(seconds)} |"
 

@@ -179,12 +179,6 @@ class Monitor:
         """Reports the end of the run."""
         self._callbacks.on_progress(Progress(stage=self._stage, layer=None, fraction=1.0, seconds_left=0.0))
 
-    def _require_wanted(self) -> None:
-        if self._callbacks.should_cancel():
-            raise CompressionCancelledError(
-                f"cancelled while {self._stage}; finished layers are kept, resume to go on from there"
-            )
-
     def _seconds_left(self) -> float | None:
         if self._anchor is None:
             self._anchor = self._fraction, time.monotonic()

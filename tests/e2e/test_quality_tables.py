@@ -50,6 +50,12 @@ def test_the_table_has_means_and_spreads(results):
     assert "| cospadi | out of reach |  |" in lines
 
 
+def test_what_was_not_run_is_not_called_out_of_reach():
+    lines = list(table(Results([row("paper", 2.0), row("best", 1.1), row("paper", 3.0, ratio=0.3)]), "bytes"))
+    assert any(line.startswith("| best |") and "not run" in line for line in lines)
+    assert not any("out of reach" in line for line in lines)
+
+
 def test_excess_is_compared_with_the_papers_and_with_the_best_baseline(results):
     lines = list(comparison(results, "bytes"))
     assert "| best, of paper's | 0.2 | 3.5 |" in lines
