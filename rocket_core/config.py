@@ -158,11 +158,11 @@ class CompressionConfig(_Frozen):
         ratio: target compression ratio: fraction of the compressible parameters to remove, [0, 1).
         calibration: the calibration text.
         preset: values for the settings that are not given: `paper` (the paper's algorithm to the letter), `fast`
-            (the default: one pass of calibration, some 1.5 to 2 times the time of `paper`) or `best` (3 to 4 times the
-            time of `paper`); see `PRESETS`. Defaults named below are those of `fast`. Without one, methods other than
+            (the default: one pass of calibration, some 1.5 to 2.5 times the time of `paper`) or `best` (3 to 3.5 times
+            that time); see `PRESETS`. Defaults named below are those of `fast`. Without one, other methods than
             `rocket` take those of `paper`.
         method: how layers are compressed: `rocket` (default), or to compare with: `rocket-uniform` (the paper's, every
-            layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (all half of `paper`'s time or less), `cospadi`
+            layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (none takes more than `paper`), `cospadi`
             (seconds to minutes for each layer); see `rocket_core.methods`.
         evaluate: how the result is compared with the dense model; None (default) does not, and costs nothing.
         objective: error that the knapsack sums over layers: `weight` (the paper: relative error in the original
