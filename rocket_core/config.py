@@ -162,7 +162,7 @@ class CompressionConfig(_Frozen):
             that time); see `PRESETS`. Defaults named below are those of `fast`. Without one, other methods than
             `rocket` take those of `paper`.
         method: how layers are compressed: `rocket` (default), or to compare with: `rocket-uniform` (the paper's, every
-            layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (none takes more than `paper`), `cospadi`
+            layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (none takes more time than `paper`), `cospadi`
             (seconds to minutes for each layer); see `rocket_core.methods`.
         evaluate: how the result is compared with the dense model; None (default) does not, and costs nothing.
         objective: error that the knapsack sums over layers: `weight` (the paper: relative error in the original

@@ -7,9 +7,10 @@ import time
 
 import psutil
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from app.shared.database import Database
+from app.shared.models import Job
 from app.shared.repositories import leases, sweeps
 from app.shared.repositories.leases import Lease
 from tests.worker.waiting import eventually
@@ -155,11 +156,20 @@ def test_a_process_that_slept_past_its_lease_can_write_nothing_and_ends(
     environment = {**os.environ, **settings.environment()}
     zombie = subprocess.Popen([sys.executable, *program(code), held.job_id, held.fence], env=environment)
     eventually(lambda: look(held.job_id).stage)
-    # Not in the middle of a transaction, or nobody could write before it goes on.
-    with database.transaction() as session:
-        session.execute(text("SELECT 1"))
-        zombie.send_signal(signal.SIGSTOP)
-        eventually(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED)
+
+    def stops_between_transactions():
+        # In the middle of one, nobody could write before it goes on.
+        with database.transaction() as session:
+            session.execute(text("SELECT 1"))
+            zombie.send_signal(signal.SIGSTOP)
+            eventually(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED)
+            row = select(Job.id).where(Job.id == held.job_id).with_for_update(skip_locked=True)
+            if session.execute(row).first() is not None:
+                return True
+        zombie.send_signal(signal.SIGCONT)
+        return False
+
+    eventually(stops_between_transactions)
 
     def reclaim():
         with database.transaction() as session:
