@@ -62,8 +62,8 @@ Preset = Annotated[
     config.Preset | None,
     typer.Option(
         metavar="NAME",
-        help="Settings by name: paper (the paper's algorithm to the letter), fast (twice its time), or best (four "
-        "times). Options given beside it go before it.",
+        help="Settings by name: paper (the paper's algorithm to the letter), fast (twice its time), or best (three "
+        "times or a little more). Options given beside it go before it.",
         show_default=config.DEFAULT_PRESET,
     ),
 ]
