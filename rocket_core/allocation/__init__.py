@@ -6,6 +6,8 @@
 
 from rocket_core.allocation.allocator import (
     Allocation,
+    Allocator,
+    SizePoint,
     allocate,
     chosen,
     layer_frontiers,
@@ -16,7 +18,9 @@ from rocket_core.allocation.knapsack import KnapsackSolution, solve_knapsack
 
 __all__ = [
     "Allocation",
+    "Allocator",
     "KnapsackSolution",
+    "SizePoint",
     "allocate",
     "chosen",
     "layer_frontiers",

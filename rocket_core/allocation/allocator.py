@@ -66,6 +66,24 @@ class Allocation(BaseModel):
     proven: bool
 
 
+class SizePoint(BaseModel):
+    """A whole model at one ratio, as its profiles predict it.
+
+    Attributes:
+        ratio: target compression ratio.
+        kept_parameters: of all compressible layers.
+        stored_bytes: of the same, masks included.
+        error: sum of the objective over the layers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    ratio: Annotated[float, Field(ge=0, lt=1)]
+    kept_parameters: _Count
+    stored_bytes: _Count
+    error: _Error
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Cap:
     """The largest error a layer may have, the smallest it could be, and the error both are measured by."""
@@ -78,16 +96,8 @@ class _Cap:
         return error / self.reference if self.reference else 0.0
 
 
-def allocate(
-    profiles: Sequence[LayerProfile],
-    ratio: float,
-    *,
-    objective: Objective,
-    cap_slack: float,
-    measure: Budget = "parameters",
-    itemsize: int = 1,
-) -> Allocation:
-    """Chooses one candidate per layer with the least total error within the budget of a compression ratio.
+class Allocator:
+    """Allocations of one set of profiles at any number of ratios: what does not depend on the ratio is done once.
 
     min Σ_l error(l, x_l) subject to Σ_l cost(l, x_l) <= floor((1 - ratio) · Σ_l cost(l, dense)), where the cost is
     kept parameters or stored bytes and
@@ -102,61 +112,152 @@ def allocate(
     Input groups whose profile has shared candidates choose for all their layers together. But for `weight`, what is
     left of the budget is spent on single nonzeros of layers that are sparse anyway.
 
-    Milliseconds for a few hundred layers, so any number of ratios can be tried on the same profiles.
+    Milliseconds for a few hundred layers, so any number of ratios can be tried.
 
     Args:
         profiles: the layers, at least one.
-        ratio: fraction of all their parameters, or bytes, to remove, [0, 1).
         objective: `weight`, `whitened` or `fisher`.
         cap_slack: relative slack on the smallest cap, >= 0; without effect on the others.
         measure: what the budget counts.
         itemsize: bytes of one more nonzero, where the budget counts bytes.
 
     Raises:
-        InvalidConfigError: ratio or slack is out of range, there are no layers, or the profiles lack the objective's
-            error.
-        InfeasibleBudgetError: even the smallest candidates exceed the budget; names the nearest ratio within reach.
+        InvalidConfigError: the slack is out of range, there are no layers, or the profiles lack the objective's error.
 
     References:
         ROCKET, "Constrained Multi-Choice Knapsack Formulation".
     """
-    if not profiles:
-        raise InvalidConfigError("there is no layer to compress; ignore fewer")
-    _check_settings(ratio, cap_slack)
-    priced = price(profiles, measure, objective)
-    items = build_items(profiles, priced)
-    whole = sum(int(layer.costs[0]) for layer in priced)
-    budget = _feasible_budget(items, whole, ratio, measure)
-    costs = _padded((item.costs.tolist() for item in items), 0)
-    errors = _padded((item.errors.tolist() for item in items), math.inf)
-    cap = None
-    if objective == "weight":
-        assert not any(profile.shared for profile in profiles), "a cap is one of single layers"
-        cap = _cap(costs, errors, ratio, budget, cap_slack)
-        errors[errors > cap.error] = math.inf
-    solution = solve_knapsack(costs, errors, budget)
-    assert solution is not None, "the smallest candidates fit, and so does some choice under the smallest cap"
-    choices = _choices(items, solution.choices.tolist(), len(profiles))
-    per_nonzero = itemsize if measure == "bytes" else 1
-    # The paper's objective is left to the letter.
-    left = 0 if objective == "weight" else budget - solution.total_cost
-    extra = spend(profiles, choices, priced, left, per_nonzero)
-    return Allocation(
-        objective=objective,
-        ratio=ratio,
-        measure=measure,
-        budget=budget,
-        compressible=whole,
-        kept=solution.total_cost + sum(extra) * per_nonzero,
-        choices=choices,
-        extra_nonzeros=extra,
-        reference_error=None if cap is None else cap.reference,
-        smallest_alpha=None if cap is None else cap.alpha(cap.smallest),
-        alpha=None if cap is None else cap.alpha(cap.error),
-        total_error=solution.total_error,
-        lower_bound=solution.lower_bound,
-        proven=solution.proven,
-    )
+
+    def __init__(
+        self,
+        profiles: Sequence[LayerProfile],
+        *,
+        objective: Objective,
+        cap_slack: float,
+        measure: Budget = "parameters",
+        itemsize: int = 1,
+    ) -> None:
+        if not profiles:
+            raise InvalidConfigError("there is no layer to compress; ignore fewer")
+        if not 0 <= cap_slack < math.inf:
+            raise InvalidConfigError(
+                f"cap slack {cap_slack} is out of range; give a number of at least 0, such as 0.01"
+            )
+        assert objective != "weight" or not any(profile.shared for profile in profiles), "a cap is one of single layers"
+        self._profiles = profiles
+        self._objective: Objective = objective
+        self._cap_slack = cap_slack
+        self._measure: Budget = measure
+        self._itemsize = itemsize
+        self._priced = price(profiles, measure, objective)
+        self._items = build_items(profiles, self._priced)
+        self._costs = _padded((item.costs.tolist() for item in self._items), 0)
+        self._errors = _padded((item.errors.tolist() for item in self._items), math.inf)
+        self._whole = sum(int(layer.costs[0]) for layer in self._priced)
+
+    @property
+    def reachable_ratio(self) -> float:
+        """The largest ratio that can be reached, rounded down to 4 decimals; [0, 1)."""
+        return _reachable(self._items, self._whole)
+
+    def allocate(self, ratio: float) -> Allocation:
+        """Chooses one candidate per layer with the least total error within the budget of a ratio.
+
+        Args:
+            ratio: fraction of all parameters, or bytes, to remove, [0, 1).
+
+        Raises:
+            InvalidConfigError: the ratio is out of range.
+            InfeasibleBudgetError: even the smallest candidates exceed the budget; names the nearest ratio within reach.
+        """
+        if not 0 <= ratio < 1:
+            raise InvalidConfigError(
+                f"compression ratio {ratio} is out of range; give a number from 0 up to, but not 1"
+            )
+        budget = _feasible_budget(self._items, self._whole, ratio, self._measure)
+        errors = self._errors
+        cap = None
+        if self._objective == "weight":
+            cap = _cap(self._costs, errors, ratio, budget, self._cap_slack)
+            errors = np.where(errors > cap.error, math.inf, errors)
+        solution = solve_knapsack(self._costs, errors, budget)
+        assert solution is not None, "the smallest candidates fit, and so does some choice under the smallest cap"
+        choices = _choices(self._items, solution.choices.tolist(), len(self._profiles))
+        per_nonzero = self._itemsize if self._measure == "bytes" else 1
+        # The paper's objective is left to the letter.
+        left = 0 if self._objective == "weight" else budget - solution.total_cost
+        extra = spend(self._profiles, choices, self._priced, left, per_nonzero)
+        return Allocation(
+            objective=self._objective,
+            ratio=ratio,
+            measure=self._measure,
+            budget=budget,
+            compressible=self._whole,
+            kept=solution.total_cost + sum(extra) * per_nonzero,
+            choices=choices,
+            extra_nonzeros=extra,
+            reference_error=None if cap is None else cap.reference,
+            smallest_alpha=None if cap is None else cap.alpha(cap.smallest),
+            alpha=None if cap is None else cap.alpha(cap.error),
+            total_error=solution.total_error,
+            lower_bound=solution.lower_bound,
+            proven=solution.proven,
+        )
+
+    def within_error(self, most: float) -> Allocation:
+        """The allocation at the largest ratio, in steps of 1e-4, whose total error is at most a bound.
+
+        Args:
+            most: the bound, >= 0, in the objective's measure.
+
+        Raises:
+            InvalidConfigError: the bound is negative or not a number.
+        """
+        if not 0 <= most < math.inf:
+            raise InvalidConfigError(f"error bound {most} is out of range; give a number of at least 0")
+        # Of fewer parameters, no less error: at most 14 allocations.
+        reached, beyond = 0, round(self.reachable_ratio * _RATIO_STEPS) + 1
+        best = self.allocate(0.0)
+        while beyond - reached > 1:
+            middle = (reached + beyond) // 2
+            found = self.allocate(middle / _RATIO_STEPS)
+            if found.total_error <= most:
+                reached, best = middle, found
+            else:
+                beyond = middle
+        return best
+
+    def frontier(self, ratios: Iterable[float]) -> tuple[SizePoint, ...]:
+        """What the model would be at each of some ratios within reach; others are left out.
+
+        Args:
+            ratios: fractions to remove, [0, 1).
+        """
+        within = (ratio for ratio in ratios if ratio <= self.reachable_ratio)
+        return tuple(self._point(self.allocate(ratio)) for ratio in within)
+
+    def _point(self, allocation: Allocation) -> SizePoint:
+        selected = [candidate for _, candidate in chosen(self._profiles, allocation, itemsize=self._itemsize)]
+        return SizePoint(
+            ratio=allocation.ratio,
+            kept_parameters=sum(candidate.kept_parameters for candidate in selected),
+            stored_bytes=sum(candidate.stored_bytes for candidate in selected),
+            error=allocation.total_error,
+        )
+
+
+def allocate(
+    profiles: Sequence[LayerProfile],
+    ratio: float,
+    *,
+    objective: Objective,
+    cap_slack: float,
+    measure: Budget = "parameters",
+    itemsize: int = 1,
+) -> Allocation:
+    """One allocation; see `Allocator`, which takes and raises the same."""
+    allocator = Allocator(profiles, objective=objective, cap_slack=cap_slack, measure=measure, itemsize=itemsize)
+    return allocator.allocate(ratio)
 
 
 def chosen(
@@ -240,13 +341,6 @@ def smallest_cap(
     if enough == len(saved):
         return math.inf
     return max(every_layer_has_one, float(thresholds[order[enough]]))
-
-
-def _check_settings(ratio: float, cap_slack: float) -> None:
-    if not 0 <= ratio < 1:
-        raise InvalidConfigError(f"compression ratio {ratio} is out of range; give a number from 0 up to, but not 1")
-    if not 0 <= cap_slack < math.inf:
-        raise InvalidConfigError(f"cap slack {cap_slack} is out of range; give a number of at least 0, such as 0.01")
 
 
 def _enlarged(candidate: Candidate, extra: int, itemsize: int) -> Candidate:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.allocation import Allocation, allocate, reachable_ratio, smallest_cap
+from rocket_core.allocation import Allocation, Allocator, allocate, chosen, reachable_ratio, smallest_cap
 from rocket_core.budget import parameter_budget
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
@@ -173,6 +173,37 @@ def test_an_allocation_survives_storage_and_fills_the_report():
     shared = AllocationReport.model_fields.keys() & Allocation.model_fields.keys()
     assert shared == AllocationReport.model_fields.keys()
     AllocationReport.model_validate({name: getattr(allocation, name) for name in shared})
+
+
+@pytest.mark.parametrize("measure", ["parameters", "bytes"])
+@pytest.mark.parametrize("objective", ["weight", "whitened"])
+def test_the_frontier_is_what_each_ratio_would_give(objective, measure):
+    kept = {"objective": objective, "cap_slack": 0.01, "measure": measure, "itemsize": 2}
+    points = Allocator(LAYERS, **kept).frontier(step / 20 for step in range(20))
+    # The smallest candidates keep 40, 40 and 120 of 400.
+    assert [point.ratio for point in points] == [step / 20 for step in range(11)]
+    for point in points:
+        allocation = allocate(LAYERS, point.ratio, **kept)
+        picked = [candidate for _, candidate in chosen(LAYERS, allocation, itemsize=2)]
+        assert point.error == allocation.total_error
+        assert point.kept_parameters == sum(candidate.kept_parameters for candidate in picked)
+        assert point.stored_bytes == sum(candidate.stored_bytes for candidate in picked)
+    assert (points[0].error, points[0].kept_parameters) == (0, 400)
+
+
+def test_an_error_bound_gives_the_smallest_model_within_it():
+    allocator = Allocator(LAYERS, objective="whitened", cap_slack=0.0)
+    every = [(step / 10_000, allocator.allocate(step / 10_000).total_error) for step in range(5001)]
+    for most in (0.0, 1e-9, 0.0101, 0.1, 0.2, 0.3, 1.0, 9.0):
+        found = allocator.within_error(most)
+        assert found.total_error <= most
+        assert found.ratio == max(ratio for ratio, error in every if error <= most)
+
+
+@pytest.mark.parametrize("most", [-1.0, float("nan"), float("inf")])
+def test_an_error_bound_out_of_range_is_refused(most):
+    with pytest.raises(InvalidConfigError, match="error bound"):
+        Allocator(LAYERS, objective="whitened", cap_slack=0.0).within_error(most)
 
 
 def test_nothing_heavier_than_numpy_is_loaded():
