@@ -53,6 +53,7 @@ def compress(
     dtype: options.Dtype = _DEFAULTS.dtype,
     precision: options.Precision = _DEFAULTS.precision,
     revision: options.Revision = None,
+    profiles: options.Profiles = None,
     resume: options.Resume = False,
     as_json: options.Json = False,
 ) -> None:
@@ -81,7 +82,7 @@ def compress(
             dtype=dtype,
             precision=precision,
         )
-        report = _run(model, output, config, revision=revision, resume=resume, quiet=as_json)
+        report = _run(model, output, config, revision=revision, profiles=profiles, resume=resume, quiet=as_json)
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
     else:
@@ -89,8 +90,16 @@ def compress(
 
 
 def _run(
-    model: str, output: Path, config: CompressionConfig, *, revision: str | None, resume: bool, quiet: bool
+    model: str,
+    output: Path,
+    config: CompressionConfig,
+    *,
+    revision: str | None,
+    profiles: Path | None,
+    resume: bool,
+    quiet: bool,
 ) -> CompressionReport:
+    from rocket_core.pipeline import KeptProfiles
     from rocket_core.pipeline import compress as run_pipeline
 
     hide_library_bars()
@@ -100,7 +109,14 @@ def _run(
             view.show(progress.stage, progress.layer or "", progress.fraction, progress.seconds_left)
 
         return run_pipeline(
-            model, output, config, revision=revision, resume=resume, on_progress=show, should_cancel=stop.made
+            model,
+            output,
+            config,
+            revision=revision,
+            resume=resume,
+            profiles=None if profiles is None else KeptProfiles(profiles),
+            on_progress=show,
+            should_cancel=stop.made,
         )
 
 

@@ -101,6 +101,15 @@ Revision = Annotated[
     str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of the repository.", show_default="main")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")]
+Profiles = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keep layer profiles and calibration statistics in this folder, and take them from there: another ratio "
+        "needs no second calibration.",
+        show_default="not kept",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Write the report to stdout as JSON, errors too.")]
 
 Text = Annotated[Path, typer.Option(metavar="FILE", help='A .txt file, or a .jsonl file of {"text": ...} documents.')]

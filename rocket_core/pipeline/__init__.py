@@ -2,10 +2,11 @@
 
 Stages: `preflight` looks before anything long begins; `calibrating` walks the dense model block by block and profiles
 its layers; `allocating` solves the knapsack; `factorizing` walks the blocks again; `exporting` writes the artifacts.
-`work_folder` holds what is finished, so that a run resumes where it stopped.
+`work_folder` holds what is finished, so that a run resumes where it stopped; `kept_profiles` what later runs may use.
 """
 
+from rocket_core.pipeline.kept_profiles import KeptProfiles
 from rocket_core.pipeline.progress import Progress
 from rocket_core.pipeline.run import compress
 
-__all__ = ["Progress", "compress"]
+__all__ = ["KeptProfiles", "Progress", "compress"]

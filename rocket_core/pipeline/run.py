@@ -1,8 +1,6 @@
 """`compress`: the stages in order."""
 
 import errno
-import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +33,7 @@ from rocket_core.pipeline.evaluating import EvaluationPlan, evaluate_export, pla
 from rocket_core.pipeline.export import stored_bytes, write_export
 from rocket_core.pipeline.fetch import obtain_model
 from rocket_core.pipeline.files import write_text
+from rocket_core.pipeline.kept_profiles import KeptProfiles, profile_identity
 from rocket_core.pipeline.preflight import Run, calibration_inputs, prepare_run, run_identity
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.resources import require_evaluation, require_resources
@@ -55,12 +54,38 @@ from rocket_core.report import (
 REPORT_NAME = "report.json"
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The kept profile of a run; nothing where none are kept."""
+
+    profiles: KeptProfiles | None
+    identity: RunIdentity
+
+    def inputs(self, work: WorkFolder) -> CalibrationInputs | None:
+        """What it was calibrated on, for a run that has drawn nothing yet."""
+        return None if self.profiles is None or work.is_claimed else self.profiles.inputs(self.identity)
+
+    def lend(self, work: WorkFolder, inputs: CalibrationInputs) -> None:
+        """Takes it over, if there is one, unless the run is past profiling or was begun on other data of that name."""
+        if self.profiles is None or work.allocation() is not None:
+            return
+        found = self.profiles.inputs(self.identity)
+        if found is not None and found.equals(inputs):
+            self.profiles.lend(self.identity, work)
+
+    def keep(self, work: WorkFolder) -> None:
+        """Keeps what the run has profiled."""
+        if self.profiles is not None:
+            self.profiles.keep(self.identity, work)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Inputs:
-    """What a run reads beside the model: calibration inputs, and what it is evaluated on if that is asked for."""
+    """What a run reads beside the model: calibration inputs, kept profiles, and what it is evaluated on if it is."""
 
     calibration: CalibrationInputs
     plan: EvaluationPlan | None
+    kept: _Kept
 
 
 def compress(
@@ -71,6 +96,7 @@ def compress(
     revision: str | None = None,
     resume: bool = False,
     hub: HubAccess = HubAccess(),
+    profiles: KeptProfiles | None = None,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
     on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None,
@@ -89,6 +115,8 @@ def compress(
         resume: go on with what an earlier run with the same choices left in `output`; the result is the same to the
             byte (on the CPU, at an equal number of threads). If that run had finished, its report is returned.
         hub: as whom the Hub is asked, and where downloads are kept.
+        profiles: where the profile of an earlier run is taken from, if that had the same model, calibration and
+            settings of profiling, and where this run's is kept. It changes no byte of the result. None keeps none.
         on_progress: told of every step, at least once per layer; again and again while a model is downloaded and while
             calibration text passes through a block.
         on_profile: given each layer's place in the model and its profile as soon as that is on disk; a resumed run
@@ -123,13 +151,16 @@ def compress(
                 return finished
             work.check(identity, resume=resume)
             _refuse_occupied(output, work, config)
-            inputs = calibration_inputs(run, work, token=hub.token)
+            kept = _Kept(profiles, profile_identity(identity, run.method))
+            inputs = kept.inputs(work) or calibration_inputs(run, work, token=hub.token)
             plan = plan_evaluation(run, token=hub.token)
             require_resources(run, len(inputs), output, held=work.stored_bytes)
             require_evaluation(run, plan, output)
             work.claim(identity, inputs)
+            kept.lend(work, inputs)
         with offline():
-            report = _compress(run, output, work, identity, _Inputs(calibration=inputs, plan=plan), monitor)
+            given = _Inputs(calibration=inputs, plan=plan, kept=kept)
+            report = _compress(run, output, work, identity, given, monitor)
         monitor.finish()
         return report
 
@@ -160,6 +191,7 @@ def _compress(
     calibration = inputs.calibration
     profiled = _profile(run, calibration, work, monitor)
     with monitor.stage("allocating"):
+        inputs.kept.keep(work)
         allocation = allocate_layers(run, profiled.profiles, work)
         selected = chosen(profiled.profiles, allocation, itemsize=run.dtype.itemsize)
         monitor.allocated(selected)
@@ -186,7 +218,7 @@ def _compress(
     )
     report = CompressionReport(
         rocket_version=__version__,
-        fingerprint=_fingerprint(identity),
+        fingerprint=identity.fingerprint,
         model=identity.model,
         model_class=run.architecture.class_name,
         revision=identity.revision,
@@ -243,7 +275,7 @@ def _finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> Co
         finished = CompressionReport.model_validate_json(file.read_bytes())
     except ValidationError:
         finished = None
-    if resume and finished is not None and finished.fingerprint == _fingerprint(identity):
+    if resume and finished is not None and finished.fingerprint == identity.fingerprint:
         # A run killed behind its last move may have left this.
         shutil.rmtree(output / WORK_FOLDER_NAME, ignore_errors=True)
         return finished
@@ -270,10 +302,6 @@ def _refuse_occupied(output: Path, work: WorkFolder, config: CompressionConfig) 
             f"{output} already holds {occupied[0]}, which this run has not made; choose another output folder, or "
             "remove what is there"
         )
-
-
-def _fingerprint(identity: RunIdentity) -> str:
-    return hashlib.sha256(json.dumps(identity.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 def _calibration_report(run: Run, inputs: CalibrationInputs) -> CalibrationReport:

@@ -1,6 +1,7 @@
 """What a run has finished, on disk: each file appears complete or not at all, so a killed run resumes from it."""
 
 import fcntl
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -45,6 +46,11 @@ class RunIdentity(BaseModel):
     model: str
     revision: str
     settings: dict[str, object]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of it all, hexadecimal."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 class BlockRecord(BaseModel):
