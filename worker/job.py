@@ -47,6 +47,7 @@ _MEDIA_TYPES = {".safetensors": "application/vnd.safetensors", ".md": "text/mark
 _REPORT = "report.json"
 _UPLOADED = "upload"
 _HUB_CACHE = "hub"
+_PROFILES = "profiles"
 _EXIT_UNSAID = 75
 _log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class Attempt:
 
         # Those of transformers too, which asks at its import; this process writes a log.
         disable_progress_bars()
-        from rocket_core.pipeline import compress
+        from rocket_core.pipeline import KeptProfiles, compress
 
         adopt_loggers()
         hub = self._hub_access(job, output.parent)
@@ -148,6 +149,9 @@ class Attempt:
         if model.startswith(LOCAL):
             model = str(find_local_model(self._settings, model))
 
+        # Of all tenants: whoever comes to one has the model, and the very text.
+        profiles = KeptProfiles(self._settings.data_dir / _PROFILES, quota_bytes=self._settings.kept_profiles_bytes)
+
         def run() -> CompressionReport:
             return compress(
                 model,
@@ -156,6 +160,7 @@ class Attempt:
                 revision=request.revision,
                 resume=True,
                 hub=hub,
+                profiles=profiles,
                 on_progress=self._writer.on_progress,
                 on_profile=self._writer.on_profile,
                 on_allocation=self._writer.on_allocation,

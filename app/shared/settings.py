@@ -121,6 +121,11 @@ class Settings(BaseSettings):
     job_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = Field(
         default=None, description="days after which a job that has ended is deleted with all its rows; default never"
     )
+    kept_profiles_bytes: Annotated[int, Field(ge=0)] = Field(
+        default=64 * 2**30,
+        description="disk on each worker for layer profiles and calibration statistics, which spare later jobs on the "
+        "same model their calibration; those used longest ago make room",
+    )
     idempotency_hours: Annotated[float, Field(gt=0, le=720)] = Field(
         default=24.0, description="hours that an `Idempotency-Key` is remembered"
     )

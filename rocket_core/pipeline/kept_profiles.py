@@ -135,22 +135,36 @@ class KeptProfiles:
         finally:
             shutil.rmtree(making, ignore_errors=True)
 
+    def drop_oldest(self) -> bool:
+        """Removes the profile that was used longest ago, where a run needs the disk; False if there is none."""
+        kept = self._kept()
+        if kept:
+            self._remove(kept[0][1])
+        return bool(kept)
+
     def _make_room(self, wanted: int) -> None:
         """Removes what was used longest ago, until so many more bytes are within the quota, and what crashes left."""
-        kept = []
         for place in self.folder.iterdir():
             with suppress(OSError):
-                if place.name.startswith(_PASSING):
-                    if place.stat().st_mtime < time.time() - _SECONDS_OF_PASSING:
-                        shutil.rmtree(place, ignore_errors=True)
-                else:
-                    kept.append((place.stat().st_mtime, _disk(place), place))
-        held = sum(size for _, size, _ in kept)
-        for _, size, place in sorted(kept):
+                if place.name.startswith(_PASSING) and place.stat().st_mtime < time.time() - _SECONDS_OF_PASSING:
+                    shutil.rmtree(place, ignore_errors=True)
+        kept = self._kept()
+        held = sum(size for size, _ in kept)
+        for size, place in kept:
             if held + wanted <= self._quota:
                 break
             self._remove(place)
             held -= size
+
+    def _kept(self) -> list[tuple[int, Path]]:
+        """Size and place of each, that which was used longest ago first."""
+        found = []
+        for place in self.folder.glob("[!.]*"):
+            # Others come and go meanwhile.
+            with suppress(OSError):
+                if not place.name.startswith(_PASSING):
+                    found.append((place.stat().st_mtime, _disk(place), place))
+        return [(size, place) for _, size, place in sorted(found)]
 
     def _find(self, identity: RunIdentity) -> Path | None:
         place = self._place(identity)

@@ -65,6 +65,17 @@ class _Kept:
         """What it was calibrated on, for a run that has drawn nothing yet."""
         return None if self.profiles is None or work.is_claimed else self.profiles.inputs(self.identity)
 
+    def require_resources(self, run: Run, windows: int, output: Path, *, held: int) -> None:
+        """As the function of that name; kept profiles give way where the disk is too small for both."""
+        while True:
+            try:
+                require_resources(run, windows, output, held=held)
+            except InsufficientDiskError:
+                if self.profiles is None or not self.profiles.drop_oldest():
+                    raise
+            else:
+                return
+
     def lend(self, work: WorkFolder, inputs: CalibrationInputs) -> None:
         """Takes it over, if there is one, unless the run is past profiling or was begun on other data of that name."""
         if self.profiles is None or work.allocation() is not None:
@@ -154,7 +165,7 @@ def compress(
             kept = _Kept(profiles, profile_identity(identity, run.method))
             inputs = kept.inputs(work) or calibration_inputs(run, work, token=hub.token)
             plan = plan_evaluation(run, token=hub.token)
-            require_resources(run, len(inputs), output, held=work.stored_bytes)
+            kept.require_resources(run, len(inputs), output, held=work.stored_bytes)
             require_evaluation(run, plan, output)
             work.claim(identity, inputs)
             kept.lend(work, inputs)

@@ -5,6 +5,7 @@
 ├── lock                          held by the running service
 ├── database                      names the database whose files these are
 ├── artifacts/<key>               one file per artifact and upload, never altered
+├── profiles/<fingerprint>/       what later jobs on the same model need not calibrate again
 └── work/<key>/                   a job's checkpoints and exports in the making
 
 s3://BUCKET/PREFIX/database and s3://BUCKET/PREFIX/artifacts/<key> are the same elsewhere.

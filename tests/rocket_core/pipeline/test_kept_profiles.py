@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from rocket_core.checkpoint import ModelSource
+from rocket_core.errors import InsufficientDiskError
 from rocket_core.pipeline import KeptProfiles, compress
 from rocket_core.pipeline.kept_profiles import profile_identity
 from rocket_core.pipeline.preflight import prepare_run, run_identity
@@ -204,6 +205,23 @@ def test_without_hard_links_files_are_copied(run, profiles, fingerprint, alone, 
     output, _ = run(KeptProfiles(profiles), ratio=0.45)
     assert passes == []
     assert fingerprint(output) == alone
+
+
+def test_profiles_give_way_where_the_disk_is_too_small_for_a_run(run, profiles, alone, fingerprint, monkeypatch):
+    asked = []
+
+    def free_disk(_folder):
+        asked.append(len(list(profiles.iterdir())))
+        return 0 if asked[-1] else 2**40
+
+    monkeypatch.setattr("rocket_core.pipeline.resources.free_disk", free_disk)
+    output, _ = run(KeptProfiles(profiles), ratio=0.45)
+    assert asked[:2] == [1, 0]
+    assert fingerprint(output) == alone
+    monkeypatch.setattr("rocket_core.pipeline.resources.free_disk", lambda _folder: 0)
+    with pytest.raises(InsufficientDiskError):
+        run(KeptProfiles(profiles), ratio=0.4)
+    assert list(profiles.iterdir()) == []
 
 
 def test_what_crashes_left_goes_in_time(run, tmp_path):
