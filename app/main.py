@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware.exceptions import ExceptionMiddleware
 
-from app.api import artifacts, calibrations, catalog, estimates, events, health, jobs, metrics
+from app.api import artifacts, calibrations, catalog, estimates, events, health, jobs, metrics, profiles
 from app.api.access import REFUSALS, AccessMiddleware
 from app.api.dependencies import BEARER
 from app.api.errors import ERROR_HANDLERS, install_error_handlers, problems
@@ -62,7 +62,7 @@ def create_app(
     app.state.downloads = CapacityLimiter(_DOWNLOAD_THREADS)
     app.state.upload_threads = CapacityLimiter(calibrations.UPLOAD_THREADS)
     app.include_router(health.router)
-    for part in (jobs, events, artifacts, estimates, calibrations, catalog, metrics):
+    for part in (jobs, events, artifacts, profiles, estimates, calibrations, catalog, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))
     # The last one added is the first to see a request.
     uploads = {("POST", calibrations.PATH): settings.max_upload_bytes}

@@ -20,11 +20,15 @@ from rocket_client.resources import (
     ArtifactList,
     Estimate,
     Event,
+    Frontier,
     Job,
     JobPage,
     Layer,
     LayerList,
     NamedList,
+    PredictedAllocation,
+    Profile,
+    ProfilePage,
     Progress,
     Upload,
 )
@@ -273,6 +277,54 @@ class Rocket:
         """The layers profiled so far, in the order of the model."""
         return self._transport.get(_path(job_id, "layers"), LayerList).data
 
+    def list_profiles(self, *, after: str | None = None, limit: int = 20) -> ProfilePage:
+        """A page of profiles, newest first.
+
+        Args:
+            after: id of the last profile already seen.
+            limit: how many at most, 1 to 100.
+        """
+        return self._transport.get("/profiles", ProfilePage, after=after, limit=limit)
+
+    def get_profile(self, profile_id: str) -> Profile:
+        """A profile; `Job.profile_id` names that of a job."""
+        return self._transport.get(_profile_path(profile_id), Profile)
+
+    def frontier(self, profile_id: str) -> Frontier:
+        """Size and predicted error of a profiled model at every hundredth of the ratio that can be reached."""
+        return self._transport.get(_profile_path(profile_id, "frontier"), Frontier)
+
+    def allocate(
+        self,
+        profile_id: str,
+        *,
+        ratio: float | None = None,
+        model_bytes: int | None = None,
+        error: float | None = None,
+    ) -> PredictedAllocation:
+        """What each layer would get; nothing is made of it. Give one of the three.
+
+        Args:
+            profile_id: the profile.
+            ratio: fraction to remove, [0, 1).
+            model_bytes: most that all weights may take.
+            error: most that the predicted error may be.
+
+        Raises:
+            InvalidArgumentError: none of them is given, or more than one, or one that is no number.
+            ProblemError: no choice of candidates is that small.
+        """
+        given = {"ratio": ratio, "model_bytes": model_bytes, "error": error}
+        wanted = {name: value for name, value in given.items() if value is not None}
+        if len(wanted) != 1 or not all(map(math.isfinite, wanted.values())):
+            raise InvalidArgumentError("give one number: ratio, model_bytes or error")
+        answer = self._transport.send("POST", _profile_path(profile_id, "allocations"), json=wanted)
+        return self._transport.parse(answer.content, PredictedAllocation)
+
+    def delete_profile(self, profile_id: str) -> None:
+        """Deletes a profile; the jobs that made or used it stay."""
+        self._transport.send("DELETE", _profile_path(profile_id), is_repeatable=False)
+
     def report(self, job_id: str) -> CompressionReport:
         """The report of a job that has succeeded."""
         return self._transport.get(_path(job_id, "report"), CompressionReport)
@@ -341,6 +393,14 @@ def _path(job_id: str, *parts: str) -> str:
     if not _JOB_ID.fullmatch(job_id):
         raise InvalidArgumentError(f"{job_id!r} is no job's id, which look like job_0123456789abcdefghjkmnpqrs")
     return "/".join(("/jobs", job_id, *parts))
+
+
+def _profile_path(profile_id: str, *parts: str) -> str:
+    if not _JOB_ID.fullmatch(profile_id):
+        raise InvalidArgumentError(
+            f"{profile_id!r} is no profile's id, which look like prof_0123456789abcdefghjkmnpqrs"
+        )
+    return "/".join(("/profiles", profile_id, *parts))
 
 
 def _request(model_id: str, ratio: float, given: Mapping[str, object]) -> dict[str, object]:

@@ -99,9 +99,13 @@ def _run(
     resume: bool,
     quiet: bool,
 ) -> CompressionReport:
-    from rocket_core.pipeline import KeptProfiles
     from rocket_core.pipeline import compress as run_pipeline
 
+    kept = None
+    if profiles is not None:
+        from rocket_core.pipeline import KeptProfiles
+
+        kept = KeptProfiles(profiles)
     hide_library_bars()
     with progress_view(quiet=quiet) as view, stopping_on_signals(view.announce_stop) as stop:
 
@@ -114,7 +118,7 @@ def _run(
             config,
             revision=revision,
             resume=resume,
-            profiles=None if profiles is None else KeptProfiles(profiles),
+            profiles=kept,
             on_progress=show,
             should_cancel=stop.made,
         )

@@ -84,6 +84,7 @@ SERVICE_CODES: Mapping[str, ExitCode] = {
     "job_not_found": ExitCode.NOT_FOUND,
     "artifact_not_found": ExitCode.NOT_FOUND,
     "upload_not_found": ExitCode.UNUSABLE_INPUT,
+    "profile_not_found": ExitCode.NOT_FOUND,
     "artifact_expired": ExitCode.NOT_FOUND,
     "job_state_conflict": ExitCode.CONFLICT,
     "report_not_ready": ExitCode.CONFLICT,

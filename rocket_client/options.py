@@ -176,6 +176,9 @@ Server = Annotated[
     str, typer.Option(metavar="URL", envvar=SERVER_VARIABLE, help="Address of the server.", show_default=DEFAULT_SERVER)
 ]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, as `rocket jobs` lists them.")]
+JobOrProfile = Annotated[
+    str, typer.Argument(metavar="JOB_OR_PROFILE", help="Id of a job that has profiled its layers, or of a profile.")
+]
 ServerModel = Annotated[
     str,
     typer.Argument(metavar="MODEL_ID", help="local/NAME of the server's models folder, or a repository of the Hub."),

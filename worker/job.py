@@ -163,6 +163,7 @@ class Attempt:
                 profiles=profiles,
                 on_progress=self._writer.on_progress,
                 on_profile=self._writer.on_profile,
+                on_profiled=self._writer.on_profiled,
                 on_allocation=self._writer.on_allocation,
                 should_cancel=self._stop.is_set,
             )

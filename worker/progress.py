@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session
 
 from app.shared.database import Database
 from app.shared.errors import DatabaseUnavailableError
-from app.shared.repositories import outputs
+from app.shared.repositories import outputs, profiles
 from app.shared.repositories.leases import Lease
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.model_profile import ModelProfile
 
 if TYPE_CHECKING:
     from rocket_core.pipeline import Progress
@@ -76,6 +77,12 @@ class ProgressWriter:
     def on_profile(self, position: int, profile: LayerProfile) -> None:
         """Writes a layer's profile, unless an earlier attempt has."""
         self.insist(lambda session: outputs.save_layer_profile(session, self._lease, position, profile))
+
+    def on_profiled(self, profile: ModelProfile) -> None:
+        """Writes the profile of the whole model, and what it predicts at every ratio."""
+        what_if = profile.what_if()
+        frontier, reachable = what_if.frontier(), what_if.reachable_ratio
+        self.insist(lambda session: profiles.save_profile(session, self._lease, profile, frontier, reachable))
 
     def on_allocation(self, chosen: Sequence[tuple[str, Candidate]]) -> None:
         """Writes the allocation, unless an earlier attempt has."""

@@ -28,6 +28,7 @@ STATUSES: dict[type[Exception], HTTPStatus] = {
     errors.NotFoundError: HTTPStatus.NOT_FOUND,
     errors.JobNotFoundError: HTTPStatus.NOT_FOUND,
     errors.ArtifactNotFoundError: HTTPStatus.NOT_FOUND,
+    errors.ProfileNotFoundError: HTTPStatus.NOT_FOUND,
     errors.ArtifactExpiredError: HTTPStatus.GONE,
     errors.ConflictError: HTTPStatus.CONFLICT,
     errors.ReportNotReadyError: HTTPStatus.CONFLICT,

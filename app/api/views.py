@@ -1,17 +1,22 @@
 """Rows as a client sees them."""
 
 from datetime import datetime
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
 from app.services.outputs import Layer
+from app.services.profiles import Predicted
 from app.shared.lifecycle import Status
-from app.shared.models import Artifact, Job, JobEvent, Upload
+from app.shared.models import Artifact, Job, JobEvent, Profile, Upload
 from app.shared.outcomes import JobError, JobResult
 from app.shared.requests import UPLOAD, CalibrationRequest, EvaluationRequest, JobOptions, JobRequest, Queue
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.config import Budget, Objective
 from rocket_core.descriptions import described
+
+if TYPE_CHECKING:
+    from rocket_core.model_profile import WhatIf
 
 
 class _Frozen(BaseModel):
@@ -29,6 +34,8 @@ class JobView(_Frozen):
         retry_of: the job that this one repeats.
         queue: which workers run it.
         expires_at: when its artifacts are deleted; null unless it has succeeded.
+        profile_id: what it knows of the model apart from the ratio, for `/profiles/{id}`; null until all layers are
+            profiled, and once that is deleted.
         links: where its parts are.
     """
 
@@ -52,6 +59,7 @@ class JobView(_Frozen):
     queue: Queue
     attempt: int
     retry_of: str | None
+    profile_id: str | None
     error: JobError | None
     result: JobResult | None
     links: dict[str, str]
@@ -163,6 +171,149 @@ class CalibrationList(_Frozen):
     data: list[CalibrationView]
 
 
+class ProfileView(_Frozen):
+    """What is known of a model before a ratio is chosen.
+
+    Attributes:
+        model_id: the model, as the job that made it named it.
+        calibration: the calibration data.
+        options: of that job; a later job takes the profile over if those that a profile depends on are the same.
+        layers: how many are profiled.
+        reachable_ratio: the largest ratio that can be reached.
+        used_at: when a job last made or found it.
+        links: where its parts are.
+    """
+
+    id: str
+    object: Literal["profile"] = "profile"
+    model_id: str
+    calibration: CalibrationRequest
+    options: JobOptions
+    layers: int
+    reachable_ratio: float
+    created_at: datetime
+    used_at: datetime
+    links: dict[str, str]
+
+
+class ProfileList(_Frozen):
+    """A page of profiles, newest first; `after=last_id` is the next."""
+
+    object: Literal["list"] = "list"
+    data: list[ProfileView]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class SizeView(_Frozen):
+    """A model at one ratio, as its profile predicts it.
+
+    Attributes:
+        ratio: fraction to remove, of what the budget counts.
+        kept_parameters: what is left of the compressible parameters.
+        stored_bytes: of the compressible layers, masks included.
+        model_bytes: of all weights of the model.
+        error: sum of the objective over the layers.
+    """
+
+    ratio: float
+    kept_parameters: int
+    stored_bytes: int
+    model_bytes: int
+    error: float
+
+
+class Frontier(_Frozen):
+    """A model at all ratios, by rising ratio.
+
+    Attributes:
+        objective: what `error` is: `fisher` (nats per token), `whitened` or `weight`.
+        budget: what ratios are fractions of: parameters or bytes.
+        compressible_parameters: of the profiled layers as they are.
+        dense_bytes: of all weights as they are.
+        data: one point for each hundredth, and one for the largest ratio that can be reached.
+    """
+
+    object: Literal["list"] = "list"
+    objective: Objective
+    budget: Budget
+    compressible_parameters: int
+    dense_bytes: int
+    data: list[SizeView]
+
+
+class LayerAllocation(_Frozen):
+    """What a layer would get.
+
+    Attributes:
+        name: module name.
+        chosen: its candidate.
+    """
+
+    name: str
+    chosen: Candidate
+
+
+class AllocationView(SizeView):
+    """An allocation that nobody has carried out.
+
+    Attributes:
+        budget: what `ratio` is a fraction of; bytes where a size was asked for.
+        proven: whether no other choice of candidates has less error.
+        layers: what each would get, in the order of the model.
+    """
+
+    object: Literal["allocation"] = "allocation"
+    budget: Budget
+    proven: bool
+    layers: list[LayerAllocation]
+
+
+def profile_view(profile: Profile) -> ProfileView:
+    """A profile's row as a client sees it."""
+    path = f"/profiles/{profile.id}"
+    return ProfileView(
+        id=profile.id,
+        model_id=profile.model_id,
+        calibration=CalibrationRequest.model_validate(profile.calibration),
+        options=JobOptions.model_validate(profile.options),
+        layers=profile.layer_count,
+        reachable_ratio=profile.reachable_ratio,
+        created_at=profile.created_at,
+        used_at=profile.used_at,
+        links={"self": path, "frontier": f"{path}/frontier", "allocations": f"{path}/allocations"},
+    )
+
+
+def frontier_view(what_if: "WhatIf", points: list[dict[str, Any]]) -> Frontier:
+    """The sizes of a profiled model as a client sees them."""
+    profile = what_if.profile
+    return Frontier(
+        objective=profile.objective,
+        budget=profile.measure,
+        compressible_parameters=profile.compressible_parameters,
+        dense_bytes=profile.dense_bytes,
+        data=[SizeView(**point, model_bytes=profile.other_bytes + point["stored_bytes"]) for point in points],
+    )
+
+
+def allocation_view(predicted: Predicted) -> AllocationView:
+    """A predicted allocation as a client sees it."""
+    candidates = [candidate for _, candidate in predicted.chosen]
+    stored = sum(candidate.stored_bytes for candidate in candidates)
+    return AllocationView(
+        ratio=predicted.allocation.ratio,
+        budget=predicted.allocation.measure,
+        kept_parameters=sum(candidate.kept_parameters for candidate in candidates),
+        stored_bytes=stored,
+        model_bytes=predicted.what_if.profile.other_bytes + stored,
+        error=predicted.allocation.total_error,
+        proven=predicted.allocation.proven,
+        layers=[LayerAllocation(name=name, chosen=candidate) for name, candidate in predicted.chosen],
+    )
+
+
 def upload_view(upload: Upload) -> CalibrationView:
     """An upload's row as a client sees it."""
     return CalibrationView(
@@ -194,6 +345,7 @@ def job_view(job: Job) -> JobView:
         queue=cast("Queue", job.queue),
         attempt=job.attempt,
         retry_of=job.retry_of,
+        profile_id=job.profile_id,
         error=None if job.error is None else JobError.model_validate(job.error),
         result=None if job.result is None else JobResult.model_validate(job.result),
         links={"self": path, **{part: f"{path}/{part}" for part in parts}},

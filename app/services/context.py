@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.services.admission import Admission
+from app.services.what_ifs import WhatIfs
 from app.shared.database import Database
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders, open_store
@@ -19,6 +20,7 @@ class Context:
         artifacts: files to download, and uploads.
         work: checkpoints of jobs.
         admission: judges what clients ask for.
+        what_ifs: profiles that were asked about last.
         on_queued: called when a job waits in the queue; it returns at once and never fails.
     """
 
@@ -27,6 +29,7 @@ class Context:
     artifacts: ArtifactStore
     work: WorkFolders
     admission: Admission
+    what_ifs: WhatIfs
     on_queued: Callable[[], None]
 
 
@@ -47,5 +50,6 @@ def open_context(settings: Settings, on_queued: Callable[[], None] = lambda: Non
         artifacts=open_store(settings),
         work=WorkFolders(settings.data_dir / "work"),
         admission=Admission(settings),
+        what_ifs=WhatIfs(),
         on_queued=on_queued,
     )

@@ -7,6 +7,7 @@ AppError
 ├── NotFoundError                   no such thing, or not the caller's
 │   ├── JobNotFoundError
 │   ├── ArtifactNotFoundError
+│   ├── ProfileNotFoundError
 │   └── UploadNotFoundError
 ├── ArtifactExpiredError            the artifact existed; its retention time is over
 ├── ConflictError                   the job's status does not allow it
@@ -89,6 +90,12 @@ class UploadNotFoundError(NotFoundError):
     """The caller has uploaded no calibration file of that id."""
 
     code = "upload_not_found"
+
+
+class ProfileNotFoundError(NotFoundError):
+    """No profile of this caller has that id."""
+
+    code = "profile_not_found"
 
 
 class ArtifactExpiredError(AppError):

@@ -8,6 +8,7 @@ jobs ─┬─ job_events         what happened, numbered without gaps
       ├─ outbox             jobs to announce to the workers
       └─ idempotency_keys   which request made the job
 
+profiles                    what is known of a model before a ratio is chosen; jobs name theirs
 tenants ── api_keys         who may come in, as which tenant
 uploads                     calibration files of a tenant
 identity                    tells this database from all others
@@ -91,6 +92,7 @@ class Job(Base):
         request_id: the request that made it, as the log names it.
         expires_at: when its artifacts are deleted; None unless it has succeeded.
         progressed_at: when its process last got further; a later attempt that catches up moves nothing else.
+        profile_id: the profile that it made or found; None before it has one, and once that is deleted.
     """
 
     __tablename__ = "jobs"
@@ -134,6 +136,7 @@ class Job(Base):
     request_id: Mapped[str | None] = mapped_column(String(64))
     expires_at: Mapped[datetime | None]
     progressed_at: Mapped[datetime | None]
+    profile_id: Mapped[str | None] = mapped_column(_JOB_ID, ForeignKey("profiles.id", ondelete="SET NULL"), index=True)
 
 
 class JobEvent(Base):
@@ -243,6 +246,40 @@ class IdempotencyKey(Base):
     job_id: Mapped[str] = _job_key()
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
+
+
+class Profile(Base):
+    """What is known of a model before a ratio is chosen.
+
+    `frontier` and `body` are large and are read when they are asked for.
+
+    Attributes:
+        id: rises with the time of creation.
+        fingerprint: hash of what it depends on, the same as that under which workers keep its statistics.
+        model_id: as the job that made it named the model.
+        calibration: a `CalibrationRequest`.
+        options: the `JobOptions` of that job; some of them change no profile.
+        reachable_ratio: the largest ratio that can be reached.
+        frontier: `SizePoint`s, by rising ratio.
+        body: a `ModelProfile`.
+        used_at: when a job last made or found it.
+    """
+
+    __tablename__ = "profiles"
+    __table_args__ = (UniqueConstraint("owner", "fingerprint"),)
+
+    id: Mapped[str] = mapped_column(_JOB_ID, primary_key=True)
+    owner: Mapped[str] = mapped_column(String(64))
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    model_id: Mapped[str] = mapped_column(String(256))
+    calibration: Mapped[dict[str, Any]]
+    options: Mapped[dict[str, Any]]
+    layer_count: Mapped[int]
+    reachable_ratio: Mapped[float] = mapped_column(Float)
+    frontier: Mapped[list[dict[str, Any]]] = mapped_column(deferred=True)
+    body: Mapped[dict[str, Any]] = mapped_column(deferred=True)
+    created_at: Mapped[datetime]
+    used_at: Mapped[datetime]
 
 
 class Identity(Base):

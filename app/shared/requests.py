@@ -233,6 +233,27 @@ class JobRequest(_Frozen):
         return hashlib.sha256(self.model_dump_json(exclude=newer).encode()).hexdigest()
 
 
+class AllocationRequest(_Frozen):
+    """How small a profiled model shall be; one of the three.
+
+    Attributes:
+        ratio: fraction of the compressible parameters, or bytes as the profile's budget counts, to remove, [0, 1).
+        model_bytes: most that all weights of the model may take; the best model within it is predicted.
+        error: most that the predicted error may be, in the measure of the profile's objective; the smallest model
+            within it is predicted.
+    """
+
+    ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    model_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    error: Annotated[float, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _one_is_given(self) -> "AllocationRequest":
+        if sum(value is not None for value in (self.ratio, self.model_bytes, self.error)) != 1:
+            raise ValueError("give one of ratio, model_bytes and error")
+        return self
+
+
 def _require_storable(data: Any) -> None:
     # No recursion: what was sent may be nested deeper than calls can be.
     waiting = [data]

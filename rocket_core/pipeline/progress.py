@@ -15,6 +15,7 @@ import torch
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.devices import peak_memory, reset_peak_memory
 from rocket_core.errors import CompressionCancelledError
+from rocket_core.model_profile import ModelProfile
 from rocket_core.report import StageReport
 
 Stage = Literal[
@@ -68,6 +69,7 @@ class Callbacks:
 
     on_progress: Callable[[Progress], None]
     on_profile: Callable[[int, LayerProfile], None]
+    on_profiled: Callable[[ModelProfile], None]
     on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None]
     should_cancel: Callable[[], bool]
 
@@ -170,6 +172,10 @@ class Monitor:
     def profiled(self, position: int, profile: LayerProfile) -> None:
         """Hands over a layer profile, also one that an earlier run has made."""
         self._callbacks.on_profile(position, profile)
+
+    def profiled_all(self, profile: ModelProfile) -> None:
+        """Hands over all layer profiles together."""
+        self._callbacks.on_profiled(profile)
 
     def allocated(self, chosen: Sequence[tuple[LayerProfile, Candidate]]) -> None:
         """Hands over the allocation."""

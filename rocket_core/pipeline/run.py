@@ -27,6 +27,7 @@ from rocket_core.errors import (
 )
 from rocket_core.hub import HubAccess, offline
 from rocket_core.inputs import CalibrationInputs
+from rocket_core.model_profile import ModelProfile
 from rocket_core.pipeline.card import model_card
 from rocket_core.pipeline.compression import compress_layers, units_of
 from rocket_core.pipeline.evaluating import EvaluationPlan, evaluate_export, plan_evaluation
@@ -39,7 +40,7 @@ from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.resources import require_evaluation, require_resources
 from rocket_core.pipeline.sensitivity import measure_sensitivities
 from rocket_core.pipeline.sequential import SequentialCompression
-from rocket_core.pipeline.stages import Profiled, allocate_layers, profile_layers
+from rocket_core.pipeline.stages import Profiled, allocate_layers, objective_of, profile_layers
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 from rocket_core.report import (
     AllocationReport,
@@ -110,6 +111,7 @@ def compress(
     profiles: KeptProfiles | None = None,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
+    on_profiled: Callable[[ModelProfile], None] = lambda _profile: None,
     on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None,
     should_cancel: Callable[[], bool] = lambda: False,
 ) -> CompressionReport:
@@ -132,6 +134,7 @@ def compress(
             calibration text passes through a block.
         on_profile: given each layer's place in the model and its profile as soon as that is on disk; a resumed run
             gives those of the earlier one again.
+        on_profiled: given all of them together once the last one is there.
         on_allocation: given every layer's name with the candidate that the knapsack chose, in the order of the model.
         should_cancel: asked at every step; True ends the run with what is finished kept.
 
@@ -147,7 +150,11 @@ def compress(
     map_large_tensors()
     work = WorkFolder(output / WORK_FOLDER_NAME)
     callbacks = Callbacks(
-        on_progress=on_progress, on_profile=on_profile, on_allocation=on_allocation, should_cancel=should_cancel
+        on_progress=on_progress,
+        on_profile=on_profile,
+        on_profiled=on_profiled,
+        on_allocation=on_allocation,
+        should_cancel=should_cancel,
     )
     monitor = Monitor(callbacks, device, work.stages(), evaluates=config.evaluate is not None)
     with _resource_errors(output), _tidying(work, monitor):
@@ -203,6 +210,7 @@ def _compress(
     profiled = _profile(run, calibration, work, monitor)
     with monitor.stage("allocating"):
         inputs.kept.keep(work)
+        monitor.profiled_all(_model_profile(run, inputs.kept.identity, profiled.profiles))
         allocation = allocate_layers(run, profiled.profiles, work)
         selected = chosen(profiled.profiles, allocation, itemsize=run.dtype.itemsize)
         monitor.allocated(selected)
@@ -245,6 +253,22 @@ def _compress(
     )
     _publish(run, output, work, report, folders)
     return report
+
+
+def _model_profile(run: Run, identity: RunIdentity, profiles: tuple[LayerProfile, ...]) -> ModelProfile:
+    return ModelProfile(
+        fingerprint=identity.fingerprint,
+        model=identity.model,
+        revision=identity.revision,
+        settings=identity.settings,
+        objective=objective_of(run.config),
+        measure=run.config.budget,
+        cap_slack=run.config.cap_slack,
+        itemsize=run.dtype.itemsize,
+        model_parameters=run.architecture.parameters,
+        dense_bytes=run.checkpoint.stored_bytes,
+        layers=profiles,
+    )
 
 
 def _profile(run: Run, inputs: CalibrationInputs, work: WorkFolder, monitor: Monitor) -> Profiled:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from rocket_core.allocation import Allocation, allocate
 from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
+from rocket_core.config import CompressionConfig, Objective
 from rocket_core.devices import return_freed_memory
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.methods import Method
@@ -78,13 +79,18 @@ def allocate_layers(run: Run, profiles: Sequence[LayerProfile], work: WorkFolder
         allocation = allocate(
             profiles,
             config.ratio,
-            objective=config.objective if config.method == "rocket" else "whitened",
+            objective=objective_of(config),
             cap_slack=config.cap_slack,
             measure=config.budget,
             itemsize=run.dtype.itemsize,
         )
         work.save_allocation(allocation)
     return allocation
+
+
+def objective_of(config: CompressionConfig) -> Objective:
+    """What is summed over layers: the settings' objective, or for methods that have none the error of the outputs."""
+    return config.objective if config.method == "rocket" else "whitened"
 
 
 def _report_layer(monitor: Monitor, done: int, total: int, ahead: int, name: str) -> None:

@@ -10,6 +10,7 @@ from app.shared.repositories import jobs
 from app.shared.requests import JobRequest
 from app.shared.settings import Settings
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.model_profile import ModelProfile
 from tests.reference.reports import empty_report
 from tests.reference.safetensors_files import save_llama
 
@@ -136,6 +137,24 @@ def profile(dense, factored):
         return LayerProfile(name=name, d_in=8, d_out=8, input_group=name, tokens=100, candidates=(dense, factored))
 
     return profile
+
+
+@pytest.fixture
+def model_profile(profile):
+    """Two equal layers of 64 parameters, in a model with 100 bytes of other weights."""
+    return ModelProfile(
+        fingerprint="f" * 64,
+        model="tiny",
+        revision="sha256:0",
+        settings={"seed": 0},
+        objective="whitened",
+        measure="parameters",
+        cap_slack=0.0,
+        itemsize=4,
+        model_parameters=153,
+        dense_bytes=612,
+        layers=(profile("b"), profile("a")),
+    )
 
 
 @pytest.fixture

@@ -233,3 +233,20 @@ def test_what_cannot_be_served_is_said_at_once(tmp_path, options, message):
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_another_ratio_takes_over_what_the_first_job_has_found_out(finished_job):
+    service, first = finished_job
+    second = service.submit(**REQUEST | {"ratio": 0.45})
+    assert service.finished(second)["status"] == "succeeded"
+    jobs = [service.job(job_id) for job_id in (first, second)]
+    assert jobs[0]["profile_id"] == jobs[1]["profile_id"]
+    assert jobs[1]["result"]["kept_parameters"] < jobs[0]["result"]["kept_parameters"]
+    layers = [service.client.get(f"/jobs/{job_id}/layers").json()["data"] for job_id in (first, second)]
+    profiles = [[{**layer, "chosen": None} for layer in found] for found in layers]
+    assert profiles[0] == profiles[1]
+    assert len(list((service.data_dir / "profiles").iterdir())) == 1
+    # What was predicted before is what came out.
+    asked = {"ratio": 0.45}
+    predicted = service.client.post(f"/profiles/{jobs[0]['profile_id']}/allocations", json=asked).json()
+    assert [layer["chosen"] for layer in predicted["layers"]] == [layer["chosen"] for layer in layers[1]]

@@ -68,6 +68,7 @@ def silent_monitor(run, *, should_cancel=lambda: False, on_progress=lambda _prog
     callbacks = Callbacks(
         on_progress=on_progress,
         on_profile=lambda _position, _profile: None,
+        on_profiled=lambda _profile: None,
         on_allocation=lambda _chosen: None,
         should_cancel=should_cancel,
     )

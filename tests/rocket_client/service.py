@@ -17,11 +17,12 @@ import uvicorn
 from app.main import create_app
 from app.shared.database import Database
 from app.shared.outcomes import JobError, JobResult, NewArtifact, NewEvent
-from app.shared.repositories import jobs, leases, outputs
+from app.shared.repositories import jobs, leases, outputs, profiles
 from app.shared.requests import JobRequest
 from app.shared.settings import Settings
 from app.shared.storage import open_store
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.model_profile import ModelProfile
 from tests.rocket_client.fakes import build_report
 
 # A server that can be killed as no thread can.
@@ -75,6 +76,28 @@ class Service:
     def profile(self, lease, name, position=0):
         profile = LayerProfile(name=name, d_in=8, d_out=8, input_group=name, tokens=100, candidates=(DENSE, FACTORED))
         self.do(outputs.save_layer_profile, lease, position, profile)
+
+    def profile_model(self, lease):
+        """Two layers of 64 parameters in a model with 100 bytes of other weights; the profile's id."""
+        layers = tuple(
+            LayerProfile(name=name, d_in=8, d_out=8, input_group=name, tokens=100, candidates=(DENSE, FACTORED))
+            for name in ("q", "v")
+        )
+        whole = ModelProfile(
+            fingerprint="0" * 64,
+            model="tiny",
+            revision="0",
+            settings={},
+            objective="whitened",
+            measure="parameters",
+            cap_slack=0,
+            itemsize=4,
+            model_parameters=153,
+            dense_bytes=612,
+            layers=layers,
+        )
+        what_if = whole.what_if()
+        return self.do(profiles.save_profile, lease, whole, what_if.frontier(), what_if.reachable_ratio)
 
     def warn(self, lease, message):
         self.do(outputs.add_event, lease, NewEvent(type="message", level="warning", message=message))

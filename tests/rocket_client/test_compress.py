@@ -211,3 +211,10 @@ def test_run_that_has_nothing_to_go_on_with_says_nothing_of_it(
 )
 def test_resume_command_survives_a_shell(arguments: list[str], expected: list[str]) -> None:
     assert shlex.split(resume_command(arguments)) == ["rocket", *expected]
+
+
+def test_profiles_are_kept_where_that_is_asked_for(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+    rocket("compress", "some/model", tmp_path / "out", "--ratio", "0.25")
+    rocket("compress", "some/model", tmp_path / "out", "--ratio", "0.25", "--profiles", tmp_path / "kept")
+
+    assert [call["profiles"] for call in pipeline.calls] == [None, ("kept in", tmp_path / "kept")]

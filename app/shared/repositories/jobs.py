@@ -25,13 +25,9 @@ from app.shared.models import (
 )
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
+from app.shared.repositories.identifiers import new_id
 from app.shared.repositories.uploads import require_upload
 from app.shared.requests import UPLOAD, JobRequest, Queue
-
-# Crockford's base 32: no letter that could be taken for a digit, and in order.
-_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
-_RANDOM_BITS = 80
-_ID_DIGITS = 26
 
 _TOKEN_EVENT = "hub_token"  # noqa: S105 - the type of an event
 _TOKEN_IS_GONE = NewEvent(
@@ -122,7 +118,7 @@ def create_job(
         IdempotencyKeyReusedError: the key belongs to another request.
     """
     at = now(session)
-    job_id = _new_id(at)
+    job_id = new_id("job", at)
     for dataset in request.datasets:
         if dataset.startswith(UPLOAD):
             require_upload(session, owner, dataset.removeprefix(UPLOAD))
@@ -358,12 +354,6 @@ def _only(session: Session, statement: Select[Job]) -> Job:
     if job is None:
         raise JobNotFoundError("there is no job of this id; GET /jobs lists yours")
     return job
-
-
-def _new_id(at: datetime) -> str:
-    number = (int(at.timestamp() * 1000) << _RANDOM_BITS) | secrets.randbits(_RANDOM_BITS)
-    digits = [_DIGITS[number >> 5 * place & 31] for place in reversed(range(_ID_DIGITS))]
-    return "job_" + "".join(digits)
 
 
 def _remember(session: Session, job: Job, idempotency: Idempotency, fingerprint: str) -> bool:

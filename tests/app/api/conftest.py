@@ -8,7 +8,7 @@ import pytest
 import uvicorn
 
 from app.shared.outcomes import NewArtifact
-from app.shared.repositories import leases, outputs
+from app.shared.repositories import leases, outputs, profiles
 
 BODY = {"model_id": "local/tiny", "ratio": 0.3}
 
@@ -21,8 +21,9 @@ def submitted(client):
 class Worker:
     """Does to a job what a worker does."""
 
-    def __init__(self, context, profile, factored, report, result):
+    def __init__(self, context, profile, factored, report, result, model_profile=None):
         self.context, self.profile, self.factored = context, profile, factored
+        self.model_profile = model_profile
         self.report, self.result = report, result
 
     def do(self, function, *arguments, **options):
@@ -38,6 +39,11 @@ class Worker:
     def profile_layers(self, lease):
         for position, name in enumerate(("b", "a")):
             self.do(outputs.save_layer_profile, lease, position, self.profile(name))
+
+    def profile_model(self, job_id):
+        what_if = self.model_profile.what_if()
+        kept = self.model_profile, what_if.frontier(), what_if.reachable_ratio
+        return self.do(profiles.save_profile, self.claim(job_id), *kept)
 
     def succeed(self, job_id, files, *, retention=timedelta(days=7)):
         lease = self.claim(job_id)
@@ -58,8 +64,8 @@ class Worker:
 
 
 @pytest.fixture
-def worker(context, profile, factored, report, result):
-    return Worker(context, profile, factored, report, result)
+def worker(context, profile, model_profile, factored, report, result):
+    return Worker(context, profile, factored, report, result, model_profile)
 
 
 @pytest.fixture

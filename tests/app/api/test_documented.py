@@ -20,6 +20,7 @@ from tests.reference.fake_hub import FakeHub
 pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 UNKNOWN = "/jobs/job_" + "0" * 26
+NO_PROFILE = "/profiles/prof_" + "0" * 26
 BROKEN = JobError(code="x", message="m")
 FILE = "/artifacts/model.safetensors"
 # Not only for requests that come too often.
@@ -46,6 +47,10 @@ def jobs(client, worker, context):
             return self._after(worker.claim)
 
         @property
+        def profile(self):
+            return f"/profiles/{worker.profile_model(self.queued.rsplit('/', 1)[-1])}"
+
+        @property
         def failed(self):
             return self._after(worker.fail, BROKEN)
 
@@ -67,6 +72,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
     """What leads to each documented status."""
     json_type, text_type = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
     keyed = {"json": BODY, "headers": {"Idempotency-Key": "k"}}
+    profile, allocations = "/profiles/{profile_id}", "/profiles/{profile_id}/allocations"
     job, file = "/jobs/{job_id}", "/jobs/{job_id}/artifacts/{name}"
 
     def replay():
@@ -172,6 +178,24 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", file, 416): lambda: client.get(jobs.succeeded + FILE, headers={"Range": "bytes=99-"}),
         ("post", "/jobs", 404): lambda: client.post("/jobs", json=BODY | {"calibration": {"dataset": NO_UPLOAD}}),
         ("post", f"{job}/retry", 422): lambda: client.post(f"{jobs.failed}/retry", headers={"Hub-Token": "x"}),
+        ("get", "/profiles", 200): lambda: client.get("/profiles"),
+        ("get", "/profiles", 422): lambda: client.get("/profiles?after=x"),
+        ("get", profile, 200): lambda: client.get(jobs.profile),
+        ("get", profile, 404): lambda: client.get(NO_PROFILE),
+        ("delete", profile, 204): lambda: client.delete(jobs.profile),
+        ("delete", profile, 404): lambda: client.delete(NO_PROFILE),
+        ("get", f"{profile}/frontier", 200): lambda: client.get(f"{jobs.profile}/frontier"),
+        ("get", f"{profile}/frontier", 404): lambda: client.get(f"{NO_PROFILE}/frontier"),
+        ("post", allocations, 200): lambda: client.post(f"{jobs.profile}/allocations", json={"ratio": 0.2}),
+        ("post", allocations, 400): lambda: client.post(f"{jobs.profile}/allocations", content=b"{", headers=json_type),
+        ("post", allocations, 404): lambda: client.post(f"{NO_PROFILE}/allocations", json={"ratio": 0.2}),
+        ("post", allocations, 413): lambda: client.post(
+            f"{jobs.profile}/allocations", content=b" " * 5000, headers=json_type
+        ),
+        ("post", allocations, 415): lambda: client.post(
+            f"{jobs.profile}/allocations", content=b"{}", headers=text_type
+        ),
+        ("post", allocations, 422): lambda: client.post(f"{jobs.profile}/allocations", json={"ratio": 0.9}),
         ("post", "/estimates", 200): lambda: client.post("/estimates", json=BODY),
         ("post", "/estimates", 400): lambda: client.post("/estimates", content=b"{", headers=json_type),
         ("post", "/estimates", 404): lambda: client.post(

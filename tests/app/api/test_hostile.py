@@ -83,12 +83,17 @@ def done(client, worker):
 
 
 @pytest.fixture
-def operations(app, done):
+def profile_id(client, worker):
+    return worker.profile_model(client.post("/jobs", json=BODY).json()["id"])
+
+
+@pytest.fixture
+def operations(app, done, profile_id):
     document = app.openapi()
     return [
         (
             method.upper(),
-            path.format(job_id=done, name="model.safetensors", upload_id="0" * 32),
+            path.format(job_id=done, profile_id=profile_id, name="model.safetensors", upload_id="0" * 32),
             operation.get("parameters", []),
         )
         for path, item in document["paths"].items()

@@ -37,6 +37,11 @@ def bob(bearer):
 
 
 @pytest.fixture
+def profile_of_alice(client, worker, alice):
+    return worker.profile_model(client.post("/jobs", json=BODY, headers=alice).json()["id"])
+
+
+@pytest.fixture
 def jobs_of_alice(client, worker, alice):
     """One job in each state that matters, all with something to hide."""
 
@@ -64,34 +69,46 @@ def operations(app):
             yield "head", path
 
 
-def filled(path, job_id):
+def filled(path, job_id, profile_id):
     # A route with another parameter belongs here, with a value that is alice's.
-    return path.format(job_id=job_id, name=FILE, upload_id=UPLOAD_ID)
+    return path.format(job_id=job_id, profile_id=profile_id, name=FILE, upload_id=UPLOAD_ID)
 
 
-def test_no_endpoint_shows_or_changes_what_is_another_tenants(app, client, jobs_of_alice, alice, bob):
-    before = client.get("/jobs", headers=alice).json()["data"]
+def body_of(path):
+    """What is asked with, where an endpoint looks at that before it looks for what it is asked about."""
+    return {"json": {"ratio": 0.1}} if path.endswith("/allocations") else {}
+
+
+def test_no_endpoint_shows_or_changes_what_is_another_tenants(app, client, jobs_of_alice, profile_of_alice, alice, bob):
+    lists = ("/jobs", "/profiles")
+    before = [client.get(path, headers=alice).json()["data"] for path in lists]
     asked = 0
     for method, path in operations(app):
         for job_id in jobs_of_alice.values() if "{" in path else [""]:
             for accept in ("*/*", "text/event-stream") if method == "get" else ("*/*",):
-                url = filled(path, job_id)
-                answer = client.request(method, url, headers=bob | {"Accept": accept, "Prefer": "wait=0"})
+                url = filled(path, job_id, profile_of_alice)
+                headers = bob | {"Accept": accept, "Prefer": "wait=0"}
+                answer = client.request(method, url, headers=headers, **body_of(path))
                 assert HIDDEN not in answer.text, (method, path)
+                assert profile_of_alice not in answer.text, (method, path)
                 assert job_id == "" or job_id not in answer.text, (method, path)
                 if "{" in path and answer.status_code != 405:
                     assert answer.status_code == 404, (method, path, answer.status_code)
                     asked += 1
     assert asked > 40
-    assert client.get("/jobs", headers=bob).json()["data"] == []
-    # Nothing has happened to any of them.
-    assert client.get("/jobs", headers=alice).json()["data"] == before
+    for path, theirs in zip(lists, before, strict=True):
+        assert client.get(path, headers=bob).json()["data"] == []
+        # Nothing has happened to any of them.
+        assert theirs
+        assert client.get(path, headers=alice).json()["data"] == theirs
 
 
-def test_their_owner_finds_at_every_endpoint_what_the_other_did_not(app, client, jobs_of_alice, alice):
+def test_their_owner_finds_at_every_endpoint_what_the_other_did_not(
+    app, client, jobs_of_alice, profile_of_alice, alice
+):
     for method, path in operations(app):
         if "{" in path and method in {"get", "head"}:
-            answer = client.request(method, filled(path, jobs_of_alice["succeeded"]), headers=alice)
+            answer = client.request(method, filled(path, jobs_of_alice["succeeded"], profile_of_alice), headers=alice)
             assert answer.status_code in {200, 405}, (method, path)
     for action, job in (("cancel", "queued"), ("retry", "failed")):
         assert client.post(f"/jobs/{jobs_of_alice[job]}/{action}", headers=alice).status_code in {200, 202}

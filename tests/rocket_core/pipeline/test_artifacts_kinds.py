@@ -91,6 +91,7 @@ def exported(tmp_path_factory, model_folder, settings):
             silent = Callbacks(
                 on_progress=lambda _: None,
                 on_profile=lambda *_: None,
+                on_profiled=lambda _: None,
                 on_allocation=lambda _: None,
                 should_cancel=lambda: False,
             )

@@ -1,0 +1,75 @@
+"""`/profiles`: what a model would be at any ratio, before a job is made of it."""
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, status
+
+from app.api.dependencies import JSON_BODY, ContextDep, OwnerDep
+from app.api.errors import problems
+from app.api.views import (
+    AllocationView,
+    Frontier,
+    ProfileList,
+    ProfileView,
+    allocation_view,
+    frontier_view,
+    profile_view,
+)
+from app.services import profiles
+from app.shared.errors import ProfileNotFoundError
+from app.shared.requests import AllocationRequest
+
+router = APIRouter(prefix="/profiles", tags=["profiles"])
+
+_PATTERN = r"^prof_[0-9a-z]{26}$"
+
+
+def _profile_id(profile_id: Annotated[str, Path(description="id of a profile")]) -> str:
+    if not re.fullmatch(_PATTERN, profile_id):
+        raise ProfileNotFoundError("there is no profile of this id; GET /profiles lists yours")
+    return profile_id
+
+
+ProfileId = Annotated[str, Depends(_profile_id)]
+
+
+@router.get("", responses=problems(422))
+def list_profiles(
+    context: ContextDep,
+    owner: OwnerDep,
+    after: Annotated[str | None, Query(pattern=_PATTERN)] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> ProfileList:
+    """Profiles that jobs have made, newest first."""
+    page, has_more = profiles.list_profiles(context, owner, after=after, limit=limit)
+    return ProfileList(
+        data=[profile_view(profile) for profile in page],
+        has_more=has_more,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+    )
+
+
+@router.get("/{profile_id}", responses=problems(404))
+def get_profile(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) -> ProfileView:
+    """One profile."""
+    return profile_view(profiles.get_profile(context, owner, profile_id))
+
+
+@router.delete("/{profile_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404))
+def delete_profile(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) -> None:
+    """Deletes a profile; the jobs that made or used it stay."""
+    profiles.delete_profile(context, owner, profile_id)
+
+
+@router.get("/{profile_id}/frontier", responses=problems(404))
+def get_frontier(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) -> Frontier:
+    """Size and predicted error at every hundredth, and at the largest ratio that can be reached."""
+    return frontier_view(*profiles.get_frontier(context, owner, profile_id))
+
+
+@router.post("/{profile_id}/allocations", dependencies=[JSON_BODY], responses=problems(400, 404, 413, 415, 422))
+def allocate(profile_id: ProfileId, body: AllocationRequest, context: ContextDep, owner: OwnerDep) -> AllocationView:
+    """What each layer would get at a ratio, within a size or within an error; nothing is made or kept."""
+    return allocation_view(profiles.allocate(context, owner, profile_id, body))

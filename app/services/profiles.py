@@ -1,0 +1,88 @@
+"""What models would be at any ratio, without a worker."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from app.services.context import Context
+from app.shared.models import Profile
+from app.shared.repositories import profiles
+from app.shared.requests import AllocationRequest
+
+if TYPE_CHECKING:
+    from rocket_core.allocation import Allocation
+    from rocket_core.candidates import Candidate
+    from rocket_core.model_profile import WhatIf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predicted:
+    """An allocation that nobody has carried out.
+
+    Attributes:
+        what_if: the profiled model.
+        allocation: the knapsack's answer.
+        chosen: names of all layers with the candidates that they would get.
+    """
+
+    what_if: "WhatIf"
+    allocation: "Allocation"
+    chosen: Sequence[tuple[str, "Candidate"]]
+
+
+def list_profiles(context: Context, owner: str, *, after: str | None, limit: int) -> tuple[Sequence[Profile], bool]:
+    """A page of profiles, newest first, and whether there are more."""
+    with context.database.snapshot() as session:
+        page = profiles.list_profiles(session, owner, after=after, limit=limit + 1)
+    return page[:limit], len(page) > limit
+
+
+def get_profile(context: Context, owner: str, profile_id: str) -> Profile:
+    """One profile.
+
+    Raises:
+        ProfileNotFoundError: there is no such profile.
+    """
+    with context.database.snapshot() as session:
+        return profiles.get_profile(session, profile_id, owner)
+
+
+def get_frontier(context: Context, owner: str, profile_id: str) -> tuple["WhatIf", list[dict[str, Any]]]:
+    """The profiled model, and what it would be at every ratio.
+
+    Raises:
+        ProfileNotFoundError: there is no such profile.
+    """
+    with context.database.snapshot() as session:
+        profile = profiles.get_profile(session, profile_id, owner)
+        return context.what_ifs.of(profile), profile.frontier
+
+
+def allocate(context: Context, owner: str, profile_id: str, wanted: AllocationRequest) -> Predicted:
+    """The allocation that a ratio, a size or an error bound would give.
+
+    Raises:
+        ProfileNotFoundError: there is no such profile.
+        RocketError: no choice of candidates is that small.
+    """
+    with context.database.snapshot() as session:
+        what_if = context.what_ifs.of(profiles.get_profile(session, profile_id, owner))
+    if wanted.ratio is not None:
+        allocation = what_if.at_ratio(wanted.ratio)
+    elif wanted.model_bytes is not None:
+        allocation = what_if.within_bytes(wanted.model_bytes)
+    else:
+        assert wanted.error is not None
+        allocation = what_if.within_error(wanted.error)
+    chosen = [(layer.name, candidate) for layer, candidate in what_if.chosen(allocation)]
+    return Predicted(what_if=what_if, allocation=allocation, chosen=chosen)
+
+
+def delete_profile(context: Context, owner: str, profile_id: str) -> None:
+    """Deletes a profile; what workers keep of it goes when its room is wanted.
+
+    Raises:
+        ProfileNotFoundError: there is no such profile.
+    """
+    with context.database.transaction() as session:
+        profiles.delete_profile(session, profile_id, owner)

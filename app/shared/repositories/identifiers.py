@@ -1,0 +1,21 @@
+"""Ids of rows: they rise with the time of creation, and nobody guesses one."""
+
+import secrets
+from datetime import datetime
+
+# Crockford's base 32: no letter that could be taken for a digit, and in order.
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
+_RANDOM_BITS = 80
+_ID_DIGITS = 26
+
+
+def new_id(prefix: str, at: datetime) -> str:
+    """An id such as `job_01m4...`: milliseconds, then 80 random bits.
+
+    Args:
+        prefix: names the table.
+        at: time of creation.
+    """
+    number = (int(at.timestamp() * 1000) << _RANDOM_BITS) | secrets.randbits(_RANDOM_BITS)
+    digits = [_DIGITS[number >> 5 * place & 31] for place in reversed(range(_ID_DIGITS))]
+    return f"{prefix}_" + "".join(digits)

@@ -1,0 +1,71 @@
+"""`rocket frontier`: what a model would be at every ratio, drawn, before anybody chooses one."""
+
+import typer
+from rich.filesize import decimal as bytes_text
+from rich.table import Table
+from rich.text import Text
+
+from rocket_client import options
+from rocket_client.defaults import DEFAULT_SERVER
+from rocket_client.errors import InvalidArgumentError
+from rocket_client.progress import print_line
+from rocket_client.remote import command, connected
+from rocket_client.rendering import percent, wide_console
+from rocket_client.resources import Frontier, Size
+
+NAME = "frontier"
+
+_PROFILE = "prof_"
+_BAR = 40
+# Every fifth of a hundred points, and the last.
+_STEP = 5
+_ERRORS = {
+    "fisher": "expected increase of the loss, nats per token (of models that predict no tokens: change of the output)",
+    "whitened": "sum over layers of the squared relative error of the output",
+    "weight": "sum over layers of the relative error of the weights",
+}
+
+
+def frontier(
+    *,
+    job_or_profile: options.JobOrProfile,
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """Show size and predicted error of a profiled model at every ratio."""
+    is_profile = job_or_profile.startswith(_PROFILE)
+    with connected(server, as_json=as_json, job_id=None if is_profile else job_or_profile) as rocket:
+        profile_id = job_or_profile
+        if not is_profile:
+            job = rocket.get_job(job_or_profile)
+            if job.profile_id is None:
+                raise InvalidArgumentError(
+                    f"{job.id} is {job.status} and has no profile: it has one once all layers are profiled, until that "
+                    "is deleted"
+                )
+            profile_id = job.profile_id
+        found = rocket.frontier(profile_id)
+        model_id = rocket.get_profile(profile_id).model_id
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+        return
+    console = wide_console()
+    console.print(_table(found))
+    console.print(f"Predicted error: {_ERRORS.get(found.objective, found.objective)}", style="dim")
+    print_line(f"to make one of them: {command(server, 'submit', model_id, '--ratio', 'R')}")
+
+
+def _table(found: Frontier) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    for column in ("ratio", "size", "of original", "", "predicted error"):
+        table.add_column(column, justify="left" if column == "" else "right", no_wrap=True)
+    for point in _shown(found.data):
+        part = point.model_bytes / found.dense_bytes
+        bar = "█" * max(1, round(_BAR * part))
+        size = bytes_text(point.model_bytes, precision=2)
+        table.add_row(*(Text(cell) for cell in (f"{point.ratio:.2f}", size, percent(part), bar, f"{point.error:.3g}")))
+    return table
+
+
+def _shown(points: tuple[Size, ...]) -> list[Size]:
+    return [point for place, point in enumerate(points) if place % _STEP == 0 or place == len(points) - 1]

@@ -1,0 +1,154 @@
+"""A model as profiling leaves it: everything that is known before a ratio is chosen, and what any ratio would give."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rocket_core.allocation import Allocation, Allocator, SizePoint, chosen
+from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.config import Budget, Objective
+from rocket_core.errors import InfeasibleBudgetError
+
+# Digits of a ratio that is made from a size: enough for a byte of a petabyte.
+_RATIO_DIGITS = 15
+_FRONTIER_STEPS = 100
+
+_Count = Annotated[int, Field(ge=0)]
+
+
+class ModelProfile(BaseModel):
+    """The layer profiles of a model, with what belongs to them.
+
+    Attributes:
+        fingerprint: hash of model, calibration, version and all settings that a profile depends on.
+        model: folder name or repository id as asked for.
+        revision: commit of the repository, or the hash of the folder's weights.
+        settings: those settings.
+        objective: what the knapsack sums over layers.
+        measure: what the budget counts: parameters or bytes.
+        cap_slack: relative slack on the smallest error cap, for objective `weight`.
+        itemsize: bytes of a stored number.
+        model_parameters: parameters of the whole model.
+        dense_bytes: all safetensors of the original.
+        layers: profiles, in model order.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    fingerprint: str
+    model: str
+    revision: str
+    settings: dict[str, Any]
+    objective: Objective
+    measure: Budget
+    cap_slack: Annotated[float, Field(ge=0)]
+    itemsize: Annotated[int, Field(ge=1)]
+    model_parameters: _Count
+    dense_bytes: _Count
+    layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1)]
+
+    @property
+    def compressible_parameters(self) -> int:
+        """Of all profiled layers as they are."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def compressible_bytes(self) -> int:
+        """Of all profiled layers as they are."""
+        return sum(layer.candidates[0].stored_bytes for layer in self.layers)
+
+    @property
+    def other_bytes(self) -> int:
+        """What the weights take that no ratio changes: embeddings, norms, biases, layers left alone."""
+        return max(0, self.dense_bytes - self.compressible_bytes)
+
+    def what_if(self) -> "WhatIf":
+        """Answers for any ratio, size or error."""
+        return WhatIf(self)
+
+
+class WhatIf:
+    """What a profiled model would be; what does not depend on the question is done once.
+
+    Args:
+        profile: the model.
+    """
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self.profile = profile
+        self._allocator = self._by(profile.measure)
+        self._by_bytes: Allocator | None = None
+
+    @property
+    def reachable_ratio(self) -> float:
+        """The largest ratio that can be reached."""
+        return self._allocator.reachable_ratio
+
+    def at_ratio(self, ratio: float) -> Allocation:
+        """The allocation that a job at this ratio would make; see `Allocator.allocate`.
+
+        Raises:
+            InvalidConfigError: the ratio is out of range.
+            InfeasibleBudgetError: no choice of candidates is that small.
+        """
+        return self._allocator.allocate(ratio)
+
+    def within_bytes(self, size: int) -> Allocation:
+        """The best allocation with which all weights of the model take at most so many bytes.
+
+        The budget counts bytes then, whatever that of the profile counts. A few kilobytes of names and shapes that
+        stand before the tensors in a file are not counted.
+
+        Args:
+            size: of all safetensors.
+
+        Raises:
+            InfeasibleBudgetError: no choice of candidates is that small.
+        """
+        if self._by_bytes is None:
+            self._by_bytes = self._allocator if self.profile.measure == "bytes" else self._by("bytes")
+        whole = self.profile.compressible_bytes
+        room = size - self.profile.other_bytes
+        smallest = self.profile.other_bytes + whole * (1 - self._by_bytes.reachable_ratio)
+        if room <= 0:
+            raise InfeasibleBudgetError(
+                f"{size} bytes are out of reach: what is not compressed takes {self.profile.other_bytes} already. The "
+                f"smallest that can be reached is about {round(smallest)}",
+                nearest_ratio=self._by_bytes.reachable_ratio,
+            )
+        ratio = max(0.0, round(1 - room / whole, _RATIO_DIGITS))
+        try:
+            return self._by_bytes.allocate(ratio)
+        except InfeasibleBudgetError as error:
+            raise InfeasibleBudgetError(
+                f"{size} bytes are out of reach; the smallest that can be reached is about {round(smallest)}",
+                nearest_ratio=error.nearest_ratio,
+            ) from None
+
+    def within_error(self, error: float) -> Allocation:
+        """The smallest allocation whose predicted error is at most a bound; see `Allocator.within_error`.
+
+        Raises:
+            InvalidConfigError: the bound is out of range.
+        """
+        return self._allocator.within_error(error)
+
+    def frontier(self) -> tuple[SizePoint, ...]:
+        """What the model would be at every hundredth, and at the largest ratio that can be reached."""
+        steps = (step / _FRONTIER_STEPS for step in range(_FRONTIER_STEPS))
+        ratios = sorted({ratio for ratio in steps if ratio <= self.reachable_ratio} | {self.reachable_ratio})
+        return self._allocator.frontier(ratios)
+
+    def chosen(self, allocation: Allocation) -> list[tuple[LayerProfile, Candidate]]:
+        """Each layer with its candidate, extra nonzeros included."""
+        return chosen(self.profile.layers, allocation, itemsize=self.profile.itemsize)
+
+    def _by(self, measure: Budget) -> Allocator:
+        profile = self.profile
+        return Allocator(
+            profile.layers,
+            objective=profile.objective,
+            cap_slack=profile.cap_slack,
+            measure=measure,
+            itemsize=profile.itemsize,
+        )

@@ -1,0 +1,175 @@
+"""What a model would be at any ratio, told from its profile alone."""
+
+import numpy as np
+import pytest
+
+from app.services import what_ifs
+from app.shared.models import Profile
+from rocket_core.allocation import allocate, chosen
+from tests.app.api.conftest import BODY
+
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
+
+@pytest.fixture
+def profile_id(worker, submitted):
+    return worker.profile_model(submitted)
+
+
+@pytest.fixture
+def ask(client, profile_id):
+    return lambda **wanted: client.post(f"/profiles/{profile_id}/allocations", json=wanted)
+
+
+def test_a_job_names_the_profile_that_it_has_made(client, submitted, profile_id):
+    job = client.get(f"/jobs/{submitted}").json()
+    assert job["profile_id"] == profile_id
+    profile = client.get(f"/profiles/{profile_id}").json()
+    assert (profile["object"], profile["model_id"], profile["layers"]) == ("profile", "local/tiny", 2)
+    assert profile["calibration"] == job["calibration"]
+    assert profile["options"] == job["options"]
+    # Of 128 parameters the smallest candidates keep 52.
+    assert profile["reachable_ratio"] == pytest.approx(1 - 52 / 128, abs=1e-4)
+    told = [event for event in client.get(f"/jobs/{submitted}/events").json()["data"] if event["type"] == "profile"]
+    assert [event["data"] for event in told] == [{"profile": profile_id}]
+    assert all(client.get(path).status_code in {200, 405} for path in profile["links"].values())
+
+
+def test_the_same_profile_is_kept_once_for_each_tenant(client, worker, profile_id, clock):
+    again = client.post("/jobs", json=BODY | {"ratio": 0.5}).json()["id"]
+    assert worker.profile_model(again) == profile_id
+    worker.model_profile = worker.model_profile.model_copy(update={"fingerprint": "e" * 64})
+    other = worker.profile_model(client.post("/jobs", json=BODY).json()["id"])
+    assert other != profile_id
+    listed = client.get("/profiles").json()
+    assert [profile["id"] for profile in listed["data"]] == [other, profile_id]
+    page = client.get("/profiles", params={"limit": 1}).json()
+    assert ([profile["id"] for profile in page["data"]], page["has_more"]) == ([other], True)
+    rest = client.get("/profiles", params={"limit": 1, "after": page["last_id"]}).json()
+    assert ([profile["id"] for profile in rest["data"]], rest["has_more"]) == ([profile_id], False)
+
+
+def test_an_attempt_that_comes_again_tells_of_it_once(worker, submitted, client, context):
+    lease = worker.claim(submitted)
+    what_if = worker.model_profile.what_if()
+    for _ in range(2):
+        from app.shared.repositories import profiles
+
+        worker.do(profiles.save_profile, lease, worker.model_profile, what_if.frontier(), what_if.reachable_ratio)
+    events = client.get(f"/jobs/{submitted}/events").json()["data"]
+    assert [event["type"] for event in events].count("profile") == 1
+
+
+def test_the_frontier_has_every_ratio_that_can_be_reached(client, profile_id, model_profile):
+    frontier = client.get(f"/profiles/{profile_id}/frontier").json()
+    assert (frontier["objective"], frontier["budget"]) == ("whitened", "parameters")
+    assert (frontier["compressible_parameters"], frontier["dense_bytes"]) == (128, 612)
+    points = frontier["data"]
+    assert [point["ratio"] for point in points[:-1]] == [step / 100 for step in range(60)]
+    assert points[-1]["ratio"] == pytest.approx(1 - 52 / 128, abs=1e-4)
+    for point in points:
+        allocation = allocate(model_profile.layers, point["ratio"], objective="whitened", cap_slack=0, itemsize=4)
+        picked = [candidate for _, candidate in chosen(model_profile.layers, allocation, itemsize=4)]
+        assert point["error"] == allocation.total_error
+        assert point["kept_parameters"] == sum(candidate.kept_parameters for candidate in picked)
+        assert point["stored_bytes"] == sum(candidate.stored_bytes for candidate in picked)
+        assert point["model_bytes"] == 100 + point["stored_bytes"]
+    assert np.all(np.diff([point["error"] for point in points]) >= 0)
+
+
+def test_a_ratio_is_answered_with_what_a_job_would_do(ask, model_profile):
+    answer = ask(ratio=0.2).json()
+    allocation = allocate(model_profile.layers, 0.2, objective="whitened", cap_slack=0, itemsize=4)
+    picked = chosen(model_profile.layers, allocation, itemsize=4)
+    assert [(layer["name"], layer["chosen"]) for layer in answer["layers"]] == [
+        (layer.name, candidate.model_dump(mode="json")) for layer, candidate in picked
+    ]
+    assert (answer["ratio"], answer["budget"], answer["proven"]) == (0.2, "parameters", True)
+    assert answer["kept_parameters"] <= round(0.8 * 128)
+    assert answer["error"] == allocation.total_error
+
+
+def test_a_size_is_answered_with_the_best_model_within_it(ask):
+    # 100 bytes of other weights, and layers of 256 or 120 bytes.
+    for size, layers in ((612, [256, 256]), (10**12, [256, 256]), (611, [120, 256]), (476, [120, 256])):
+        answer = ask(model_bytes=size).json()
+        assert sorted(layer["chosen"]["stored_bytes"] for layer in answer["layers"]) >= layers
+        assert answer["model_bytes"] == 100 + sum(layer["chosen"]["stored_bytes"] for layer in answer["layers"])
+        assert answer["model_bytes"] <= size
+        assert answer["budget"] == "bytes"
+    for size in (339, 100, 0):
+        answer = ask(model_bytes=size)
+        assert (answer.status_code, answer.json()["code"]) == (422, "infeasible_budget")
+        assert "340" in answer.json()["detail"]
+    assert ask(model_bytes=340).status_code == 200
+
+
+def test_an_error_is_answered_with_the_smallest_model_within_it(ask):
+    exact, loose = ask(error=0).json(), ask(error=0.0101).json()
+    assert (exact["error"], exact["ratio"]) == (0, 0)
+    assert loose["error"] == pytest.approx(0.01)
+    assert loose["kept_parameters"] < exact["kept_parameters"]
+    assert ask(error=99).json()["ratio"] == pytest.approx(1 - 52 / 128, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{}, {"ratio": 0.1, "error": 1}, {"ratio": 1}, {"ratio": -0.1}, {"model_bytes": -1}, {"error": -1}, {"size": 3}],
+)
+def test_a_question_that_makes_no_sense_is_refused(ask, wanted):
+    answer = ask(**wanted)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
+def test_a_ratio_out_of_reach_is_told_the_nearest(ask):
+    answer = ask(ratio=0.8)
+    assert (answer.status_code, answer.json()["code"]) == (422, "infeasible_budget")
+    assert ask(ratio=answer.json()["nearest_ratio"]).status_code == 200
+
+
+def test_a_deleted_profile_is_gone_and_its_jobs_stay(client, submitted, profile_id, ask):
+    assert ask(ratio=0.2).status_code == 200
+    assert client.delete(f"/profiles/{profile_id}").status_code == 204
+    # Though it is still held in memory.
+    assert ask(ratio=0.2).status_code == 404
+    assert client.get(f"/profiles/{profile_id}").json()["code"] == "profile_not_found"
+    assert client.get(f"/jobs/{submitted}").json()["profile_id"] is None
+
+
+def test_a_profile_outlives_its_job(client, worker, submitted, profile_id):
+    client.post(f"/jobs/{submitted}/cancel")
+    with worker.context.database.transaction() as session:
+        from sqlalchemy import update
+
+        from app.shared.models import Job
+
+        ended = {"status": "cancelled", "fence": None, "lease_until": None}
+        session.execute(update(Job).where(Job.id == submitted).values(**ended))
+    assert client.delete(f"/jobs/{submitted}").status_code == 204
+    assert client.get(f"/profiles/{profile_id}/frontier").status_code == 200
+
+
+def test_only_the_latest_profiles_are_held_in_memory(client, worker, context, monkeypatch):
+    read = []
+    validate = type(worker.model_profile).model_validate
+    monkeypatch.setattr(type(worker.model_profile), "model_validate", lambda body: read.append(body) or validate(body))
+    ids = []
+    for number in range(what_ifs._HELD + 1):
+        fingerprint = f"{number:064x}"
+        worker.model_profile = worker.model_profile.model_copy(update={"fingerprint": fingerprint})
+        ids.append(worker.profile_model(client.post("/jobs", json=BODY).json()["id"]))
+    for profile_id in (ids[0], ids[0], ids[0]):
+        client.get(f"/profiles/{profile_id}/frontier")
+    assert len(read) == 1
+    for profile_id in ids[1:]:
+        client.get(f"/profiles/{profile_id}/frontier")
+    client.get(f"/profiles/{ids[0]}/frontier")
+    assert len(read) == len(ids) + 1
+
+
+def test_lists_do_not_read_what_is_large(client, context, profile_id):
+    with context.database.snapshot() as session:
+        from sqlalchemy import inspect, select
+
+        row = session.scalars(select(Profile)).one()
+        assert {"body", "frontier"} <= inspect(row).unloaded

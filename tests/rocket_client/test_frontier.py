@@ -1,0 +1,78 @@
+import json
+
+import pytest
+
+from rocket_client.errors import InvalidArgumentError, ProblemError
+
+
+@pytest.fixture
+def profiled(service):
+    """A job that has profiled its layers, and the profile."""
+    job_id = service.submit()
+    return job_id, service.profile_model(service.claim(job_id))
+
+
+def test_it_is_drawn_for_a_job_and_for_a_profile(remote, profiled):
+    drawn = [remote("frontier", name).out for name in profiled]
+
+    assert drawn[0] == drawn[1]
+    lines = drawn[0].splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == [f"{step / 20:.2f}" for step in range(12)] + ["0.59"]
+    dense, smallest = lines[1].split(), lines[-2].split()
+    assert (dense[1:4], len(dense[4])) == (["612", "bytes", "100.0%"], 40)
+    assert (smallest[1:4], len(smallest[4])) == (["340", "bytes", "55.6%"], 22)
+    assert "relative error of the output" in lines[-1]
+
+
+def test_it_says_how_to_make_one_of_them(remote, profiled):
+    assert "rocket submit local/tiny --ratio R" in remote("frontier", profiled[0]).err
+
+
+def test_json_is_every_point(remote, profiled):
+    points = json.loads(remote("frontier", profiled[0], "--json").out)["data"]
+
+    assert [point["ratio"] for point in points[:-1]] == [step / 100 for step in range(60)]
+    assert points[0]["model_bytes"] == 612
+
+
+def test_a_job_without_a_profile_says_so(remote, service):
+    outcome = remote("frontier", service.submit())
+
+    assert outcome.code == 2
+    assert "is queued and has no profile" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["job_" + "0" * 26, "prof_" + "0" * 26, "a/b"])
+def test_what_there_is_not_is_refused(remote, name):
+    outcome = remote("frontier", name)
+
+    assert outcome.code != 0
+    assert "Traceback" not in outcome.err
+
+
+def test_the_client_lists_profiles_and_asks_them(client, profiled):
+    job_id, profile_id = profiled
+    assert client.get_job(job_id).profile_id == profile_id
+    page = client.list_profiles()
+    assert ([profile.id for profile in page.data], page.has_more) == ([profile_id], False)
+    assert client.get_profile(profile_id) == page.data[0]
+    by_ratio, by_size, by_error = (
+        client.allocate(profile_id, ratio=0.2),
+        client.allocate(profile_id, model_bytes=400),
+        client.allocate(profile_id, error=0),
+    )
+    assert [len(answer.layers) for answer in (by_ratio, by_size, by_error)] == [2, 2, 2]
+    assert by_ratio.budget == "parameters"
+    assert by_size.model_bytes <= 400
+    assert by_error.ratio == 0
+    with pytest.raises(ProblemError, match="out of reach"):
+        client.allocate(profile_id, model_bytes=3)
+    client.delete_profile(profile_id)
+    with pytest.raises(ProblemError, match="no profile"):
+        client.frontier(profile_id)
+
+
+@pytest.mark.parametrize("wanted", [{}, {"ratio": 0.1, "error": 1.0}, {"ratio": float("nan")}])
+def test_a_question_that_cannot_be_sent_is_refused(client, wanted):
+    with pytest.raises(InvalidArgumentError):
+        client.allocate("prof_" + "0" * 26, **wanted)
