@@ -12,23 +12,21 @@ from typing import Self
 import httpx2
 from pydantic import JsonValue
 
+from rocket_client.addressing import header_text, job_path, profile_path, request_body, token_header
 from rocket_client.defaults import DEFAULT_SERVER, KEY_VARIABLE, LASTING_PATIENCE, PATIENCE, SERVER_VARIABLE
 from rocket_client.errors import InvalidArgumentError, NothingToDownloadError
 from rocket_client.fetching import DownloadedFile, DownloadProgress, fetch_artifacts
+from rocket_client.predictions import Frontier, PredictedAllocation, Profile, ProfilePage
 from rocket_client.resources import (
     Artifact,
     ArtifactList,
     Estimate,
     Event,
-    Frontier,
     Job,
     JobPage,
     Layer,
     LayerList,
     NamedList,
-    PredictedAllocation,
-    Profile,
-    ProfilePage,
     Progress,
     Upload,
 )
@@ -37,7 +35,6 @@ from rocket_client.transport import Transport, Waiting
 from rocket_core.report import CompressionReport
 
 _PAGE = 100
-_JOB_ID = re.compile(r"[A-Za-z0-9_-]+")
 _UPLOAD_ID = re.compile(r"upload/[0-9a-f]{32}")
 _UPLOAD_TYPES = {".txt": "text/plain", ".jsonl": "application/jsonl"}
 
@@ -150,8 +147,8 @@ class Rocket:
             "metadata": metadata,
             "queue": queue,
         }
-        body = _request(model_id, ratio, given)
-        headers = {"Idempotency-Key": _header(idempotency_key or str(uuid.uuid4())), **_token(hub_token)}
+        body = request_body(model_id, ratio, given)
+        headers = {"Idempotency-Key": header_text(idempotency_key or str(uuid.uuid4())), **token_header(hub_token)}
         return self._job(self._transport.send("POST", "/jobs", json=body, headers=headers))
 
     def estimate(
@@ -167,8 +164,8 @@ class Rocket:
     ) -> Estimate:
         """What a job would take, without making one; arguments and errors are those of `submit`."""
         given = {"revision": revision, "calibration": calibration, "evaluate": evaluate, "options": options}
-        body = _request(model_id, ratio, given)
-        answer = self._transport.send("POST", "/estimates", json=body, headers=_token(hub_token))
+        body = request_body(model_id, ratio, given)
+        answer = self._transport.send("POST", "/estimates", json=body, headers=token_header(hub_token))
         return self._transport.parse(answer.content, Estimate)
 
     def upload(self, file: Path) -> Upload:
@@ -200,7 +197,7 @@ class Rocket:
 
     def get_job(self, job_id: str) -> Job:
         """A job as it is now."""
-        return self._transport.get(_path(job_id), Job)
+        return self._transport.get(job_path(job_id), Job)
 
     def wait(
         self,
@@ -221,7 +218,7 @@ class Rocket:
         """
         for news in self.events(job_id, patience=patience):
             on_news(news)
-        return self._job(self._transport.send("GET", _path(job_id), patience=patience))
+        return self._job(self._transport.send("GET", job_path(job_id), patience=patience))
 
     def list_jobs(self, *, status: str | None = None, after: str | None = None, limit: int = 20) -> JobPage:
         """A page of jobs, newest first.
@@ -244,7 +241,7 @@ class Rocket:
 
     def cancel(self, job_id: str) -> Job:
         """Cancels a job: at once if it waits, as soon as its worker notices if it runs (`cancelling`)."""
-        return self._job(self._transport.send("POST", _path(job_id, "cancel")))
+        return self._job(self._transport.send("POST", job_path(job_id, "cancel")))
 
     def retry(self, job_id: str, *, hub_token: str | None = None) -> Job:
         """Makes a new job of one that failed or was cancelled; it goes on from the checkpoints.
@@ -253,11 +250,11 @@ class Rocket:
             job_id: the job.
             hub_token: as in `submit`; that of the job was forgotten when it ended.
         """
-        return self._job(self._transport.send("POST", _path(job_id, "retry"), headers=_token(hub_token)))
+        return self._job(self._transport.send("POST", job_path(job_id, "retry"), headers=token_header(hub_token)))
 
     def delete(self, job_id: str) -> None:
         """Deletes a job that has ended, with its artifacts."""
-        self._transport.send("DELETE", _path(job_id), is_repeatable=False)
+        self._transport.send("DELETE", job_path(job_id), is_repeatable=False)
 
     def events(self, job_id: str, *, after: int = 0, patience: float = LASTING_PATIENCE) -> Iterator[Event | Progress]:
         """Follows a job until it ends; survives that the server goes away and comes back.
@@ -270,12 +267,12 @@ class Rocket:
         Yields:
             Events, each once and in order, and the progress whenever it changes.
         """
-        path = _path(job_id, "events")
+        path = job_path(job_id, "events")
         return follow_events(self._transport, path, after=after, patience=patience)
 
     def layers(self, job_id: str) -> tuple[Layer, ...]:
         """The layers profiled so far, in the order of the model."""
-        return self._transport.get(_path(job_id, "layers"), LayerList).data
+        return self._transport.get(job_path(job_id, "layers"), LayerList).data
 
     def list_profiles(self, *, after: str | None = None, limit: int = 20) -> ProfilePage:
         """A page of profiles, newest first.
@@ -288,11 +285,11 @@ class Rocket:
 
     def get_profile(self, profile_id: str) -> Profile:
         """A profile; `Job.profile_id` names that of a job."""
-        return self._transport.get(_profile_path(profile_id), Profile)
+        return self._transport.get(profile_path(profile_id), Profile)
 
     def frontier(self, profile_id: str) -> Frontier:
         """Size and predicted error of a profiled model at every hundredth of the ratio that can be reached."""
-        return self._transport.get(_profile_path(profile_id, "frontier"), Frontier)
+        return self._transport.get(profile_path(profile_id, "frontier"), Frontier)
 
     def allocate(
         self,
@@ -318,20 +315,20 @@ class Rocket:
         wanted = {name: value for name, value in given.items() if value is not None}
         if len(wanted) != 1 or not all(map(math.isfinite, wanted.values())):
             raise InvalidArgumentError("give one number: ratio, model_bytes or error")
-        answer = self._transport.send("POST", _profile_path(profile_id, "allocations"), json=wanted)
+        answer = self._transport.send("POST", profile_path(profile_id, "allocations"), json=wanted)
         return self._transport.parse(answer.content, PredictedAllocation)
 
     def delete_profile(self, profile_id: str) -> None:
         """Deletes a profile; the jobs that made or used it stay."""
-        self._transport.send("DELETE", _profile_path(profile_id), is_repeatable=False)
+        self._transport.send("DELETE", profile_path(profile_id), is_repeatable=False)
 
     def report(self, job_id: str) -> CompressionReport:
         """The report of a job that has succeeded."""
-        return self._transport.get(_path(job_id, "report"), CompressionReport)
+        return self._transport.get(job_path(job_id, "report"), CompressionReport)
 
     def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
         """The files of a job that has succeeded; none before."""
-        return self._transport.get(_path(job_id, "artifacts"), ArtifactList).data
+        return self._transport.get(job_path(job_id, "artifacts"), ArtifactList).data
 
     def download(
         self,
@@ -359,7 +356,7 @@ class Rocket:
             OSError: a file cannot be written.
         """
         chosen = self._chosen_artifacts(job_id, exports)
-        path = _path(job_id, "artifacts")
+        path = job_path(job_id, "artifacts")
         return fetch_artifacts(self._transport, path, chosen, folder, patience=patience, on_progress=on_progress)
 
     def models(self) -> list[str]:
@@ -386,40 +383,3 @@ class Rocket:
                 )
         wanted = set(exports or found)
         return [artifact for artifact in artifacts if "/" not in artifact.name or artifact.name.split("/")[0] in wanted]
-
-
-def _path(job_id: str, *parts: str) -> str:
-    # An id becomes part of a path: nothing that could be another one.
-    if not _JOB_ID.fullmatch(job_id):
-        raise InvalidArgumentError(f"{job_id!r} is no job's id, which look like job_0123456789abcdefghjkmnpqrs")
-    return "/".join(("/jobs", job_id, *parts))
-
-
-def _profile_path(profile_id: str, *parts: str) -> str:
-    if not _JOB_ID.fullmatch(profile_id):
-        raise InvalidArgumentError(
-            f"{profile_id!r} is no profile's id, which look like prof_0123456789abcdefghjkmnpqrs"
-        )
-    return "/".join(("/profiles", profile_id, *parts))
-
-
-def _request(model_id: str, ratio: float, given: Mapping[str, object]) -> dict[str, object]:
-    if not math.isfinite(ratio):
-        raise InvalidArgumentError(f"the ratio is {ratio}; it is a fraction, from 0 to below 1")
-    # An empty part is as good as none, but for an evaluation: that is asked for by naming it.
-    sent = {name: value for name, value in given.items() if value or (name == "evaluate" and value is not None)}
-    return {"model_id": model_id, "ratio": ratio} | sent
-
-
-def _token(hub_token: str | None) -> dict[str, str]:
-    if hub_token is None:
-        return {}
-    if not hub_token.isascii() or not hub_token.isprintable():
-        raise InvalidArgumentError("a Hub token has printable ASCII characters only")
-    return {"Hub-Token": hub_token}
-
-
-def _header(text: str) -> str:
-    if not text.isascii() or not text.isprintable():
-        raise InvalidArgumentError("an idempotency key has printable ASCII characters only")
-    return text

@@ -8,10 +8,10 @@ from rich.text import Text
 from rocket_client import options
 from rocket_client.defaults import DEFAULT_SERVER
 from rocket_client.errors import InvalidArgumentError
+from rocket_client.predictions import Frontier, Size
 from rocket_client.progress import print_line
 from rocket_client.remote import command, connected
 from rocket_client.rendering import percent, wide_console
-from rocket_client.resources import Frontier, Size
 
 NAME = "frontier"
 

@@ -8,11 +8,13 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 
-class _Resource(BaseModel):
+class Resource(BaseModel):
+    """What all have in common."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Calibration(_Resource):
+class Calibration(Resource):
     """Which text a model is calibrated on.
 
     Attributes:
@@ -28,7 +30,7 @@ class Calibration(_Resource):
     seed: int
 
 
-class Evaluation(_Resource):
+class Evaluation(Resource):
     """How a result is compared with the dense model.
 
     Attributes:
@@ -48,7 +50,7 @@ class Evaluation(_Resource):
     task_items: int | None = None
 
 
-class JobError(_Resource):
+class JobError(Resource):
     """Why a job failed.
 
     Attributes:
@@ -66,7 +68,7 @@ class JobError(_Resource):
     retryable: bool = False
 
 
-class JobResult(_Resource):
+class JobResult(Resource):
     """What a job achieved.
 
     Attributes:
@@ -84,7 +86,7 @@ class JobResult(_Resource):
     dense_bytes: int
 
 
-class Job(_Resource):
+class Job(Resource):
     """A job.
 
     Attributes:
@@ -141,7 +143,7 @@ class Job(_Resource):
         return self.finished_at is not None
 
 
-class JobPage(_Resource):
+class JobPage(Resource):
     """Some jobs, newest first.
 
     Attributes:
@@ -155,7 +157,7 @@ class JobPage(_Resource):
     last_id: str | None = None
 
 
-class Event(_Resource):
+class Event(Resource):
     """Something that happened to a job.
 
     Attributes:
@@ -175,7 +177,7 @@ class Event(_Resource):
     data: dict[str, JsonValue]
 
 
-class Progress(_Resource):
+class Progress(Resource):
     """Where a job is.
 
     Attributes:
@@ -191,7 +193,7 @@ class Progress(_Resource):
     estimated_finish_at: datetime | None = None
 
 
-class Candidate(_Resource):
+class Candidate(Resource):
     """One way to store a layer.
 
     Attributes:
@@ -217,7 +219,7 @@ class Candidate(_Resource):
     loss: float | None = None
 
 
-class Layer(_Resource):
+class Layer(Resource):
     """What profiling has found out about a layer.
 
     Attributes:
@@ -239,113 +241,13 @@ class Layer(_Resource):
     chosen: Candidate | None = None
 
 
-class LayerList(_Resource):
+class LayerList(Resource):
     """All layers profiled so far, in the order of the model."""
 
     data: tuple[Layer, ...]
 
 
-class Profile(_Resource):
-    """What is known of a model before a ratio is chosen.
-
-    Attributes:
-        id: its name.
-        model_id: the model, as the job that made it named it.
-        calibration: the calibration data.
-        options: settings of that job, by name.
-        layers: how many are profiled.
-        reachable_ratio: the largest ratio that can be reached.
-        created_at: when it was made.
-        used_at: when a job last made or found it.
-    """
-
-    id: str
-    model_id: str
-    calibration: Calibration
-    options: dict[str, JsonValue]
-    layers: int
-    reachable_ratio: float
-    created_at: datetime
-    used_at: datetime
-
-
-class ProfilePage(_Resource):
-    """Some profiles, newest first.
-
-    Attributes:
-        data: the profiles.
-        has_more: whether there are older ones.
-        last_id: what to list `after` for these.
-    """
-
-    data: tuple[Profile, ...]
-    has_more: bool
-    last_id: str | None = None
-
-
-class Size(_Resource):
-    """A model at one ratio, as its profile predicts it.
-
-    Attributes:
-        ratio: fraction removed, of what the budget counts.
-        kept_parameters: what is left of the compressible parameters.
-        stored_bytes: of the compressible layers.
-        model_bytes: of all weights.
-        error: in the measure of the profile's objective.
-    """
-
-    ratio: float
-    kept_parameters: int
-    stored_bytes: int
-    model_bytes: int
-    error: float
-
-
-class Frontier(_Resource):
-    """A model at all ratios.
-
-    Attributes:
-        objective: what errors are: `fisher` (nats per token), `whitened` or `weight`.
-        budget: what ratios are fractions of: parameters or bytes.
-        compressible_parameters: of the profiled layers as they are.
-        dense_bytes: of all weights as they are.
-        data: by rising ratio.
-    """
-
-    objective: str
-    budget: str
-    compressible_parameters: int
-    dense_bytes: int
-    data: tuple[Size, ...]
-
-
-class LayerChoice(_Resource):
-    """What a layer would get.
-
-    Attributes:
-        name: module name.
-        chosen: its candidate.
-    """
-
-    name: str
-    chosen: Candidate
-
-
-class PredictedAllocation(Size):
-    """An allocation that nobody has carried out.
-
-    Attributes:
-        budget: what `ratio` is a fraction of; bytes where a size was asked for.
-        proven: whether no other choice of candidates has less error.
-        layers: what each would get, in the order of the model.
-    """
-
-    budget: str
-    proven: bool
-    layers: tuple[LayerChoice, ...]
-
-
-class Artifact(_Resource):
+class Artifact(Resource):
     """A file of a job.
 
     Attributes:
@@ -363,13 +265,13 @@ class Artifact(_Resource):
     expires_at: datetime | None = None
 
 
-class ArtifactList(_Resource):
+class ArtifactList(Resource):
     """All files of a job."""
 
     data: tuple[Artifact, ...]
 
 
-class Upload(_Resource):
+class Upload(Resource):
     """A calibration file of one's own.
 
     Attributes:
@@ -385,7 +287,7 @@ class Upload(_Resource):
     sha256: str
 
 
-class Estimate(_Resource):
+class Estimate(Resource):
     """What a job would take; see `POST /estimates`.
 
     Attributes:
@@ -415,13 +317,13 @@ class Estimate(_Resource):
     disk_bytes: int
 
 
-class Named(_Resource):
+class Named(Resource):
     """Something that the server offers by name."""
 
     id: str
 
 
-class NamedList(_Resource):
+class NamedList(Resource):
     """All that the server offers by name."""
 
     data: tuple[Named, ...]

@@ -1,7 +1,7 @@
 """The allocation of a parameter budget over layers: one multiple-choice knapsack, solved to proven optimality.
 
-`allocator` turns profiles and a ratio into costs, errors, cap and budget, and back; `knapsack` solves; `relaxation` and
-`labels` are its linear relaxation and its exact search. Loads no torch.
+`allocator` turns profiles and a ratio into costs, errors and budget, and back; `cap` finds the paper's cap on errors;
+`knapsack` solves; `relaxation` and `labels` are its linear relaxation and its exact search. Loads no torch.
 """
 
 from rocket_core.allocation.allocator import (
@@ -12,8 +12,8 @@ from rocket_core.allocation.allocator import (
     chosen,
     layer_frontiers,
     reachable_ratio,
-    smallest_cap,
 )
+from rocket_core.allocation.cap import smallest_cap
 from rocket_core.allocation.knapsack import KnapsackSolution, solve_knapsack
 
 __all__ = [

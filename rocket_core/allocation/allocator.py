@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 from pydantic import BaseModel, ConfigDict, Field
 
+from rocket_core.allocation.cap import error_cap
 from rocket_core.allocation.knapsack import solve_knapsack
 from rocket_core.allocation.labels import undominated
 from rocket_core.allocation.options import Item, build_items, chosen_candidate, price
@@ -82,18 +82,6 @@ class SizePoint(BaseModel):
     kept_parameters: _Count
     stored_bytes: _Count
     error: _Error
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Cap:
-    """The largest error a layer may have, the smallest it could be, and the error both are measured by."""
-
-    error: float
-    smallest: float
-    reference: float
-
-    def alpha(self, error: float) -> float:
-        return error / self.reference if self.reference else 0.0
 
 
 class Allocator:
@@ -178,7 +166,7 @@ class Allocator:
         errors = self._errors
         cap = None
         if self._objective == "weight":
-            cap = _cap(self._costs, errors, ratio, budget, self._cap_slack)
+            cap = error_cap(self._costs, errors, ratio, budget, self._cap_slack)
             errors = np.where(errors > cap.error, math.inf, errors)
         solution = solve_knapsack(self._costs, errors, budget)
         assert solution is not None, "the smallest candidates fit, and so does some choice under the smallest cap"
@@ -307,42 +295,6 @@ def reachable_ratio(profiles: Sequence[LayerProfile], measure: Budget = "paramet
     return _reachable(build_items(profiles, priced), sum(int(layer.costs[0]) for layer in priced))
 
 
-def smallest_cap(
-    costs: Int64[np.ndarray, "layers candidates"], errors: Float64[np.ndarray, "layers candidates"], budget: int
-) -> float:
-    """The smallest t such that every layer has a candidate with error <= t, and the cheapest of these fit the budget.
-
-    Exact: t is one of the errors. Without a cap at t, or below, no choice fits.
-
-    Args:
-        costs: >= 0.
-        errors: >= 0; infinite for a candidate that is absent.
-        budget: upper bound of the sum of costs.
-
-    Returns:
-        t; infinite if no choice fits the budget whatever its errors.
-    """
-    order = np.argsort(errors, axis=1, kind="stable")
-    errors = np.take_along_axis(errors, order, axis=1)
-    costs = np.take_along_axis(costs, order, axis=1)
-    # The cheapest cost up to each error; an absent candidate comes last and makes nothing cheaper.
-    cheapest = np.minimum.accumulate(np.where(np.isfinite(errors), costs, np.iinfo(np.int64).max), axis=1)
-    every_layer_has_one = float(errors[:, 0].max())
-    if math.isinf(every_layer_has_one):
-        return math.inf
-    savings = (cheapest[:, :-1] - cheapest[:, 1:]).ravel()
-    thresholds = errors[:, 1:].ravel()
-    excess = int(cheapest[:, 0].sum()) - budget
-    if excess <= 0:
-        return every_layer_has_one
-    order = np.argsort(thresholds, kind="stable")
-    saved = np.cumsum(savings[order])
-    enough = int(np.searchsorted(saved, excess))
-    if enough == len(saved):
-        return math.inf
-    return max(every_layer_has_one, float(thresholds[order[enough]]))
-
-
 def _enlarged(candidate: Candidate, extra: int, itemsize: int) -> Candidate:
     if extra == 0:
         return candidate
@@ -414,32 +366,3 @@ def _padded(rows: Iterable[Sequence[float]], absent: int | float) -> Shaped[np.n
     for line, row in zip(table, rows, strict=True):
         line[: len(row)] = row
     return table
-
-
-def _cap(
-    costs: Int64[np.ndarray, "layers candidates"],
-    errors: Float64[np.ndarray, "layers candidates"],
-    ratio: float,
-    budget: int,
-    slack: float,
-) -> _Cap:
-    smallest = smallest_cap(costs, errors, budget)
-    reference = _uniform_error(costs, errors, ratio)
-    return _Cap(error=smallest * (1 + slack), smallest=smallest, reference=reference)
-
-
-def _uniform_error(
-    costs: Int64[np.ndarray, "layers candidates"],
-    errors: Float64[np.ndarray, "layers candidates"],
-    ratio: float,
-) -> float:
-    """Mean error of the layers when each is compressed by itself at the ratio, as `allocate` describes."""
-    present = np.isfinite(errors)
-    # Layers of a model have few sizes, and exact decimal arithmetic is slow.
-    sizes = costs[:, 0].tolist()
-    budgets = {size: parameter_budget(size, ratio) for size in set(sizes)}
-    within = present & (costs <= np.array([[budgets[size]] for size in sizes]))
-    largest = np.where(within, costs, -1).max(axis=1)
-    smallest = np.where(present, costs, np.iinfo(np.int64).max).min(axis=1)
-    uniform = np.where(largest < 0, smallest, largest)
-    return float(np.where(present & (costs == uniform[:, None]), errors, np.inf).min(axis=1).mean())

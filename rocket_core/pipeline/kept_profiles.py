@@ -14,15 +14,18 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from rocket_core.config import CompressionConfig
-from rocket_core.errors import CorruptCheckpointError
+from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.methods import Method
 from rocket_core.pipeline.files import read_model, read_tensors, write_model
+from rocket_core.pipeline.preflight import Run
+from rocket_core.pipeline.resources import require_resources
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 
 # What has no part in a profile. Everything else has, settings that are yet to come too.
@@ -188,6 +191,47 @@ class KeptProfiles:
 
     def _place(self, identity: RunIdentity) -> Path:
         return self.folder / identity.fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOfRun:
+    """The kept profile of one run; nothing where none are kept.
+
+    Attributes:
+        profiles: where profiles are kept; None keeps none.
+        identity: see `profile_identity`.
+    """
+
+    profiles: KeptProfiles | None
+    identity: RunIdentity
+
+    def inputs(self, work: WorkFolder) -> CalibrationInputs | None:
+        """What it was calibrated on, for a run that has drawn nothing yet."""
+        return None if self.profiles is None or work.is_claimed else self.profiles.inputs(self.identity)
+
+    def require_resources(self, run: Run, windows: int, output: Path, *, held: int) -> None:
+        """As the function of that name; kept profiles give way where the disk is too small for both."""
+        while True:
+            try:
+                require_resources(run, windows, output, held=held)
+            except InsufficientDiskError:
+                if self.profiles is None or not self.profiles.drop_oldest():
+                    raise
+            else:
+                return
+
+    def lend(self, work: WorkFolder, inputs: CalibrationInputs) -> None:
+        """Takes it over, if there is one, unless the run is past profiling or was begun on other data of that name."""
+        if self.profiles is None or work.allocation() is not None:
+            return
+        found = self.profiles.inputs(self.identity)
+        if found is not None and found.equals(inputs):
+            self.profiles.lend(self.identity, work)
+
+    def keep(self, work: WorkFolder) -> None:
+        """Keeps what the run has profiled."""
+        if self.profiles is not None:
+            self.profiles.keep(self.identity, work)
 
 
 def _files(folder: Path, names: Iterable[str]) -> Iterator[Path]:

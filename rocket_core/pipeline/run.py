@@ -34,10 +34,10 @@ from rocket_core.pipeline.evaluating import EvaluationPlan, evaluate_export, pla
 from rocket_core.pipeline.export import stored_bytes, write_export
 from rocket_core.pipeline.fetch import obtain_model
 from rocket_core.pipeline.files import write_text
-from rocket_core.pipeline.kept_profiles import KeptProfiles, profile_identity
+from rocket_core.pipeline.kept_profiles import KeptProfiles, ProfileOfRun, profile_identity
 from rocket_core.pipeline.preflight import Run, calibration_inputs, prepare_run, run_identity
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
-from rocket_core.pipeline.resources import require_evaluation, require_resources
+from rocket_core.pipeline.resources import require_evaluation
 from rocket_core.pipeline.sensitivity import measure_sensitivities
 from rocket_core.pipeline.sequential import SequentialCompression
 from rocket_core.pipeline.stages import Profiled, allocate_layers, objective_of, profile_layers
@@ -55,49 +55,13 @@ from rocket_core.report import (
 REPORT_NAME = "report.json"
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """The kept profile of a run; nothing where none are kept."""
-
-    profiles: KeptProfiles | None
-    identity: RunIdentity
-
-    def inputs(self, work: WorkFolder) -> CalibrationInputs | None:
-        """What it was calibrated on, for a run that has drawn nothing yet."""
-        return None if self.profiles is None or work.is_claimed else self.profiles.inputs(self.identity)
-
-    def require_resources(self, run: Run, windows: int, output: Path, *, held: int) -> None:
-        """As the function of that name; kept profiles give way where the disk is too small for both."""
-        while True:
-            try:
-                require_resources(run, windows, output, held=held)
-            except InsufficientDiskError:
-                if self.profiles is None or not self.profiles.drop_oldest():
-                    raise
-            else:
-                return
-
-    def lend(self, work: WorkFolder, inputs: CalibrationInputs) -> None:
-        """Takes it over, if there is one, unless the run is past profiling or was begun on other data of that name."""
-        if self.profiles is None or work.allocation() is not None:
-            return
-        found = self.profiles.inputs(self.identity)
-        if found is not None and found.equals(inputs):
-            self.profiles.lend(self.identity, work)
-
-    def keep(self, work: WorkFolder) -> None:
-        """Keeps what the run has profiled."""
-        if self.profiles is not None:
-            self.profiles.keep(self.identity, work)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Inputs:
     """What a run reads beside the model: calibration inputs, kept profiles, and what it is evaluated on if it is."""
 
     calibration: CalibrationInputs
     plan: EvaluationPlan | None
-    kept: _Kept
+    kept: ProfileOfRun
 
 
 def compress(
@@ -169,7 +133,7 @@ def compress(
                 return finished
             work.check(identity, resume=resume)
             _refuse_occupied(output, work, config)
-            kept = _Kept(profiles, profile_identity(identity, run.method))
+            kept = ProfileOfRun(profiles, profile_identity(identity, run.method))
             inputs = kept.inputs(work) or calibration_inputs(run, work, token=hub.token)
             plan = plan_evaluation(run, token=hub.token)
             kept.require_resources(run, len(inputs), output, held=work.stored_bytes)

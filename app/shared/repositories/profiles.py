@@ -66,7 +66,7 @@ def save_profile(
     profile_id = session.execute(select(Profile.id).where(*mine)).scalar_one()
     if job.profile_id is None:
         data = {"profile": profile_id}
-        append_event(session, job.id, NewEvent(type="profile", message="profiled", data=data), at)
+        append_event(session, job.id, NewEvent(type="profile", message="all layers are profiled", data=data), at)
     change(session, lease, profile_id=profile_id)
     return profile_id
 

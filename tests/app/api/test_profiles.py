@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from sqlalchemy import inspect, select, update
 
 from app.services import what_ifs
-from app.shared.models import Profile
+from app.shared.models import Job, Profile
+from app.shared.repositories import profiles
 from rocket_core.allocation import allocate, chosen
 from tests.app.api.conftest import BODY
 
@@ -53,8 +55,6 @@ def test_an_attempt_that_comes_again_tells_of_it_once(worker, submitted, client,
     lease = worker.claim(submitted)
     what_if = worker.model_profile.what_if()
     for _ in range(2):
-        from app.shared.repositories import profiles
-
         worker.do(profiles.save_profile, lease, worker.model_profile, what_if.frontier(), what_if.reachable_ratio)
     events = client.get(f"/jobs/{submitted}/events").json()["data"]
     assert [event["type"] for event in events].count("profile") == 1
@@ -68,7 +68,7 @@ def test_the_frontier_has_every_ratio_that_can_be_reached(client, profile_id, mo
     assert [point["ratio"] for point in points[:-1]] == [step / 100 for step in range(60)]
     assert points[-1]["ratio"] == pytest.approx(1 - 52 / 128, abs=1e-4)
     for point in points:
-        allocation = allocate(model_profile.layers, point["ratio"], objective="whitened", cap_slack=0, itemsize=4)
+        allocation = allocate(model_profile.layers, point["ratio"], objective="whitened", cap_slack=0.0, itemsize=4)
         picked = [candidate for _, candidate in chosen(model_profile.layers, allocation, itemsize=4)]
         assert point["error"] == allocation.total_error
         assert point["kept_parameters"] == sum(candidate.kept_parameters for candidate in picked)
@@ -79,7 +79,7 @@ def test_the_frontier_has_every_ratio_that_can_be_reached(client, profile_id, mo
 
 def test_a_ratio_is_answered_with_what_a_job_would_do(ask, model_profile):
     answer = ask(ratio=0.2).json()
-    allocation = allocate(model_profile.layers, 0.2, objective="whitened", cap_slack=0, itemsize=4)
+    allocation = allocate(model_profile.layers, 0.2, objective="whitened", cap_slack=0.0, itemsize=4)
     picked = chosen(model_profile.layers, allocation, itemsize=4)
     assert [(layer["name"], layer["chosen"]) for layer in answer["layers"]] == [
         (layer.name, candidate.model_dump(mode="json")) for layer, candidate in picked
@@ -139,10 +139,6 @@ def test_a_deleted_profile_is_gone_and_its_jobs_stay(client, submitted, profile_
 def test_a_profile_outlives_its_job(client, worker, submitted, profile_id):
     client.post(f"/jobs/{submitted}/cancel")
     with worker.context.database.transaction() as session:
-        from sqlalchemy import update
-
-        from app.shared.models import Job
-
         ended = {"status": "cancelled", "fence": None, "lease_until": None}
         session.execute(update(Job).where(Job.id == submitted).values(**ended))
     assert client.delete(f"/jobs/{submitted}").status_code == 204
@@ -169,7 +165,5 @@ def test_only_the_latest_profiles_are_held_in_memory(client, worker, context, mo
 
 def test_lists_do_not_read_what_is_large(client, context, profile_id):
     with context.database.snapshot() as session:
-        from sqlalchemy import inspect, select
-
         row = session.scalars(select(Profile)).one()
         assert {"body", "frontier"} <= inspect(row).unloaded
