@@ -32,7 +32,8 @@ def compress(
     context: typer.Context,
     model: options.Model,
     output: options.Output,
-    ratio: options.Ratio,
+    ratio: options.Ratio = None,
+    size: options.Size = None,
     calibration: options.Calibration = _CALIBRATION.dataset,
     samples: options.Samples = _CALIBRATION.samples,
     sequence_length: options.SequenceLength = _CALIBRATION.sequence_length,
@@ -61,11 +62,13 @@ def compress(
 
     Ctrl-C stops after the current layer; the same command with --resume goes on from there.
     """
+    options.require_target(ratio, size)
     command = context.obj or ()
     with reported_failures(as_json=as_json, advice=lambda code: _advice(code, output, command)):
         chosen = {"preset": preset, "method": method, "objective": objective, "budget": budget}
         config = compression_config(
             ratio=ratio,
+            target_bytes=size,
             calibration={"dataset": calibration, "samples": samples, "sequence_length": sequence_length, "seed": seed},
             **{name: value for name, value in chosen.items() if value is not None},
             evaluate=options.evaluation(

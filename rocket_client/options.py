@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from rocket_client.defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
@@ -32,9 +33,44 @@ Model = Annotated[
 Output = Annotated[
     Path, typer.Argument(metavar="OUT", help="Folder for the result: each export gets a folder of its own in it.")
 ]
-Ratio = Annotated[
-    float, typer.Option(metavar="R", help="Fraction of the compressible parameters to remove, from 0 to below 1.")
+ServerRatio = Annotated[
+    float, typer.Option("--ratio", metavar="R", help="Fraction of the compressible parameters to remove.")
 ]
+Ratio = Annotated[
+    float | None,
+    typer.Option(
+        metavar="R",
+        help="Fraction of the compressible parameters to remove, from 0 to below 1. This or --size is needed.",
+        show_default=False,
+    ),
+]
+
+
+def _size(text: str) -> int:
+    try:
+        return _SIZE.validate_python(text)
+    except ValidationError:
+        raise typer.BadParameter(f"{text!r} is no size; write bytes, or 500MB, 1.5GB, 700MiB") from None
+
+
+_SIZE: TypeAdapter[int] = TypeAdapter(ByteSize)
+Size = Annotated[
+    int | None,
+    typer.Option(
+        metavar="SIZE",
+        parser=_size,
+        help="Most that the weights of the factored artifact may take: bytes, or 500MB, 1.5GiB. In place of --ratio.",
+        show_default=False,
+    ),
+]
+
+
+def require_target(ratio: float | None, size: int | None) -> None:
+    """Ends the command unless one of `--ratio` and `--size` is given."""
+    if (ratio is None) == (size is None):
+        raise typer.BadParameter("give one of them: how small shall the model become?", param_hint="--ratio or --size")
+
+
 Calibration = Annotated[
     str,
     typer.Option(

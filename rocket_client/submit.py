@@ -18,7 +18,7 @@ NAME = "submit"
 def submit(
     *,
     model_id: options.ServerModel,
-    ratio: options.Ratio,
+    ratio: options.ServerRatio,
     calibration: options.ServerCalibration = None,
     samples: options.ServerSamples = None,
     sequence_length: options.SequenceLength = None,

@@ -155,7 +155,10 @@ class CompressionConfig(_Frozen):
     """Everything that decides what a compression produces, and where it computes.
 
     Attributes:
-        ratio: target compression ratio: fraction of the compressible parameters to remove, [0, 1).
+        ratio: target compression ratio: fraction of the compressible parameters to remove, [0, 1); None (default) where
+            a size is given instead, or where layers are only to be profiled.
+        target_bytes: most that all safetensors of the factored artifact may take, in place of a ratio; None by default.
+            Whatever `budget` says, it counts bytes. Costs nothing.
         calibration: the calibration text.
         preset: values for the settings that are not given: `paper` (the paper's algorithm to the letter), `fast`
             (the default: one pass of calibration, some 1.5 to 2.5 times the time of `paper`) or `best` (3 to 3.5 times
@@ -213,7 +216,8 @@ class CompressionConfig(_Frozen):
             blocks of layers beyond it are calibrated a second time.
     """
 
-    ratio: Annotated[float, Field(ge=0, lt=1)]
+    ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     calibration: CalibrationConfig = CalibrationConfig()
     preset: Preset = DEFAULT_PRESET
     method: Method = "rocket"
@@ -256,7 +260,23 @@ class CompressionConfig(_Frozen):
             raise ValueError("column_weights need the sensitivities of objective fisher")
         if self.metric != "frobenius" and self.objective != "weight":
             raise ValueError("metric is what objective weight measures; leave it out, or take that objective")
+        self._refuse_targets()
         return self
+
+    def _refuse_targets(self) -> None:
+        if self.ratio is not None and self.target_bytes is not None:
+            raise ValueError("ratio and target_bytes say the same thing twice; give one of them")
+        if self.ratio is None and self.method != "rocket":
+            raise ValueError(
+                f"method {self.method} compresses every layer at one ratio and allocates nothing: give that"
+            )
+        if self.target_bytes is not None and "factored" not in self.export:
+            raise ValueError("target_bytes is a size of the factored artifact; export that")
+
+    @property
+    def has_target(self) -> bool:
+        """Whether it says how small the model shall become; without that, layers can be profiled."""
+        return self.ratio is not None or self.target_bytes is not None
 
     @property
     def measures_sensitivities(self) -> bool:

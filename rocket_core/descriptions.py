@@ -11,12 +11,12 @@ def described(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
     Args:
         schema: the model's schema, changed in place.
-        model: the model; its docstring has an `Attributes` section.
+        model: the model; its docstring, or that of a model it extends, has an `Attributes` section.
     """
-    docstring = parse(model.__doc__ or "", style=DocstringStyle.GOOGLE)
     properties = schema.get("properties", {})
-    for attribute in docstring.params:
+    docstrings = [parse(kind.__doc__ or "", style=DocstringStyle.GOOGLE) for kind in model.__mro__]
+    for attribute in (attribute for docstring in docstrings for attribute in docstring.params):
         if attribute.arg_name in properties and attribute.description:
             properties[attribute.arg_name].setdefault("description", " ".join(attribute.description.split()))
-    if docstring.description:
-        schema["description"] = docstring.description
+    if docstrings[0].description:
+        schema["description"] = docstrings[0].description

@@ -66,6 +66,16 @@ class ModelShape:
     stored_bytes: int
 
     @property
+    def shapes(self) -> list[Shape]:
+        """`(d_in, d_out)` of all selected layers."""
+        return [shape for block in self.layers for shape in block]
+
+    @property
+    def other_bytes(self) -> int:
+        """What all parameters beside the selected layers take in an artifact."""
+        return (self.parameters - self.compressible_parameters) * self.itemsize
+
+    @property
     def compressible_parameters(self) -> int:
         """Parameters of the selected layers."""
         return sum(d_in * d_out for block in self.layers for d_in, d_out in block)
@@ -146,7 +156,8 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         working = max(working, 2 * block + sums + max(solver, 2 * activations) + 6 * hidden)
     inputs = work.windows * work.input_bytes
     memory = max(2 * prelude * model.itemsize + 2 * hidden, working) + inputs + _HEADROOM
-    disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, work.config.ratio)
+    # Without a ratio at most what a ratio of 0 takes.
+    disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, work.config.ratio or 0.0)
     return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + len(work.config.export) * model.stored_bytes)
 
 

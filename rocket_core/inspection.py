@@ -4,6 +4,7 @@ Only what is certain is refused here; the rest is for the preflight of a run, wh
 """
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -212,6 +213,35 @@ def refuse_unreachable(layers: Collection[Shape], ratio: float) -> None:
     total = sum(d_in * d_out for d_in, d_out in layers)
     if sum(_fewest_kept(*shape)[0] for shape in layers) > budget.parameter_budget(total, ratio):
         raise _out_of_reach(sum(_fewest_kept(*shape)[1] for shape in layers), total, ratio)
+
+
+def ratio_within(layers: Collection[Shape], target_bytes: int, *, itemsize: int, other_bytes: int) -> float:
+    """Fraction of the layers' bytes that has to go for a model to take no more than a size; 0 if it does not already.
+
+    Args:
+        layers: `(d_in, d_out)` of every selected layer; at least one.
+        target_bytes: most that the model may take.
+        itemsize: bytes of a number.
+        other_bytes: what it takes beside the layers, at least.
+
+    Raises:
+        InfeasibleBudgetError: no choice of candidates is that small; names the smallest that is certain to be reached.
+    """
+    whole = sum(d_in * d_out for d_in, d_out in layers) * itemsize
+    ratio = max(0.0, 1 - (target_bytes - other_bytes) / whole)
+    try:
+        if ratio < 1:
+            # Of bytes no more can go than of parameters.
+            refuse_unreachable(layers, ratio)
+            return ratio
+    except InfeasibleBudgetError:
+        pass
+    nearest = highest_ratio(layers)
+    raise InfeasibleBudgetError(
+        f"{target_bytes} bytes are out of reach: what is not compressed takes {other_bytes}, and with the layers about "
+        f"{other_bytes + math.ceil(whole * (1 - nearest))} is the smallest that is certain to be reached",
+        nearest_ratio=nearest,
+    )
 
 
 def _refuse_ratio_of_any_selection(shapes: Mapping[Shape, int], ratio: float) -> None:

@@ -30,6 +30,8 @@ class ModelProfile(BaseModel):
         itemsize: bytes of a stored number.
         model_parameters: parameters of the whole model.
         dense_bytes: all safetensors of the original.
+        other_bytes: most that the factored artifact takes beside the profiled layers: embeddings, norms, biases, layers
+            left alone, and the names and shapes at the head of each file.
         layers: profiles, in model order.
     """
 
@@ -45,6 +47,7 @@ class ModelProfile(BaseModel):
     itemsize: Annotated[int, Field(ge=1)]
     model_parameters: _Count
     dense_bytes: _Count
+    other_bytes: _Count
     layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1)]
 
     @property
@@ -56,11 +59,6 @@ class ModelProfile(BaseModel):
     def compressible_bytes(self) -> int:
         """Of all profiled layers as they are."""
         return sum(layer.candidates[0].stored_bytes for layer in self.layers)
-
-    @property
-    def other_bytes(self) -> int:
-        """What the weights take that no ratio changes: embeddings, norms, biases, layers left alone."""
-        return max(0, self.dense_bytes - self.compressible_bytes)
 
     def what_if(self) -> "WhatIf":
         """Answers for any ratio, size or error."""
@@ -94,10 +92,9 @@ class WhatIf:
         return self._allocator.allocate(ratio)
 
     def within_bytes(self, size: int) -> Allocation:
-        """The best allocation with which all weights of the model take at most so many bytes.
+        """The best allocation with which the factored artifact takes at most so many bytes.
 
-        The budget counts bytes then, whatever that of the profile counts. A few kilobytes of names and shapes that
-        stand before the tensors in a file are not counted.
+        The budget counts bytes then, whatever that of the profile counts.
 
         Args:
             size: of all safetensors.

@@ -17,36 +17,36 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from app.shared.catalog import find_dataset, find_local_model
 from app.shared.database import Database
-from app.shared.encryption import decrypt
 from app.shared.errors import AppError, DiskFullError, FencedOutError, StorageError
 from app.shared.lifecycle import Status
-from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors, mask_secret
+from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors
 from app.shared.models import Job
 from app.shared.outcomes import JobResult, NewArtifact, NewEvent
-from app.shared.repositories import leases, outputs, sweeps, uploads
+from app.shared.repositories import leases, outputs, sweeps
 from app.shared.repositories.leases import Lease
-from app.shared.requests import LOCAL, UPLOAD, JobRequest
+from app.shared.requests import LOCAL, JobRequest
 from app.shared.settings import Settings, load_settings
-from app.shared.storage import StoredFile, WorkFolders, open_store
+from app.shared.storage import WorkFolders, open_store
 from rocket_core.errors import (
     CompressionCancelledError,
     InvalidConfigError,
     WorkFolderBusyError,
     WorkFolderError,
 )
-from rocket_core.hub import HubAccess
 from rocket_core.report import CompressionReport
 from worker.failures import failure_of
+from worker.inputs import HUB_CACHE, Inputs, collect_inputs
 from worker.lease import EXIT_FENCED_OUT, LeaseKeeper, die_with
 from worker.progress import ProgressWriter
 
+if TYPE_CHECKING:
+    from rocket_core.pipeline import KeptProfiles
+
 _MEDIA_TYPES = {".safetensors": "application/vnd.safetensors", ".md": "text/markdown", ".jinja": "text/plain"}
 _REPORT = "report.json"
-_UPLOADED = "upload"
-_HUB_CACHE = "hub"
 _PROFILES = "profiles"
 _EXIT_UNSAID = 75
 _log = logging.getLogger(__name__)
@@ -106,12 +106,11 @@ class Attempt:
         try:
             with LeaseKeeper(self._database, self._lease, self._settings, parent=parent, on_stop=self._stop.set):
                 failure = failure_of(
-                    lambda: self._compress(job, request, folder / "out"), place=self._writer.place, hidden=hidden
+                    lambda: self._work_on(job, request, folder / "out"), place=self._writer.place, hidden=hidden
                 )
             if failure is None:
-                assert self._finished is not None
-                finished, key = self._finished, job.work_key
-                failure = failure_of(lambda: self._publish(finished, key), place=self._writer.place, hidden=hidden)
+                key = job.work_key
+                failure = failure_of(lambda: self._succeed(key), place=self._writer.place, hidden=hidden)
         except CompressionCancelledError:
             status = self._writer.insist(lambda session: leases.release_job(session, self._lease))
             self._forget_download(folder, status)
@@ -127,81 +126,69 @@ class Attempt:
     def _forget_download(self, folder: Path, status: Status) -> None:
         # A retry has no token to use it with.
         if status.is_terminal:
-            shutil.rmtree(folder / _HUB_CACHE, ignore_errors=True)
+            shutil.rmtree(folder / HUB_CACHE, ignore_errors=True)
 
-    def _compress(self, job: Job, request: JobRequest, output: Path) -> None:
+    def _work_on(self, job: Job, request: JobRequest, output: Path) -> None:
         # Takes seconds, in which the lease must be kept already.
         from huggingface_hub.utils import disable_progress_bars
 
         # Those of transformers too, which asks at its import; this process writes a log.
         disable_progress_bars()
-        from rocket_core.pipeline import KeptProfiles, compress
+        from rocket_core.pipeline import KeptProfiles
 
         adopt_loggers()
-        hub = self._hub_access(job, output.parent)
-        dataset, *evaluated = (self._dataset(job, name, output.parent) for name in request.datasets)
-        paths: dict[str, object] = {}
-        if request.evaluate is not None:
-            tasks = (find_dataset(self._settings, task) for task in request.evaluate.tasks)
-            paths = {"dataset": evaluated[0], "tasks": tuple(tasks)}
-        config = request.compression_config(dataset=dataset, evaluate=paths, device=self._device)
-        model = request.model_id
-        if model.startswith(LOCAL):
-            model = str(find_local_model(self._settings, model))
-
+        given = collect_inputs(
+            self._settings, self._database, self._store, job, request, folder=output.parent, device=self._device
+        )
         # Of all tenants: whoever comes to one has the model, and the very text.
         profiles = KeptProfiles(self._settings.data_dir / _PROFILES, quota_bytes=self._settings.kept_profiles_bytes)
-
-        def run() -> CompressionReport:
-            return compress(
-                model,
-                output,
-                config,
-                revision=request.revision,
-                resume=True,
-                hub=hub,
-                profiles=profiles,
-                on_progress=self._writer.on_progress,
-                on_profile=self._writer.on_profile,
-                on_profiled=self._writer.on_profiled,
-                on_allocation=self._writer.on_allocation,
-                should_cancel=self._stop.is_set,
-            )
-
+        run = self._compress if request.kind == "compression" else self._profile
         if not output.exists():
             self._discard_inherited_layers()
         try:
-            report = run()
+            run(given, output, profiles)
         except (WorkFolderError, InvalidConfigError) as error:
             # A retry may come after the model or the library has changed. An attempt must not: its rows are out.
             if job.retry_of is None or job.attempt > 1 or not _is_stale(error, output):
                 raise
             self._start_afresh(output, str(error))
-            report = run()
+            run(given, output, profiles)
+
+    def _compress(self, given: Inputs, output: Path, profiles: "KeptProfiles") -> None:
+        from rocket_core.pipeline import compress
+
+        report = compress(
+            given.model,
+            output,
+            given.config,
+            revision=given.revision,
+            resume=True,
+            hub=given.hub,
+            profiles=profiles,
+            on_progress=self._writer.on_progress,
+            on_profile=self._writer.on_profile,
+            on_profiled=self._writer.on_profiled,
+            on_allocation=self._writer.on_allocation,
+            should_cancel=self._stop.is_set,
+        )
         self._finished = Finished(report=report, artifacts=self._stored(report, output))
 
-    def _dataset(self, job: Job, dataset: str, folder: Path) -> str:
-        """A text as the library wants it; an upload is brought here first."""
-        if not dataset.startswith(UPLOAD):
-            return find_dataset(self._settings, dataset)
-        with self._database.snapshot() as session:
-            upload = uploads.get_upload(session, job.owner, dataset.removeprefix(UPLOAD))
-        # The name that the report gives to it.
-        file = folder / f"{_UPLOADED}-{upload.id}{upload.suffix}"
-        self._store.fetch(StoredFile(key=upload.storage_key, size=upload.size, sha256=upload.sha256), file)
-        return str(file)
+    def _profile(self, given: Inputs, output: Path, profiles: "KeptProfiles") -> None:
+        from rocket_core.pipeline import profile_model
 
-    def _hub_access(self, job: Job, folder: Path) -> HubAccess:
-        """As whom the Hub is asked: with the job's own token and no other, if one came with it.
-
-        What is fetched with that token goes into the job's own folder: from the shared cache others could read it.
-        """
-        if job.hub_token is None:
-            token = self._settings.hf_token
-            return HubAccess(token=None if token is None else token.get_secret_value())
-        secret = decrypt(self._settings, job.hub_token).get_secret_value()
-        mask_secret(secret)
-        return HubAccess(token=secret, cache=folder / _HUB_CACHE)
+        profile = profile_model(
+            given.model,
+            output,
+            given.config,
+            revision=given.revision,
+            resume=True,
+            hub=given.hub,
+            profiles=profiles,
+            on_progress=self._writer.on_progress,
+            on_profile=self._writer.on_profile,
+            should_cancel=self._stop.is_set,
+        )
+        self._writer.on_profiled(profile)
 
     def _discard_inherited_layers(self) -> None:
         """Takes back what a retry has copied, where the checkpoints that it stands for are on another machine."""
@@ -240,6 +227,14 @@ class Attempt:
             self._remove(artifacts)
             raise
         return tuple(artifacts)
+
+    def _succeed(self, work_key: str) -> None:
+        if self._finished is not None:
+            self._publish(self._finished, work_key)
+            return
+        status = self._writer.insist(lambda session: outputs.succeed_profile(session, self._lease))
+        self._work.remove(work_key)
+        _log.info("the job has %s", status)
 
     def _publish(self, finished: Finished, work_key: str) -> None:
         totals = finished.report.totals

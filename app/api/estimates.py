@@ -6,12 +6,12 @@ from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, OwnerDep
 from app.api.errors import problems
 from app.services import estimates
 from app.services.estimates import Estimate
-from app.shared.requests import JobRequest
+from app.shared.requests import CompressionRequest
 
 router = APIRouter(prefix="/estimates", tags=["estimates"])
 
 
 @router.post("", dependencies=[JSON_BODY], responses=problems(400, 404, 413, 415, 422, 503))
-def make_estimate(body: JobRequest, context: ContextDep, owner: OwnerDep, hub_token: HubTokenDep) -> Estimate:
+def make_estimate(body: CompressionRequest, context: ContextDep, owner: OwnerDep, hub_token: HubTokenDep) -> Estimate:
     """Judges a request as `POST /jobs` does, and tells from the model's config.json and headers what it would take."""
     return estimates.make_estimate(context, owner, body, hub_token)

@@ -9,18 +9,16 @@ from fastapi.concurrency import run_in_threadpool
 from app.api.conditions import is_known
 from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, IdempotencyKeyDep, JobId, LabelsDep, OwnerDep
 from app.api.errors import problems
-from app.api.views import JobList, JobView, LayerList, job_path, job_view, layer_view
+from app.api.submission import accept_job, accepted, hint
+from app.api.views import JobList, JobView, LayerList, job_view, layer_view
 from app.api.waiting import WaitDep, wait_for_end
 from app.services import jobs, outputs
 from app.shared.lifecycle import Status
-from app.shared.models import Job
 from app.shared.repositories.jobs import JobFilter
-from app.shared.requests import JobRequest
+from app.shared.requests import CompressionRequest
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-# How soon a client that polls should look again, in seconds.
-_POLL_SECONDS = 2
 # The framework has no word for `metadata[key]=value`.
 _LABELS: dict[str, Any] = {
     "name": "metadata",
@@ -40,7 +38,7 @@ _LABELS: dict[str, Any] = {
     | {200: {"model": JobView, "description": "The job of an earlier request"}},
 )
 async def submit_job(
-    body: JobRequest,
+    body: CompressionRequest,
     request: Request,
     response: Response,
     context: ContextDep,
@@ -54,11 +52,7 @@ async def submit_job(
     What the model's config.json and safetensors headers show to be impossible is refused here, with the code that the
     job would fail with.
     """
-    submission = await run_in_threadpool(jobs.submit_job, context, owner, body, key, hub_token)
-    if not submission.created:
-        response.status_code = status.HTTP_200_OK
-        response.headers["Idempotent-Replayed"] = "true"
-    return _accepted(response, await wait_for_end(request, response, context, submission.job, wait))
+    return await accept_job(body, request, response, context, owner, key, hub_token, wait)
 
 
 @router.get("", responses=problems(422), openapi_extra={"parameters": [_LABELS]})
@@ -93,7 +87,7 @@ async def get_job(
     job = await run_in_threadpool(jobs.get_job, context, owner, job_id)
     job = await wait_for_end(request, response, context, job, wait)
     view = job_view(job)
-    _hint(response, job)
+    hint(response, job)
     response.headers["ETag"] = f'"{hashlib.sha256(view.model_dump_json().encode()).hexdigest()[:32]}"'
     response.headers["Cache-Control"] = "private, no-cache"
     if is_known(request.headers.get("if-none-match"), response.headers["ETag"]):
@@ -110,7 +104,7 @@ def cancel_job(job_id: JobId, response: Response, context: ContextDep, owner: Ow
     job = jobs.cancel_job(context, owner, job_id)
     if job.status == Status.CANCELLING:
         response.status_code = status.HTTP_202_ACCEPTED
-        _hint(response, job)
+        hint(response, job)
     return job_view(job)
 
 
@@ -122,7 +116,7 @@ def retry_job(
 
     A Hub token is forgotten when its job ends: a job that needs one gets it again with the retry.
     """
-    return _accepted(response, jobs.retry_job(context, owner, job_id, hub_token).job)
+    return accepted(response, jobs.retry_job(context, owner, job_id, hub_token).job)
 
 
 @router.delete("/{job_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409))
@@ -135,14 +129,3 @@ def delete_job(job_id: JobId, context: ContextDep, owner: OwnerDep) -> None:
 def list_layers(job_id: JobId, context: ContextDep, owner: OwnerDep) -> LayerList:
     """The layers profiled so far: the candidates of each, and which it got."""
     return LayerList(data=[layer_view(layer) for layer in outputs.list_layers(context, owner, job_id)])
-
-
-def _accepted(response: Response, job: Job) -> JobView:
-    response.headers["Location"] = job_path(job)
-    _hint(response, job)
-    return job_view(job)
-
-
-def _hint(response: Response, job: Job) -> None:
-    if not Status(job.status).is_terminal:
-        response.headers["Retry-After"] = str(_POLL_SECONDS)

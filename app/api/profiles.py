@@ -3,22 +3,25 @@
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, status
+from fastapi import APIRouter, Depends, Path, Query, Request, Response, status
 
-from app.api.dependencies import JSON_BODY, ContextDep, OwnerDep
+from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, IdempotencyKeyDep, OwnerDep
 from app.api.errors import problems
+from app.api.submission import accept_job
 from app.api.views import (
     AllocationView,
     Frontier,
+    JobView,
     ProfileList,
     ProfileView,
     allocation_view,
     frontier_view,
     profile_view,
 )
+from app.api.waiting import WaitDep
 from app.services import profiles
 from app.shared.errors import ProfileNotFoundError
-from app.shared.requests import AllocationRequest
+from app.shared.requests import AllocationRequest, ProfileRequest
 
 router = APIRouter(prefix="/profiles", tags=["profiles"])
 
@@ -49,6 +52,30 @@ def list_profiles(
         first_id=page[0].id if page else None,
         last_id=page[-1].id if page else None,
     )
+
+
+@router.post(
+    "",
+    status_code=status.HTTP_202_ACCEPTED,
+    dependencies=[JSON_BODY],
+    responses=problems(400, 404, 413, 415, 422, 503, 507)
+    | {200: {"model": JobView, "description": "The job of an earlier request"}},
+)
+async def make_profile(
+    body: ProfileRequest,
+    request: Request,
+    response: Response,
+    context: ContextDep,
+    owner: OwnerDep,
+    key: IdempotencyKeyDep,
+    hub_token: HubTokenDep,
+    wait: WaitDep,
+) -> JobView:
+    """Accepts a job that calibrates and profiles a model, and no more; its `profile_id` then names the profile.
+
+    A later `POST /jobs` with the same model, calibration and options begins where this ends.
+    """
+    return await accept_job(body.job_request(), request, response, context, owner, key, hub_token, wait)
 
 
 @router.get("/{profile_id}", responses=problems(404))

@@ -10,7 +10,7 @@ from app.services.profiles import Predicted
 from app.shared.lifecycle import Status
 from app.shared.models import Artifact, Job, JobEvent, Profile, Upload
 from app.shared.outcomes import JobError, JobResult
-from app.shared.requests import UPLOAD, CalibrationRequest, EvaluationRequest, JobOptions, JobRequest, Queue
+from app.shared.requests import UPLOAD, CalibrationRequest, EvaluationRequest, JobKind, JobOptions, JobRequest, Queue
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import Budget, Objective
 from rocket_core.descriptions import described
@@ -27,9 +27,13 @@ class JobView(_Frozen):
     """A job.
 
     Attributes:
+        kind: `compression`, or `profile` for one that profiles layers and no more: it has a profile, but neither
+            result nor artifacts.
         status: queued, running, cancelling, succeeded, failed or cancelled; new ones may be added.
         stage: what a running job does.
         progress: of the whole job, [0, 1].
+        ratio: fraction of the compressible parameters to remove; null where a size is asked for, or a profile.
+        target_bytes: most that the factored artifact may take; null where a ratio is asked for, or a profile.
         attempt: how often it has started.
         retry_of: the job that this one repeats.
         queue: which workers run it.
@@ -41,12 +45,14 @@ class JobView(_Frozen):
 
     id: str
     object: Literal["job"] = "job"
+    kind: JobKind
     status: Status
     stage: str | None
     progress: float
     model_id: str
     revision: str | None
-    ratio: float
+    ratio: float | None
+    target_bytes: int | None
     calibration: CalibrationRequest
     evaluate: EvaluationRequest | None
     options: JobOptions
@@ -332,6 +338,7 @@ def job_view(job: Job) -> JobView:
     parts = ("events", "layers", "report", "artifacts", "cancel", "retry")
     return JobView(
         id=job.id,
+        kind=request.kind,
         status=Status(job.status),
         stage=job.stage,
         progress=job.progress,

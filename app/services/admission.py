@@ -19,12 +19,13 @@ from app.shared.repositories.tenants import Quotas
 from app.shared.requests import LOCAL, UPLOAD, JobRequest
 from app.shared.settings import Settings
 from rocket_core.errors import HubUnavailableError, ModelNotFoundError, UnsupportedArchitectureError
-from rocket_core.footprint import positions, sample_positions
+from rocket_core.footprint import describe_model, positions, sample_positions
 from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
 from rocket_core.hub import find_repository
 from rocket_core.inspection import (
     input_kind,
     parse_config,
+    ratio_within,
     refuse_calibration,
     refuse_config,
     refuse_weights,
@@ -147,7 +148,11 @@ def _judge(
     commit: str | None, config: Mapping[str, Any], weights: WeightSummary | None, request: JobRequest, name: str
 ) -> AdmittedModel:
     if weights is not None:
-        refuse_weights(weights, request.ratio, name)
+        refuse_weights(weights, request.ratio or 0.0, name)
+        if request.target_bytes is not None:
+            options = request.options
+            model = describe_model(config, weights, ignore=options.ignore, dtype=options.dtype)
+            ratio_within(model.shapes, request.target_bytes, itemsize=model.itemsize, other_bytes=model.other_bytes)
     longest, evaluate = positions(config), request.evaluate
     length = window_length(longest, request.calibration.sequence_length)
     return AdmittedModel(

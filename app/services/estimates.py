@@ -24,7 +24,7 @@ from rocket_core.footprint import (
     input_bytes,
     vocabulary,
 )
-from rocket_core.inspection import highest_ratio, input_kind
+from rocket_core.inspection import highest_ratio, input_kind, ratio_within
 from rocket_core.machine import free_disk, free_machine_memory
 
 _Count = Annotated[int, Field(ge=0)]
@@ -59,7 +59,8 @@ class Estimate(_Frozen):
         compressible_parameters: of the layers that can be compressed, without those that are ignored.
         kept_parameters: most that are left of them at the ratio.
         factored_bytes: most that the weights of the factored artifact take.
-        ratio: what is asked for.
+        ratio: what is asked for, or what has to go of the compressible layers' bytes for the size that is asked for; 0
+            for a profile alone.
         nearest_ratio: the same, or the highest that is certain to be reached if that is less.
         calibration_tokens: most that are read, or what images and audio become in the model; short data have fewer.
         memory_bytes: of the device that computes, at the most demanding moment; an evaluation holds the whole model.
@@ -112,16 +113,20 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
         input_bytes=input_bytes(admitted.config, input_kind(admitted.config)),
     )
     footprint = _with_evaluation(estimate_footprint(model, work), model, request, admitted)
+    ratio = config.ratio or 0.0
+    if config.target_bytes is not None:
+        ratio = ratio_within(model.shapes, config.target_bytes, itemsize=model.itemsize, other_bytes=model.other_bytes)
+    largest = factored_export_bytes(model, ratio)
     return Estimate(
         model_id=request.model_id,
         commit=admitted.commit,
         parameters=model.parameters,
         stored_bytes=model.stored_bytes,
         compressible_parameters=model.compressible_parameters,
-        kept_parameters=budget.parameter_budget(model.compressible_parameters, config.ratio),
-        factored_bytes=factored_export_bytes(model, config.ratio),
-        ratio=config.ratio,
-        nearest_ratio=min(config.ratio, highest_ratio([shape for block in model.layers for shape in block])),
+        kept_parameters=budget.parameter_budget(model.compressible_parameters, ratio),
+        factored_bytes=min(largest, config.target_bytes or largest),
+        ratio=ratio,
+        nearest_ratio=min(ratio, highest_ratio(model.shapes)),
         calibration_tokens=work.tokens,
         memory_bytes=footprint.memory_bytes,
         disk_bytes=footprint.disk_bytes,

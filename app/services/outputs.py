@@ -9,6 +9,7 @@ from app.services.context import Context
 from app.shared.errors import ArtifactExpiredError, ReportNotReadyError
 from app.shared.models import Artifact
 from app.shared.repositories import jobs, outputs
+from app.shared.requests import JobRequest
 from rocket_core.candidates import Candidate, LayerProfile
 
 
@@ -64,6 +65,8 @@ def get_report(context: Context, owner: str, job_id: str) -> dict[str, Any]:
         job = jobs.get_job(session, job_id, owner)
         report = outputs.find_report(session, job)
     if report is None:
+        if JobRequest.model_validate(job.request).kind == "profile":
+            raise ReportNotReadyError("the job profiles layers and no more; only a compression has a report")
         raise ReportNotReadyError(f"the job is {job.status}; only one that has succeeded has a report")
     return report.body
 

@@ -4,7 +4,7 @@ import hashlib
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from rocket_core.config import (
     BUILTIN_DATASET,
@@ -23,6 +23,8 @@ UPLOAD = "upload/"
 
 Queue = Literal["cpu", "gpu"]
 """Which workers run a job."""
+JobKind = Literal["compression", "profile"]
+"""What a job does."""
 QUEUES: tuple[Queue, ...] = get_args(Queue)
 
 # What a name in the operator's folders, and each half of a repository id, may look like: never a path.
@@ -30,7 +32,9 @@ _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _MODEL_ID = re.compile(rf"{_NAME}/{_NAME}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}")
 # What the operator decides, or what has a place of its own in a request.
-_NOT_OPTIONS = frozenset({"ratio", "calibration", "evaluate", "device", "max_shard_bytes", "statistics_quota_bytes"})
+_NOT_OPTIONS = frozenset(
+    {"ratio", "target_bytes", "calibration", "evaluate", "device", "max_shard_bytes", "statistics_quota_bytes"}
+)
 # The first words of the library's own description.
 _WHAT_IT_DECIDES = "Everything that decides what a compression produces, and where it computes."
 _MAX_METADATA = 16
@@ -128,6 +132,12 @@ class EvaluationRequest(_Frozen):
     task_items: Annotated[int, Field(ge=1, le=2**20)] | None = None
 
 
+_Labels = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=_MAX_METADATA),
+]
+
+
 def _options_model() -> Any:
     # Taken from the library's settings, so that a range or a default is written once.
     fields: dict[str, Any] = {
@@ -146,13 +156,25 @@ def _options_model() -> Any:
 JobOptions: Any = _options_model()
 
 
-class JobRequest(_Frozen):
-    """A compression to run; only `model_id` and `ratio` have no default.
+class _Stored(_Frozen):
+    """What becomes part of a row."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_storable(cls, data: Any) -> Any:
+        # Postgres stores neither NUL nor lone surrogates, and both come through JSON.
+        _require_storable(data)
+        return data
+
+
+class JobRequest(_Stored):
+    """What a job does: with a target it compresses a model, without one it profiles the model's layers.
 
     Attributes:
         model_id: `namespace/name` on the Hub, or `local/NAME` in the operator's models folder.
         revision: branch, tag or commit of a repository on the Hub.
         ratio: fraction of the compressible parameters to remove, [0, 1).
+        target_bytes: most that all safetensors of the factored artifact may take, in place of a ratio.
         calibration: the calibration data.
         evaluate: how the result is compared with the dense model; null (the default) does not, and costs nothing.
         options: settings of the method.
@@ -162,22 +184,13 @@ class JobRequest(_Frozen):
 
     model_id: Annotated[str, AfterValidator(_model_id)]
     revision: Annotated[str, AfterValidator(_revision)] | None = None
-    ratio: Annotated[float, Field(ge=0, lt=1)]
+    ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     calibration: CalibrationRequest = CalibrationRequest()
     evaluate: EvaluationRequest | None = None
     options: JobOptions = Field(default_factory=JobOptions)
-    metadata: Annotated[
-        dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
-        Field(max_length=_MAX_METADATA),
-    ] = Field(default_factory=dict)
+    metadata: _Labels = Field(default_factory=dict)
     queue: Queue | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _text_is_storable(cls, data: Any) -> Any:
-        # Postgres stores neither NUL nor lone surrogates, and both come through JSON.
-        _require_storable(data)
-        return data
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "JobRequest":
@@ -205,8 +218,18 @@ class JobRequest(_Frozen):
         assert isinstance(paths, dict)
         evaluate = None if self.evaluate is None else self.evaluate.model_dump() | paths
         return compression_config(
-            ratio=self.ratio, calibration=calibration, evaluate=evaluate, **self.options.model_dump(), **operator
+            ratio=self.ratio,
+            target_bytes=self.target_bytes,
+            calibration=calibration,
+            evaluate=evaluate,
+            **self.options.model_dump(),
+            **operator,
         )
+
+    @property
+    def kind(self) -> JobKind:
+        """What the job does."""
+        return "profile" if self.ratio is None and self.target_bytes is None else "compression"
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -229,8 +252,51 @@ class JobRequest(_Frozen):
     def fingerprint(self) -> str:
         """SHA-256 of what is asked for; spelling out a default changes nothing."""
         # Without them as before there were any: a replay may come after an upgrade.
-        newer = {name for name in ("queue", "evaluate") if getattr(self, name) is None}
+        newer = {name for name in ("queue", "evaluate", "target_bytes") if getattr(self, name) is None}
         return hashlib.sha256(self.model_dump_json(exclude=newer).encode()).hexdigest()
+
+
+class CompressionRequest(JobRequest):
+    """A compression to run: a `model_id`, and either a `ratio` or `target_bytes`; all else has a default."""
+
+    @model_validator(mode="after")
+    def _has_a_target(self) -> "CompressionRequest":
+        if self.kind == "profile":
+            raise ValueError("how small shall it become? give a ratio, or target_bytes")
+        return self
+
+
+class ProfileRequest(_Stored):
+    """A model whose layers are to be profiled; only `model_id` has no default.
+
+    Attributes:
+        model_id: `namespace/name` on the Hub, or `local/NAME` in the operator's models folder.
+        revision: branch, tag or commit of a repository on the Hub.
+        calibration: the calibration data.
+        options: settings of the method; a later job takes the profile over if those that a profile depends on are the
+            same.
+        metadata: the client's own labels: at most 16, keys up to 64 and values up to 512 characters.
+        queue: which workers run it, `cpu` or `gpu`; None takes the server's default.
+    """
+
+    model_id: Annotated[str, AfterValidator(_model_id)]
+    revision: Annotated[str, AfterValidator(_revision)] | None = None
+    calibration: CalibrationRequest = CalibrationRequest()
+    options: JobOptions = Field(default_factory=JobOptions)
+    metadata: _Labels = Field(default_factory=dict)
+    queue: Queue | None = None
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> "ProfileRequest":
+        try:
+            self.job_request()
+        except ValidationError as error:
+            raise ValueError(error.errors(include_input=False)[0]["msg"].removeprefix("Value error, ")) from None
+        return self
+
+    def job_request(self) -> JobRequest:
+        """The job that does it."""
+        return JobRequest.model_validate(self.model_dump())
 
 
 class AllocationRequest(_Frozen):

@@ -10,6 +10,7 @@ from rocket_core.checkpoint.source import ModelSource, find_model
 from rocket_core.checkpoint.transfer import Transfer
 from rocket_core.checkpoint.writer import (
     TensorPlan,
+    header_bytes,
     plan_copy,
     plan_tensor,
     write_atomically,
@@ -25,6 +26,7 @@ __all__ = [
     "Transfer",
     "WeightLoader",
     "find_model",
+    "header_bytes",
     "open_checkpoint",
     "plan_copy",
     "plan_tensor",

@@ -19,6 +19,8 @@ from rocket_core.headers import INDEX_NAME
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # Fixed: safetensors metadata that named a time or a run would make equal models differ.
 _METADATA = {"format": "pt"}
+# Of the header, whose length stands before it in as many bytes.
+_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +129,7 @@ def write_safetensors(
         }
         position += plan.nbytes
     encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    encoded += b" " * (-len(encoded) % _ALIGNMENT)
     stream.write(struct.pack("<Q", len(encoded)) + encoded)
     for plan in ordered:
         on_tensor(plan.key)
@@ -135,6 +137,26 @@ def write_safetensors(
         for chunk in plan.chunks():
             written += stream.write(chunk)
         assert written == plan.nbytes, (plan.key, written, plan.nbytes)
+
+
+def header_bytes(plans: Sequence[tuple[str, Sequence[int]]], stored: int, max_shard_bytes: int) -> int:
+    """Most that the headers of a checkpoint take: what is in its files beside the tensors.
+
+    Args:
+        plans: name and shape of each tensor.
+        stored: bytes of all tensors, at most.
+        max_shard_bytes: as in `write_checkpoint`.
+    """
+    longest = max(map(len, DTYPES))
+    entries = sum(
+        len(
+            json.dumps({key: {"dtype": " " * longest, "shape": list(shape), "data_offsets": [stored, stored]}}).encode()
+        )
+        for key, shape in plans
+    )
+    # Of two neighbouring files, both together are larger than one may be.
+    files = 2 * stored // max_shard_bytes + 1
+    return entries + files * (len(json.dumps({"__metadata__": _METADATA})) + 2 * _ALIGNMENT)
 
 
 @contextmanager

@@ -39,6 +39,7 @@ class Method(ABC):
         """Compression ratios at which a layer gets candidates."""
         if not self.uniform:
             return PROFILE_RATIOS
+        assert self.config.ratio is not None, "the settings refuse such a method without a ratio"
         return (self.config.ratio,) if self.config.ratio > 0 else ()
 
     @property

@@ -15,7 +15,7 @@ it was. The stock name with a one-dimensional shape is deliberate: a loader that
 shape, where it would give a layer of unknown names random numbers.
 """
 
-from rocket_core.modules.factors import LayerFactors, compose_weight, layer_tensors
+from rocket_core.modules.factors import FACTOR_NAMES, LayerFactors, compose_weight, layer_tensors
 from rocket_core.modules.layers import FactorizedLinear, SparseLinear
 from rocket_core.modules.linear import StoredLinear
 from rocket_core.modules.packing import PackedCoefficients, mask_shape, pack_coefficients, unpack_coefficients
@@ -29,6 +29,7 @@ from rocket_core.modules.table import (
 )
 
 __all__ = [
+    "FACTOR_NAMES",
     "FORMAT_VERSION",
     "QUANT_METHOD",
     "FactorizedLinear",

@@ -9,6 +9,9 @@ from torch import Tensor
 from rocket_core.errors import InvalidConfigError
 from rocket_core.modules.packing import pack_coefficients
 
+FACTOR_NAMES = ("weight", "weight_mask", "weight_u")
+"""What a stored layer may have in place of its weight, behind its name and a dot."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerFactors:

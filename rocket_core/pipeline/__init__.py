@@ -1,4 +1,4 @@
-"""The whole compression: a model in, a smaller model that loads out.
+"""The whole compression: a model in, a smaller model that loads out; or only the profile that answers every ratio.
 
 Stages: `preflight` looks before anything long begins; `calibrating` walks the dense model block by block and profiles
 its layers; `allocating` solves the knapsack; `factorizing` walks the blocks again; `exporting` writes the artifacts.
@@ -7,6 +7,6 @@ its layers; `allocating` solves the knapsack; `factorizing` walks the blocks aga
 
 from rocket_core.pipeline.kept_profiles import KeptProfiles
 from rocket_core.pipeline.progress import Progress
-from rocket_core.pipeline.run import compress
+from rocket_core.pipeline.run import compress, profile_model
 
-__all__ = ["KeptProfiles", "Progress", "compress"]
+__all__ = ["KeptProfiles", "Progress", "compress", "profile_model"]

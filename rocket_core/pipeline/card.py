@@ -61,7 +61,7 @@ layers. No training was involved.
 | parameters of the model | {totals.model_parameters:,} | {_model_parameters(report):,} |
 | bytes of safetensors | {totals.dense_bytes:,} | {export.stored_bytes:,} |
 
-- target ratio {report.settings.ratio}, objective `{allocation.objective}`
+- {_target(report)}, objective `{allocation.objective}`
 - {dense_layers} of {len(report.layers)} layers left dense
 - calibrated on {_samples(calibration)} (seed {calibration.seed})
 
@@ -98,6 +98,11 @@ def _quality(report: CompressionReport) -> str:
 
 Measured on {read} of `{evaluation.dataset}`, {evaluation.tokens:,} tokens in all.
 """
+
+
+def _target(report: CompressionReport) -> str:
+    size = report.settings.target_bytes
+    return f"target ratio {report.settings.ratio}" if size is None else f"target size {size:,} bytes"
 
 
 _MADE_UP = "These were made up, which costs more of it than real ones would.\n"

@@ -2,16 +2,24 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from rocket_core.checkpoint import TensorEntry, TensorPlan, plan_copy, plan_tensor, write_atomically, write_checkpoint
+from rocket_core.checkpoint import (
+    TensorEntry,
+    TensorPlan,
+    header_bytes,
+    plan_copy,
+    plan_tensor,
+    write_atomically,
+    write_checkpoint,
+)
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.config import ExportKind
-from rocket_core.modules import LayerEntry, compose_weight, quantization_config, unpack_coefficients
+from rocket_core.modules import FACTOR_NAMES, LayerEntry, compose_weight, quantization_config, unpack_coefficients
 from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.work_folder import WorkFolder
@@ -92,6 +100,27 @@ def write_export(
 def stored_bytes(folder: Path) -> int:
     """Size of all safetensors of an artifact."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def bytes_beside(run: Run, layers: Collection[str]) -> int:
+    """Most that the factored artifact takes beside the weights of some layers, whatever these become.
+
+    Args:
+        run: the run.
+        layers: names of compressible layers.
+    """
+    compressible = {f"{run.disk_name(name)}.weight" for name in layers}
+    tensors: list[tuple[str, tuple[int, ...]]] = []
+    others = 0
+    for key, entry in run.checkpoint.entries.items():
+        if key in compressible:
+            # No part has more dimensions, or is longer, than the weight's own shape says.
+            tensors += ((key.removesuffix("weight") + part, entry.shape) for part in FACTOR_NAMES)
+        else:
+            tensors.append((key, entry.shape))
+            others += _plan_untouched(run, entry).nbytes
+    whole = others + sum(run.stored_bytes(name) for name in layers)
+    return others + header_bytes(tensors, whole, run.config.max_shard_bytes)
 
 
 def _plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:

@@ -29,7 +29,7 @@ from rocket_core.pipeline.resources import require_resources
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 
 # What has no part in a profile. Everything else has, settings that are yet to come too.
-_BEHIND_THE_PROFILE = frozenset({"ratio", "preset", "cap_slack", "export", "max_shard_bytes"})
+_BEHIND_THE_PROFILE = frozenset({"ratio", "target_bytes", "preset", "cap_slack", "export", "max_shard_bytes"})
 # In the order in which they are taken over: a block's record says that the rest of the block is there.
 _SMALL = ("inputs.safetensors", "sensitivities", "energies", "profiles", "blocks")
 _STATISTICS = ("bases", "grams")

@@ -108,7 +108,8 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     architecture = build_architecture(model_config, dtype)
     loader = WeightLoader(architecture.model, checkpoint, device)
     layers, skipped = _select(architecture, loader, config)
-    refuse_unreachable([architecture.shape(name) for block in layers for name in block], config.ratio)
+    if config.ratio is not None:
+        refuse_unreachable([architecture.shape(name) for block in layers for name in block], config.ratio)
     local_path_of(config.calibration.dataset)
     refuse_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
     length, positions = _lengths(architecture, config.calibration.sequence_length)

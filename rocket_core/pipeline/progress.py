@@ -43,6 +43,7 @@ _SHARES: dict[Stage, float] = {
     # Beside the others, where an evaluation is asked for.
     "evaluating": 0.25,
 }
+_BEHIND_PROFILES: frozenset[Stage] = frozenset({"allocating", "factorizing", "exporting", "evaluating"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,12 +66,12 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Callbacks:
-    """What the caller of `compress` wants to hear and say; see there."""
+    """What the caller of `compress` or `profile_model` wants to hear and say; see there."""
 
     on_progress: Callable[[Progress], None]
     on_profile: Callable[[int, LayerProfile], None]
-    on_profiled: Callable[[ModelProfile], None]
-    on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None]
+    on_profiled: Callable[[ModelProfile], None] = lambda _profile: None
+    on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None
     should_cancel: Callable[[], bool]
 
 
@@ -82,12 +83,22 @@ class Monitor:
         device: device that computes.
         earlier: costs of the stages in runs that this one resumes.
         evaluates: whether an evaluation follows.
+        compresses: whether anything follows upon the profiles.
     """
 
     def __init__(
-        self, callbacks: Callbacks, device: torch.device, earlier: dict[str, StageReport], *, evaluates: bool = False
+        self,
+        callbacks: Callbacks,
+        device: torch.device,
+        earlier: dict[str, StageReport],
+        *,
+        evaluates: bool = False,
+        compresses: bool = True,
     ) -> None:
-        played = {stage: share for stage, share in _SHARES.items() if evaluates or stage != "evaluating"}
+        left_out = set() if evaluates else {"evaluating"}
+        if not compresses:
+            left_out |= _BEHIND_PROFILES
+        played = {stage: share for stage, share in _SHARES.items() if stage not in left_out}
         whole = sum(played.values())
         self._shares = {stage: share / whole for stage, share in played.items()}
         self._callbacks = callbacks

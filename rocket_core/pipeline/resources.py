@@ -12,8 +12,10 @@ from rocket_core.footprint import (
     evaluation_footprint,
     input_bytes,
 )
+from rocket_core.inspection import ratio_within
 from rocket_core.machine import free_disk
 from rocket_core.pipeline.evaluating import EvaluationPlan
+from rocket_core.pipeline.export import bytes_beside
 from rocket_core.pipeline.preflight import Run
 
 
@@ -77,6 +79,19 @@ def require_resources(run: Run, windows: int, output: Path, *, held: int) -> Res
             "statistics_quota_bytes"
         )
     return estimate
+
+
+def require_size(run: Run) -> None:
+    """Refuses a target size that no choice of candidates reaches, before the long work begins.
+
+    Raises:
+        InfeasibleBudgetError: the target is out of reach.
+    """
+    target = run.config.target_bytes
+    if target is not None:
+        names = [name for block in run.layers for name in block]
+        shapes = [run.architecture.shape(name) for name in names]
+        ratio_within(shapes, target, itemsize=run.dtype.itemsize, other_bytes=bytes_beside(run, names))
 
 
 def require_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> None:

@@ -1,20 +1,17 @@
-"""`compress`: the stages in order."""
+"""`compress` and `profile_model`: the stages in order."""
 
 import errno
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
-from rocket_core import __version__, budget
-from rocket_core.allocation import Allocation, chosen, layer_frontiers
+from rocket_core import __version__
+from rocket_core.allocation import chosen, layer_frontiers
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.config import HUB_TASKS, WORK_FOLDER_NAME, CompressionConfig, ExportKind
-from rocket_core.datasets import local_path_of
+from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig
 from rocket_core.devices import map_large_tensors, resolve_device
 from rocket_core.errors import (
     CalibrationError,
@@ -28,37 +25,43 @@ from rocket_core.errors import (
 from rocket_core.hub import HubAccess, offline
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.model_profile import ModelProfile
-from rocket_core.pipeline.card import model_card
 from rocket_core.pipeline.compression import compress_layers, units_of
 from rocket_core.pipeline.evaluating import EvaluationPlan, evaluate_export, plan_evaluation
-from rocket_core.pipeline.export import stored_bytes, write_export
+from rocket_core.pipeline.export import bytes_beside, stored_bytes, write_export
 from rocket_core.pipeline.fetch import obtain_model
-from rocket_core.pipeline.files import write_text
 from rocket_core.pipeline.kept_profiles import KeptProfiles, ProfileOfRun, profile_identity
+from rocket_core.pipeline.output import finished_report, publish, refuse_another_evaluation, refuse_occupied
 from rocket_core.pipeline.preflight import Run, calibration_inputs, prepare_run, run_identity
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
-from rocket_core.pipeline.resources import require_evaluation
+from rocket_core.pipeline.reporting import allocation_report, calibration_report, totals_report, without_paths
+from rocket_core.pipeline.resources import require_evaluation, require_size
 from rocket_core.pipeline.sensitivity import measure_sensitivities
 from rocket_core.pipeline.sequential import SequentialCompression
-from rocket_core.pipeline.stages import Profiled, allocate_layers, objective_of, profile_layers
+from rocket_core.pipeline.stages import allocate_layers, objective_of, profile_layers
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
-from rocket_core.report import (
-    AllocationReport,
-    CalibrationReport,
-    CompressionReport,
-    ExportReport,
-    LayerReport,
-    TotalsReport,
-    layer_report,
-)
-
-REPORT_NAME = "report.json"
+from rocket_core.report import CompressionReport, ExportReport, layer_report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Inputs:
-    """What a run reads beside the model: calibration inputs, kept profiles, and what it is evaluated on if it is."""
+class _Begun:
+    """A run that nothing known speaks against, in a work folder of its own.
 
+    Attributes:
+        run: the run.
+        identity: what its work belongs to.
+        output: the folder to write to.
+        work: the work folder, claimed.
+        monitor: told of every step.
+        calibration: calibration inputs.
+        plan: what the result is evaluated on; None if it is not.
+        kept: the kept profile that it takes or makes.
+    """
+
+    run: Run
+    identity: RunIdentity
+    output: Path
+    work: WorkFolder
+    monitor: Monitor
     calibration: CalibrationInputs
     plan: EvaluationPlan | None
     kept: ProfileOfRun
@@ -108,11 +111,8 @@ def compress(
     Raises:
         RocketError: see `rocket_core.errors` for the kinds.
     """
-    device = resolve_device(config.device)
-    if output.exists() and not output.is_dir():
-        raise InvalidConfigError(f"{output} is a file; give a folder to write to")
-    map_large_tensors()
-    work = WorkFolder(output / WORK_FOLDER_NAME)
+    if not config.has_target:
+        raise InvalidConfigError("give a ratio, or a target size in bytes (target_bytes): how small shall it become?")
     callbacks = Callbacks(
         on_progress=on_progress,
         on_profile=on_profile,
@@ -120,31 +120,123 @@ def compress(
         on_allocation=on_allocation,
         should_cancel=should_cancel,
     )
-    monitor = Monitor(callbacks, device, work.stages(), evaluates=config.evaluate is not None)
-    with _resource_errors(output), _tidying(work, monitor):
-        source = obtain_model(model, revision, hub, config.ratio, monitor)
+    with _opened(output, config, callbacks) as (work, monitor):
+        source = obtain_model(model, revision, hub, config.ratio or 0.0, monitor)
         with monitor.stage("preflight"):
             with offline():
                 run = prepare_run(source, config)
             identity = run_identity(run)
-            finished = _finished_report(output, identity, resume=resume)
+            finished = finished_report(output, identity, resume=resume)
             if finished is not None:
-                _refuse_another_evaluation(finished, config, output)
+                refuse_another_evaluation(finished, config, output)
                 return finished
-            work.check(identity, resume=resume)
-            _refuse_occupied(output, work, config)
-            kept = ProfileOfRun(profiles, profile_identity(identity, run.method))
-            inputs = kept.inputs(work) or calibration_inputs(run, work, token=hub.token)
-            plan = plan_evaluation(run, token=hub.token)
-            kept.require_resources(run, len(inputs), output, held=work.stored_bytes)
-            require_evaluation(run, plan, output)
-            work.claim(identity, inputs)
-            kept.lend(work, inputs)
+            begun = _begin(run, identity, output, work, monitor, resume=resume, token=hub.token, profiles=profiles)
         with offline():
-            given = _Inputs(calibration=inputs, plan=plan, kept=kept)
-            report = _compress(run, output, work, identity, given, monitor)
+            report = _compress(begun)
         monitor.finish()
         return report
+
+
+def profile_model(
+    model: str,
+    output: Path,
+    config: CompressionConfig,
+    *,
+    profiles: KeptProfiles,
+    revision: str | None = None,
+    resume: bool = False,
+    hub: HubAccess = HubAccess(),
+    on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
+    should_cancel: Callable[[], bool] = lambda: False,
+) -> ModelProfile:
+    """Does of a compression what comes before any ratio: calibrates, and profiles all layers.
+
+    A later `compress` with the same model, calibration and settings of profiling begins where this ends.
+
+    Args:
+        model: folder of a checkpoint, or repository id on the Hub.
+        output: folder for unfinished work, in `output/.rocket-work`; nothing is left there at the end.
+        config: all settings, without a target.
+        profiles: where the profile is kept, or taken from if it is there already.
+        revision: branch, tag or commit of a repository.
+        resume: as in `compress`.
+        hub: as in `compress`.
+        on_progress: as in `compress`.
+        on_profile: as in `compress`.
+        should_cancel: as in `compress`.
+
+    Returns:
+        The profile of the model, which answers what any ratio or size would give.
+
+    Raises:
+        RocketError: see `rocket_core.errors` for the kinds.
+    """
+    if config.has_target:
+        raise InvalidConfigError("a profile is for every ratio and size; leave the target out")
+    callbacks = Callbacks(on_progress=on_progress, on_profile=on_profile, should_cancel=should_cancel)
+    with _opened(output, config, callbacks) as (work, monitor):
+        source = obtain_model(model, revision, hub, 0.0, monitor)
+        with monitor.stage("preflight"):
+            with offline():
+                run = prepare_run(source, config)
+            begun = _begin(
+                run, run_identity(run), output, work, monitor, resume=resume, token=hub.token, profiles=profiles
+            )
+        with offline():
+            profile, _ = _profile(begun)
+        monitor.finish()
+        work.remove()
+        return profile
+
+
+@contextmanager
+def _opened(output: Path, config: CompressionConfig, callbacks: Callbacks) -> Iterator[tuple[WorkFolder, Monitor]]:
+    """The work folder of a run and its monitor; says what ran out, and tidies up."""
+    device = resolve_device(config.device)
+    if output.exists() and not output.is_dir():
+        raise InvalidConfigError(f"{output} is a file; give a folder to write to")
+    map_large_tensors()
+    work = WorkFolder(output / WORK_FOLDER_NAME)
+    monitor = Monitor(
+        callbacks, device, work.stages(), evaluates=config.evaluate is not None, compresses=config.has_target
+    )
+    with _resource_errors(output), _tidying(work, monitor):
+        yield work, monitor
+
+
+def _begin(
+    run: Run,
+    identity: RunIdentity,
+    output: Path,
+    work: WorkFolder,
+    monitor: Monitor,
+    *,
+    resume: bool,
+    token: str | None,
+    profiles: KeptProfiles | None,
+) -> _Begun:
+    """Refuses what cannot be finished, and claims the work folder."""
+    work.check(identity, resume=resume)
+    refuse_occupied(output, work, run.config)
+    kept = ProfileOfRun(profiles, profile_identity(identity, run.method))
+    calibration = kept.inputs(work) or calibration_inputs(run, work, token=token)
+    plan = plan_evaluation(run, token=token)
+    require_size(run)
+    kept.require_resources(run, len(calibration), output, held=work.stored_bytes)
+    require_evaluation(run, plan, output)
+    work.claim(identity, calibration)
+    kept.lend(work, calibration)
+    return _Begun(
+        run=run,
+        identity=identity,
+        output=output,
+        work=work,
+        monitor=monitor,
+        calibration=calibration,
+        plan=plan,
+        kept=kept,
+    )
 
 
 @contextmanager
@@ -162,65 +254,20 @@ def _tidying(work: WorkFolder, monitor: Monitor) -> Iterator[None]:
         work.release()
 
 
-def _compress(
-    run: Run,
-    output: Path,
-    work: WorkFolder,
-    identity: RunIdentity,
-    inputs: _Inputs,
-    monitor: Monitor,
-) -> CompressionReport:
-    calibration = inputs.calibration
-    profiled = _profile(run, calibration, work, monitor)
-    with monitor.stage("allocating"):
-        inputs.kept.keep(work)
-        monitor.profiled_all(_model_profile(run, inputs.kept.identity, profiled.profiles))
-        allocation = allocate_layers(run, profiled.profiles, work)
-        selected = chosen(profiled.profiles, allocation, itemsize=run.dtype.itemsize)
-        monitor.allocated(selected)
-    with monitor.stage("factorizing"):
-        units = units_of(selected)
-        if run.config.sequential:
-            SequentialCompression(run, calibration, work, units, monitor).complete()
-        else:
-            compress_layers(run, calibration, work, units, monitor)
-    frontiers = layer_frontiers(profiled.profiles, allocation.objective, allocation.measure)
-    layers = tuple(
-        layer_report(profile, candidate, work.outcome(profile.name), frontiers[profile.name])
-        for profile, candidate in selected
-    )
-    with monitor.stage("exporting"):
-        by_name = {layer.name: layer for layer in layers}
-        folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
-    evaluation = None
-    if inputs.plan is not None:
-        with monitor.stage("evaluating"):
-            evaluation = evaluate_export(run, inputs.plan, folders, work, monitor)
-    exports = tuple(
-        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
-    )
-    report = CompressionReport(
-        rocket_version=__version__,
-        fingerprint=identity.fingerprint,
-        model=identity.model,
-        model_class=run.architecture.class_name,
-        revision=identity.revision,
-        settings=_without_paths(run.config),
-        calibration=_calibration_report(run, calibration),
-        stages=monitor.stages,
-        allocation=_allocation_report(allocation),
-        totals=_totals(run, layers, exports),
-        exports=exports,
-        layers=layers,
-        skipped=run.skipped | profiled.skipped,
-        evaluation=evaluation,
-    )
-    _publish(run, output, work, report, folders)
-    return report
-
-
-def _model_profile(run: Run, identity: RunIdentity, profiles: tuple[LayerProfile, ...]) -> ModelProfile:
-    return ModelProfile(
+def _profile(begun: _Begun) -> tuple[ModelProfile, dict[str, str]]:
+    """All layer profiles, kept and handed over, and the layers that turned out to be uncompressible."""
+    run, work, monitor = begun.run, begun.work, begun.monitor
+    if run.config.measures_sensitivities:
+        with monitor.stage("differentiating"):
+            windows = run.config.sensitivity_samples
+            # Evenly spaced: the first windows may all be of one document.
+            stride = max(1, len(begun.calibration) // windows)
+            measure_sensitivities(run, begun.calibration[::stride], work, monitor, windows=windows)
+    with monitor.stage("calibrating"):
+        profiled = profile_layers(run, begun.calibration, work, monitor)
+        begun.kept.keep(work)
+    identity = begun.kept.identity
+    profile = ModelProfile(
         fingerprint=identity.fingerprint,
         model=identity.model,
         revision=identity.revision,
@@ -231,126 +278,58 @@ def _model_profile(run: Run, identity: RunIdentity, profiles: tuple[LayerProfile
         itemsize=run.dtype.itemsize,
         model_parameters=run.architecture.parameters,
         dense_bytes=run.checkpoint.stored_bytes,
-        layers=profiles,
+        other_bytes=bytes_beside(run, [profile.name for profile in profiled.profiles]),
+        layers=profiled.profiles,
     )
+    monitor.profiled_all(profile)
+    return profile, profiled.skipped
 
 
-def _profile(run: Run, inputs: CalibrationInputs, work: WorkFolder, monitor: Monitor) -> Profiled:
-    if run.config.measures_sensitivities:
-        with monitor.stage("differentiating"):
-            windows = run.config.sensitivity_samples
-            # Evenly spaced: the first windows may all be of one document.
-            stride = max(1, len(inputs) // windows)
-            measure_sensitivities(run, inputs[::stride], work, monitor, windows=windows)
-    with monitor.stage("calibrating"):
-        return profile_layers(run, inputs, work, monitor)
-
-
-def _publish(
-    run: Run, output: Path, work: WorkFolder, report: CompressionReport, folders: dict[ExportKind, Path]
-) -> None:
-    """Moves the complete artifacts to their place; the report in `output` says that all are there."""
-    text = report.model_dump_json(indent=1) + "\n"
-    for export in report.exports:
-        folder = folders[export.kind]
-        write_text(folder / "README.md", model_card(report, export.kind, run.source.folder))
-        write_text(folder / REPORT_NAME, text)
-    _refuse_occupied(output, work, run.config)
-    work.begin_publishing()
-    for export in report.exports:
-        # What a run killed between these moves has left: its own artifact, made again since.
-        shutil.rmtree(output / export.folder, ignore_errors=True)
-        folders[export.kind].replace(output / export.folder)
-    write_text(output / REPORT_NAME, text)
-    work.remove()
-
-
-def _finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> CompressionReport | None:
-    """The report of a run that had finished; raises where that was another run."""
-    file = output / REPORT_NAME
-    if not file.is_file():
-        return None
-    try:
-        finished = CompressionReport.model_validate_json(file.read_bytes())
-    except ValidationError:
-        finished = None
-    if resume and finished is not None and finished.fingerprint == identity.fingerprint:
-        # A run killed behind its last move may have left this.
-        shutil.rmtree(output / WORK_FOLDER_NAME, ignore_errors=True)
-        return finished
-    raise InvalidConfigError(
-        f"{output} already holds the result of another compression; choose another output folder, or remove what is "
-        "there"
+def _compress(begun: _Begun) -> CompressionReport:
+    run, work, monitor = begun.run, begun.work, begun.monitor
+    profile, skipped = _profile(begun)
+    with monitor.stage("allocating"):
+        allocation = allocate_layers(run.config, profile, work)
+        selected = chosen(profile.layers, allocation, itemsize=run.dtype.itemsize)
+        monitor.allocated(selected)
+    with monitor.stage("factorizing"):
+        units = units_of(selected)
+        if run.config.sequential:
+            SequentialCompression(run, begun.calibration, work, units, monitor).complete()
+        else:
+            compress_layers(run, begun.calibration, work, units, monitor)
+    frontiers = layer_frontiers(profile.layers, allocation.objective, allocation.measure)
+    layers = tuple(
+        layer_report(layer, candidate, work.outcome(layer.name), frontiers[layer.name]) for layer, candidate in selected
     )
-
-
-def _refuse_another_evaluation(finished: CompressionReport, config: CompressionConfig, output: Path) -> None:
-    wanted = _without_paths(config).evaluate
-    if wanted is not None and wanted != finished.settings.evaluate:
-        raise InvalidConfigError(
-            f"the compression in {output} is finished and its evaluation was another one, or none; measure the "
-            "artifact with `rocket evaluate`, or leave evaluate out"
-        )
-
-
-def _refuse_occupied(output: Path, work: WorkFolder, config: CompressionConfig) -> None:
-    """Refuses to write over folders that are not this run's own."""
-    occupied = [kind for kind in config.export if (output / kind).exists()]
-    if occupied and not work.is_publishing:
-        raise InvalidConfigError(
-            f"{output} already holds {occupied[0]}, which this run has not made; choose another output folder, or "
-            "remove what is there"
-        )
-
-
-def _calibration_report(run: Run, inputs: CalibrationInputs) -> CalibrationReport:
-    calibration = _without_paths(run.config).calibration
-    return CalibrationReport(
-        kind=run.architecture.kind,
-        dataset=calibration.dataset,
-        samples=len(inputs),
-        sequence_length=run.sequence_length,
-        seed=calibration.seed,
-        tokens=len(inputs) * run.positions,
-        token_sha256=inputs.sha256(),
+    with monitor.stage("exporting"):
+        by_name = {layer.name: layer for layer in layers}
+        folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
+    evaluation = None
+    if begun.plan is not None:
+        with monitor.stage("evaluating"):
+            evaluation = evaluate_export(run, begun.plan, folders, work, monitor)
+    exports = tuple(
+        ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
     )
-
-
-def _without_paths(config: CompressionConfig) -> CompressionConfig:
-    """The settings without folders of this machine: reports travel with the model."""
-    calibration = config.calibration.model_copy(update={"dataset": _without_folder(config.calibration.dataset)})
-    evaluate = config.evaluate
-    if evaluate is not None:
-        tasks = tuple(name if name in HUB_TASKS else Path(name).name for name in evaluate.tasks)
-        evaluate = evaluate.model_copy(update={"dataset": _without_folder(evaluate.dataset), "tasks": tasks})
-    return config.model_copy(update={"calibration": calibration, "evaluate": evaluate})
-
-
-def _without_folder(dataset: str) -> str:
-    path = local_path_of(dataset)
-    return dataset if path is None else path.name
-
-
-def _allocation_report(allocation: Allocation) -> AllocationReport:
-    return AllocationReport.model_validate({name: getattr(allocation, name) for name in AllocationReport.model_fields})
-
-
-def _totals(run: Run, layers: Sequence[LayerReport], exports: tuple[ExportReport, ...]) -> TotalsReport:
-    compressible = sum(layer.d_in * layer.d_out for layer in layers)
-    kept = sum(layer.kept_parameters for layer in layers)
-    whole = run.architecture.parameters
-    return TotalsReport(
-        compressible_parameters=compressible,
-        kept_parameters=kept,
-        achieved_ratio=budget.achieved_ratio(compressible, kept),
-        achieved_byte_ratio=budget.achieved_ratio(
-            sum(run.stored_bytes(layer.name) for layer in layers), sum(layer.stored_bytes for layer in layers)
-        ),
-        model_parameters=whole,
-        model_compression_ratio=budget.achieved_ratio(whole, whole - compressible + kept),
-        stored_bytes=min(export.stored_bytes for export in exports),
-        dense_bytes=run.checkpoint.stored_bytes,
+    report = CompressionReport(
+        rocket_version=__version__,
+        fingerprint=begun.identity.fingerprint,
+        model=begun.identity.model,
+        model_class=run.architecture.class_name,
+        revision=begun.identity.revision,
+        settings=without_paths(run.config),
+        calibration=calibration_report(run, begun.calibration),
+        stages=monitor.stages,
+        allocation=allocation_report(allocation),
+        totals=totals_report(run, layers, exports),
+        exports=exports,
+        layers=layers,
+        skipped=run.skipped | skipped,
+        evaluation=evaluation,
     )
+    publish(run, begun.output, work, report, folders)
+    return report
 
 
 @contextmanager

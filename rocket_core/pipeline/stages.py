@@ -4,12 +4,13 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rocket_core.allocation import Allocation, allocate
+from rocket_core.allocation import Allocation
 from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
 from rocket_core.config import CompressionConfig, Objective
 from rocket_core.devices import return_freed_memory
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.methods import Method
+from rocket_core.model_profile import ModelProfile
 from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.problems import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
@@ -71,19 +72,25 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
     return Profiled(profiles=tuple(profiles), skipped=skipped)
 
 
-def allocate_layers(run: Run, profiles: Sequence[LayerProfile], work: WorkFolder) -> Allocation:
-    """Solves the knapsack, or takes the solution that a resumed run has found."""
+def allocate_layers(config: CompressionConfig, profile: ModelProfile, work: WorkFolder) -> Allocation:
+    """Solves the knapsack, or takes the solution that a resumed run has found.
+
+    Args:
+        config: settings with a target.
+        profile: all layers.
+        work: where the solution is or goes.
+
+    Raises:
+        InfeasibleBudgetError: no choice of candidates is that small.
+    """
     allocation = work.allocation()
     if allocation is None:
-        config = run.config
-        allocation = allocate(
-            profiles,
-            config.ratio,
-            objective=objective_of(config),
-            cap_slack=config.cap_slack,
-            measure=config.budget,
-            itemsize=run.dtype.itemsize,
-        )
+        what_if = profile.what_if()
+        if config.target_bytes is not None:
+            allocation = what_if.within_bytes(config.target_bytes)
+        else:
+            assert config.ratio is not None
+            allocation = what_if.at_ratio(config.ratio)
         work.save_allocation(allocation)
     return allocation
 

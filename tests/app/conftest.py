@@ -153,6 +153,7 @@ def model_profile(profile):
         itemsize=4,
         model_parameters=153,
         dense_bytes=612,
+        other_bytes=100,
         layers=(profile("b"), profile("a")),
     )
 

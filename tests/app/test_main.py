@@ -39,6 +39,7 @@ def test_the_paths_are_those_that_are_documented(app):
         ("get", "/jobs/{job_id}/artifacts"),
         ("get", "/jobs/{job_id}/artifacts/{name}"),
         ("get", "/profiles"),
+        ("post", "/profiles"),
         ("get", "/profiles/{profile_id}"),
         ("delete", "/profiles/{profile_id}"),
         ("get", "/profiles/{profile_id}/frontier"),
@@ -63,7 +64,7 @@ def test_only_what_sleeps_is_asynchronous(app):
         for route in routes
         if isinstance(route, APIRoute) and inspect.iscoroutinefunction(route.endpoint)
     }
-    assert asynchronous == {"list_events", "submit_job", "get_job", "save_upload"}
+    assert asynchronous == {"list_events", "submit_job", "make_profile", "get_job", "save_upload"}
 
 
 def test_the_web_process_is_small_and_has_no_torch(tmp_path):

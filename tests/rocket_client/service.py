@@ -94,6 +94,7 @@ class Service:
             itemsize=4,
             model_parameters=153,
             dense_bytes=612,
+            other_bytes=100,
             layers=layers,
         )
         what_if = whole.what_if()

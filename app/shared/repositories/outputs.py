@@ -172,6 +172,19 @@ def succeed_job(
     return end_job(session, job, Status.SUCCEEDED, at, **changes)
 
 
+def succeed_profile(session: Session, lease: Lease) -> Status:
+    """Ends a job that was to profile layers and no more, once its profile is saved.
+
+    Returns:
+        `succeeded`, or `cancelled` if that had been asked for.
+
+    Raises:
+        FencedOutError: the job was taken away.
+    """
+    job = hold(session, lease)
+    return end_job(session, job, Status.SUCCEEDED, now(session), progress=1.0, work_key=None)
+
+
 def list_layer_profiles(session: Session, job_id: str) -> list[LayerProfile]:
     """Layers published so far, in the order of the model."""
     statement = select(LayerProfileRow).where(LayerProfileRow.job_id == job_id).order_by(LayerProfileRow.position)

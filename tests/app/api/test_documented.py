@@ -71,13 +71,15 @@ def jobs(client, worker, context):
 def scenarios(client, jobs, app, settings, monkeypatch):
     """What leads to each documented status."""
     json_type, text_type = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
-    keyed = {"json": BODY, "headers": {"Idempotency-Key": "k"}}
+    without_target = {name: value for name, value in BODY.items() if name != "ratio"}
+    of_nobody = {"calibration": {"dataset": NO_UPLOAD}}
     profile, allocations = "/profiles/{profile_id}", "/profiles/{profile_id}/allocations"
     job, file = "/jobs/{job_id}", "/jobs/{job_id}/artifacts/{name}"
 
-    def replay():
-        client.post("/jobs", **keyed)
-        return client.post("/jobs", **keyed)
+    def replay(path, body, key):
+        keyed = {"json": body, "headers": {"Idempotency-Key": key}}
+        client.post(path, **keyed)
+        return client.post(path, **keyed)
 
     def upload(content):
         return client.post("/calibrations", content=content, headers=text_type)
@@ -98,11 +100,11 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         app.state.context = context
         return answer
 
-    def without_a_hub(path):
+    def without_a_hub(path, body=BODY):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             FakeHub.replace(monkeypatch, f"http://127.0.0.1:{free.getsockname()[1]}")
-        return client.post(path, json=BODY | {"model_id": "org/model"})
+        return client.post(path, json=body | {"model_id": "org/model"})
 
     def without_room(ask):
         def full(_self):
@@ -136,7 +138,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
 
     return {
         ("post", "/jobs", 202): lambda: client.post("/jobs", json=BODY),
-        ("post", "/jobs", 200): replay,
+        ("post", "/jobs", 200): lambda: replay("/jobs", BODY, "k"),
         ("post", "/jobs", 400): lambda: client.post("/jobs", content=b"\xff", headers=json_type),
         ("post", "/jobs", 413): lambda: client.post("/jobs", content=b" " * 5000, headers=json_type),
         ("post", "/jobs", 415): lambda: client.post("/jobs", content=b"{}", headers={"Content-Type": "text/plain"}),
@@ -176,10 +178,19 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", file, 404): lambda: client.get(jobs.succeeded + "/artifacts/none"),
         ("get", file, 410): lambda: client.get(jobs.expired + FILE),
         ("get", file, 416): lambda: client.get(jobs.succeeded + FILE, headers={"Range": "bytes=99-"}),
-        ("post", "/jobs", 404): lambda: client.post("/jobs", json=BODY | {"calibration": {"dataset": NO_UPLOAD}}),
+        ("post", "/jobs", 404): lambda: client.post("/jobs", json=BODY | of_nobody),
         ("post", f"{job}/retry", 422): lambda: client.post(f"{jobs.failed}/retry", headers={"Hub-Token": "x"}),
         ("get", "/profiles", 200): lambda: client.get("/profiles"),
         ("get", "/profiles", 422): lambda: client.get("/profiles?after=x"),
+        ("post", "/profiles", 202): lambda: client.post("/profiles", json=without_target),
+        ("post", "/profiles", 200): lambda: replay("/profiles", without_target, "p"),
+        ("post", "/profiles", 400): lambda: client.post("/profiles", content=b"{", headers=json_type),
+        ("post", "/profiles", 404): lambda: client.post("/profiles", json=without_target | of_nobody),
+        ("post", "/profiles", 413): lambda: client.post("/profiles", content=b" " * 5000, headers=json_type),
+        ("post", "/profiles", 415): lambda: client.post("/profiles", content=b"{}", headers=text_type),
+        ("post", "/profiles", 422): lambda: client.post("/profiles", json=BODY),
+        ("post", "/profiles", 503): lambda: without_a_hub("/profiles", without_target),
+        ("post", "/profiles", 507): lambda: without_room(lambda: client.post("/profiles", json=without_target)),
         ("get", profile, 200): lambda: client.get(jobs.profile),
         ("get", profile, 404): lambda: client.get(NO_PROFILE),
         ("delete", profile, 204): lambda: client.delete(jobs.profile),
@@ -198,9 +209,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("post", allocations, 422): lambda: client.post(f"{jobs.profile}/allocations", json={"ratio": 0.9}),
         ("post", "/estimates", 200): lambda: client.post("/estimates", json=BODY),
         ("post", "/estimates", 400): lambda: client.post("/estimates", content=b"{", headers=json_type),
-        ("post", "/estimates", 404): lambda: client.post(
-            "/estimates", json=BODY | {"calibration": {"dataset": NO_UPLOAD}}
-        ),
+        ("post", "/estimates", 404): lambda: client.post("/estimates", json=BODY | of_nobody),
         ("post", "/estimates", 413): lambda: client.post("/estimates", content=b" " * 5000, headers=json_type),
         ("post", "/estimates", 415): lambda: client.post("/estimates", content=b"{}", headers=text_type),
         ("post", "/estimates", 422): lambda: client.post("/estimates", json=BODY | {"ratio": 0.95}),
@@ -263,7 +272,8 @@ def test_every_option_is_described_with_its_default_and_its_cost(client):
         assert "default" in option["description"], name
         assert re.search(r"cost|free|time|twice|spare", option["description"], re.IGNORECASE), name
     for model in (
-        "JobRequest",
+        "CompressionRequest",
+        "ProfileRequest",
         "CalibrationRequest",
         "EvaluationRequest",
         "CompressionReport",

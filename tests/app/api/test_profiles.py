@@ -6,7 +6,7 @@ from sqlalchemy import inspect, select, update
 
 from app.services import what_ifs
 from app.shared.models import Job, Profile
-from app.shared.repositories import profiles
+from app.shared.repositories import outputs, profiles
 from rocket_core.allocation import allocate, chosen
 from tests.app.api.conftest import BODY
 
@@ -167,3 +167,60 @@ def test_lists_do_not_read_what_is_large(client, context, profile_id):
     with context.database.snapshot() as session:
         row = session.scalars(select(Profile)).one()
         assert {"body", "frontier"} <= inspect(row).unloaded
+
+
+def test_a_profile_can_be_asked_for_alone(client, worker):
+    body = {name: value for name, value in BODY.items() if name != "ratio"}
+    answer = client.post("/profiles", json=body, headers={"Idempotency-Key": "once"})
+    job = answer.json()
+    assert (answer.status_code, answer.headers["Location"]) == (202, f"/jobs/{job['id']}")
+    assert (job["kind"], job["ratio"], job["target_bytes"]) == ("profile", None, None)
+    again = client.post("/profiles", json=body, headers={"Idempotency-Key": "once"})
+    assert (again.status_code, again.json()["id"]) == (200, job["id"])
+    lease, what_if = worker.claim(job["id"]), worker.model_profile.what_if()
+    kept = worker.model_profile, what_if.frontier(), what_if.reachable_ratio
+    profile_id = worker.do(profiles.save_profile, lease, *kept)
+    worker.do(outputs.succeed_profile, lease)
+    done = client.get(f"/jobs/{job['id']}").json()
+    assert (done["status"], done["progress"], done["profile_id"]) == ("succeeded", 1.0, profile_id)
+    assert done["result"] is done["error"] is done["expires_at"] is None
+    assert client.get(f"/jobs/{job['id']}/artifacts").json()["data"] == []
+    report = client.get(f"/jobs/{job['id']}/report")
+    assert (report.status_code, report.json()["code"]) == (409, "report_not_ready")
+    assert "profiles layers" in report.json()["detail"]
+    assert client.get("/jobs").json()["data"][0]["kind"] == "profile"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"ratio": 0.3}, "ratio"),
+        ({"target_bytes": 1000}, "target_bytes"),
+        ({"evaluate": {}}, "evaluate"),
+        ({"options": {"method": "svd-llm"}}, "body"),
+        ({"model_id": "tiny"}, "model_id"),
+    ],
+)
+def test_what_has_no_part_in_a_profile_is_refused(client, change, param):
+    body = {name: value for name, value in BODY.items() if name != "ratio"}
+    answer = client.post("/profiles", json=body | change)
+    assert (answer.status_code, answer.json()["param"]) == (422, param)
+    assert client.get("/jobs").json()["data"] == []
+
+
+def test_a_size_can_be_asked_for_in_place_of_a_ratio(client):
+    body = {name: value for name, value in BODY.items() if name != "ratio"}
+    whole = client.post("/estimates", json=BODY | {"ratio": 0}).json()
+    target = whole["stored_bytes"] - whole["compressible_parameters"]
+    told = client.post("/estimates", json=body | {"target_bytes": target}).json()
+    # A quarter of four bytes a parameter.
+    assert told["ratio"] == pytest.approx(0.25)
+    assert told["factored_bytes"] == target
+    job = client.post("/jobs", json=body | {"target_bytes": target}).json()
+    assert (job["kind"], job["ratio"], job["target_bytes"]) == ("compression", None, target)
+    for change in ({}, {"target_bytes": 0}, {"ratio": 0.3, "target_bytes": target}, {"target_bytes": 1000}):
+        for path in ("/jobs", "/estimates"):
+            answer = client.post(path, json=body | change)
+            assert answer.status_code == 422, change
+    # Of the last one, which nothing can make true.
+    assert (answer.json()["code"], answer.json()["nearest_ratio"] > 0) == ("infeasible_budget", True)

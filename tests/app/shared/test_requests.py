@@ -20,7 +20,15 @@ def test_a_request_survives_the_row():
 
 
 def test_options_are_the_settings_of_the_library_with_their_defaults():
-    operator = {"ratio", "calibration", "evaluate", "device", "max_shard_bytes", "statistics_quota_bytes"}
+    operator = {
+        "ratio",
+        "target_bytes",
+        "calibration",
+        "evaluate",
+        "device",
+        "max_shard_bytes",
+        "statistics_quota_bytes",
+    }
     assert set(JobOptions.model_fields) == set(CompressionConfig.model_fields) - operator
     request = JobRequest(model_id="local/x", ratio=0.3)
     assert request.compression_config() == CompressionConfig(ratio=0.3)
@@ -107,7 +115,7 @@ def test_the_fingerprint_is_that_of_what_is_asked_for_not_of_how_it_is_spelt():
 def test_an_evaluation_is_part_of_what_is_asked_for_and_none_is_as_before_there_was_any():
     plain = JobRequest(model_id="local/x", ratio=0.3)
     evaluated = JobRequest(model_id="local/x", ratio=0.3, evaluate={})
-    stored = plain.model_dump_json(exclude={"queue", "evaluate"})
+    stored = plain.model_dump_json(exclude={"queue", "evaluate", "target_bytes"})
     assert plain.fingerprint() == hashlib.sha256(stored.encode()).hexdigest()
     assert evaluated.fingerprint() != plain.fingerprint()
     assert evaluated.fingerprint() == JobRequest(model_id="local/x", ratio=0.3, evaluate={"samples": 64}).fingerprint()

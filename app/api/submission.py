@@ -1,0 +1,47 @@
+"""How a job is accepted, whatever it does: the answer to what makes one."""
+
+from fastapi import Request, Response, status
+from fastapi.concurrency import run_in_threadpool
+from pydantic import SecretStr
+
+from app.api.views import JobView, job_path, job_view
+from app.api.waiting import wait_for_end
+from app.services import jobs
+from app.services.context import Context
+from app.shared.lifecycle import Status
+from app.shared.models import Job
+from app.shared.requests import JobRequest
+
+# How soon a client that polls should look again, in seconds.
+_POLL_SECONDS = 2
+
+
+async def accept_job(
+    wanted: JobRequest,
+    request: Request,
+    response: Response,
+    context: Context,
+    owner: str,
+    key: str | None,
+    hub_token: SecretStr | None,
+    wait: int,
+) -> JobView:
+    """Makes a job, or finds that of an earlier request, and answers with it; raises as `jobs.submit_job`."""
+    submission = await run_in_threadpool(jobs.submit_job, context, owner, wanted, key, hub_token)
+    if not submission.created:
+        response.status_code = status.HTTP_200_OK
+        response.headers["Idempotent-Replayed"] = "true"
+    return accepted(response, await wait_for_end(request, response, context, submission.job, wait))
+
+
+def accepted(response: Response, job: Job) -> JobView:
+    """A job that was accepted, and where it is."""
+    response.headers["Location"] = job_path(job)
+    hint(response, job)
+    return job_view(job)
+
+
+def hint(response: Response, job: Job) -> None:
+    """Says when to look again, as long as a job has not ended."""
+    if not Status(job.status).is_terminal:
+        response.headers["Retry-After"] = str(_POLL_SECONDS)

@@ -1,0 +1,67 @@
+"""Profiling alone: what comes before any ratio, kept for what comes later."""
+
+import pytest
+
+from rocket_core.errors import CompressionCancelledError, InvalidConfigError
+from rocket_core.pipeline import KeptProfiles, compress, profile_model
+from rocket_core.pipeline.walk import BlockWalk
+
+FAST = {"preset": "fast", "sensitivity_samples": 4, "export": ("factored",), "cap_slack": 0.01}
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return KeptProfiles(tmp_path / "profiles")
+
+
+@pytest.fixture
+def profile(tmp_path, model_folder, settings, kept):
+    def run(**hooks):
+        config = settings(**FAST, ratio=None)
+        return profile_model(str(model_folder("llama")), tmp_path / "work", config, profiles=kept, **hooks)
+
+    return run
+
+
+def test_a_compression_afterwards_is_what_the_profile_said_without_calibration(
+    profile, tmp_path, model_folder, settings, kept, fingerprint, monkeypatch
+):
+    predicted = profile().what_if().at_ratio(0.4)
+    compress(str(model_folder("llama")), tmp_path / "alone", settings(**FAST, ratio=0.4))
+    monkeypatch.setattr(BlockWalk, "statistics", lambda *_args, **_options: pytest.fail("calibrated again"))
+    report = compress(str(model_folder("llama")), tmp_path / "out", settings(**FAST, ratio=0.4), profiles=kept)
+    assert fingerprint(tmp_path / "out") == fingerprint(tmp_path / "alone")
+    assert report.allocation.total_error == predicted.total_error
+    assert report.allocation.kept == predicted.kept
+
+
+def test_nothing_is_left_but_the_profile(profile, tmp_path):
+    told, layers = [], []
+    model = profile(on_progress=told.append, on_profile=lambda place, layer: layers.append((place, layer)))
+    assert not list((tmp_path / "work").iterdir())
+    assert [layer for _, layer in layers] == list(model.layers)
+    assert [place for place, _ in layers] == list(range(len(model.layers)))
+    fractions = [progress.fraction for progress in told]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    assert {progress.stage for progress in told} == {"preflight", "differentiating", "calibrating"}
+    # The bar does not jump at the end.
+    assert fractions[-2] > 0.8
+
+
+def test_one_that_is_cancelled_goes_on_where_it_stopped(profile, kept, model_folder, settings, tmp_path):
+    layers = []
+    with pytest.raises(CompressionCancelledError):
+        profile(on_profile=lambda _place, layer: layers.append(layer), should_cancel=lambda: len(layers) > 3)
+    assert not kept.folder.exists()
+    with pytest.raises(InvalidConfigError, match="resume"):
+        profile()
+    again = []
+    model = profile(resume=True, on_profile=lambda _place, layer: again.append(layer))
+    assert list(model.layers)[: len(layers)] == layers
+    assert again == list(model.layers)
+
+
+def test_a_profile_has_no_target(tmp_path, model_folder, settings, kept):
+    with pytest.raises(InvalidConfigError, match="leave the target out"):
+        profile_model(str(model_folder("llama")), tmp_path / "work", settings(**FAST), profiles=kept)

@@ -1,0 +1,76 @@
+"""A size in place of a ratio: the files are never larger, and hardly smaller."""
+
+import pytest
+
+from rocket_core.config import compression_config
+from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
+from rocket_core.pipeline import KeptProfiles, compress
+from rocket_core.pipeline.walk import BlockWalk
+from rocket_core.report import CompressionReport
+
+# Beyond the tensors: names and shapes, of which there are as many as there are layers.
+HEADERS_OF_A_LAYER = 3 * 250
+
+
+def size_of(folder):
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+@pytest.fixture
+def run(tmp_path, model_folder, settings):
+    count = iter(range(100))
+
+    def make(target, family="llama", profiles=None, **changes):
+        output = tmp_path / f"out{next(count)}"
+        chosen = settings(ratio=None, target_bytes=target, preset="fast", sensitivity_samples=4, **changes)
+        return output, compress(str(model_folder(family)), output, chosen, profiles=profiles)
+
+    return make
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize("part", [0.2, 0.5])
+def test_the_factored_files_take_no_more_than_the_size_and_hardly_less(run, model_folder, family, part):
+    whole = size_of(model_folder(family))
+    _output, report = run(1_000_000_000, family)
+    layers = len(report.layers)
+    assert all(layer.kind == "dense" for layer in report.layers)
+    compressible = sum(layer.stored_bytes for layer in report.layers)
+    target = whole - round(part * compressible)
+    output, report = run(target, family)
+    written = size_of(output / "factored")
+    assert target - layers * HEADERS_OF_A_LAYER - 0.01 * whole <= written <= target
+    assert (report.settings.target_bytes, report.settings.ratio) == (target, None)
+    assert report.allocation.measure == "bytes"
+    assert f"target size {target:,} bytes" in (output / "factored" / "README.md").read_text()
+    assert CompressionReport.model_validate_json((output / "report.json").read_bytes()) == report
+
+
+def test_many_small_files_and_another_dtype_are_counted_too(run, model_folder):
+    target = round(0.4 * size_of(model_folder("llama")))
+    output, report = run(target, dtype="bfloat16", max_shard_bytes=4000)
+    files = list((output / "factored").glob("*.safetensors"))
+    assert len(files) > 4
+    assert 0.8 * target < size_of(output / "factored") <= target
+    assert report.exports[0].stored_bytes == size_of(output / "factored")
+
+
+def test_a_size_takes_over_the_profile_of_a_ratio(run, tmp_path, model_folder, settings, monkeypatch):
+    kept = KeptProfiles(tmp_path / "profiles")
+    model = str(model_folder("llama"))
+    compress(model, tmp_path / "first", settings(preset="fast", sensitivity_samples=4), profiles=kept)
+    monkeypatch.setattr(BlockWalk, "statistics", lambda *_args, **_options: pytest.fail("calibrated again"))
+    output, _report = run(round(0.7 * size_of(model_folder("llama"))), profiles=kept)
+    assert size_of(output / "factored") <= round(0.7 * size_of(model_folder("llama")))
+
+
+def test_a_size_out_of_reach_is_refused_before_anything_is_calibrated(run, model_folder, monkeypatch):
+    monkeypatch.setattr(BlockWalk, "statistics", lambda *_args, **_options: pytest.fail("calibrated"))
+    with pytest.raises(InfeasibleBudgetError, match="1000 bytes are out of reach") as caught:
+        run(1000)
+    assert 0 < caught.value.nearest_ratio < 1
+
+
+def test_without_a_target_nothing_is_compressed(tmp_path, model_folder):
+    with pytest.raises(InvalidConfigError, match="give a ratio, or a target size"):
+        compress(str(model_folder("llama")), tmp_path / "out", compression_config())

@@ -1,0 +1,60 @@
+"""A job that profiles a model and no more, and what it spares the jobs after it."""
+
+import os
+import threading
+
+import pytest
+
+from app.shared.models import Profile
+from app.shared.repositories import outputs
+from worker.job import Attempt
+
+QUICK = {"calibration": {"samples": 2, "sequence_length": 16}}
+
+
+@pytest.fixture
+def attempt(settings, database, claim, look):
+    def attempt(job_id, stop=None):
+        Attempt(settings, database, claim(job_id), stop or threading.Event()).run(os.getppid())
+        return look(job_id)
+
+    return attempt
+
+
+def test_a_profile_alone_is_kept_for_the_job_that_follows(
+    model, submit, attempt, published, stored, work, database, messages
+):
+    first = attempt(submit(**QUICK, ratio=None))
+    assert (first.status, first.progress, first.result, first.error) == ("succeeded", 1.0, None, None)
+    assert published(first.id) == {}
+    assert stored() == []
+    assert list(work.iterdir()) == []
+    assert "factorizing" not in messages(first.id)
+    second = attempt(submit(**QUICK, ratio=0.4))
+    assert second.status == "succeeded"
+    assert second.profile_id == first.profile_id is not None
+    with database.snapshot() as session:
+        profile = session.get(Profile, first.profile_id)
+        layers = outputs.list_layer_profiles(session, second.id)
+        assert len(layers) == profile.layer_count
+        assert layers == outputs.list_layer_profiles(session, first.id)
+        predicted = {point["ratio"]: point for point in profile.frontier}[0.4]
+        report = outputs.find_report(session, second).body
+    assert report["allocation"]["total_error"] == pytest.approx(predicted["error"])
+    assert report["totals"]["kept_parameters"] == predicted["kept_parameters"]
+
+
+def test_a_size_is_kept_to(model, submit, attempt, published):
+    whole = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    job = attempt(submit(**QUICK, ratio=None, target_bytes=round(0.8 * whole)))
+    assert job.status == "succeeded"
+    files = published(job.id)
+    assert 0.7 * whole < len(files["factored/model.safetensors"]) <= 0.8 * whole
+
+
+def test_a_profile_that_is_let_go_goes_on_where_it_was(model, submit, attempt, look, messages):
+    stop = threading.Event()
+    stop.set()
+    job_id = submit(**QUICK, ratio=None)
+    assert attempt(job_id, stop).status == "queued"
+    assert attempt(job_id).status == "succeeded"
