@@ -7,13 +7,19 @@ from anyio import CapacityLimiter
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.staticfiles import StaticFiles
 
 from app.api import artifacts, calibrations, catalog, estimates, events, health, jobs, metrics, profiles
 from app.api.access import REFUSALS, AccessMiddleware
+from app.api.addresses import STATIC
 from app.api.dependencies import BEARER
 from app.api.errors import ERROR_HANDLERS, install_error_handlers, problems
 from app.api.metrics import MetricsMiddleware
 from app.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from app.pages import compare, new_job, sign_in
+from app.pages import jobs as pages_of_jobs
+from app.pages import profiles as pages_of_profiles
+from app.pages.rendering import problem_page
 from app.services.context import open_context
 from app.services.health import Health
 from app.services.metrics import ServiceCollector
@@ -64,6 +70,10 @@ def create_app(
     app.include_router(health.router)
     for part in (jobs, events, artifacts, profiles, estimates, calibrations, catalog, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))
+    app.state.problem_page = problem_page
+    for page in (pages_of_jobs, new_job, pages_of_profiles, compare, sign_in):
+        app.include_router(page.router)
+    app.mount(STATIC, StaticFiles(packages=[("app.pages", "static"), ("rocket_core.page", "static")]))
     # The last one added is the first to see a request.
     uploads = {("POST", calibrations.PATH): settings.max_upload_bytes}
     app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes, exceptions=uploads)

@@ -81,6 +81,9 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
 )
 """What the presets set; a setting given by name goes before its preset's."""
 
+BEHIND_THE_PROFILE = frozenset({"ratio", "target_bytes", "preset", "cap_slack", "export", "max_shard_bytes"})
+"""Settings that have no part in a layer's profile. Everything else has, settings that are yet to come too."""
+
 # Under the output folder, until the artifacts are complete.
 WORK_FOLDER_NAME = ".rocket-work"
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rocket_core.pipeline import KeptProfiles
 
 _MEDIA_TYPES = {".safetensors": "application/vnd.safetensors", ".md": "text/markdown", ".jinja": "text/plain"}
-_REPORT = "report.json"
+_REPORTS = ("report.json", "report.html")
 _PROFILES = "profiles"
 _EXIT_UNSAID = 75
 _log = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ class Attempt:
 
     def _stored(self, report: CompressionReport, output: Path) -> tuple[NewArtifact, ...]:
         folders = [output / export.folder for export in report.exports]
-        files = [output / _REPORT, *(file for folder in folders for file in folder.rglob("*"))]
+        files = [*(output / name for name in _REPORTS), *(file for folder in folders for file in folder.rglob("*"))]
         artifacts: list[NewArtifact] = []
         try:
             for file in sorted(file for file in files if file.is_file()):
@@ -294,7 +294,7 @@ class Attempt:
 def _is_stale(error: WorkFolderError | InvalidConfigError, output: Path) -> bool:
     """Whether what a compression found in its folder, unfinished or complete, is that of another."""
     if isinstance(error, InvalidConfigError):
-        return (output / _REPORT).is_file()
+        return (output / _REPORTS[0]).is_file()
     return not isinstance(error, WorkFolderBusyError)
 
 

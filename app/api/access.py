@@ -12,18 +12,17 @@ from ipaddress import IPv6Address, ip_network
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from app.api.addresses import SESSION_COOKIE, is_page, is_public
 from app.services import access
 from app.services.access import Caller
 from app.services.context import Context
 from app.services.rates import RateLimiter
 from app.shared.errors import PermissionDeniedError, UnauthenticatedError
 from app.shared.repositories import keys
-
-PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
-"""What anybody may read. Nothing else answers without a caller."""
 
 REFUSALS = (
     HTTPStatus.UNAUTHORIZED,
@@ -53,6 +52,7 @@ class AccessMiddleware:
     def __init__(self, app: ASGIApp, *, context: Context, address: str) -> None:
         self._app = app
         self._database = context.database
+        self._settings = context.settings
         self._limiter = RateLimiter(context.settings)
         self._is_loopback = access.is_loopback(address)
         self._names = context.settings.hosts | {address.lower()}
@@ -87,14 +87,19 @@ class AccessMiddleware:
         """Who sends a request; None for what anybody may read."""
         method, path = scope["method"], scope["path"]
         address = scope["client"][0] if scope.get("client") else ""
-        if path in PUBLIC_PATHS and method in {"GET", "HEAD"}:
+        if is_public(method, path):
             if path not in _UNCOUNTED_PATHS:
                 self._limiter.count_request(_network(address))
+            if method == "POST":
+                # Of those who sign in only those are many that guess.
+                self._limiter.count_failure(_network(address))
             return None
         authorization = headers.get("authorization")
         is_local = self._is_loopback and access.is_loopback_ip(address)
         try:
-            caller = access.authenticate(self._database, authorization, is_local=is_local)
+            caller = self._find_signed_in(method, path, headers) or access.authenticate(
+                self._database, authorization, is_local=is_local
+            )
         except UnauthenticatedError:
             # Only those that fail are slowed down: whoever has a valid key gets in, however many others guess.
             if authorization is None:
@@ -106,6 +111,15 @@ class AccessMiddleware:
         self._limiter.count_request(who, is_submission=_is_submission(method, path))
         caller.require_scope(_scope_for(method, path))
         return caller
+
+    def _find_signed_in(self, method: str, path: str, headers: Headers) -> Caller | None:
+        """Who has signed in to the pages: for these, and elsewhere to look, as a browser adds its cookie by itself."""
+        cookie = cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE)
+        if not cookie or headers.get("authorization") is not None:
+            return None
+        if method not in _SAFE_METHODS and not is_page(path):
+            return None
+        return access.authenticate_session(self._database, self._settings, cookie)
 
 
 def _require_own_origin(method: str, headers: Headers, host: str) -> None:
@@ -132,8 +146,9 @@ def _scope_for(method: str, path: str) -> keys.Scope:
 
 
 def _is_submission(method: str, path: str) -> bool:
-    # Jobs, retries, estimates, uploads; to cancel one's jobs is always cheap.
-    return method == "POST" and not path.endswith("/cancel")
+    # Jobs, retries, estimates, uploads; to cancel one's jobs is always cheap, and so is what a form asks while it is
+    # filled in.
+    return method == "POST" and not path.endswith(("/cancel", "/preview"))
 
 
 def _network(address: str) -> str:

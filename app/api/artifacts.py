@@ -5,26 +5,44 @@ from email.utils import format_datetime
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response, status
-from fastapi.responses import RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 
-from app.api.conditions import is_known
+from app.api.conditions import is_known, prefers_html
 from app.api.dependencies import ContextDep, JobId, OwnerDep
 from app.api.downloads import StoredFileResponse, asked_ranges
 from app.api.errors import problems
 from app.api.views import ArtifactList, artifact_view
 from app.services import outputs
 from app.shared.models import Artifact
+from rocket_core.page import render_report
 from rocket_core.report import CompressionReport
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["results"])
 
+_REPORT_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; "
+    "sandbox allow-scripts allow-downloads"
+)
 _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
-@router.get("/report", response_model=CompressionReport, responses=problems(404, 409))
-def get_report(job_id: JobId, context: ContextDep, owner: OwnerDep) -> object:
-    """The allocation report of a job that has succeeded."""
-    return outputs.get_report(context, owner, job_id)
+@router.get(
+    "/report",
+    response_model=CompressionReport,
+    responses=problems(404, 409)
+    | {200: {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "The report"}},
+)
+def get_report(
+    job_id: JobId, request: Request, response: Response, context: ContextDep, owner: OwnerDep
+) -> object | Response:
+    """The report of a job that has succeeded: JSON, or by `Accept: text/html` a page that needs nothing beside it."""
+    body = outputs.get_report(context, owner, job_id)
+    if not prefers_html(request.headers.get("accept")):
+        response.headers["Vary"] = "Accept"
+        return body
+    # What is in it was named by whoever made the model.
+    headers = {"Vary": "Accept", "Content-Security-Policy": _REPORT_POLICY, "X-Content-Type-Options": "nosniff"}
+    return HTMLResponse(render_report(CompressionReport.model_validate(body)), headers=headers)
 
 
 @router.get("/artifacts", responses=problems(404))

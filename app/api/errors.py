@@ -8,12 +8,14 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from fastapi.routing import iter_route_contexts
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from app.api.addresses import is_page
+from app.api.conditions import prefers_html
 from app.shared import errors
 from rocket_core import errors as core_errors
 
@@ -129,8 +131,8 @@ def status_of(kind: type[Exception]) -> HTTPStatus:
 
 def problem(
     request: Request, status: HTTPStatus, code: str, detail: str, *, headers: dict[str, str] | None = None, **more: Any
-) -> JSONResponse:
-    """A problem document.
+) -> Response:
+    """A problem document, or the page that says the same.
 
     Args:
         request: what is answered.
@@ -150,11 +152,20 @@ def problem(
         request_id=request_id,
         **more,
     )
+    if wants_page(request):
+        page: Response = request.app.state.problem_page(request, document, headers or {})
+        return page
     body = document.model_dump(exclude_unset=True)
     return JSONResponse(body, status.value, headers, media_type=PROBLEM_TYPE)
 
 
-def _on_known_error(request: Request, error: Exception) -> JSONResponse:
+def wants_page(request: Request) -> bool:
+    """Whether a request comes from a page, or from a browser that wants one."""
+    asks = request.headers.get("hx-request") == "true" or prefers_html(request.headers.get("accept"))
+    return is_page(request.url.path) and asks
+
+
+def _on_known_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.AppError | core_errors.RocketError)
     status = status_of(type(error))
     headers, detail = {}, str(error)
@@ -173,7 +184,7 @@ def _on_known_error(request: Request, error: Exception) -> JSONResponse:
     return problem(request, status, error.code, detail, headers=headers, param=getattr(error, "param", None), **more)
 
 
-def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
+def _on_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     if any(item["type"] == "json_invalid" for item in error.errors()):
         return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", "the body is no JSON")
@@ -183,7 +194,7 @@ def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
     return problem(request, HTTPStatus.UNPROCESSABLE_ENTITY, code, detail, param=found[0]["param"], errors=found)
 
 
-def _on_framework_error(request: Request, error: Exception) -> JSONResponse:
+def _on_framework_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     code = _FRAMEWORK_CODES.get(status, status.name.lower())
@@ -195,7 +206,7 @@ def _on_framework_error(request: Request, error: Exception) -> JSONResponse:
     return problem(request, status, code, detail, headers=headers)
 
 
-def _on_unknown_error(request: Request, error: Exception) -> JSONResponse:
+def _on_unknown_error(request: Request, error: Exception) -> Response:
     _log.error("unexpected error", exc_info=error)
     detail = "an error inside the service; its log has the details under this request id"
     request_id = request.scope.get("state", {}).get("request_id", "")
@@ -212,7 +223,7 @@ def _methods(request: Request) -> set[str]:
     return methods
 
 
-ERROR_HANDLERS: dict[type[Exception], Callable[[Request, Exception], JSONResponse]] = {
+ERROR_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
     errors.AppError: _on_known_error,
     core_errors.RocketError: _on_known_error,
     RequestValidationError: _on_invalid_request,

@@ -12,6 +12,7 @@ import socket
 from contextlib import closing
 from dataclasses import dataclass
 
+from app.services.sessions import read_session
 from app.shared.database import Database
 from app.shared.errors import AppError, InvalidSettingsError, PermissionDeniedError, UnauthenticatedError
 from app.shared.models import LOCAL_OWNER
@@ -31,11 +32,13 @@ class Caller:
         tenant: as whom.
         scopes: what the caller may do.
         key_id: the key that proves it; None on a loopback without keys.
+        csrf: what a form must hold that comes with the caller's cookie; None of who came in without one.
     """
 
     tenant: str
     scopes: frozenset[str]
     key_id: str | None
+    csrf: str | None = None
 
     def require_scope(self, scope: Scope) -> None:
         """Refuses what the caller's key is not for.
@@ -79,6 +82,22 @@ def authenticate(database: Database, authorization: str | None, *, is_local: boo
     if is_use_due:
         _note_use(database, row.id)
     return Caller(tenant=row.tenant, scopes=frozenset(row.scopes.split()), key_id=row.id)
+
+
+def authenticate_session(database: Database, settings: Settings, token: str) -> Caller | None:
+    """Who has signed in to the pages, by the cookie; None if the session or its key is no longer valid.
+
+    Raises:
+        DatabaseUnavailableError: the keys cannot be read.
+    """
+    opened = read_session(settings, token)
+    if opened is None:
+        return None
+    with database.snapshot() as session:
+        row = keys.find_usable(session, opened.key_id)
+    if row is None:
+        return None
+    return Caller(tenant=row.tenant, scopes=frozenset(row.scopes.split()), key_id=row.id, csrf=opened.csrf)
 
 
 def is_loopback(address: str) -> bool:

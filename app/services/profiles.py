@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from app.services.context import Context
 from app.shared.models import Profile
 from app.shared.repositories import profiles
-from app.shared.requests import AllocationRequest
+from app.shared.requests import AllocationRequest, JobRequest
+from rocket_core.config import BEHIND_THE_PROFILE
 
 if TYPE_CHECKING:
     from rocket_core.allocation import Allocation
@@ -45,6 +46,24 @@ def get_profile(context: Context, owner: str, profile_id: str) -> Profile:
     """
     with context.database.snapshot() as session:
         return profiles.get_profile(session, profile_id, owner)
+
+
+def find_profile_for(context: Context, owner: str, request: JobRequest) -> Profile | None:
+    """A profile that answers for a request, as far as names tell: the newest of the same model, data and options.
+
+    Whether the model is still the same only a worker can tell, which makes another profile if it is not.
+    """
+    wanted = _what_counts(request.options.model_dump(mode="json"))
+    calibration = request.calibration.model_dump(mode="json")
+    with context.database.snapshot() as session:
+        for profile in profiles.list_profiles_of(session, owner, request.model_id):
+            if profile.calibration == calibration and _what_counts(profile.options) == wanted:
+                return profile
+    return None
+
+
+def _what_counts(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in BEHIND_THE_PROFILE}
 
 
 def get_frontier(context: Context, owner: str, profile_id: str) -> tuple["WhatIf", list[dict[str, Any]]]:

@@ -3,20 +3,13 @@
 import re
 from pathlib import Path
 
-from rocket_core.config import SYNTHETIC_DATASET, ExportKind, InputKind
+from rocket_core.config import SYNTHETIC_DATASET, ExportKind
 from rocket_core.measures import quality_rows
+from rocket_core.page.loading import loading_snippet
 from rocket_core.report import CalibrationReport, CompressionReport
-
-# What makes a model's inputs, by what it reads.
-_READERS: dict[InputKind, tuple[str, str]] = {
-    "text": ("tokenizer", "AutoTokenizer"),
-    "images": ("processor", "AutoImageProcessor"),
-    "audio": ("processor", "AutoProcessor"),
-}
 
 _LOADING = {
     "factored": """```python
-import rocket_core.hf  # pip install 'rocket-compress[worker]'
 {snippet}
 ```
 
@@ -69,7 +62,7 @@ Rank, sparsity and error of every layer stand in `report.json`.
 {_quality(report)}
 ## Loading
 
-{_LOADING[kind].format(snippet=_snippet(report))}
+{_LOADING[kind].format(snippet=loading_snippet(report, kind, "path/to/this/folder"))}
 
 ## Limits
 
@@ -116,14 +109,6 @@ def _samples(calibration: CalibrationReport) -> str:
     if calibration.kind == "audio":
         return f"{count} windows of audio of `{dataset}`, with {length} tokens of built-in text each for the decoder"
     return f"{count} windows of {length} tokens of `{dataset}`"
-
-
-def _snippet(report: CompressionReport) -> str:
-    name, reader = _READERS[report.calibration.kind]
-    return f"""from transformers import {", ".join(sorted((report.model_class, reader)))}
-
-model = {report.model_class}.from_pretrained("path/to/this/folder")
-{name} = {reader}.from_pretrained("path/to/this/folder")"""
 
 
 def _model_parameters(report: CompressionReport) -> int:

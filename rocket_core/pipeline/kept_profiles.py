@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from rocket_core.config import CompressionConfig
+from rocket_core.config import BEHIND_THE_PROFILE, CompressionConfig
 from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.methods import Method
@@ -28,8 +28,6 @@ from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.resources import require_resources
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 
-# What has no part in a profile. Everything else has, settings that are yet to come too.
-_BEHIND_THE_PROFILE = frozenset({"ratio", "target_bytes", "preset", "cap_slack", "export", "max_shard_bytes"})
 # In the order in which they are taken over: a block's record says that the rest of the block is there.
 _SMALL = ("inputs.safetensors", "sensitivities", "energies", "profiles", "blocks")
 _STATISTICS = ("bases", "grams")
@@ -60,7 +58,7 @@ def profile_identity(identity: RunIdentity, method: Method) -> RunIdentity:
         identity: of the run.
         method: its method; one that compresses all layers alike profiles them at the run's ratio alone.
     """
-    left_out = _BEHIND_THE_PROFILE - ({"ratio"} if method.uniform else set())
+    left_out = BEHIND_THE_PROFILE - ({"ratio"} if method.uniform else set())
     settings = {name: value for name, value in identity.settings.items() if name not in left_out}
     return identity.model_copy(update={"settings": settings})
 

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig, ExportKind
 from rocket_core.errors import InvalidConfigError
+from rocket_core.page import render_report
 from rocket_core.pipeline.card import model_card
 from rocket_core.pipeline.files import write_text
 from rocket_core.pipeline.preflight import Run
@@ -16,6 +17,7 @@ from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 from rocket_core.report import CompressionReport
 
 REPORT_NAME = "report.json"
+PAGE_NAME = "report.html"
 
 
 def publish(
@@ -23,16 +25,20 @@ def publish(
 ) -> None:
     """Moves the complete artifacts to their place; the report in `output` says that all are there."""
     text = report.model_dump_json(indent=1) + "\n"
+    page = render_report(report)
     for export in report.exports:
         folder = folders[export.kind]
         write_text(folder / "README.md", model_card(report, export.kind, run.source.folder))
         write_text(folder / REPORT_NAME, text)
+        write_text(folder / PAGE_NAME, page)
     refuse_occupied(output, work, run.config)
     work.begin_publishing()
     for export in report.exports:
         # What a run killed between these moves has left: its own artifact, made again since.
         shutil.rmtree(output / export.folder, ignore_errors=True)
         folders[export.kind].replace(output / export.folder)
+    write_text(output / PAGE_NAME, page)
+    # Last: where it lies, all else does.
     write_text(output / REPORT_NAME, text)
     work.remove()
 

@@ -1,7 +1,16 @@
 """The report of a compression that has done nothing, where some report is needed; loads no torch."""
 
+from rocket_core.candidates import CandidateKind
 from rocket_core.config import CompressionConfig
-from rocket_core.report import AllocationReport, CalibrationReport, CompressionReport, TotalsReport
+from rocket_core.report import (
+    AllocationReport,
+    CalibrationReport,
+    CompressionReport,
+    ExportReport,
+    LayerReport,
+    StageReport,
+    TotalsReport,
+)
 
 
 def empty_report() -> CompressionReport:
@@ -39,3 +48,36 @@ def empty_report() -> CompressionReport:
         layers=(),
         skipped={},
     )
+
+
+def layer_named(name: str, *, kept: int = 40, kind: CandidateKind = "factored") -> LayerReport:
+    """A layer of 8 by 8 of which some is left."""
+    return LayerReport(
+        name=name,
+        kind=kind,
+        d_in=8,
+        d_out=8,
+        rank=2 if kind == "factored" else None,
+        nnz=kept - 16 if kind == "factored" else None,
+        sparsity=None,
+        rank_nnz_ratio=None,
+        kept_parameters=kept,
+        stored_bytes=4 * kept,
+        compression_ratio=1 - kept / 64,
+        reconstruction_error=0.1,
+        weight_error=0.2,
+        achieved_error=0.0 if kind == "dense" else 0.09,
+        input_group=name,
+    )
+
+
+def report_of_layers() -> CompressionReport:
+    """A report of two blocks with a dense and a factored layer each."""
+    layers = [
+        layer_named(f"model.layers.{block}.{name}", kept=kept, kind=kind)
+        for block in range(2)
+        for name, kept, kind in (("self_attn.q_proj", 64, "dense"), ("mlp.up_proj", 40, "factored"))
+    ]
+    stages = (StageReport(name="preflight", seconds=1.5, peak_memory_bytes=10**8),)
+    exports = (ExportReport(kind="factored", folder="factored", stored_bytes=832),)
+    return empty_report().model_copy(update={"layers": tuple(layers), "stages": stages, "exports": exports})

@@ -93,6 +93,11 @@ def find_key(session: Session, text: str) -> ApiKey | None:
     return row
 
 
+def find_usable(session: Session, key_id: str) -> ApiKey | None:
+    """The key of an id, unless it was revoked or has expired."""
+    return session.scalars(select(ApiKey).where(ApiKey.id == key_id, _is_usable(now(session)))).one_or_none()
+
+
 def has_keys(session: Session) -> bool:
     """Whether a key was ever made; those that were revoked or have expired count."""
     return session.execute(select(exists(select(ApiKey.id)))).scalar_one()

@@ -98,6 +98,12 @@ def list_profiles(session: Session, owner: str, *, after: str | None = None, lim
     return list(session.scalars(statement))
 
 
+def list_profiles_of(session: Session, owner: str, model_id: str, *, limit: int = 50) -> list[Profile]:
+    """Profiles of a tenant for one model, newest first."""
+    mine = (Profile.owner == owner, Profile.model_id == model_id)
+    return list(session.scalars(select(Profile).where(*mine).order_by(Profile.id.desc()).limit(limit)))
+
+
 def delete_profile(session: Session, profile_id: str, owner: str) -> None:
     """Deletes a profile; jobs that it was made for or used by stay.
 

@@ -5,7 +5,7 @@ from fastapi.routing import iter_route_contexts
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from app.api.access import PUBLIC_PATHS
+from app.api.addresses import PUBLIC_PATHS, is_public
 from app.main import create_app
 from app.shared.errors import DatabaseUnavailableError
 from app.shared.repositories import keys
@@ -51,7 +51,7 @@ def paths(app):
 
 
 def test_what_is_public_is_listed_here():
-    assert frozenset({"/healthz", "/readyz", "/openapi.json"}) == PUBLIC_PATHS
+    assert frozenset({"/healthz", "/readyz", "/openapi.json", "/ui/sign-in"}) == PUBLIC_PATHS
 
 
 @pytest.mark.parametrize("is_bound_beyond", [False, True])
@@ -67,6 +67,10 @@ def test_no_route_answers_without_a_key_whatever_the_method(settings, make_key, 
                     assert answer.status_code in {200, 405}, (method, path)
                     continue
                 assert answer.status_code == 401, (method, path)
+                if is_public(method, path):
+                    # To sign in; what was sent here was no key.
+                    assert "API key" in answer.text
+                    continue
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
                 assert answer.headers["Content-Type"] == "application/problem+json"
                 if method != "HEAD":

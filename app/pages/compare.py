@@ -1,0 +1,83 @@
+"""`/ui/compare`: compressions side by side."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from app.api.addresses import PAGES
+from app.api.dependencies import ContextDep, OwnerDep, is_job_id
+from app.api.views import JobView, job_view
+from app.pages.jobs import figure_data, find_report
+from app.pages.rendering import render
+from app.services import jobs
+from app.services.context import Context
+from app.shared.errors import JobNotFoundError
+from app.shared.lifecycle import Status
+from app.shared.repositories.jobs import JobFilter
+from rocket_core.figures import Figure, allocation_difference
+from rocket_core.measures import quality_rows
+from rocket_core.report import CompressionReport
+
+router = APIRouter(include_in_schema=False)
+
+_COMPARE = f"{PAGES}/compare"
+_MOST = 6
+_OFFERED = 50
+
+Wanted = Annotated[list[str], Query(alias="job", max_length=_MOST)]
+
+
+@router.get(_COMPARE)
+def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, wanted: Wanted = []) -> Response:  # noqa: B006 - never changed
+    """Jobs side by side, and those that could be chosen."""
+    chosen = _chosen(context, owner, wanted)
+    page, _ = jobs.list_jobs(context, owner, JobFilter(status=Status.SUCCEEDED), after=None, limit=_OFFERED)
+    offered = [job for job in map(job_view, page) if job.kind == "compression"]
+    query = "&".join(f"job={job.id}" for job, _ in chosen)
+    return render(
+        request,
+        "compare.html.j2",
+        offered=offered,
+        chosen=chosen,
+        quality=_quality([report for _, report in chosen]),
+        figure=_figure(chosen) if len(chosen) > 1 else None,
+        links={kind: f"{_COMPARE}/figures/%s.{kind.lower()}?{query}" for kind in ("JSON", "CSV")},
+        most=_MOST,
+    )
+
+
+@router.get(f"{_COMPARE}/figures/{{name}}")
+def show_figure_data(name: str, context: ContextDep, owner: OwnerDep, wanted: Wanted = []) -> Response:  # noqa: B006 - as above
+    """The data of the figure, as JSON or CSV."""
+    figure = _figure(_chosen(context, owner, wanted))
+    stem, _, suffix = name.rpartition(".")
+    return figure_data(figure if figure.name == stem else None, suffix)
+
+
+def _chosen(context: Context, owner: str, wanted: list[str]) -> list[tuple[JobView, CompressionReport]]:
+    found = []
+    for job_id in dict.fromkeys(wanted):
+        if not is_job_id(job_id):
+            raise JobNotFoundError("there is no job of this id; the list of jobs has yours")
+        job = job_view(jobs.get_job(context, owner, job_id))
+        report = find_report(context, owner, job_id)
+        if report is not None:
+            found.append((job, report))
+    return found
+
+
+def _figure(chosen: list[tuple[JobView, CompressionReport]]) -> Figure:
+    names = [
+        f"{number}: {report.model}, {report.totals.achieved_ratio:.0%}" for number, (_, report) in enumerate(chosen, 1)
+    ]
+    return allocation_difference([(name, report.layers) for name, (_, report) in zip(names, chosen, strict=True)])
+
+
+def _quality(reports: list[CompressionReport]) -> dict[str, list[str]]:
+    """What was measured, with a value for each report; empty where it was not."""
+    tables = [
+        {} if report.evaluation is None else {name: after for name, _, after in quality_rows(report.evaluation)}
+        for report in reports
+    ]
+    return {name: [table.get(name, "") for table in tables] for name in dict.fromkeys(n for t in tables for n in t)}

@@ -1,0 +1,121 @@
+"""What a browser sends when a form is filled in, as the API would have been asked for it."""
+
+import hmac
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from app.services.access import Caller
+from app.shared.errors import PermissionDeniedError
+from app.shared.requests import CompressionRequest, JobRequest, ProfileRequest
+
+_MAX_FIELDS = 64
+_SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
+_CSRF_HEADER = "x-csrf-token"
+# Where the members of a request are filled in.
+_FIELDS = {
+    "calibration.dataset": "dataset",
+    "calibration.samples": "samples",
+    "calibration.sequence_length": "sequence_length",
+    "calibration.seed": "seed",
+    "options.preset": "preset",
+    "options.ignore": "ignore",
+    "options.export": "export",
+    "target_bytes": "size",
+    "evaluate.dataset": "evaluate_dataset",
+}
+
+Fields = Mapping[str, str]
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    """The fields of a form that is ours; of a name that comes twice the last one counts."""
+    async with request.form(max_files=0, max_fields=_MAX_FIELDS) as form:
+        found = {name: value.strip() for name, value in form.multi_items() if isinstance(value, str)}
+    caller = request.state.caller
+    expected = caller.csrf if isinstance(caller, Caller) else None
+    sent = request.headers.get(_CSRF_HEADER) or found.get("csrf", "")
+    # Who came in without a cookie has none that another site could misuse.
+    if expected is not None and not hmac.compare_digest(sent.encode(), expected.encode()):
+        raise PermissionDeniedError("this form is not of your session any more; load the page again")
+    return found
+
+
+FieldsDep = Annotated[dict[str, str], Depends(_fields)]
+
+
+class InvalidFieldsError(Exception):
+    """Fields cannot be used.
+
+    Args:
+        problems: what is wrong, by field; "" is the form as a whole.
+    """
+
+    def __init__(self, problems: Mapping[str, str]) -> None:
+        super().__init__("; ".join(problems.values()))
+        self.problems = dict(problems)
+
+
+def read_compression(fields: Fields) -> CompressionRequest:
+    """The compression that a form asks for.
+
+    Raises:
+        InvalidFieldsError: it does not say what to do, or something impossible.
+    """
+    body = _common(fields)
+    if fields.get("target") == "size":
+        body["target_bytes"] = _size(fields.get("size", ""))
+    else:
+        body["ratio"] = fields.get("ratio") or None
+    if fields.get("evaluate"):
+        body["evaluate"] = {"dataset": fields.get("evaluate_dataset") or "builtin"}
+    try:
+        return CompressionRequest.model_validate(body)
+    except ValidationError as error:
+        raise InvalidFieldsError(_problems(error)) from None
+
+
+def read_profile(fields: Fields) -> JobRequest:
+    """The profile that a form asks for, whatever it says of a target.
+
+    Raises:
+        InvalidFieldsError: it says something impossible.
+    """
+    try:
+        return ProfileRequest.model_validate(_common(fields)).job_request()
+    except ValidationError as error:
+        raise InvalidFieldsError(_problems(error)) from None
+
+
+def _common(fields: Fields) -> dict[str, Any]:
+    options: dict[str, Any] = {"preset": fields.get("preset") or "fast"}
+    if fields.get("ignore"):
+        options["ignore"] = fields["ignore"].replace(",", " ").split()
+    if fields.get("export", "both") != "both":
+        options["export"] = [fields["export"]]
+    calibration = {name: fields[name] for name in ("dataset", "samples", "sequence_length", "seed") if fields.get(name)}
+    body: dict[str, Any] = {"model_id": fields.get("model_id", ""), "calibration": calibration, "options": options}
+    if fields.get("revision"):
+        body["revision"] = fields["revision"]
+    if fields.get("queue"):
+        body["queue"] = fields["queue"]
+    if fields.get("label"):
+        body["metadata"] = {"label": fields["label"]}
+    return body
+
+
+def _size(text: str) -> int:
+    try:
+        return int(_SIZE.validate_python(text))
+    except ValidationError:
+        raise InvalidFieldsError({"size": "write a size such as 500MB or 1.5GB"}) from None
+
+
+def _problems(error: ValidationError) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for item in error.errors(include_input=False, include_url=False):
+        member = ".".join(str(part) for part in item["loc"][:2])
+        found.setdefault(_FIELDS.get(member, member), item["msg"].removeprefix("Value error, "))
+    return found

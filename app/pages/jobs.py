@@ -1,0 +1,201 @@
+"""`/` and `/ui/jobs`: what the service does, and has done."""
+
+import json
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from app.api.addresses import HOME, PAGES
+from app.api.dependencies import ContextDep, JobId, OwnerDep
+from app.api.views import job_view
+from app.pages.forms import FieldsDep
+from app.pages.rendering import redirect, render
+from app.pages.stages import stage_list
+from app.services import jobs, outputs, profiles
+from app.services.context import Context
+from app.shared import catalog
+from app.shared.errors import ProfileNotFoundError, ReportNotReadyError
+from app.shared.lifecycle import Status
+from app.shared.repositories.jobs import JobFilter
+from rocket_core.allocation import SizePoint
+from rocket_core.figures import Figure, report_figures, size_frontier
+from rocket_core.report import CompressionReport
+
+router = APIRouter(include_in_schema=False)
+
+_JOBS = f"{PAGES}/jobs"
+_PAGE = 20
+_MAX_EVENTS = 1000
+_LOG = 200
+_MAX_SEQUENCE = 2**31 - 1
+
+After = Annotated[str | None, Query(pattern=r"^job_[0-9a-z]{26}$")]
+
+
+@router.get(HOME)
+def show_jobs(
+    request: Request, context: ContextDep, owner: OwnerDep, after: After = None, status: Status | None = None
+) -> Response:
+    """All jobs, newest first."""
+    return _list(request, "jobs.html.j2", context, owner, after, status)
+
+
+@router.get(_JOBS)
+def show_rows(
+    request: Request, context: ContextDep, owner: OwnerDep, after: After = None, status: Status | None = None
+) -> Response:
+    """The list alone, as it is now."""
+    return _list(request, "job_rows.html.j2", context, owner, after, status)
+
+
+@router.get(f"{_JOBS}/{{job_id}}")
+def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep) -> Response:
+    """One job: where it is, and what it has made."""
+    job = job_view(jobs.get_job(context, owner, job_id))
+    report = find_report(context, owner, job_id)
+    figures = () if report is None else report_figures(report)
+    files = outputs.list_artifacts(context, owner, job_id)
+    frontier = _frontier(context, owner, job.profile_id, report)
+    return render(
+        request,
+        "job.html.j2",
+        job=job,
+        report=report,
+        figures=figures,
+        frontier=frontier,
+        files=files,
+        links=figure_links(job_id),
+        stages=_stages(context, owner, job_id),
+    )
+
+
+@router.get(f"{_JOBS}/{{job_id}}/live")
+def show_progress(
+    request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep, shown: Status | None = None
+) -> Response:
+    """Where a job is now; once it has another status than the page shows, the page is loaded again."""
+    job = job_view(jobs.get_job(context, owner, job_id))
+    answer = render(request, "job_live.html.j2", job=job, stages=_stages(context, owner, job_id))
+    if shown is not None and shown != job.status and job.status.is_terminal:
+        answer.headers["HX-Refresh"] = "true"
+    return answer
+
+
+@router.get(f"{_JOBS}/{{job_id}}/log")
+def show_log(
+    request: Request,
+    job_id: JobId,
+    context: ContextDep,
+    owner: OwnerDep,
+    after: Annotated[int, Query(ge=0, le=_MAX_SEQUENCE)] = 0,
+) -> Response:
+    """What has happened since, to be added to what is shown."""
+    page = jobs.list_events(context, owner, job_id, after=after, limit=_LOG)
+    last = page.events[-1].sequence if page.events else after
+    return render(
+        request,
+        "job_log.html.j2",
+        job_id=job_id,
+        events=page.events,
+        last=last,
+        goes_on=page.has_more or not Status(page.job.status).is_terminal,
+        has_more=page.has_more,
+    )
+
+
+@router.get(f"{_JOBS}/{{job_id}}/figures/{{name}}")
+def show_figure_data(job_id: JobId, name: str, context: ContextDep, owner: OwnerDep) -> Response:
+    """The data of a figure, as JSON or CSV."""
+    report = find_report(context, owner, job_id)
+    found = {} if report is None else {figure.name: figure for figure in report_figures(report)}
+    stem, _, suffix = name.rpartition(".")
+    return figure_data(found.get(stem), suffix)
+
+
+@router.post(f"{_JOBS}/{{job_id}}/cancel")
+def cancel(request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
+    """Cancels a job, and shows it."""
+    jobs.cancel_job(context, owner, job_id)
+    return redirect(request, HOME if fields.get("from") == "list" else f"{_JOBS}/{job_id}")
+
+
+@router.post(f"{_JOBS}/{{job_id}}/retry")
+def retry(request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
+    """Repeats a job that failed or was cancelled, and shows the new one."""
+    del fields
+    return redirect(request, f"{_JOBS}/{jobs.retry_job(context, owner, job_id).job.id}")
+
+
+@router.post(f"{_JOBS}/{{job_id}}/delete")
+def delete(request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
+    """Deletes a job that has ended, with its files."""
+    del fields
+    jobs.delete_job(context, owner, job_id)
+    return redirect(request, HOME)
+
+
+def find_report(context: Context, owner: str, job_id: str) -> CompressionReport | None:
+    """The report of a job; None as long as it has none."""
+    try:
+        return CompressionReport.model_validate(outputs.get_report(context, owner, job_id))
+    except ReportNotReadyError:
+        return None
+
+
+def figure_links(job_id: str) -> dict[str, str]:
+    """Where the data of a job's figures are, with the figure's name left open."""
+    return {kind: f"{_JOBS}/{job_id}/figures/%s.{kind.lower()}" for kind in ("JSON", "CSV")}
+
+
+def figure_data(figure: Figure | None, suffix: str) -> Response:
+    """The data of a figure as a file.
+
+    Raises:
+        HTTPException: there is none, or not in this form.
+    """
+    if figure is None or suffix not in {"json", "csv"}:
+        raise HTTPException(404)
+    headers = {"Content-Disposition": f'attachment; filename="{figure.name}.{suffix}"', "Cache-Control": "no-store"}
+    if suffix == "csv":
+        return Response(figure.csv(), media_type="text/csv", headers=headers)
+    return Response(json.dumps(figure.model_dump()), media_type="application/json", headers=headers)
+
+
+def _list(
+    request: Request, template: str, context: Context, owner: str, after: str | None, status: Status | None
+) -> Response:
+    page, has_more = jobs.list_jobs(context, owner, JobFilter(status=status), after=after, limit=_PAGE)
+    return render(
+        request,
+        template,
+        jobs=[job_view(job) for job in page],
+        has_more=has_more,
+        after=after,
+        status=status,
+        statuses=list(Status),
+        models=catalog.list_models(context.settings) if not page else [],
+    )
+
+
+def _stages(context: Context, owner: str, job_id: str) -> list[object]:
+    page = jobs.list_events(context, owner, job_id, after=0, limit=_MAX_EVENTS)
+    return [*stage_list(job_view(page.job), page.events)]
+
+
+def _frontier(context: Context, owner: str, profile_id: str | None, report: CompressionReport | None) -> Figure | None:
+    if profile_id is None:
+        return None
+    try:
+        what_if, points = profiles.get_frontier(context, owner, profile_id)
+    except ProfileNotFoundError:
+        return None
+    profile = what_if.profile
+    marked = None if report is None else profile.other_bytes + sum(layer.stored_bytes for layer in report.layers)
+    return size_frontier(
+        [SizePoint.model_validate(point) for point in points],
+        profile.objective,
+        other_bytes=profile.other_bytes,
+        marked_bytes=marked,
+    )

@@ -1,0 +1,176 @@
+"""`/ui/new`: a compression, asked for by a form that says what would come of it."""
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from app.api.addresses import PAGES
+from app.api.dependencies import ContextDep, OwnerDep
+from app.api.errors import status_of
+from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, read_compression, read_profile
+from app.pages.rendering import redirect, render
+from app.services import estimates, jobs, profiles, uploads
+from app.services.context import Context
+from app.services.estimates import Estimate
+from app.services.profiles import Predicted
+from app.shared import catalog
+from app.shared.errors import AppError
+from app.shared.models import Profile
+from app.shared.requests import QUEUES, UPLOAD, AllocationRequest, JobRequest
+from rocket_core.allocation import SizePoint
+from rocket_core.errors import InfeasibleBudgetError, RocketError
+from rocket_core.figures import Figure, predicted_map, size_frontier
+
+router = APIRouter(include_in_schema=False)
+
+NEW = f"{PAGES}/new"
+_DEFAULTS = {
+    "dataset": "builtin",
+    "samples": "256",
+    "preset": "fast",
+    "target": "ratio",
+    "ratio": "0.3",
+    "export": "both",
+}
+# What an address may fill in beforehand, so that a job can be had again with another ratio.
+_PREFILLED = (
+    *_DEFAULTS,
+    *("model_id", "revision", "sequence_length", "seed", "size", "ignore", "queue", "label", "evaluate"),
+    "evaluate_dataset",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preview:
+    """What would come of a form.
+
+    Attributes:
+        estimate: what the job would take; None where the request is refused.
+        profile: a profile of the same model, calibration and options; None if there is none.
+        predicted: what that predicts for the target; None without one, and where the target is out of reach.
+        refusal: why the job would be refused.
+        suggestion: a ratio that could be reached in place of the one asked for.
+        frontier: what the model would be at every ratio.
+        allocation: what each layer would get.
+    """
+
+    estimate: Estimate | None = None
+    profile: Profile | None = None
+    predicted: Predicted | None = None
+    refusal: str | None = None
+    suggestion: float | None = None
+    frontier: Figure | None = None
+    allocation: Figure | None = None
+
+
+@router.get(NEW)
+def show_form(request: Request, context: ContextDep, owner: OwnerDep) -> Response:
+    """An empty form, or one filled in by the address."""
+    given = {name: value for name, value in request.query_params.items() if name in _PREFILLED}
+    return _form(request, context, owner, _DEFAULTS | given, {})
+
+
+@router.post(NEW)
+def submit(request: Request, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
+    """Makes the job, and shows it."""
+    return _submit(request, context, owner, fields, read_compression)
+
+
+@router.post(f"{NEW}/profile")
+def submit_profile(request: Request, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
+    """Makes a job that profiles the model and no more, and shows it."""
+    return _submit(request, context, owner, fields, read_profile)
+
+
+@router.post(f"{NEW}/preview")
+def preview(request: Request, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
+    """What would come of the form as it is."""
+    if not fields.get("model_id"):
+        return render(request, "preview.html.j2", preview=None)
+    try:
+        found = _preview(context, owner, read_compression(fields))
+    except InvalidFieldsError as error:
+        found = Preview(refusal=_sentence(error.problems))
+    return render(request, "preview.html.j2", preview=found)
+
+
+def _submit(
+    request: Request, context: Context, owner: str, fields: Fields, read: Callable[[Fields], JobRequest]
+) -> Response:
+    try:
+        submission = jobs.submit_job(context, owner, read(fields), fields.get("form") or None)
+    except InvalidFieldsError as error:
+        return _form(request, context, owner, fields, error.problems, HTTPStatus.UNPROCESSABLE_ENTITY)
+    except (AppError, RocketError) as error:
+        status = status_of(type(error))
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status is not HTTPStatus.SERVICE_UNAVAILABLE:
+            raise
+        return _form(request, context, owner, fields, {"": str(error)}, status)
+    return redirect(request, f"{PAGES}/jobs/{submission.job.id}")
+
+
+def _form(
+    request: Request,
+    context: Context,
+    owner: str,
+    fields: Fields,
+    problems: Mapping[str, str],
+    status: int = HTTPStatus.OK,
+) -> Response:
+    own = [UPLOAD + upload.id for upload in uploads.list_uploads(context, owner)]
+    return render(
+        request,
+        "new_job.html.j2",
+        status,
+        fields=dict.fromkeys(_PREFILLED, "") | _DEFAULTS | dict(fields),
+        problems=problems,
+        models=catalog.list_models(context.settings),
+        datasets=[*catalog.list_calibrations(context.settings), *own],
+        queues=QUEUES,
+        # A form that is sent twice makes one job.
+        form=secrets.token_urlsafe(16),
+    )
+
+
+def _preview(context: Context, owner: str, wanted: JobRequest) -> Preview:
+    try:
+        estimate = estimates.make_estimate(context, owner, wanted, None)
+    except (AppError, RocketError) as error:
+        nearest = error.nearest_ratio if isinstance(error, InfeasibleBudgetError) else None
+        return Preview(refusal=str(error), suggestion=nearest)
+    profile = profiles.find_profile_for(context, owner, wanted)
+    if profile is None:
+        return Preview(estimate=estimate)
+    what_if, points = profiles.get_frontier(context, owner, profile.id)
+    target = {"ratio": wanted.ratio} if wanted.ratio is not None else {"model_bytes": wanted.target_bytes}
+    predicted, refusal, nearest = None, None, None
+    try:
+        predicted = profiles.allocate(context, owner, profile.id, AllocationRequest.model_validate(target))
+    except InfeasibleBudgetError as error:
+        refusal, nearest = str(error), error.nearest_ratio
+    model = what_if.profile
+    marked = None
+    if predicted is not None:
+        marked = model.other_bytes + sum(candidate.stored_bytes for _, candidate in predicted.chosen)
+    return Preview(
+        estimate=estimate,
+        profile=profile,
+        predicted=predicted,
+        refusal=refusal,
+        suggestion=nearest,
+        frontier=size_frontier(
+            [SizePoint.model_validate(point) for point in points],
+            model.objective,
+            other_bytes=model.other_bytes,
+            marked_bytes=marked,
+        ),
+        allocation=None if predicted is None else predicted_map(what_if.chosen(predicted.allocation)),
+    )
+
+
+def _sentence(problems: Mapping[str, str]) -> str:
+    return "; ".join(f"{field}: {problem}" if field else problem for field, problem in problems.items())

@@ -1,0 +1,113 @@
+"""`/ui/profiles`: what models would be at any ratio."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from app.api.addresses import PAGES
+from app.api.dependencies import ContextDep, OwnerDep
+from app.api.profiles import ProfileId
+from app.api.views import profile_view
+from app.pages.forms import FieldsDep
+from app.pages.jobs import figure_data
+from app.pages.rendering import redirect, render
+from app.services import profiles
+from app.services.context import Context
+from app.shared.requests import AllocationRequest
+from rocket_core.allocation import SizePoint
+from rocket_core.errors import InfeasibleBudgetError
+from rocket_core.figures import Figure, predicted_map, size_frontier
+
+router = APIRouter(include_in_schema=False)
+
+_PROFILES = f"{PAGES}/profiles"
+_PAGE = 50
+_FIRST_RATIO = 0.3
+
+Ratio = Annotated[float, Query(ge=0, lt=1)]
+
+
+@router.get(_PROFILES)
+def show_profiles(
+    request: Request,
+    context: ContextDep,
+    owner: OwnerDep,
+    after: Annotated[str | None, Query(pattern=r"^prof_[0-9a-z]{26}$")] = None,
+) -> Response:
+    """All profiles, newest first."""
+    page, has_more = profiles.list_profiles(context, owner, after=after, limit=_PAGE)
+    found = [profile_view(profile) for profile in page]
+    return render(request, "profiles.html.j2", profiles=found, has_more=has_more)
+
+
+@router.get(f"{_PROFILES}/{{profile_id}}")
+def show_profile(
+    request: Request, profile_id: ProfileId, context: ContextDep, owner: OwnerDep, ratio: Ratio = _FIRST_RATIO
+) -> Response:
+    """The frontier of a model, and what one ratio would give."""
+    profile = profile_view(profiles.get_profile(context, owner, profile_id))
+    ratio = min(ratio, profile.reachable_ratio)
+    return render(request, "profile.html.j2", profile=profile, **_what_if(context, owner, profile_id, ratio))
+
+
+@router.get(f"{_PROFILES}/{{profile_id}}/what-if")
+def show_what_if(
+    request: Request, profile_id: ProfileId, context: ContextDep, owner: OwnerDep, ratio: Ratio
+) -> Response:
+    """What one ratio would give."""
+    profile = profile_view(profiles.get_profile(context, owner, profile_id))
+    return render(request, "what_if.html.j2", profile=profile, **_what_if(context, owner, profile_id, ratio))
+
+
+@router.get(f"{_PROFILES}/{{profile_id}}/figures/{{name}}")
+def show_figure_data(
+    profile_id: ProfileId, name: str, context: ContextDep, owner: OwnerDep, ratio: Ratio = _FIRST_RATIO
+) -> Response:
+    """The data of a figure, as JSON or CSV."""
+    found = _what_if(context, owner, profile_id, ratio)
+    figures = {figure.name: figure for figure in found.values() if isinstance(figure, Figure)}
+    stem, _, suffix = name.rpartition(".")
+    return figure_data(figures.get(stem), suffix)
+
+
+@router.post(f"{_PROFILES}/{{profile_id}}/delete")
+def delete(
+    request: Request, profile_id: ProfileId, context: ContextDep, owner: OwnerDep, fields: FieldsDep
+) -> Response:
+    """Deletes a profile; the jobs that made or used it stay."""
+    del fields
+    profiles.delete_profile(context, owner, profile_id)
+    return redirect(request, _PROFILES)
+
+
+def _what_if(context: Context, owner: str, profile_id: str, ratio: float) -> dict[str, Any]:
+    what_if, points = profiles.get_frontier(context, owner, profile_id)
+    model = what_if.profile
+    refusal, marked, size, error, allocation = None, None, None, None, None
+    try:
+        predicted = profiles.allocate(context, owner, profile_id, AllocationRequest(ratio=ratio))
+    except InfeasibleBudgetError as infeasible:
+        refusal = str(infeasible)
+    else:
+        marked = size = model.other_bytes + sum(candidate.stored_bytes for _, candidate in predicted.chosen)
+        error = predicted.allocation.total_error
+        allocation = predicted_map(what_if.chosen(predicted.allocation))
+    return {
+        "ratio": ratio,
+        "refusal": refusal,
+        "size": size,
+        "dense_bytes": model.dense_bytes,
+        "error": error,
+        "objective": model.objective,
+        "allocation": allocation,
+        "frontier": size_frontier(
+            [SizePoint.model_validate(point) for point in points],
+            model.objective,
+            other_bytes=model.other_bytes,
+            marked_bytes=marked,
+        ),
+        "links": {
+            kind: f"{_PROFILES}/{profile_id}/figures/%s.{kind.lower()}?ratio={ratio}" for kind in ("JSON", "CSV")
+        },
+    }

@@ -1,0 +1,109 @@
+"""Templates, and what every page is sent with."""
+
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from http import HTTPStatus
+from importlib import resources
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from jinja2 import Environment, PackageLoader
+
+from app.api.addresses import HOME, SIGN_IN, STATIC
+from app.api.errors import Problem
+from app.services.access import Caller
+from app.shared.models import LOCAL_OWNER
+from rocket_core import __version__
+from rocket_core.figures import ERROR_NAMES
+from rocket_core.page import STATIC as FIGURE_FILES
+from rocket_core.page import environment
+
+_POLICY = (
+    "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; object-src 'none'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_FILES = resources.files(__package__) / "static"
+
+
+def render(request: Request, template: str, http_status: int = HTTPStatus.OK, **values: Any) -> HTMLResponse:
+    """A page, or a part of one.
+
+    Args:
+        request: what is answered.
+        template: name of the template.
+        http_status: of the answer.
+        values: what it shows.
+    """
+    caller = getattr(request.state, "caller", None)
+    known = {
+        "path": request.url.path,
+        "csrf": caller.csrf if isinstance(caller, Caller) else None,
+        "tenant": caller.tenant if isinstance(caller, Caller) and caller.tenant != LOCAL_OWNER else None,
+        "now": datetime.now(UTC),
+    }
+    text = _environment().get_template(template).render(known | values)
+    return HTMLResponse(text, int(http_status), headers=_HEADERS)
+
+
+def redirect(request: Request, address: str) -> Response:
+    """Sends a browser elsewhere, whoever asks for it: a form, or htmx in the middle of a page."""
+    if request.headers.get("hx-request") == "true":
+        return Response(status_code=HTTPStatus.NO_CONTENT, headers={"HX-Redirect": address})
+    return RedirectResponse(address, HTTPStatus.SEE_OTHER)
+
+
+def problem_page(request: Request, problem: Problem, headers: dict[str, str]) -> Response:
+    """An error as a page; who has not signed in is sent there."""
+    if problem.status == HTTPStatus.UNAUTHORIZED:
+        is_get = request.method == "GET" and request.headers.get("hx-request") != "true"
+        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return redirect(request, sign_in_address(wanted if is_get else HOME))
+    answer = render(request, "problem.html.j2", problem.status, problem=problem)
+    answer.headers.update({name: value for name, value in headers.items() if name not in answer.headers})
+    return answer
+
+
+def sign_in_address(wanted: str) -> str:
+    """Where to sign in, and go on to what was wanted."""
+    return SIGN_IN if wanted == HOME else f"{SIGN_IN}?{urlencode({'next': wanted})}"
+
+
+@cache
+def static_address(name: str) -> str:
+    """Where a script or style is: a new one has a new address."""
+    places = [place / name for place in (_FILES, FIGURE_FILES)]
+    content = next(place.read_bytes() for place in places if place.is_file())
+    return f"{STATIC}/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def seconds_since(at: datetime, now: datetime) -> float:
+    """Seconds between two times, at least 0."""
+    return max(0.0, (now - at).total_seconds())
+
+
+def fill(links: Mapping[str, str], name: str) -> dict[str, str]:
+    """Addresses of a figure's data, of those that leave its name open as `%s`."""
+    return {kind: address.replace("%s", name) for kind, address in links.items()}
+
+
+@cache
+def _environment() -> Environment:
+    made = environment(PackageLoader(__package__))
+    made.globals |= {
+        "static": static_address,
+        "version": __version__,
+        "seconds_since": seconds_since,
+        "fill": fill,
+        "error_names": ERROR_NAMES,
+    }
+    return made

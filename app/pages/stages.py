@@ -1,0 +1,62 @@
+"""The stages of a job in order, from what it has told so far."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Literal
+
+from app.api.views import JobView
+from app.shared.models import JobEvent
+from app.shared.requests import LOCAL
+
+# As a run goes through them.
+_PROFILING = ("preflight", "differentiating", "calibrating")
+_BEHIND = ("allocating", "factorizing", "exporting")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageStep:
+    """One stage of a job.
+
+    Attributes:
+        name: of the stage.
+        state: done, current, or to come.
+        began_at: when it began; None if it has not.
+        seconds: how long it took; None unless it is done.
+    """
+
+    name: str
+    state: Literal["done", "current", "to come"]
+    began_at: datetime | None = None
+    seconds: float | None = None
+
+
+def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
+    """Stages that a job has gone through, is in, and has ahead of it; those of an earlier attempt count as well."""
+    told = [(str(event.data["stage"]), event.created_at) for event in events if event.type == "stage"]
+    times: dict[str, float] = {}
+    for (name, began), (_, ended) in pairwise([*told, ("", job.finished_at or datetime.max)]):
+        if ended is not datetime.max:
+            times[name] = times.get(name, 0.0) + (ended - began).total_seconds()
+    began_at = dict(reversed(told))
+    for name in dict.fromkeys([*_expected(job), *began_at]):
+        is_over = name in began_at and (job.stage != name or job.status.is_terminal)
+        if is_over:
+            yield StageStep(name=name, state="done", began_at=began_at[name], seconds=times.get(name))
+        elif job.stage == name and not job.status.is_terminal:
+            yield StageStep(name=name, state="current", began_at=began_at.get(name))
+        elif not job.status.is_terminal:
+            yield StageStep(name=name, state="to come")
+
+
+def _expected(job: JobView) -> Iterator[str]:
+    if not job.model_id.startswith(LOCAL):
+        yield "downloading"
+    for name in _PROFILING:
+        if name != "differentiating" or job.options.objective == "fisher":
+            yield name
+    if job.kind == "compression":
+        yield from _BEHIND
+        if job.evaluate is not None:
+            yield "evaluating"

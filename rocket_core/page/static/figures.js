@@ -1,0 +1,239 @@
+// Draws every <figure data-figure> on the page from the data inside it. Nothing here knows where the page came from.
+(() => {
+  "use strict";
+
+  const KINDS = ["dense", "low_rank", "factored", "sparse"];
+  const percent = (value) => `${(100 * value).toFixed(1)} %`;
+  const megabytes = (value) => `${(value / 1e6).toPrecision(3)} MB`;
+  const short = (value) => (value === null || value === undefined ? "–" : Number(value).toPrecision(3));
+
+  const common = (data, width) => ({
+    width,
+    ariaLabel: data.title,
+    ariaDescription: data.note,
+    style: { background: "transparent", fontSize: "13px", overflow: "visible" },
+  });
+
+  function longest(texts) {
+    return Math.max(0, ...texts.map((text) => text.length));
+  }
+
+  function allocationMap(data, width) {
+    const rows = data.rows;
+    const blocks = [...new Set(rows.map((row) => row.block))];
+    const projections = [...new Set(rows.map((row) => row.projection))];
+    const marginLeft = 12 + 7.2 * longest(projections);
+    const cell = (width - marginLeft - 20) / blocks.length;
+    const labelled = cell >= 40;
+    return Plot.plot({
+      ...common(data, width),
+      marginLeft,
+      marginTop: 46,
+      marginBottom: 4,
+      height: 52 + 30 * projections.length,
+      x: { domain: blocks, axis: "top", label: "block →", ticks: blocks.filter((_, at) => cell > 22 || at % 4 === 0), tickSize: 0, labelOffset: 42 },
+      y: { domain: projections, label: null, tickSize: 0 },
+      color: { type: "linear", domain: [0, 1], scheme: "viridis", legend: true, marginLeft: 6, marginRight: 10, label: "kept fraction of the layer's parameters" },
+      marks: [
+        Plot.cell(rows, {
+          x: "block",
+          y: "projection",
+          fill: "kept_fraction",
+          stroke: "currentColor",
+          strokeOpacity: 0.25,
+          inset: 1,
+        }),
+        labelled
+          ? Plot.text(rows, {
+              x: "block",
+              y: "projection",
+              text: (row) => `${Math.round(100 * row.kept_fraction)}`,
+              fill: (row) => (row.kept_fraction > 0.55 ? "#000" : "#fff"),
+              pointerEvents: "none",
+            })
+          : null,
+        Plot.tip(rows, Plot.pointer({
+          x: "block",
+          y: "projection",
+          title: (row) =>
+            [
+              row.layer,
+              `${row.kind}, ${percent(row.kept_fraction)} kept`,
+              `rank ${row.rank ?? "–"}`,
+              `zeros ${row.sparsity === null ? "–" : percent(row.sparsity)}`,
+              `error ${short(row.error)}`,
+            ].join("\n"),
+        })),
+      ],
+    });
+  }
+
+  function kindScale(rows) {
+    const found = KINDS.filter((kind) => rows.some((row) => row.kind === kind));
+    return {
+      color: { domain: found, range: ["#7a8794", "#d1752c", "#4f8fd6", "#2f9e6e"].filter((_, at) => found.includes(KINDS[at])) },
+      symbol: { domain: found, legend: true },
+    };
+  }
+
+  function errorsBySize(data, width) {
+    return Plot.plot({
+      ...common(data, width),
+      marginLeft: 54,
+      marginBottom: 46,
+      grid: true,
+      x: { label: "kept fraction of the layer's parameters →", percent: false, domain: [0, 1], tickFormat: "%" },
+      y: { label: "↑ relative error of the layer's output", zero: true, nice: true },
+      ...kindScale(data.rows),
+      marks: [
+        Plot.dot(data.rows, {
+          x: "kept_fraction",
+          y: "error",
+          stroke: "kind",
+          symbol: "kind",
+          tip: { format: { x: false, y: false, stroke: false, symbol: false } },
+          title: (row) => `${row.layer}\n${row.kind}, ${percent(row.kept_fraction)} kept\nerror ${short(row.error)}`,
+        }),
+      ],
+    });
+  }
+
+  function predictedAndAchieved(data, width) {
+    const most = Math.max(0.001, ...data.rows.flatMap((row) => [row.predicted, row.achieved])) * 1.05;
+    return Plot.plot({
+      ...common(data, width),
+      marginLeft: 54,
+      marginBottom: 46,
+      grid: true,
+      x: { label: "predicted error →", domain: [0, most] },
+      y: { label: "↑ achieved error", domain: [0, most] },
+      ...kindScale(data.rows),
+      marks: [
+        Plot.line([[0, 0], [most, most]], { stroke: "currentColor", strokeOpacity: 0.4, strokeDasharray: "4 4" }),
+        Plot.dot(data.rows, {
+          x: "predicted",
+          y: "achieved",
+          stroke: "kind",
+          symbol: "kind",
+          tip: { format: { x: false, y: false, stroke: false, symbol: false } },
+          title: (row) => `${row.layer}\npredicted ${short(row.predicted)}\nachieved ${short(row.achieved)}`,
+        }),
+      ],
+    });
+  }
+
+  function stageTimes(data, width) {
+    return Plot.plot({
+      ...common(data, width),
+      marginLeft: 16 + 7.2 * longest(data.rows.map((row) => row.stage)),
+      marginRight: 64,
+      marginBottom: 46,
+      height: 66 + 28 * data.rows.length,
+      x: { label: "seconds →", grid: true },
+      y: { label: null, domain: data.rows.map((row) => row.stage), tickSize: 0 },
+      marks: [
+        Plot.barX(data.rows, { x: "seconds", y: "stage", fill: "#4f8fd6", insetTop: 3, insetBottom: 3 }),
+        Plot.text(data.rows, { x: "seconds", y: "stage", text: (row) => `${short(row.seconds)} s`, textAnchor: "start", dx: 5 }),
+        Plot.ruleX([0]),
+      ],
+    });
+  }
+
+  function sizeFrontier(data, width) {
+    const rows = data.rows;
+    const marked = data.options.marked_bytes;
+    const nearest = marked === null || marked === undefined
+      ? []
+      : [rows.reduce((best, row) => (Math.abs(row.model_bytes - marked) < Math.abs(best.model_bytes - marked) ? row : best))];
+    return Plot.plot({
+      ...common(data, width),
+      marginLeft: 60,
+      marginRight: 30,
+      marginBottom: 46,
+      height: 300,
+      grid: true,
+      x: { label: "size of all weights →", tickFormat: megabytes, ticks: Math.max(2, Math.floor(width / 110)) },
+      y: { label: "↑ predicted error", zero: true },
+      marks: [
+        Plot.areaY(rows, { x: "model_bytes", y: "error", fill: "#4f8fd6", fillOpacity: 0.12 }),
+        Plot.line(rows, { x: "model_bytes", y: "error", stroke: "#4f8fd6", strokeWidth: 2 }),
+        Plot.ruleX(nearest, { x: "model_bytes", stroke: "currentColor", strokeDasharray: "4 4" }),
+        Plot.dot(nearest, { x: "model_bytes", y: "error", fill: "#d1752c", r: 6 }),
+        Plot.tip(rows, Plot.pointerX({
+          x: "model_bytes",
+          y: "error",
+          title: (row) => `ratio ${row.ratio.toFixed(2)}\n${megabytes(row.model_bytes)}\npredicted error ${short(row.error)}`,
+        })),
+      ],
+    });
+  }
+
+  function allocationDifference(data, width) {
+    const layers = [...new Set(data.rows.map((row) => row.layer))];
+    const marginLeft = Math.min(width / 2, 12 + 6.6 * longest(layers));
+    return Plot.plot({
+      ...common(data, width),
+      marginLeft,
+      marginTop: 36,
+      height: 60 + 16 * layers.length,
+      x: { axis: "top", label: "kept fraction of the layer's parameters →", domain: [0, 1], tickFormat: "%", grid: true, ticks: Math.max(2, Math.floor((width - marginLeft) / 70)) },
+      y: { domain: layers, label: null, tickSize: 0 },
+      color: { scheme: "Observable10" },
+      symbol: { legend: true },
+      marks: [
+        Plot.ruleY(data.rows, Plot.groupY({ x1: "min", x2: "max" }, { y: "layer", x: "kept_fraction", strokeOpacity: 0.35 })),
+        Plot.dot(data.rows, {
+          x: "kept_fraction",
+          y: "layer",
+          stroke: "job",
+          symbol: "job",
+          tip: { format: { x: false, y: false, stroke: false, symbol: false } },
+          title: (row) => `${row.layer}\n${row.job}\n${percent(row.kept_fraction)} kept`,
+        }),
+      ],
+    });
+  }
+
+  const DRAWN = {
+    "allocation-map": allocationMap,
+    "errors-by-size": errorsBySize,
+    "predicted-and-achieved": predictedAndAchieved,
+    "stage-times": stageTimes,
+    "size-frontier": sizeFrontier,
+    "allocation-difference": allocationDifference,
+  };
+
+  function draw(figure) {
+    const data = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+    const place = figure.querySelector(".plot");
+    if (data.rows.length === 0 || place.clientWidth === 0) return;
+    const chart = DRAWN[data.name](data, Math.max(280, place.clientWidth));
+    for (const svg of chart.matches("svg") ? [chart] : chart.querySelectorAll("svg")) {
+      if (svg.hasAttribute("aria-label")) svg.setAttribute("role", "img");
+      else svg.setAttribute("aria-hidden", "true");
+    }
+    place.replaceChildren(chart);
+  }
+
+  // A figure is drawn when it first has a width, and again whenever that changes.
+  const widths = new ResizeObserver((entries) => {
+    for (const entry of entries) {
+      const width = Math.round(entry.contentRect.width);
+      if (entry.target.dataset.drawn === String(width)) continue;
+      entry.target.dataset.drawn = String(width);
+      draw(entry.target.closest("figure"));
+    }
+  });
+
+  function watch(root) {
+    for (const figure of root.querySelectorAll("figure[data-figure]")) {
+      const place = figure.querySelector(".plot");
+      if (place.dataset.watched) continue;
+      place.dataset.watched = "yes";
+      widths.observe(place);
+    }
+  }
+
+  document.addEventListener("DOMContentLoaded", () => watch(document));
+  document.addEventListener("htmx:load", (event) => watch(event.detail.elt.parentElement ?? document));
+})();

@@ -1,0 +1,135 @@
+"""The list of jobs and the page of one, without a browser: what they show, and what their forms do."""
+
+import csv
+import io
+import re
+
+import pytest
+
+from app.shared.outcomes import JobError
+from app.shared.repositories import outputs
+from rocket_core.report import CompressionReport
+from tests.app.api.conftest import BODY
+from tests.reference.reports import report_of_layers
+
+FILES = {"report.json": b"{}", "factored/model.safetensors": b"0123"}
+
+
+@pytest.fixture
+def submitted(client):
+    return client.post("/jobs", json=BODY | {"metadata": {"label": "<script>alert(1)</script>"}}).json()["id"]
+
+
+@pytest.fixture
+def finished(worker, submitted):
+    worker.report = report_of_layers()
+    worker.succeed(submitted, FILES)
+    return submitted
+
+
+def test_an_empty_list_says_what_to_do(page):
+    answer = page("GET", "/")
+    assert answer.status_code == 200
+    assert 'href="/ui/new?model_id=local/tiny"' in answer.text
+    assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+    assert "unsafe-inline" not in answer.headers["Content-Security-Policy"].split("script-src")[1].split(";")[0]
+
+
+def test_what_clients_named_is_shown_as_text(page, submitted):
+    for path in ("/", f"/ui/jobs/{submitted}", "/ui/jobs"):
+        text = page("GET", path).text
+        assert "&lt;script&gt;alert(1)" in text
+        assert "<script>alert" not in text
+
+
+def test_a_job_is_shown_with_its_progress(page, worker, submitted):
+    lease = worker.claim(submitted)
+    worker.do(outputs.report_progress, lease, stage="calibrating", progress=0.25)
+    text = page("GET", f"/ui/jobs/{submitted}").text
+    assert 'value="0.25"' in text
+    assert re.search(r'<li class="current" aria-current="step"><span class="name">calibrating', text)
+    assert re.search(r'<li class="to-come"><span class="name">exporting', text)
+    live = page("GET", f"/ui/jobs/{submitted}/live?shown=running", headers={"HX-Request": "true"})
+    assert "HX-Refresh" not in live.headers
+    worker.do(outputs.succeed_profile, lease)
+    live = page("GET", f"/ui/jobs/{submitted}/live?shown=running", headers={"HX-Request": "true"})
+    assert live.headers["HX-Refresh"] == "true"
+
+
+def test_the_log_goes_on_where_it_stopped(page, worker, submitted):
+    first = page("GET", f"/ui/jobs/{submitted}/log").text
+    assert "queued" in first
+    assert "/log?after=1" in first
+    worker.fail(submitted, JobError(code="x", message="broken <b>"))
+    later = page("GET", f"/ui/jobs/{submitted}/log?after=1").text
+    assert "queued" not in later
+    assert "broken &lt;b&gt;" in later
+    assert "hx-get" not in later
+
+
+def test_a_finished_job_shows_results_files_and_figures(page, finished):
+    text = page("GET", f"/ui/jobs/{finished}").text
+    for expected in ("4 bytes", "factored/model.safetensors", "from_pretrained", "Allocation map", "sha256"):
+        assert expected in text, expected
+    assert text.count("<figure data-figure=") == 4
+    assert 'hx-get="/ui/jobs/' + finished + "/live" not in text
+
+
+@pytest.mark.parametrize("name", ["allocation-map", "errors-by-size", "predicted-and-achieved", "stage-times"])
+def test_every_figure_can_be_had_as_data(page, finished, name):
+    table = page("GET", f"/ui/jobs/{finished}/figures/{name}.json").json()
+    rows = list(csv.DictReader(io.StringIO(page("GET", f"/ui/jobs/{finished}/figures/{name}.csv").text)))
+    assert len(rows) == len(table["rows"]) > 0
+    assert list(rows[0]) == [column["name"] for column in table["columns"]]
+    for path in (f"{name}.xml", "nothing.json", name):
+        assert page("GET", f"/ui/jobs/{finished}/figures/{path}").status_code == 404
+
+
+def test_buttons_cancel_retry_and_delete(page, client, submitted):
+    answer = page("POST", f"/ui/jobs/{submitted}/cancel", data={"from": "list"})
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/")
+    assert client.get(f"/jobs/{submitted}").json()["status"] == "cancelled"
+    again = page("POST", f"/ui/jobs/{submitted}/retry")
+    new = again.headers["Location"].rsplit("/", 1)[-1]
+    assert client.get(f"/jobs/{new}").json()["retry_of"] == submitted
+    assert page("POST", f"/ui/jobs/{submitted}/delete").headers["Location"] == "/"
+    assert client.get(f"/jobs/{submitted}").status_code == 404
+    # A second press on the same page.
+    answer = page("POST", f"/ui/jobs/{submitted}/delete")
+    assert answer.status_code == 404
+    assert answer.headers["Content-Type"].startswith("text/html")
+
+
+def test_errors_are_pages_for_browsers_and_documents_for_programs(page, client):
+    missing = "/ui/jobs/job_" + "0" * 26
+    answer = page("GET", missing)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
+    assert "there is no job of this id" in answer.text
+    assert client.get(missing).headers["Content-Type"] == "application/problem+json"
+    assert page("GET", "/?after=x").status_code == 422
+
+
+def test_the_report_is_html_for_browsers_and_json_for_all_others(page, client, finished):
+    path = f"/jobs/{finished}/report"
+    html = page("GET", path)
+    assert html.headers["Content-Type"].startswith("text/html")
+    assert "sandbox" in html.headers["Content-Security-Policy"]
+    assert "Allocation map" in html.text
+    for accept in ("*/*", "application/json", "text/html;q=0.1, application/json", "text/plain", "nonsense;q=x"):
+        answer = client.get(path, headers={"Accept": accept})
+        assert CompressionReport.model_validate(answer.json()).layers, accept
+        assert answer.headers["Vary"] == "Accept"
+
+
+def test_jobs_are_compared(page, client, worker, finished):
+    other = client.post("/jobs", json=BODY | {"ratio": 0.5}).json()["id"]
+    worker.succeed(other, FILES)
+    text = page("GET", "/ui/compare").text
+    assert text.count('type="checkbox"') == 2
+    query = f"job={finished}&job={other}"
+    text = page("GET", f"/ui/compare?{query}").text
+    assert 'data-figure="allocation-difference"' in text
+    rows = page("GET", f"/ui/compare/figures/allocation-difference.json?{query}").json()["rows"]
+    assert len(rows) == 2 * len(report_of_layers().layers)
+    assert page("GET", "/ui/compare?job=x").status_code == 404
+    assert page("GET", "/ui/compare?" + "job=x&" * 7).status_code == 422

@@ -1,0 +1,121 @@
+"""The form for a new job: what would come of it, and what comes of it."""
+
+import html
+import re
+
+import pytest
+
+FIELDS = {
+    "model_id": "local/tiny",
+    "target": "ratio",
+    "ratio": "0.3",
+    "dataset": "builtin",
+    "samples": "8",
+    "preset": "fast",
+    "export": "both",
+}
+
+
+@pytest.fixture
+def submit(page):
+    return lambda **changes: page("POST", "/ui/new", data=FIELDS | changes)
+
+
+def test_the_form_knows_models_and_calibrations(page):
+    text = page("GET", "/ui/new?model_id=local/tiny&ratio=0.55&preset=best").text
+    assert '<option value="local/tiny"></option>' in text
+    assert "<option>local/mine.jsonl</option>" in text
+    assert 'name="ratio" min="0" max="0.99" step="0.01" value="0.55"' in text
+    assert '<option value="best" selected>' in text
+
+
+def test_a_filled_in_form_makes_the_job_once(submit, client, page):
+    key = re.search(r'name="form" value="([^"]+)"', page("GET", "/ui/new").text)[1]
+    answers = [submit(form=key, evaluate="yes", ignore="*.down_proj, *.up_proj", label="mine") for _ in range(2)]
+    assert {answer.status_code for answer in answers} == {303}
+    assert len({answer.headers["Location"] for answer in answers}) == 1
+    [job] = client.get("/jobs").json()["data"]
+    assert answers[0].headers["Location"] == f"/ui/jobs/{job['id']}"
+    assert (job["ratio"], job["calibration"]["samples"], job["metadata"]) == (0.3, 8, {"label": "mine"})
+    assert job["options"]["ignore"] == ["*.down_proj", "*.up_proj"]
+    assert job["evaluate"]["dataset"] == "builtin"
+
+
+def test_a_size_takes_the_place_of_the_ratio(submit, client):
+    assert submit(target="size", size="90kB").status_code == 303
+    [job] = client.get("/jobs").json()["data"]
+    assert (job["ratio"], job["target_bytes"]) == (None, 90_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({"ratio": "2"}, 422, "less than 1"),
+        ({"ratio": ""}, 422, "how small shall it become"),
+        ({"target": "size", "size": "much"}, 422, "write a size such as"),
+        ({"target": "size", "size": "1kB"}, 422, "1000 bytes are out of reach"),
+        ({"model_id": "tiny"}, 422, "is no model"),
+        ({"model_id": "local/none"}, 422, "GET /models lists"),
+        ({"samples": "many"}, 422, "integer"),
+        ({"dataset": "local/none.txt"}, 422, "calibration"),
+    ],
+)
+def test_what_cannot_be_is_said_beside_what_was_filled_in(submit, client, changes, status, said):
+    answer = submit(**changes)
+    assert answer.status_code == status
+    assert 'role="alert"' in answer.text
+    assert said in html.unescape(answer.text)
+    for name, value in changes.items():
+        if name != "target" and value:
+            assert f'value="{value}"' in answer.text or f"<option selected>{value}" in answer.text or name == "dataset"
+    assert client.get("/jobs").json()["data"] == []
+
+
+def test_the_preview_tells_what_a_job_would_take_without_making_one(page, client):
+    text = page("POST", "/ui/new/preview", data=FIELDS).text
+    assert "parameters" in text
+    assert "not known before the layers are profiled" in text
+    assert client.get("/jobs").json()["data"] == []
+    assert "Name a model" in page("POST", "/ui/new/preview", data=FIELDS | {"model_id": ""}).text
+    assert "ask for 0.7001 or less" in page("POST", "/ui/new/preview", data=FIELDS | {"ratio": "0.95"}).text
+    assert "less than 1" in page("POST", "/ui/new/preview", data=FIELDS | {"ratio": "2"}).text
+
+
+def test_with_a_profile_the_preview_shows_the_frontier_and_the_map(page, client, worker, submit):
+    submit()
+    [job] = client.get("/jobs").json()["data"]
+    profile = worker.profile_model(job["id"])
+    text = page("POST", "/ui/new/preview", data=FIELDS | {"ratio": "0.25"}).text
+    assert f"/ui/profiles/{profile}" in text
+    assert 'data-figure="size-frontier"' in text
+    assert 'data-figure="allocation-map"' in text
+    # Of another calibration it knows nothing.
+    assert profile not in page("POST", "/ui/new/preview", data=FIELDS | {"samples": "9"}).text
+    # What comes behind a profile does not matter to it.
+    assert profile in page("POST", "/ui/new/preview", data=FIELDS | {"export": "factored"}).text
+
+
+def test_a_model_can_be_profiled_alone(page, client):
+    answer = page("POST", "/ui/new/profile", data=FIELDS | {"ratio": "nonsense"})
+    assert answer.status_code == 303
+    [job] = client.get("/jobs").json()["data"]
+    assert (job["kind"], job["ratio"]) == ("profile", None)
+    assert "profile only" in page("GET", "/").text
+
+
+def test_the_page_of_a_profile_answers_for_any_ratio(page, client, worker, submit):
+    assert "There are none yet" in page("GET", "/ui/profiles").text
+    submit()
+    [job] = client.get("/jobs").json()["data"]
+    profile = worker.profile_model(job["id"])
+    assert f"/ui/profiles/{profile}" in page("GET", "/ui/profiles").text
+    text = page("GET", f"/ui/profiles/{profile}?ratio=0.2").text
+    assert "Compress at 0.2" in text
+    part = page("GET", f"/ui/profiles/{profile}/what-if?ratio=0.9", headers={"HX-Request": "true"}).text
+    assert "out of reach" in part
+    assert "<html" not in part
+    rows = page("GET", f"/ui/profiles/{profile}/figures/allocation-map.json?ratio=0.2").json()["rows"]
+    allocated = client.post(f"/profiles/{profile}/allocations", json={"ratio": 0.2}).json()["layers"]
+    assert [row["layer"] for row in rows] == [layer["name"] for layer in allocated]
+    assert page("POST", f"/ui/profiles/{profile}/delete").headers["Location"] == "/ui/profiles"
+    assert page("GET", f"/ui/profiles/{profile}").status_code == 404

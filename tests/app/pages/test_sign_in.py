@@ -1,0 +1,137 @@
+"""Who signs in, for how long, and what their cookie is good for."""
+
+import re
+
+import pytest
+
+from app.services import sessions
+from app.shared.repositories import keys
+from tests.app.api.conftest import BODY
+
+
+@pytest.fixture
+def key(context):
+    with context.database.transaction() as session:
+        return keys.create_key(session, "alice")
+
+
+@pytest.fixture
+def sign_in(page, key):
+    def sign_in(text=None, **fields):
+        return page("POST", "/ui/sign-in", data={"key": text or key.text} | fields)
+
+    return sign_in
+
+
+def csrf_of(text):
+    return re.search(r'name="csrf" value="([^"]+)"', text)[1]
+
+
+def test_without_keys_nobody_signs_in(page):
+    answer = page("GET", "/")
+    assert answer.status_code == 200
+    assert "Sign out" not in answer.text
+
+
+def test_with_keys_a_browser_is_sent_to_sign_in_and_back(page, key, sign_in):
+    answer = page("GET", "/ui/profiles?after=x")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/ui/sign-in?next=%2Fui%2Fprofiles%3Fafter%3Dx")
+    assert "API key" in page("GET", answer.headers["Location"]).text
+    answer = sign_in(next="/ui/profiles")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/ui/profiles")
+    cookie = answer.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+    assert key.text not in cookie
+    text = page("GET", "/ui/profiles").text
+    assert "alice" in text
+
+
+def test_an_update_of_a_page_whose_session_has_ended_leads_to_the_form(page, key):
+    answer = page("GET", "/ui/jobs", headers={"HX-Request": "true"})
+    assert answer.headers["HX-Redirect"] == "/ui/sign-in"
+
+
+@pytest.mark.parametrize("text", ["rk_0123456789abcdef_" + "0" * 64, "x", " ", "é"])
+def test_no_other_key_opens_a_session(sign_in, text):
+    answer = sign_in(text)
+    assert answer.status_code == 401
+    assert "Set-Cookie" not in answer.headers
+    assert "no API key of this server" in answer.text
+
+
+@pytest.mark.parametrize("address", ["https://evil.example", "//evil.example", "/\\evil.example", "x"])
+def test_signing_in_leads_nowhere_else(sign_in, address):
+    assert sign_in(next=address).headers["Location"] == "/"
+
+
+def test_a_form_of_another_session_is_refused(page, client, sign_in):
+    sign_in()
+    job = client.post("/jobs", json=BODY, headers={"Authorization": "Bearer " + "x"})
+    assert job.status_code == 401
+    fields = {"model_id": "local/tiny", "ratio": "0.3"}
+    assert page("POST", "/ui/new", data=fields).status_code == 403
+    assert page("POST", "/ui/new", data=fields | {"csrf": "guessed"}).status_code == 403
+    assert page("POST", "/ui/new", data=fields, headers={"Origin": "https://evil.example"}).status_code == 403
+    token = csrf_of(page("GET", "/ui/new").text)
+    assert page("POST", "/ui/new", data=fields | {"csrf": token}).status_code == 303
+    assert page("POST", "/ui/new/preview", data=fields, headers={"X-CSRF-Token": token}).status_code == 200
+
+
+def test_the_cookie_looks_at_the_api_and_changes_nothing_there(page, client, sign_in):
+    sign_in()
+    assert client.get("/jobs").status_code == 200
+    assert client.post("/jobs", json=BODY).status_code == 401
+    assert client.request("DELETE", "/jobs/job_" + "0" * 26).status_code == 401
+
+
+def test_the_session_ends_with_its_key_its_time_and_by_hand(page, client, context, key, sign_in, monkeypatch):
+    sign_in()
+    token = csrf_of(page("GET", "/").text)
+    answer = page("POST", "/ui/sign-out", data={"csrf": token})
+    assert answer.headers["Location"] == "/ui/sign-in"
+    assert page("GET", "/").status_code == 303
+    sign_in()
+    with monkeypatch.context() as patch:
+        later = sessions.time.time() + sessions.SESSION_SECONDS + 1
+        patch.setattr(sessions.time, "time", lambda: later)
+        assert page("GET", "/").status_code == 303
+    # The client has dropped the cookie by its own clock.
+    sign_in()
+    assert page("GET", "/").status_code == 200
+    with context.database.transaction() as session:
+        keys.revoke_key(session, key.row.id)
+    assert page("GET", "/").status_code == 303
+
+
+def test_a_cookie_that_is_none_of_ours_is_as_good_as_none(page, client, key):
+    for value in ("x", "gAAAAA", "a" * 5000):
+        client.cookies.set("rocket_session", value)
+        assert page("GET", "/").status_code == 303
+
+
+def test_a_key_that_only_reads_makes_no_job(page, context, sign_in):
+    with context.database.transaction() as session:
+        reader = keys.create_key(session, "alice", scopes=["read"])
+    sign_in(reader.text)
+    token = csrf_of(page("GET", "/ui/new").text)
+    answer = page("POST", "/ui/new", data={"model_id": "local/tiny", "ratio": "0.3", "csrf": token})
+    assert answer.status_code == 403
+    assert "lacks the scope" in answer.text
+
+
+def test_another_tenants_job_is_not_there(page, client, context, sign_in):
+    with context.database.transaction() as session:
+        bob = keys.create_key(session, "bob")
+    mine = client.post("/jobs", json=BODY, headers={"Authorization": f"Bearer {bob.text}"}).json()["id"]
+    sign_in()
+    for path in ("", "/live", "/log", "/figures/allocation-map.json"):
+        assert page("GET", f"/ui/jobs/{mine}{path}").status_code == 404, path
+    assert mine not in page("GET", "/").text
+    assert page("GET", f"/ui/compare?job={mine}").status_code == 404
+
+
+def test_guessing_is_slowed_down(sign_in):
+    statuses = [sign_in("rk_x").status_code for _ in range(35)]
+    assert statuses[:20] == [401] * 20
+    assert statuses[-1] == 429
