@@ -32,8 +32,8 @@ from rocket_client.errors import ClientError, DetachedError
 from rocket_client.progress import duration, hide_library_bars, progress_view
 from rocket_client.remote import OutageNotice
 from rocket_client.rendering import count_text, percent, wide_console
-from rocket_client.transport import Waiting
 from rocket_client.watch import follow_job
+from rocket_client.wire import Waiting
 from rocket_core.errors import RocketError
 from rocket_core.report import CompressionReport, LayerReport
 

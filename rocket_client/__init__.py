@@ -1,11 +1,12 @@
-"""The `rocket` command, and the client of its service: `from rocket_client import Rocket`."""
+"""The `rocket` command, and the clients of its service: `from rocket_client import Rocket, AsyncRocket`."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rocket_client.async_client import AsyncRocket
     from rocket_client.client import Rocket
 
-__all__ = ["Rocket"]
+__all__ = ["AsyncRocket", "Rocket"]
 
 
 def __getattr__(name: str) -> Any:
@@ -14,4 +15,8 @@ def __getattr__(name: str) -> Any:
         from rocket_client.client import Rocket
 
         return Rocket
+    if name == "AsyncRocket":
+        from rocket_client.async_client import AsyncRocket
+
+        return AsyncRocket
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,54 +1,23 @@
 """`Rocket`: everything the service offers, as methods."""
 
-import math
-import os
-import re
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import httpx2
 from pydantic import JsonValue
 
-from rocket_client.addressing import header_text, job_path, profile_path, request_body, token_header
-from rocket_client.defaults import DEFAULT_SERVER, KEY_VARIABLE, LASTING_PATIENCE, PATIENCE, SERVER_VARIABLE
-from rocket_client.errors import InvalidArgumentError, NothingToDownloadError
-from rocket_client.fetching import DownloadedFile, DownloadProgress, fetch_artifacts
+from rocket_client import calls
+from rocket_client.addressing import job_path
+from rocket_client.bookkeeping import DownloadedFile, DownloadProgress, Order
+from rocket_client.defaults import LASTING_PATIENCE, PATIENCE, address_and_key, ignore
+from rocket_client.fetching import choose_artifacts, fetch_artifacts, nothing_to_download
 from rocket_client.predictions import Frontier, PredictedAllocation, Profile, ProfilePage
-from rocket_client.resources import (
-    Artifact,
-    ArtifactList,
-    Estimate,
-    Event,
-    Job,
-    JobPage,
-    Layer,
-    LayerList,
-    NamedList,
-    Progress,
-    Upload,
-)
+from rocket_client.resources import Artifact, Estimate, Event, Job, JobPage, Layer, Progress, Upload
 from rocket_client.streaming import follow_events
-from rocket_client.transport import Transport, Waiting
+from rocket_client.transport import Transport
+from rocket_client.wire import Waiting
 from rocket_core.report import CompressionReport
-
-_PAGE = 100
-_UPLOAD_ID = re.compile(r"upload/[0-9a-f]{32}")
-_UPLOAD_TYPES = {".txt": "text/plain", ".jsonl": "application/jsonl"}
-
-
-def _ignore_wait(waiting: Waiting) -> None:
-    """Default of `on_wait`."""
-
-
-def _ignore_news(news: Event | Progress) -> None:
-    """Default of `on_news`."""
-
-
-def _ignore_progress(progress: DownloadProgress) -> None:
-    """Default of `on_progress`."""
 
 
 class Rocket:
@@ -81,10 +50,9 @@ class Rocket:
         *,
         api_key: str | None = None,
         patience: float = PATIENCE,
-        on_wait: Callable[[Waiting], None] = _ignore_wait,
+        on_wait: Callable[[Waiting], None] = ignore,
     ) -> None:
-        address = server or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
-        key = (api_key or os.environ.get(KEY_VARIABLE) or "").strip() or None
+        address, key = address_and_key(server, api_key)
         self._transport = Transport(address, patience=patience, on_wait=on_wait, api_key=key)
 
     @property
@@ -147,9 +115,8 @@ class Rocket:
             "metadata": metadata,
             "queue": queue,
         }
-        body = request_body(model_id, ratio, given)
-        headers = {"Idempotency-Key": header_text(idempotency_key or str(uuid.uuid4())), **token_header(hub_token)}
-        return self._job(self._transport.send("POST", "/jobs", json=body, headers=headers))
+        call = calls.submit(model_id, ratio, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        return self._transport.call(call)
 
     def estimate(
         self,
@@ -164,9 +131,7 @@ class Rocket:
     ) -> Estimate:
         """What a job would take, without making one; arguments and errors are those of `submit`."""
         given = {"revision": revision, "calibration": calibration, "evaluate": evaluate, "options": options}
-        body = request_body(model_id, ratio, given)
-        answer = self._transport.send("POST", "/estimates", json=body, headers=token_header(hub_token))
-        return self._transport.parse(answer.content, Estimate)
+        return self._transport.call(calls.estimate(model_id, ratio, given, hub_token=hub_token))
 
     def upload(self, file: Path) -> Upload:
         """Brings a calibration file to the server; the same content again is the same upload.
@@ -179,11 +144,7 @@ class Rocket:
             ProblemError: the server cannot use it.
             OSError: it cannot be read.
         """
-        kind = _UPLOAD_TYPES.get(file.suffix.lower())
-        if kind is None:
-            raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only those can be uploaded")
-        answer = self._transport.send("POST", "/calibrations", file=file, headers={"Content-Type": kind})
-        return self._transport.parse(answer.content, Upload)
+        return self._transport.call(calls.upload(file))
 
     def delete_upload(self, upload_id: str) -> None:
         """Deletes an upload that no job needs any more.
@@ -191,20 +152,18 @@ class Rocket:
         Args:
             upload_id: `upload/ID`.
         """
-        if not _UPLOAD_ID.fullmatch(upload_id):
-            raise InvalidArgumentError(f"{upload_id!r} is no upload; they look like upload/ and 32 digits")
-        self._transport.send("DELETE", f"/calibrations/{upload_id.partition('/')[2]}", is_repeatable=False)
+        self._transport.send(calls.delete_upload(upload_id))
 
     def get_job(self, job_id: str) -> Job:
         """A job as it is now."""
-        return self._transport.get(job_path(job_id), Job)
+        return self._transport.call(calls.get_job(job_id))
 
     def wait(
         self,
         job_id: str,
         *,
         patience: float = LASTING_PATIENCE,
-        on_news: Callable[[Event | Progress], None] = _ignore_news,
+        on_news: Callable[[Event | Progress], None] = ignore,
     ) -> Job:
         """Waits until a job has ended, however often the server goes away and comes back meanwhile.
 
@@ -218,7 +177,7 @@ class Rocket:
         """
         for news in self.events(job_id, patience=patience):
             on_news(news)
-        return self._job(self._transport.send("GET", job_path(job_id), patience=patience))
+        return self._transport.call(calls.get_job(job_id), patience=patience)
 
     def list_jobs(self, *, status: str | None = None, after: str | None = None, limit: int = 20) -> JobPage:
         """A page of jobs, newest first.
@@ -228,12 +187,12 @@ class Rocket:
             after: id of the last job already seen.
             limit: how many at most, 1 to 100.
         """
-        return self._transport.get("/jobs", JobPage, status=status, after=after, limit=limit)
+        return self._transport.call(calls.list_jobs(status=status, after=after, limit=limit))
 
     def iterate_jobs(self, *, status: str | None = None, after: str | None = None) -> Iterator[Job]:
         """All jobs, newest first, fetched page by page."""
         while True:
-            page = self.list_jobs(status=status, after=after, limit=_PAGE)
+            page = self.list_jobs(status=status, after=after, limit=calls.PAGE)
             yield from page.data
             if not page.has_more or page.last_id is None:
                 return
@@ -241,7 +200,7 @@ class Rocket:
 
     def cancel(self, job_id: str) -> Job:
         """Cancels a job: at once if it waits, as soon as its worker notices if it runs (`cancelling`)."""
-        return self._job(self._transport.send("POST", job_path(job_id, "cancel")))
+        return self._transport.call(calls.cancel(job_id))
 
     def retry(self, job_id: str, *, hub_token: str | None = None) -> Job:
         """Makes a new job of one that failed or was cancelled; it goes on from the checkpoints.
@@ -250,11 +209,11 @@ class Rocket:
             job_id: the job.
             hub_token: as in `submit`; that of the job was forgotten when it ended.
         """
-        return self._job(self._transport.send("POST", job_path(job_id, "retry"), headers=token_header(hub_token)))
+        return self._transport.call(calls.retry(job_id, hub_token=hub_token))
 
     def delete(self, job_id: str) -> None:
         """Deletes a job that has ended, with its artifacts."""
-        self._transport.send("DELETE", job_path(job_id), is_repeatable=False)
+        self._transport.send(calls.delete(job_id))
 
     def events(self, job_id: str, *, after: int = 0, patience: float = LASTING_PATIENCE) -> Iterator[Event | Progress]:
         """Follows a job until it ends; survives that the server goes away and comes back.
@@ -272,7 +231,7 @@ class Rocket:
 
     def layers(self, job_id: str) -> tuple[Layer, ...]:
         """The layers profiled so far, in the order of the model."""
-        return self._transport.get(job_path(job_id, "layers"), LayerList).data
+        return self._transport.call(calls.layers(job_id)).data
 
     def list_profiles(self, *, after: str | None = None, limit: int = 20) -> ProfilePage:
         """A page of profiles, newest first.
@@ -281,15 +240,15 @@ class Rocket:
             after: id of the last profile already seen.
             limit: how many at most, 1 to 100.
         """
-        return self._transport.get("/profiles", ProfilePage, after=after, limit=limit)
+        return self._transport.call(calls.list_profiles(after=after, limit=limit))
 
     def get_profile(self, profile_id: str) -> Profile:
         """A profile; `Job.profile_id` names that of a job."""
-        return self._transport.get(profile_path(profile_id), Profile)
+        return self._transport.call(calls.get_profile(profile_id))
 
     def frontier(self, profile_id: str) -> Frontier:
         """Size and predicted error of a profiled model at every hundredth of the ratio that can be reached."""
-        return self._transport.get(profile_path(profile_id, "frontier"), Frontier)
+        return self._transport.call(calls.frontier(profile_id))
 
     def allocate(
         self,
@@ -311,24 +270,20 @@ class Rocket:
             InvalidArgumentError: none of them is given, or more than one, or one that is no number.
             ProblemError: no choice of candidates is that small.
         """
-        given = {"ratio": ratio, "model_bytes": model_bytes, "error": error}
-        wanted = {name: value for name, value in given.items() if value is not None}
-        if len(wanted) != 1 or not all(map(math.isfinite, wanted.values())):
-            raise InvalidArgumentError("give one number: ratio, model_bytes or error")
-        answer = self._transport.send("POST", profile_path(profile_id, "allocations"), json=wanted)
-        return self._transport.parse(answer.content, PredictedAllocation)
+        call = calls.allocate(profile_id, ratio=ratio, model_bytes=model_bytes, error=error)
+        return self._transport.call(call)
 
     def delete_profile(self, profile_id: str) -> None:
         """Deletes a profile; the jobs that made or used it stay."""
-        self._transport.send("DELETE", profile_path(profile_id), is_repeatable=False)
+        self._transport.send(calls.delete_profile(profile_id))
 
     def report(self, job_id: str) -> CompressionReport:
         """The report of a job that has succeeded."""
-        return self._transport.get(job_path(job_id, "report"), CompressionReport)
+        return self._transport.call(calls.report(job_id))
 
     def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
         """The files of a job that has succeeded; none before."""
-        return self._transport.get(job_path(job_id, "artifacts"), ArtifactList).data
+        return self._transport.call(calls.artifacts(job_id)).data
 
     def download(
         self,
@@ -337,7 +292,7 @@ class Rocket:
         *,
         exports: Sequence[str] = (),
         patience: float = LASTING_PATIENCE,
-        on_progress: Callable[[DownloadProgress], None] = _ignore_progress,
+        on_progress: Callable[[DownloadProgress], None] = ignore,
     ) -> list[DownloadedFile]:
         """Brings the artifacts of a job into a folder; called again, it goes on where it stopped.
 
@@ -355,31 +310,22 @@ class Rocket:
             DownloadError: the artifacts do not exist, do not fit or are not what the server announced.
             OSError: a file cannot be written.
         """
-        chosen = self._chosen_artifacts(job_id, exports)
-        path = job_path(job_id, "artifacts")
-        return fetch_artifacts(self._transport, path, chosen, folder, patience=patience, on_progress=on_progress)
+        artifacts = self.artifacts(job_id)
+        if not artifacts:
+            raise nothing_to_download(self.get_job(job_id))
+        order = Order(
+            path=job_path(job_id, "artifacts"),
+            artifacts=choose_artifacts(job_id, artifacts, exports),
+            folder=folder,
+            patience=patience,
+            on_progress=on_progress,
+        )
+        return fetch_artifacts(self._transport, order)
 
     def models(self) -> list[str]:
         """Models of the server's own folder, as `submit` takes them."""
-        return [named.id for named in self._transport.get("/models", NamedList).data]
+        return [named.id for named in self._transport.call(calls.models()).data]
 
     def calibrations(self) -> list[str]:
         """Calibration datasets that the server offers."""
-        return [named.id for named in self._transport.get("/calibrations", NamedList).data]
-
-    def _job(self, response: httpx2.Response) -> Job:
-        return self._transport.parse(response.content, Job)
-
-    def _chosen_artifacts(self, job_id: str, exports: Sequence[str]) -> list[Artifact]:
-        artifacts = self.artifacts(job_id)
-        if not artifacts:
-            status = self.get_job(job_id).status
-            raise NothingToDownloadError(f"{job_id} is {status}; only a job that has succeeded has artifacts")
-        found = {artifact.name.partition("/")[0] for artifact in artifacts if "/" in artifact.name}
-        for export in exports:
-            if export not in found:
-                raise NothingToDownloadError(
-                    f"{job_id} has no export {export!r}; it has {' and '.join(sorted(found)) or 'none'}"
-                )
-        wanted = set(exports or found)
-        return [artifact for artifact in artifacts if "/" not in artifact.name or artifact.name.split("/")[0] in wanted]
+        return [named.id for named in self._transport.call(calls.calibrations()).data]

@@ -16,7 +16,7 @@ from rocket_client.progress import ProgressView, print_line, progress_view
 from rocket_client.remote import OutageNotice, connected
 
 if TYPE_CHECKING:
-    from rocket_client.fetching import DownloadedFile, DownloadProgress
+    from rocket_client.bookkeeping import DownloadedFile, DownloadProgress
 
 NAME = "download"
 

@@ -17,7 +17,7 @@ from rocket_client.progress import duration, print_line
 
 if TYPE_CHECKING:
     from rocket_client.client import Rocket
-    from rocket_client.transport import Waiting
+    from rocket_client.wire import Waiting
 
 _MANY = 100
 _NAMES_SHOWN = 12

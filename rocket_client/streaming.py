@@ -1,14 +1,15 @@
 """A job's events as they happen, over as many connections as it takes."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx2
 
 from rocket_client.backoff import Patience
-from rocket_client.errors import ClientError, ServerUnreachableError
+from rocket_client.errors import ClientError
 from rocket_client.resources import Event, Progress
-from rocket_client.transport import Transport
+from rocket_client.transport import AsyncTransport, Transport
+from rocket_client.wire import Request, Wire
 
 # The server says something every 15 seconds.
 _LONGEST_SILENCE_SECONDS = 45.0
@@ -27,39 +28,88 @@ def follow_events(transport: Transport, path: str, *, after: int, patience: floa
     Raises:
         ClientError: the server cannot be reached for that long, or refuses.
     """
-    left = Patience(patience)
+    stream = _Stream(transport, path, after=after, patience=patience)
     while True:
         error: ClientError
         try:
-            headers = {"Accept": _STREAM_TYPE, "Cache-Control": "no-store", "Last-Event-ID": str(after)}
-            with transport.open("GET", path, headers=headers, read_seconds=_LONGEST_SILENCE_SECONDS) as response:
-                for message in _messages(transport, response):
-                    left.renew()
-                    if message.event == "done":
+            with transport.open(stream.request()) as response:
+                for message in stream.messages(response):
+                    told = stream.receive(message)
+                    if stream.is_done:
                         return
-                    told = _resource(transport, message)
-                    if isinstance(told, Event):
-                        after = told.id
                     if told is not None:
                         yield told
-            error = ServerUnreachableError(transport.server, "the stream of events ended", may_have_arrived=True)
+            error = stream.broken_off()
         except ClientError as failure:
             error = failure
-        transport.wait_out(error, left)
+        transport.wait_out(error, stream.left)
 
 
-def _messages(transport: Transport, response: httpx2.Response) -> Iterator[httpx2.ServerSentEvent]:
-    found = response.headers.get("content-type", "")
-    if found.partition(";")[0].strip() != _STREAM_TYPE:
-        raise transport.unexpected(f"{found or 'nothing'} where a stream of events was asked for")
-    yield from httpx2.EventSource(response)
+async def follow_events_async(
+    transport: AsyncTransport, path: str, *, after: int, patience: float
+) -> AsyncIterator[Event | Progress]:
+    """The same, asynchronously."""
+    stream = _Stream(transport, path, after=after, patience=patience)
+    while True:
+        error: ClientError
+        try:
+            async with transport.open(stream.request()) as response:
+                async for message in stream.messages(response):
+                    told = stream.receive(message)
+                    if stream.is_done:
+                        return
+                    if told is not None:
+                        yield told
+            error = stream.broken_off()
+        except ClientError as failure:
+            error = failure
+        await transport.wait_out(error, stream.left)
 
 
-def _resource(transport: Transport, message: httpx2.ServerSentEvent) -> Event | Progress | None:
-    """What a message tells; None where a newer server tells of something that this client does not know."""
-    if message.event == "progress":
-        return transport.parse(message.data, Progress)
-    return transport.parse(message.data, Event) if _has_number(message.data) else None
+class _Stream:
+    """What has been told so far, and what is to be asked for next.
+
+    Attributes:
+        left: how long the server may be silent yet.
+        is_done: whether the job has ended, and all of it is told.
+    """
+
+    def __init__(self, wire: Wire, path: str, *, after: int, patience: float) -> None:
+        self._wire = wire
+        self._path = path
+        self._after = after
+        self.left = Patience(patience)
+        self.is_done = False
+
+    def request(self) -> Request:
+        """Asks for what has not been told."""
+        headers = {"Accept": _STREAM_TYPE, "Cache-Control": "no-store", "Last-Event-ID": str(self._after)}
+        return Request(method="GET", path=self._path, headers=headers, read_seconds=_LONGEST_SILENCE_SECONDS)
+
+    def messages(self, response: httpx2.Response) -> httpx2.EventSource:
+        """The messages of an answer; raises UnexpectedAnswerError if it has none."""
+        found = response.headers.get("content-type", "")
+        if found.partition(";")[0].strip() != _STREAM_TYPE:
+            raise self._wire.unexpected(f"{found or 'nothing'} where a stream of events was asked for")
+        return httpx2.EventSource(response)
+
+    def receive(self, message: httpx2.ServerSentEvent) -> Event | Progress | None:
+        """What a message tells; None where a newer server tells of something that this client does not know."""
+        self.left.renew()
+        if message.event == "done":
+            self.is_done = True
+            return None
+        if message.event == "progress":
+            return self._wire.parse(message.data, Progress)
+        if not _has_number(message.data):
+            return None
+        event = self._wire.parse(message.data, Event)
+        self._after = event.id
+        return event
+
+    def broken_off(self) -> ClientError:
+        """The error for an answer that ends before the job does."""
+        return self._wire.broken_off("the stream of events ended")
 
 
 def _has_number(data: str) -> bool:

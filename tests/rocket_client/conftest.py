@@ -11,10 +11,20 @@ from app.shared.settings import Settings
 from rocket_client import Rocket
 from rocket_client.main import main
 from rocket_core.report import CompressionReport
+from tests.rocket_client.blocking import BlockingAsyncRocket
 from tests.rocket_client.fakes import FakePipeline, Outcome, build_report
 from tests.rocket_client.service import Server, Service
 
 TINY_LLAMA = Path(__file__).parents[2] / "examples" / "tiny-llama"
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "both_clients: runs on the blocking and on the asynchronous client")
+
+
+def pytest_generate_tests(metafunc):
+    if "connect" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_clients"):
+        metafunc.parametrize("connect", (Rocket, BlockingAsyncRocket), ids=("blocking", "asynchronous"))
 
 
 @pytest.fixture(autouse=True)
@@ -81,8 +91,14 @@ def server(service):
 
 
 @pytest.fixture
-def client(server):
-    with Rocket(server.url, patience=5) as client:
+def connect():
+    """Makes clients; `both_clients` has it make those of either kind."""
+    return Rocket
+
+
+@pytest.fixture
+def client(server, connect):
+    with connect(server.url, patience=5) as client:
         yield client
 
 

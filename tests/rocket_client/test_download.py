@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from rocket_client.bookkeeping import DownloadProgress
 from rocket_client.download import bytes_view
-from rocket_client.fetching import DownloadProgress
 from rocket_client.remote import OutageNotice
 
 FILES = {"factored/model.safetensors": b"weights" * 1000, "dense/model.safetensors": b"w", "report.json": b"{}"}

@@ -9,7 +9,7 @@ import pytest
 from app.api import artifacts
 from app.services import outputs
 from app.shared.repositories import sweeps
-from rocket_client import Rocket
+from rocket_client.bookkeeping import Outcome, _only_download, safe_paths
 from rocket_client.errors import (
     DigestMismatchError,
     FolderBusyError,
@@ -18,8 +18,9 @@ from rocket_client.errors import (
     ProblemError,
     UnsafeNameError,
 )
-from rocket_client.fetching import Outcome, _only_download, safe_paths
 from tests.rocket_client.service import ServerProcess, in_background, wait_for
+
+pytestmark = pytest.mark.both_clients
 
 WEIGHTS = bytes(range(256)) * 4096
 FILES = {
@@ -183,13 +184,13 @@ def test_a_file_that_goes_on_after_its_end_is_no_artifact(client, job_id, folder
     assert (folder / PART).stat().st_size == 0
 
 
-def test_a_server_that_is_killed_and_started_again_only_interrupts_a_download(service, folder):
+def test_a_server_that_is_killed_and_started_again_only_interrupts_a_download(connect, service, folder):
     weights = os.urandom(2**20) * 48
     job_id = service.succeeded({"model.safetensors": weights})
     waits, told = [], []
     with (
         ServerProcess(service.settings.data_dir) as server,
-        Rocket(server.url, patience=5, on_wait=waits.append) as client,
+        connect(server.url, patience=5, on_wait=waits.append) as client,
     ):
 
         def kill_once(progress):

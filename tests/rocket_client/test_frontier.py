@@ -50,6 +50,7 @@ def test_what_there_is_not_is_refused(remote, name):
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.both_clients
 def test_the_client_lists_profiles_and_asks_them(client, profiled):
     job_id, profile_id = profiled
     assert client.get_job(job_id).profile_id == profile_id
@@ -72,6 +73,7 @@ def test_the_client_lists_profiles_and_asks_them(client, profiled):
         client.frontier(profile_id)
 
 
+@pytest.mark.both_clients
 @pytest.mark.parametrize("wanted", [{}, {"ratio": 0.1, "error": 1.0}, {"ratio": float("nan")}])
 def test_a_question_that_cannot_be_sent_is_refused(client, wanted):
     with pytest.raises(InvalidArgumentError):

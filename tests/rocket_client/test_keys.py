@@ -7,9 +7,8 @@ import httpx2
 import pytest
 
 from app.shared.repositories import keys
-from rocket_client import Rocket
 from rocket_client.errors import InvalidArgumentError, ProblemError, UnexpectedAnswerError
-from rocket_client.transport import _KeyAuth
+from rocket_client.wire import KeyAuth
 
 KEY = "rk_0123456789abcdef_" + "0" * 64
 
@@ -63,8 +62,9 @@ def make_key(service):
     return lambda **options: service.do(keys.create_key, "alice", **options).text
 
 
-def test_a_key_goes_to_its_server_and_stays_there_after_a_redirect(first, other):
-    with Rocket(first.url, api_key=KEY, patience=0) as rocket, pytest.raises(UnexpectedAnswerError):
+@pytest.mark.both_clients
+def test_a_key_goes_to_its_server_and_stays_there_after_a_redirect(connect, first, other):
+    with connect(first.url, api_key=KEY, patience=0) as rocket, pytest.raises(UnexpectedAnswerError):
         rocket.models()
     assert first.seen == [f"Bearer {KEY}"]
     assert other.seen == []
@@ -73,28 +73,30 @@ def test_a_key_goes_to_its_server_and_stays_there_after_a_redirect(first, other)
 @pytest.mark.parametrize("way", ["redirect", "asked for"])
 def test_a_key_is_never_sent_to_another_server(first, other, way):
     # Even by code that follows redirects, or asks for a whole address with the same connections.
-    with httpx2.Client(auth=_KeyAuth(KEY, httpx2.URL(first.url)), trust_env=False, follow_redirects=True) as http:
+    with httpx2.Client(auth=KeyAuth(KEY, httpx2.URL(first.url)), trust_env=False, follow_redirects=True) as http:
         http.get(first.url if way == "redirect" else other.url)
     assert other.seen == [None]
     assert first.seen == ([f"Bearer {KEY}"] if way == "redirect" else [])
 
 
-def test_a_key_is_taken_from_the_environment_unless_one_is_given(first, monkeypatch):
+@pytest.mark.both_clients
+def test_a_key_is_taken_from_the_environment_unless_one_is_given(connect, first, monkeypatch):
     monkeypatch.setenv("ROCKET_API_KEY", f" {KEY}\n")
     for options, sent in (({}, KEY), ({"api_key": "rk_other"}, "rk_other")):
-        with Rocket(first.url, patience=0, **options) as rocket, pytest.raises(UnexpectedAnswerError):
+        with connect(first.url, patience=0, **options) as rocket, pytest.raises(UnexpectedAnswerError):
             rocket.models()
         assert first.seen.pop() == f"Bearer {sent}"
     monkeypatch.setenv("ROCKET_API_KEY", "")
-    with Rocket(first.url, patience=0) as rocket, pytest.raises(UnexpectedAnswerError):
+    with connect(first.url, patience=0) as rocket, pytest.raises(UnexpectedAnswerError):
         rocket.models()
     assert first.seen == [None]
 
 
+@pytest.mark.both_clients
 @pytest.mark.parametrize("key", ["rk_a b", "rk_ä", "rk_a\nX-Evil: 1", "rk_\x00"])
-def test_a_key_that_cannot_be_one_is_refused_and_not_repeated(key):
+def test_a_key_that_cannot_be_one_is_refused_and_not_repeated(connect, key):
     with pytest.raises(InvalidArgumentError) as refused:
-        Rocket("http://127.0.0.1:1", api_key=key)
+        connect("http://127.0.0.1:1", api_key=key)
     assert key not in str(refused.value)
 
 
@@ -129,8 +131,9 @@ def test_a_key_that_may_only_read_is_told_what_it_lacks(remote, make_key, monkey
     assert "scope `write`" in outcome.err
 
 
-def test_a_refused_key_is_no_reason_to_try_again(server, make_key):
+@pytest.mark.both_clients
+def test_a_refused_key_is_no_reason_to_try_again(connect, server, make_key):
     make_key()
-    with Rocket(server.url, api_key=KEY, patience=30) as rocket, pytest.raises(ProblemError) as refused:
+    with connect(server.url, api_key=KEY, patience=30) as rocket, pytest.raises(ProblemError) as refused:
         rocket.models()
     assert not refused.value.is_passing

@@ -7,9 +7,10 @@ import pytest
 
 from app.shared.models import LOCAL_OWNER
 from app.shared.repositories import keys
-from rocket_client import Rocket
 from rocket_client.errors import DigestMismatchError, StoreUnreachableError
 from tests.rocket_client.service import Service
+
+pytestmark = pytest.mark.both_clients
 
 WEIGHTS = bytes(range(256)) * 4096
 FILES = {"factored/model.safetensors": WEIGHTS, "report.json": b"{}", "empty": b""}
@@ -36,15 +37,20 @@ def folder(tmp_path):
 def at_store(monkeypatch):
     """What arrives at the store, as far as it is sent by this process's HTTP client."""
     sent = []
-    real = httpx2.Client.stream
 
-    def spy(self, method, url, **options):
-        request = self.build_request(method, url, headers=options.get("headers"))
-        if "X-Amz-Signature" in str(request.url):
-            sent.append(dict(request.headers))
-        return real(self, method, url, **options)
+    def spy_on(kind):
+        real = kind.stream
 
-    monkeypatch.setattr(httpx2.Client, "stream", spy)
+        def spy(self, method, url, **options):
+            request = self.build_request(method, url, headers=options.get("headers"))
+            if "X-Amz-Signature" in str(request.url):
+                sent.append(dict(request.headers))
+            return real(self, method, url, **options)
+
+        monkeypatch.setattr(kind, "stream", spy)
+
+    spy_on(httpx2.Client)
+    spy_on(httpx2.AsyncClient)
     return sent
 
 
@@ -68,10 +74,10 @@ def test_a_part_is_gone_on_with_at_the_store(client, job_id, folder, at_store):
     assert "bytes=1000-" in [headers.get("range") for headers in at_store]
 
 
-def test_the_store_learns_nothing_of_who_asks(server, service, job_id, folder, at_store):
+def test_the_store_learns_nothing_of_who_asks(connect, server, service, job_id, folder, at_store):
     with service.database.transaction() as session:
         key = keys.create_key(session, LOCAL_OWNER).text
-    with Rocket(server.url, api_key=key) as client:
+    with connect(server.url, api_key=key) as client:
         client._transport._http.cookies.set("session", "secret")
         client.download(job_id, folder)
     assert at_store

@@ -5,10 +5,11 @@ import time
 import pytest
 
 from app.api.events import Streams
-from rocket_client import Rocket
 from rocket_client.errors import ProblemError, ServerUnreachableError
 from rocket_client.resources import Event, Progress
 from tests.rocket_client.service import ServerProcess, in_background
+
+pytestmark = pytest.mark.both_clients
 
 
 def numbers(told):
@@ -72,13 +73,13 @@ def test_waiting_gives_the_job_as_it_ended(client, service):
     assert numbers(news) == [1, 2, 3, 4]
 
 
-def test_a_server_that_is_killed_and_started_again_loses_no_event(service):
+def test_a_server_that_is_killed_and_started_again_loses_no_event(connect, service):
     job_id = service.submit()
     lease = service.claim(job_id)
     waits, told = [], []
     with (
         ServerProcess(service.settings.data_dir) as server,
-        Rocket(server.url, patience=5, on_wait=waits.append) as client,
+        connect(server.url, patience=5, on_wait=waits.append) as client,
     ):
         stream = client.events(job_id, patience=60)
         told += itertools.islice(stream, 3)
@@ -98,9 +99,9 @@ def test_a_server_that_is_killed_and_started_again_loses_no_event(service):
     assert "Connection refused" in [wait.reason for wait in waits]
 
 
-def test_a_server_that_stays_away_is_given_up(service):
+def test_a_server_that_stays_away_is_given_up(connect, service):
     job_id = service.submit()
-    with ServerProcess(service.settings.data_dir) as server, Rocket(server.url) as client:
+    with ServerProcess(service.settings.data_dir) as server, connect(server.url) as client:
         stream = client.events(job_id, patience=0.5)
         next(stream)
         server.kill()

@@ -28,9 +28,9 @@ def test_what_is_not_given_is_not_sent(remote, monkeypatch):
     sent = []
     send = httpx2.Client.stream
 
-    def spy(self, method, path, **options):
-        sent.append(options["json"])
-        return send(self, method, path, **options)
+    def spy(self, **request):
+        sent.append(request["json"])
+        return send(self, **request)
 
     monkeypatch.setattr(httpx2.Client, "stream", spy)
     remote("submit", "local/tiny", "--ratio", "0.3")

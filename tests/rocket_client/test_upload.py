@@ -29,6 +29,7 @@ def test_what_submit_takes_goes_to_stdout(remote, client, file):
     assert json.loads(remote("upload", file, "--json").out)["id"] == name
 
 
+@pytest.mark.both_clients
 def test_a_file_is_sent_without_being_held_in_memory(client, tmp_path):
     file = tmp_path / "long.txt"
     file.write_bytes((b"word " * 2000 + b"\n") * 1600)
@@ -41,6 +42,7 @@ def test_a_file_is_sent_without_being_held_in_memory(client, tmp_path):
         tracemalloc.stop()
 
 
+@pytest.mark.both_clients
 def test_an_upload_can_be_deleted(client, file):
     kept = client.upload(file)
     client.delete_upload(kept.id)
@@ -59,6 +61,7 @@ def test_a_file_that_cannot_be_used_is_refused(remote, tmp_path, file):
     assert "line 1 is no JSON" in outcome.err
 
 
+@pytest.mark.both_clients
 def test_an_estimate_is_typed(client):
     told = client.estimate("local/tiny", ratio=0.3)
     assert told.kept_parameters < told.compressible_parameters < told.parameters

@@ -1,0 +1,240 @@
+"""`AsyncRocket`: everything the service offers, as coroutines."""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import JsonValue
+
+from rocket_client import calls
+from rocket_client.addressing import job_path
+from rocket_client.bookkeeping import DownloadedFile, DownloadProgress, Order
+from rocket_client.defaults import LASTING_PATIENCE, PATIENCE, address_and_key, ignore
+from rocket_client.fetching import choose_artifacts, fetch_artifacts_async, nothing_to_download
+from rocket_client.predictions import Frontier, PredictedAllocation, Profile, ProfilePage
+from rocket_client.resources import Artifact, Estimate, Event, Job, JobPage, Layer, Progress, Upload
+from rocket_client.streaming import follow_events_async
+from rocket_client.transport import AsyncTransport
+from rocket_client.wire import Waiting
+from rocket_core.report import CompressionReport
+
+
+class AsyncRocket:
+    """A client of the service for programs on asyncio: the methods of `Rocket` as coroutines, with the same arguments.
+
+    Retries, errors and results are the same too; `events` and `iterate_jobs` are asynchronous iterators. Many calls may
+    be under way at a time. What reads and writes files does so in threads.
+
+    Example:
+        async with AsyncRocket("http://127.0.0.1:8000") as rocket:
+            job = await rocket.submit("local/tiny-llama", ratio=0.3)
+            async for told in rocket.events(job.id):
+                print(told)
+            await rocket.download(job.id, Path("out"))
+
+    Args:
+        server: as of `Rocket`, like all that follow.
+        api_key: what proves who asks.
+        patience: seconds without an answer after which a request fails, >= 0.
+        on_wait: told before each wait for the server; must not block.
+
+    Raises:
+        InvalidArgumentError: the address is none, or the key cannot be one.
+    """
+
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        api_key: str | None = None,
+        patience: float = PATIENCE,
+        on_wait: Callable[[Waiting], None] = ignore,
+    ) -> None:
+        address, key = address_and_key(server, api_key)
+        self._transport = AsyncTransport(address, patience=patience, on_wait=on_wait, api_key=key)
+
+    @property
+    def server(self) -> str:
+        """The server's address."""
+        return self._transport.server
+
+    async def close(self) -> None:
+        """See `Rocket.close`."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def submit(
+        self,
+        model_id: str,
+        *,
+        ratio: float,
+        revision: str | None = None,
+        calibration: Mapping[str, JsonValue] | None = None,
+        evaluate: Mapping[str, JsonValue] | None = None,
+        options: Mapping[str, JsonValue] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """See `Rocket.submit`."""
+        given = {
+            "revision": revision,
+            "calibration": calibration,
+            "evaluate": evaluate,
+            "options": options,
+            "metadata": metadata,
+            "queue": queue,
+        }
+        call = calls.submit(model_id, ratio, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        return await self._transport.call(call)
+
+    async def estimate(
+        self,
+        model_id: str,
+        *,
+        ratio: float,
+        revision: str | None = None,
+        calibration: Mapping[str, JsonValue] | None = None,
+        evaluate: Mapping[str, JsonValue] | None = None,
+        options: Mapping[str, JsonValue] | None = None,
+        hub_token: str | None = None,
+    ) -> Estimate:
+        """See `Rocket.estimate`."""
+        given = {"revision": revision, "calibration": calibration, "evaluate": evaluate, "options": options}
+        return await self._transport.call(calls.estimate(model_id, ratio, given, hub_token=hub_token))
+
+    async def upload(self, file: Path) -> Upload:
+        """See `Rocket.upload`."""
+        return await self._transport.call(calls.upload(file))
+
+    async def delete_upload(self, upload_id: str) -> None:
+        """See `Rocket.delete_upload`."""
+        await self._transport.send(calls.delete_upload(upload_id))
+
+    async def get_job(self, job_id: str) -> Job:
+        """See `Rocket.get_job`."""
+        return await self._transport.call(calls.get_job(job_id))
+
+    async def wait(
+        self,
+        job_id: str,
+        *,
+        patience: float = LASTING_PATIENCE,
+        on_news: Callable[[Event | Progress], None] = ignore,
+    ) -> Job:
+        """See `Rocket.wait`."""
+        async for news in self.events(job_id, patience=patience):
+            on_news(news)
+        return await self._transport.call(calls.get_job(job_id), patience=patience)
+
+    async def list_jobs(self, *, status: str | None = None, after: str | None = None, limit: int = 20) -> JobPage:
+        """See `Rocket.list_jobs`."""
+        return await self._transport.call(calls.list_jobs(status=status, after=after, limit=limit))
+
+    async def iterate_jobs(self, *, status: str | None = None, after: str | None = None) -> AsyncIterator[Job]:
+        """See `Rocket.iterate_jobs`."""
+        while True:
+            page = await self.list_jobs(status=status, after=after, limit=calls.PAGE)
+            for job in page.data:
+                yield job
+            if not page.has_more or page.last_id is None:
+                return
+            after = page.last_id
+
+    async def cancel(self, job_id: str) -> Job:
+        """See `Rocket.cancel`."""
+        return await self._transport.call(calls.cancel(job_id))
+
+    async def retry(self, job_id: str, *, hub_token: str | None = None) -> Job:
+        """See `Rocket.retry`."""
+        return await self._transport.call(calls.retry(job_id, hub_token=hub_token))
+
+    async def delete(self, job_id: str) -> None:
+        """See `Rocket.delete`."""
+        await self._transport.send(calls.delete(job_id))
+
+    def events(
+        self, job_id: str, *, after: int = 0, patience: float = LASTING_PATIENCE
+    ) -> AsyncIterator[Event | Progress]:
+        """See `Rocket.events`."""
+        path = job_path(job_id, "events")
+        return follow_events_async(self._transport, path, after=after, patience=patience)
+
+    async def layers(self, job_id: str) -> tuple[Layer, ...]:
+        """See `Rocket.layers`."""
+        return (await self._transport.call(calls.layers(job_id))).data
+
+    async def list_profiles(self, *, after: str | None = None, limit: int = 20) -> ProfilePage:
+        """See `Rocket.list_profiles`."""
+        return await self._transport.call(calls.list_profiles(after=after, limit=limit))
+
+    async def get_profile(self, profile_id: str) -> Profile:
+        """See `Rocket.get_profile`."""
+        return await self._transport.call(calls.get_profile(profile_id))
+
+    async def frontier(self, profile_id: str) -> Frontier:
+        """See `Rocket.frontier`."""
+        return await self._transport.call(calls.frontier(profile_id))
+
+    async def allocate(
+        self,
+        profile_id: str,
+        *,
+        ratio: float | None = None,
+        model_bytes: int | None = None,
+        error: float | None = None,
+    ) -> PredictedAllocation:
+        """See `Rocket.allocate`."""
+        call = calls.allocate(profile_id, ratio=ratio, model_bytes=model_bytes, error=error)
+        return await self._transport.call(call)
+
+    async def delete_profile(self, profile_id: str) -> None:
+        """See `Rocket.delete_profile`."""
+        await self._transport.send(calls.delete_profile(profile_id))
+
+    async def report(self, job_id: str) -> CompressionReport:
+        """See `Rocket.report`."""
+        return await self._transport.call(calls.report(job_id))
+
+    async def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
+        """See `Rocket.artifacts`."""
+        return (await self._transport.call(calls.artifacts(job_id))).data
+
+    async def download(
+        self,
+        job_id: str,
+        folder: Path,
+        *,
+        exports: Sequence[str] = (),
+        patience: float = LASTING_PATIENCE,
+        on_progress: Callable[[DownloadProgress], None] = ignore,
+    ) -> list[DownloadedFile]:
+        """See `Rocket.download`."""
+        artifacts = await self.artifacts(job_id)
+        if not artifacts:
+            raise nothing_to_download(await self.get_job(job_id))
+        order = Order(
+            path=job_path(job_id, "artifacts"),
+            artifacts=choose_artifacts(job_id, artifacts, exports),
+            folder=folder,
+            patience=patience,
+            on_progress=on_progress,
+        )
+        return await fetch_artifacts_async(self._transport, order)
+
+    async def models(self) -> list[str]:
+        """See `Rocket.models`."""
+        return [named.id for named in (await self._transport.call(calls.models())).data]
+
+    async def calibrations(self) -> list[str]:
+        """See `Rocket.calibrations`."""
+        return [named.id for named in (await self._transport.call(calls.calibrations())).data]

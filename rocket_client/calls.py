@@ -1,0 +1,142 @@
+"""Every call of the service: what is sent for it, and what answers it. Both clients send these."""
+
+import math
+import re
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocket_client.addressing import header_text, job_path, profile_path, request_body, token_header
+from rocket_client.errors import InvalidArgumentError
+from rocket_client.predictions import Frontier, PredictedAllocation, Profile, ProfilePage
+from rocket_client.resources import ArtifactList, Estimate, Job, JobPage, LayerList, NamedList, Upload
+from rocket_client.wire import Call, Request
+from rocket_core.report import CompressionReport
+
+# Of a page, where all are wanted.
+PAGE = 100
+_UPLOAD_ID = re.compile(r"upload/[0-9a-f]{32}")
+_UPLOAD_TYPES = {".txt": "text/plain", ".jsonl": "application/jsonl"}
+
+
+def submit(
+    model_id: str,
+    ratio: float,
+    given: Mapping[str, object],
+    *,
+    idempotency_key: str | None,
+    hub_token: str | None,
+) -> Call[Job]:
+    """Makes a job; what is given beside model and ratio stands in the body as it is."""
+    body = request_body(model_id, ratio, given)
+    # A key in any case: a request whose answer is lost is sent again, and must make one job.
+    headers = {"Idempotency-Key": header_text(idempotency_key or str(uuid.uuid4())), **token_header(hub_token)}
+    return Call(method="POST", path="/jobs", json=body, headers=headers, answer=Job)
+
+
+def estimate(model_id: str, ratio: float, given: Mapping[str, object], *, hub_token: str | None) -> Call[Estimate]:
+    """What a job would take."""
+    body = request_body(model_id, ratio, given)
+    return Call(method="POST", path="/estimates", json=body, headers=token_header(hub_token), answer=Estimate)
+
+
+def upload(file: Path) -> Call[Upload]:
+    """Brings a calibration file; raises InvalidArgumentError for one of a kind that cannot be uploaded."""
+    kind = _UPLOAD_TYPES.get(file.suffix.lower())
+    if kind is None:
+        raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only those can be uploaded")
+    return Call(method="POST", path="/calibrations", file=file, headers={"Content-Type": kind}, answer=Upload)
+
+
+def delete_upload(upload_id: str) -> Request:
+    """Deletes an upload; raises InvalidArgumentError if that is no upload's id."""
+    if not _UPLOAD_ID.fullmatch(upload_id):
+        raise InvalidArgumentError(f"{upload_id!r} is no upload; they look like upload/ and 32 digits")
+    return _delete(f"/calibrations/{upload_id.partition('/')[2]}")
+
+
+def get_job(job_id: str) -> Call[Job]:
+    """A job as it is now."""
+    return Call(method="GET", path=job_path(job_id), answer=Job)
+
+
+def list_jobs(*, status: str | None, after: str | None, limit: int) -> Call[JobPage]:
+    """A page of jobs."""
+    params = {"status": status, "after": after, "limit": limit}
+    return Call(method="GET", path="/jobs", params=params, answer=JobPage)
+
+
+def cancel(job_id: str) -> Call[Job]:
+    """Cancels a job."""
+    return Call(method="POST", path=job_path(job_id, "cancel"), answer=Job)
+
+
+def retry(job_id: str, *, hub_token: str | None) -> Call[Job]:
+    """Repeats a job."""
+    return Call(method="POST", path=job_path(job_id, "retry"), headers=token_header(hub_token), answer=Job)
+
+
+def delete(job_id: str) -> Request:
+    """Deletes a job."""
+    return _delete(job_path(job_id))
+
+
+def layers(job_id: str) -> Call[LayerList]:
+    """The layers of a job."""
+    return Call(method="GET", path=job_path(job_id, "layers"), answer=LayerList)
+
+
+def report(job_id: str) -> Call[CompressionReport]:
+    """The report of a job."""
+    return Call(method="GET", path=job_path(job_id, "report"), answer=CompressionReport)
+
+
+def artifacts(job_id: str) -> Call[ArtifactList]:
+    """The files of a job."""
+    return Call(method="GET", path=job_path(job_id, "artifacts"), answer=ArtifactList)
+
+
+def list_profiles(*, after: str | None, limit: int) -> Call[ProfilePage]:
+    """A page of profiles."""
+    return Call(method="GET", path="/profiles", params={"after": after, "limit": limit}, answer=ProfilePage)
+
+
+def get_profile(profile_id: str) -> Call[Profile]:
+    """A profile."""
+    return Call(method="GET", path=profile_path(profile_id), answer=Profile)
+
+
+def frontier(profile_id: str) -> Call[Frontier]:
+    """A profiled model at all ratios."""
+    return Call(method="GET", path=profile_path(profile_id, "frontier"), answer=Frontier)
+
+
+def allocate(
+    profile_id: str, *, ratio: float | None, model_bytes: int | None, error: float | None
+) -> Call[PredictedAllocation]:
+    """What each layer would get; raises InvalidArgumentError unless one of the three is a number."""
+    given = {"ratio": ratio, "model_bytes": model_bytes, "error": error}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if len(wanted) != 1 or not all(map(math.isfinite, wanted.values())):
+        raise InvalidArgumentError("give one number: ratio, model_bytes or error")
+    return Call(method="POST", path=profile_path(profile_id, "allocations"), json=wanted, answer=PredictedAllocation)
+
+
+def delete_profile(profile_id: str) -> Request:
+    """Deletes a profile."""
+    return _delete(profile_path(profile_id))
+
+
+def models() -> Call[NamedList]:
+    """Models of the server's own folder."""
+    return Call(method="GET", path="/models", answer=NamedList)
+
+
+def calibrations() -> Call[NamedList]:
+    """Calibration datasets that the server offers."""
+    return Call(method="GET", path="/calibrations", answer=NamedList)
+
+
+def _delete(path: str) -> Request:
+    # Sent twice it would be answered that there is no such thing.
+    return Request(method="DELETE", path=path, is_repeatable=False)

@@ -1,0 +1,132 @@
+"""What only the asynchronous client can do, and that it can all that the blocking one can."""
+
+import asyncio
+import inspect
+import threading
+import typing
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from rocket_client import AsyncRocket, Rocket
+from rocket_client.resources import Event
+from tests.rocket_client.service import wait_for
+
+WEIGHTS = bytes(range(256)) * 4096 * 16
+ASYNC_NAMES = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
+
+
+def offered(kind):
+    own = {name: member for name, member in vars(kind).items() if not name.startswith("_") or "enter__" in name}
+    return own | {name: vars(kind)[name] for name in ("__init__", *(n for n in vars(kind) if n.endswith("exit__")))}
+
+
+def awaited(annotation):
+    """What the blocking client returns where the asynchronous one is annotated so."""
+    if typing.get_origin(annotation) is AsyncIterator:
+        return Iterator[typing.get_args(annotation)]
+    return annotation
+
+
+def signature(function):
+    parameters = list(inspect.signature(function).parameters.values())
+    return parameters, awaited(typing.get_type_hints(function)["return"])
+
+
+def test_both_clients_offer_the_same_methods_with_the_same_signatures():
+    blocking, asynchronous = offered(Rocket), offered(AsyncRocket)
+    assert {ASYNC_NAMES.get(name, name) for name in blocking} == set(asynchronous)
+    for name, member in blocking.items():
+        twin = asynchronous[ASYNC_NAMES.get(name, name)]
+        if isinstance(member, property):
+            assert signature(member.fget) == signature(twin.fget), name
+        else:
+            assert signature(member) == signature(twin), name
+
+
+def test_every_method_that_asks_the_server_can_be_awaited_or_iterated_asynchronously():
+    for name, member in offered(AsyncRocket).items():
+        if not isinstance(member, property) and name != "__init__":
+            is_iterator = typing.get_origin(typing.get_type_hints(member)["return"]) is AsyncIterator
+            assert is_iterator or inspect.iscoroutinefunction(member), name
+
+
+def test_many_jobs_are_followed_at_a_time(server, service):
+    jobs = [service.submit() for _ in range(3)]
+    leases = [service.claim(job_id) for job_id in jobs]
+
+    async def follow():
+        async with AsyncRocket(server.url) as rocket:
+            waiting = [asyncio.create_task(rocket.wait(job_id)) for job_id in jobs]
+            await asyncio.sleep(0.3)
+            # While those three are under way, this one is asked.
+            assert (await rocket.get_job(jobs[0])).status == "running"
+            for lease in leases:
+                await asyncio.to_thread(service.fail, lease)
+            return await asyncio.gather(*waiting)
+
+    assert [(job.id, job.status) for job in asyncio.run(follow())] == [(job_id, "failed") for job_id in jobs]
+
+
+def test_a_stream_can_be_left_before_its_end(server, service):
+    job_id = service.submit()
+
+    async def first():
+        async with AsyncRocket(server.url) as rocket:
+            async for news in rocket.events(job_id):
+                return news
+        return None
+
+    assert isinstance(asyncio.run(first()), Event)
+
+
+def test_a_download_that_is_cancelled_lets_go_of_the_folder_and_is_gone_on_with(server, service, tmp_path):
+    job_id = service.succeeded({"model.safetensors": WEIGHTS})
+    told = []
+
+    async def broken_off():
+        async with AsyncRocket(server.url) as rocket:
+            begun = asyncio.Event()
+
+            def note(progress):
+                if 0 < progress.received < len(WEIGHTS):
+                    begun.set()
+
+            download = asyncio.create_task(rocket.download(job_id, tmp_path, on_progress=note))
+            await begun.wait()
+            download.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await download
+            left = (tmp_path / "model.safetensors.part").stat().st_size
+            await rocket.download(job_id, tmp_path, on_progress=told.append)
+            return left
+
+    left = asyncio.run(broken_off())
+    assert 0 < left < len(WEIGHTS)
+    assert told[-1].received == len(WEIGHTS) - left
+    assert (tmp_path / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_slow_disk_does_not_keep_the_loop_waiting(server, service, tmp_path, monkeypatch):
+    job_id = service.succeeded({"a": b"1"})
+    end, asked = threading.Event(), []
+
+    def slow(file):
+        asked.append(threading.current_thread())
+        assert end.wait(30)
+        return "other"
+
+    (tmp_path / "a").write_bytes(b"2")
+    monkeypatch.setattr("rocket_client.bookkeeping._sha256", slow)
+
+    async def download():
+        async with AsyncRocket(server.url) as rocket:
+            task = asyncio.create_task(rocket.download(job_id, tmp_path))
+            await asyncio.to_thread(wait_for, lambda: asked)
+            assert (await rocket.get_job(job_id)).status == "succeeded"
+            end.set()
+            with pytest.raises(Exception, match="has the SHA-256 other"):
+                await task
+
+    asyncio.run(download())
+    assert threading.main_thread() not in asked
