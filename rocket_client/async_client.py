@@ -116,6 +116,10 @@ class AsyncRocket:
         """See `Rocket.upload`."""
         return await self._transport.call(calls.upload(file))
 
+    async def get_upload(self, upload_id: str) -> Upload:
+        """See `Rocket.get_upload`."""
+        return await self._transport.call(calls.get_upload(upload_id))
+
     async def delete_upload(self, upload_id: str) -> None:
         """See `Rocket.delete_upload`."""
         await self._transport.send(calls.delete_upload(upload_id))
@@ -136,14 +140,24 @@ class AsyncRocket:
             on_news(news)
         return await self._transport.call(calls.get_job(job_id), patience=patience)
 
-    async def list_jobs(self, *, status: str | None = None, after: str | None = None, limit: int = 20) -> JobPage:
+    async def list_jobs(
+        self,
+        *,
+        status: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        after: str | None = None,
+        limit: int = 20,
+    ) -> JobPage:
         """See `Rocket.list_jobs`."""
-        return await self._transport.call(calls.list_jobs(status=status, after=after, limit=limit))
+        call = calls.list_jobs(status=status, metadata=metadata, after=after, limit=limit)
+        return await self._transport.call(call)
 
-    async def iterate_jobs(self, *, status: str | None = None, after: str | None = None) -> AsyncIterator[Job]:
+    async def iterate_jobs(
+        self, *, status: str | None = None, metadata: Mapping[str, str] | None = None, after: str | None = None
+    ) -> AsyncIterator[Job]:
         """See `Rocket.iterate_jobs`."""
         while True:
-            page = await self.list_jobs(status=status, after=after, limit=calls.PAGE)
+            page = await self.list_jobs(status=status, metadata=metadata, after=after, limit=calls.PAGE)
             for job in page.data:
                 yield job
             if not page.has_more or page.last_id is None:

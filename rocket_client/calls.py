@@ -48,11 +48,14 @@ def upload(file: Path) -> Call[Upload]:
     return Call(method="POST", path="/calibrations", file=file, headers={"Content-Type": kind}, answer=Upload)
 
 
+def get_upload(upload_id: str) -> Call[Upload]:
+    """An upload; raises InvalidArgumentError if that is no upload's id."""
+    return Call(method="GET", path=_upload_path(upload_id), answer=Upload)
+
+
 def delete_upload(upload_id: str) -> Request:
     """Deletes an upload; raises InvalidArgumentError if that is no upload's id."""
-    if not _UPLOAD_ID.fullmatch(upload_id):
-        raise InvalidArgumentError(f"{upload_id!r} is no upload; they look like upload/ and 32 digits")
-    return _delete(f"/calibrations/{upload_id.partition('/')[2]}")
+    return _delete(_upload_path(upload_id))
 
 
 def get_job(job_id: str) -> Call[Job]:
@@ -60,9 +63,12 @@ def get_job(job_id: str) -> Call[Job]:
     return Call(method="GET", path=job_path(job_id), answer=Job)
 
 
-def list_jobs(*, status: str | None, after: str | None, limit: int) -> Call[JobPage]:
+def list_jobs(
+    *, status: str | None, metadata: Mapping[str, str] | None, after: str | None, limit: int
+) -> Call[JobPage]:
     """A page of jobs."""
-    params = {"status": status, "after": after, "limit": limit}
+    labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+    params = {"status": status, "after": after, "limit": limit, **labels}
     return Call(method="GET", path="/jobs", params=params, answer=JobPage)
 
 
@@ -140,3 +146,9 @@ def calibrations() -> Call[NamedList]:
 def _delete(path: str) -> Request:
     # Sent twice it would be answered that there is no such thing.
     return Request(method="DELETE", path=path, is_repeatable=False)
+
+
+def _upload_path(upload_id: str) -> str:
+    if not _UPLOAD_ID.fullmatch(upload_id):
+        raise InvalidArgumentError(f"{upload_id!r} is no upload; they look like upload/ and 32 digits")
+    return f"/calibrations/{upload_id.partition('/')[2]}"

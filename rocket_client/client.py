@@ -146,6 +146,14 @@ class Rocket:
         """
         return self._transport.call(calls.upload(file))
 
+    def get_upload(self, upload_id: str) -> Upload:
+        """An upload as the server has it.
+
+        Args:
+            upload_id: `upload/ID`.
+        """
+        return self._transport.call(calls.get_upload(upload_id))
+
     def delete_upload(self, upload_id: str) -> None:
         """Deletes an upload that no job needs any more.
 
@@ -179,20 +187,31 @@ class Rocket:
             on_news(news)
         return self._transport.call(calls.get_job(job_id), patience=patience)
 
-    def list_jobs(self, *, status: str | None = None, after: str | None = None, limit: int = 20) -> JobPage:
+    def list_jobs(
+        self,
+        *,
+        status: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        after: str | None = None,
+        limit: int = 20,
+    ) -> JobPage:
         """A page of jobs, newest first.
 
         Args:
             status: only those.
+            metadata: only those with all of these labels.
             after: id of the last job already seen.
             limit: how many at most, 1 to 100.
         """
-        return self._transport.call(calls.list_jobs(status=status, after=after, limit=limit))
+        call = calls.list_jobs(status=status, metadata=metadata, after=after, limit=limit)
+        return self._transport.call(call)
 
-    def iterate_jobs(self, *, status: str | None = None, after: str | None = None) -> Iterator[Job]:
+    def iterate_jobs(
+        self, *, status: str | None = None, metadata: Mapping[str, str] | None = None, after: str | None = None
+    ) -> Iterator[Job]:
         """All jobs, newest first, fetched page by page."""
         while True:
-            page = self.list_jobs(status=status, after=after, limit=calls.PAGE)
+            page = self.list_jobs(status=status, metadata=metadata, after=after, limit=calls.PAGE)
             yield from page.data
             if not page.has_more or page.last_id is None:
                 return

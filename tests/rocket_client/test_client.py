@@ -4,9 +4,7 @@ import threading
 import time
 
 import pytest
-from pydantic import BaseModel
 
-from app.main import create_app
 from app.shared.outcomes import JobError
 from rocket_client import calls, resources
 from rocket_client.errors import (
@@ -20,32 +18,10 @@ from rocket_core.report import CompressionReport
 from tests.rocket_client.fakes import build_report
 from tests.rocket_client.service import FACTORED, free_port
 
-
-class EventPage(BaseModel):
-    data: tuple[resources.Event, ...]
-
-
 UNKNOWN = "job_" + "0" * 26
 OPENAPI_AS_JOBS = {"method": "GET", "path": "/openapi.json", "answer": resources.JobPage}
 
 pytestmark = pytest.mark.both_clients
-
-
-READ = [
-    ("post", "/jobs", "202", resources.Job),
-    ("get", "/jobs", "200", resources.JobPage),
-    ("get", "/jobs/{job_id}", "200", resources.Job),
-    ("post", "/jobs/{job_id}/cancel", "202", resources.Job),
-    ("post", "/jobs/{job_id}/retry", "202", resources.Job),
-    ("delete", "/jobs/{job_id}", "204", None),
-    ("get", "/jobs/{job_id}/events", "200", EventPage),
-    ("get", "/jobs/{job_id}/layers", "200", resources.LayerList),
-    ("get", "/jobs/{job_id}/artifacts", "200", resources.ArtifactList),
-    ("get", "/jobs/{job_id}/artifacts/{name}", "206", None),
-    ("get", "/jobs/{job_id}/report", "200", CompressionReport),
-    ("get", "/models", "200", resources.NamedList),
-    ("get", "/calibrations", "200", resources.NamedList),
-]
 
 
 class Relay:
@@ -157,6 +133,15 @@ def test_jobs_are_listed_page_by_page_newest_first(client, service):
     assert [job.id for job in client.list_jobs(after=page.last_id, limit=1).data] == [ids[-3]]
     assert [job.id for job in client.iterate_jobs()] == ids[::-1]
     assert list(client.iterate_jobs(status="failed")) == []
+
+
+def test_jobs_are_found_by_their_labels(client):
+    ours, others = (client.submit("local/tiny", ratio=0.3, metadata={"team": team, "a b": "1"}) for team in "ab")
+
+    assert [job.id for job in client.iterate_jobs(metadata={"team": "a", "a b": "1"})] == [ours.id]
+    assert client.list_jobs(metadata={"team": "c"}).data == ()
+    assert len(client.list_jobs(metadata={}).data) == 2
+    assert others.metadata["team"] == "b"
 
 
 def test_a_job_is_cancelled_retried_and_deleted(client):
@@ -308,50 +293,3 @@ def test_what_a_newer_server_adds_is_ignored(client):
     report = json.loads(build_report().model_dump_json()) | {"energy": 5}
     report["totals"]["joules"] = 5
     assert client._transport.parse(json.dumps(report), CompressionReport) == build_report()
-
-
-def fields_of(kind):
-    """Every field below a resource, with its path, and the resources among their types."""
-    for name, field in kind.model_fields.items():
-        nested = [
-            part for part in flattened(field.annotation) if isinstance(part, type) and hasattr(part, "model_fields")
-        ]
-        yield name, nested[0] if nested else None
-
-
-def flattened(annotation):
-    inner = getattr(annotation, "__args__", ())
-    return [annotation, *(leaf for part in inner for leaf in flattened(part))]
-
-
-def resolved(document, schema):
-    """The schema behind references, lists and nullable types."""
-    while True:
-        if "$ref" in schema:
-            schema = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
-        elif "anyOf" in schema:
-            schema = next(part for part in schema["anyOf"] if part.get("type") != "null")
-        elif "items" in schema:
-            schema = schema["items"]
-        else:
-            return schema
-
-
-def missing_fields(document, schema, kind, where):
-    properties = resolved(document, schema)["properties"]
-    for name, nested in fields_of(kind):
-        if name not in properties:
-            yield f"{where}.{name}"
-        elif nested is not None:
-            yield from missing_fields(document, properties[name], nested, f"{where}.{name}")
-
-
-def test_the_service_documents_every_path_and_field_that_the_client_reads(service):
-    document = create_app(service.settings).openapi()
-    for method, path, status, kind in READ:
-        answer = document["paths"][path][method]["responses"][status]
-        if kind is not None:
-            schema = answer["content"]["application/json"]["schema"]
-            assert list(missing_fields(document, schema, kind, kind.__name__)) == []
-    events = document["paths"]["/jobs/{job_id}/events"]["get"]["responses"]["200"]["content"]
-    assert "text/event-stream" in events

@@ -45,6 +45,7 @@ def test_a_file_is_sent_without_being_held_in_memory(client, tmp_path):
 @pytest.mark.both_clients
 def test_an_upload_can_be_deleted(client, file):
     kept = client.upload(file)
+    assert client.get_upload(kept.id) == kept
     client.delete_upload(kept.id)
     assert kept.id not in client.calibrations()
     with pytest.raises(InvalidArgumentError, match="is no upload"):

@@ -1,0 +1,349 @@
+"""The clients against the service's OpenAPI document: what is sent is asked for there, what is read is told there."""
+
+import inspect
+import re
+import typing
+from contextlib import suppress
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+from pydantic import BaseModel
+
+from app.main import create_app
+from rocket_client import Rocket, calls, resources
+from rocket_client.bookkeeping import Order, Target
+from rocket_client.resources import Artifact
+from rocket_client.wire import Call, Request
+
+JOB, PROFILE, UPLOAD = "job_" + "0" * 26, "prof_" + "0" * 26, "upload/" + "0" * 32
+CALIBRATION = {"dataset": "builtin", "samples": 3, "sequence_length": 64, "seed": 1}
+EVALUATE = {"dataset": "builtin", "samples": 2, "sequence_length": 8, "stride": 4, "tasks": ["piqa"], "task_items": 9}
+OPTIONS = {"preset": "fast", "objective": "fisher", "method": "rocket", "ignore": ["*.q"], "export": ["dense"]}
+JOB_REQUEST = {"ratio": 0.3, "calibration": CALIBRATION, "evaluate": EVALUATE, "options": OPTIONS, "revision": "main"}
+
+# One call, or more where there are several ways to make it, of each method that asks the server.
+METHODS = {
+    "submit": [
+        {"model_id": "local/tiny", "ratio": 0},
+        {"model_id": "a/b", "metadata": {"k": "v"}, "queue": "cpu", "hub_token": "t", "idempotency_key": "k"}
+        | JOB_REQUEST,
+        {"model_id": "a/b", "ratio": 0.3, "evaluate": {}},
+    ],
+    "estimate": [{"model_id": "local/tiny", "ratio": 0.3}, {"model_id": "a/b", "hub_token": "t"} | JOB_REQUEST],
+    "upload": [{"file": Path("a.txt")}, {"file": Path("a.jsonl")}],
+    "get_upload": [{"upload_id": UPLOAD}],
+    "delete_upload": [{"upload_id": UPLOAD}],
+    "get_job": [{"job_id": JOB}],
+    "wait": [{"job_id": JOB}],
+    "list_jobs": [{}, {"status": "failed", "metadata": {"k": "v"}, "after": JOB, "limit": 3}],
+    "iterate_jobs": [{}],
+    "cancel": [{"job_id": JOB}],
+    "retry": [{"job_id": JOB}, {"job_id": JOB, "hub_token": "t"}],
+    "delete": [{"job_id": JOB}],
+    "events": [{"job_id": JOB, "after": 3}],
+    "layers": [{"job_id": JOB}],
+    "list_profiles": [{}, {"after": PROFILE, "limit": 3}],
+    "get_profile": [{"profile_id": PROFILE}],
+    "frontier": [{"profile_id": PROFILE}],
+    "allocate": [{"profile_id": PROFILE} | wanted for wanted in ({"ratio": 0}, {"model_bytes": 9}, {"error": 0.1})],
+    "delete_profile": [{"profile_id": PROFILE}],
+    "report": [{"job_id": JOB}],
+    "artifacts": [{"job_id": JOB}],
+    # Asks for the list first; the files it asks for then are in `FILE`.
+    "download": [{"job_id": JOB, "folder": Path("out")}],
+    "models": [{}],
+    "calibrations": [{}],
+}
+ASKING_NOTHING = {"server", "close"}
+
+# What the document has and no client method asks for.
+NO_METHOD = {
+    "GET /healthz": "for whoever runs the service, like the next two; a client notices by itself",
+    "GET /readyz": "as above",
+    "GET /metrics": "for Prometheus, in its own format",
+}
+NOT_SENT = {
+    ("POST /jobs", "prefer"): "a job is followed by its events, which tell what happens meanwhile",
+    ("GET /jobs/{job_id}", "prefer"): "as above",
+    ("GET /jobs/{job_id}/events", "after"): "the header Last-Event-ID says the same of a stream",
+    ("GET /jobs/{job_id}/events", "limit"): "of pages; the client reads streams",
+}
+# Where the document allows what an answer to the client's own calls never has.
+NARROWER = {
+    f"Upload.{member}: {difference}": "only of what the server offers by itself, which is asked for by name"
+    for member in ("size", "documents", "sha256")
+    for difference in ("null", "not always sent")
+}
+
+
+class EventPage(BaseModel):
+    data: tuple[resources.Event, ...]
+
+
+# What answers requests that are no `Call`.
+READ = {
+    "GET /jobs/{job_id}/events": EventPage,
+    "GET /jobs/{job_id}/artifacts/{name}": None,
+    "DELETE /jobs/{job_id}": None,
+    "DELETE /profiles/{profile_id}": None,
+    "DELETE /calibrations/{upload_id}": None,
+}
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory):
+    from app.shared.settings import Settings
+
+    return create_app(Settings(data_dir=tmp_path_factory.mktemp("data"))).openapi()
+
+
+class Asked(BaseException):
+    """Stands for the network: whatever is about to be sent ends there."""
+
+
+def asked_by(connect, method, arguments, monkeypatch):
+    sent = []
+
+    def record(request):
+        sent.append(request)
+        raise Asked
+
+    monkeypatch.setattr(Request, "arguments", record)
+    monkeypatch.setattr("rocket_client.transport._body", lambda request: _Nothing())
+    monkeypatch.setattr("rocket_client.transport._async_body", lambda request: _Nothing())
+    with connect("http://127.0.0.1:1") as client, suppress(Asked):
+        # Those that iterate ask at the first step.
+        list(getattr(client, method)(**arguments))
+    return sent
+
+
+class _Nothing:
+    def __enter__(self):
+        return {}
+
+    def __exit__(self, *error):
+        pass
+
+    async def __aenter__(self):
+        return {}
+
+    async def __aexit__(self, *error):
+        pass
+
+
+def file_request():
+    artifact = Artifact(name="factored/a.json", size=9, sha256="0" * 64, media_type="")
+    order = Order(path=f"/jobs/{JOB}/artifacts", artifacts=(), folder=Path(), patience=1, on_progress=print)
+    return Target(None, order, artifact, Path("a.json"))._request(3)
+
+
+def operation_of(document, request):
+    """The document's name of a request, and what it says of it."""
+    fitting = [
+        (f"{request.method} {path}", methods[request.method.lower()])
+        for path, methods in document["paths"].items()
+        if request.method.lower() in methods
+        and re.fullmatch(
+            re.sub(r"\\\{name\\\}", ".+", re.sub(r"\\\{\w+_id\\\}", "[^/]+", re.escape(path))), request.path
+        )
+    ]
+    assert fitting, f"{request.method} {request.path} is not in the document"
+    return fitting[0]
+
+
+def requests(connect, monkeypatch):
+    for method, ways in METHODS.items():
+        for arguments in ways:
+            yield from asked_by(connect, method, arguments, monkeypatch)
+            monkeypatch.undo()
+    yield file_request()
+
+
+def test_every_method_of_the_client_is_called_here():
+    methods = {name for name in vars(Rocket) if not name.startswith("_")}
+    assert set(METHODS) == methods - ASKING_NOTHING
+    for method, ways in METHODS.items():
+        told = {"patience", "on_news", "on_progress", "exports"}
+        parameters = set(inspect.signature(getattr(Rocket, method)).parameters) - {"self"} - told
+        is_list = method == "iterate_jobs"
+        assert is_list or parameters == {name for arguments in ways for name in arguments}, method
+
+
+@pytest.mark.both_clients
+def test_every_operation_of_the_document_has_a_method(document, connect, monkeypatch):
+    asked = {operation_of(document, request)[0] for request in requests(connect, monkeypatch)}
+    offered = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
+
+    assert asked.isdisjoint(NO_METHOD)
+    assert asked | set(NO_METHOD) == offered
+
+
+@pytest.mark.both_clients
+def test_every_parameter_of_the_document_can_be_sent(document, connect, monkeypatch):
+    sent, offered = set(), set()
+    for request in requests(connect, monkeypatch):
+        name, operation = operation_of(document, request)
+        known = {
+            parameter["name"].lower() for parameter in operation.get("parameters", ()) if parameter["in"] != "path"
+        }
+        headers = {header.lower() for header in request.headers}
+        query = {parameter.partition("[")[0] for parameter in request.params}
+        assert query <= known, name
+        sent |= {(name, parameter) for parameter in query | headers}
+        offered |= {(name, parameter) for parameter in known}
+
+    assert offered - sent == set(NOT_SENT)
+    own = {parameter for name, parameter in sent - offered}
+    # HTTP's own, which a document need not name.
+    assert own <= {"accept", "accept-encoding", "cache-control", "content-type", "range", "if-range"}
+
+
+@pytest.mark.both_clients
+def test_every_body_is_what_the_document_asks_for(document, connect, monkeypatch):
+    seen = set()
+    for request in requests(connect, monkeypatch):
+        name, operation = operation_of(document, request)
+        content = operation.get("requestBody", {}).get("content", {})
+        if request.file is not None:
+            assert request.headers["Content-Type"] in content
+        elif content or request.json is not None:
+            seen.add(name)
+            schema = content["application/json"]["schema"]
+            whole = {"allOf": [schema], "components": document["components"]}
+            errors = jsonschema_rs.Draft202012Validator(whole).iter_errors(request.json)
+            assert [str(error) for error in errors] == [], name
+    assert seen == {"POST /jobs", "POST /estimates", "POST /profiles/{profile_id}/allocations"}
+
+
+def test_every_member_that_the_client_reads_is_in_the_document_with_a_type_that_it_takes(document, monkeypatch):
+    found, read = [], set()
+    for request in requests(Rocket, monkeypatch):
+        name, operation = operation_of(document, request)
+        kind = request.answer if isinstance(request, Call) else READ[name]
+        for status, answer in operation["responses"].items():
+            content = answer.get("content", {}) if status.startswith("2") else {}
+            if kind is None or "application/json" not in content:
+                continue
+            read.add(kind.__name__)
+            taken = kind.model_json_schema(mode="validation")
+            found += Comparison(taken, document).differences(
+                taken, content["application/json"]["schema"], kind.__name__
+            )
+
+    assert set(found) == set(NARROWER)
+    answers = {returned(call) for call in vars(calls).values() if inspect.isfunction(call)} - {None}
+    assert read == {kind.__name__ for kind in answers} | {"EventPage"}
+
+
+def test_progress_tells_of_a_job_what_the_job_does(document):
+    taken = resources.Progress.model_json_schema()
+    job = {"$ref": "#/components/schemas/JobView"}
+
+    assert list(Comparison(taken, document).differences(taken, job, "Progress")) == []
+    events = document["paths"]["/jobs/{job_id}/events"]["get"]["responses"]["200"]["content"]
+    assert "text/event-stream" in events
+
+
+def returned(call):
+    """The resource that a function of `calls` annotates as its answer."""
+    annotation = inspect.signature(call).return_annotation
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Call else None
+
+
+class Comparison:
+    """What a service may send by its document against what a client takes, each a JSON schema with definitions."""
+
+    def __init__(self, taken, sent):
+        self._taken, self._sent = taken, sent
+
+    def differences(self, taken, sent, where):
+        taken, sent = resolved(self._taken, taken), resolved(self._sent, sent)
+        for choice in choices(self._sent, sent):
+            fitting = [
+                option for option in choices(self._taken, taken) if types(choice) <= types(option) | integers(option)
+            ]
+            if not fitting:
+                yield f"{where}: {', '.join(sorted(types(choice)))}"
+                continue
+            yield from min((list(self._within(option, choice, where)) for option in fitting), key=len)
+
+    def _within(self, taken, sent, where):
+        if "format" in taken and taken["format"] != sent.get("format"):
+            yield f"{where}: format {taken['format']}"
+        if "enum" in taken and not set(sent.get("enum", [sent.get("const")])) <= set(taken["enum"]):
+            yield f"{where}: values"
+        if "items" in taken:
+            yield from self.differences(taken["items"], sent["items"], f"{where}[]")
+        for name, member in taken.get("properties", {}).items():
+            if name not in sent.get("properties", {}):
+                yield f"{where}.{name}: missing"
+                continue
+            told = sent["properties"][name]
+            if name in taken.get("required", ()) and name not in sent.get("required", ()) and "default" not in told:
+                yield f"{where}.{name}: not always sent"
+            yield from self.differences(member, told, f"{where}.{name}")
+        if isinstance(taken.get("additionalProperties"), dict):
+            members = list(sent.get("properties", {}).values())
+            further = sent.get("additionalProperties")
+            for member in [*members, *([further] if isinstance(further, dict) else [])]:
+                yield from self.differences(taken["additionalProperties"], member, f"{where}.*")
+
+
+ALL_TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
+
+
+def types(schema):
+    """Which JSON types it allows; all where it says nothing."""
+    if "type" in schema:
+        return {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
+    named = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return {"string"} if named and all(isinstance(value, str) for value in named) else ALL_TYPES
+
+
+def integers(schema):
+    return {"integer"} if "number" in types(schema) else set()
+
+
+def resolved(document, schema):
+    while "$ref" in schema:
+        place = document
+        for part in schema["$ref"].removeprefix("#/").split("/"):
+            place = place[part]
+        schema = place
+    return schema
+
+
+def choices(document, schema):
+    """The schemas of which one holds."""
+    schema = resolved(document, schema)
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if options is None:
+        return [schema]
+    return [choice for option in options for choice in choices(document, option)]
+
+
+@pytest.mark.parametrize(
+    ("taken", "sent", "difference"),
+    [
+        ({"type": "number"}, {"type": "integer"}, None),
+        ({"type": "integer"}, {"type": "number"}, "X: number"),
+        ({"type": "string"}, {"anyOf": [{"type": "string"}, {"type": "null"}]}, "X: null"),
+        ({}, {"type": "array"}, None),
+        ({"type": "string", "format": "date-time"}, {"type": "string"}, "X: format date-time"),
+        (
+            {"type": "array", "items": {"type": "string"}},
+            {"type": "array", "items": {"type": "integer"}},
+            "X[]: integer",
+        ),
+        ({"type": "object", "properties": {"a": {}}}, {"type": "object", "properties": {}}, "X.a: missing"),
+        (
+            {"type": "object", "properties": {"a": {}}, "required": ["a"]},
+            {"type": "object", "properties": {"a": {"type": "string"}}},
+            "X.a: not always sent",
+        ),
+        ({"enum": ["a"]}, {"type": "string", "enum": ["a", "b"]}, "X: values"),
+    ],
+)
+def test_a_difference_is_seen(taken, sent, difference):
+    assert list(Comparison(taken, sent).differences(taken, sent, "X")) == ([] if difference is None else [difference])
