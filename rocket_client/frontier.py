@@ -1,6 +1,9 @@
 """`rocket frontier`: what a model would be at every ratio, drawn, before anybody chooses one."""
 
+from typing import Annotated
+
 import typer
+from rich.console import Console
 from rich.filesize import decimal as bytes_text
 from rich.table import Table
 from rich.text import Text
@@ -8,6 +11,7 @@ from rich.text import Text
 from rocket_client import options
 from rocket_client.defaults import DEFAULT_SERVER
 from rocket_client.errors import InvalidArgumentError
+from rocket_client.plots import error_curve
 from rocket_client.predictions import Frontier, Size
 from rocket_client.progress import print_line
 from rocket_client.remote import command, connected
@@ -29,10 +33,11 @@ _ERRORS = {
 def frontier(
     *,
     job_or_profile: options.JobOrProfile,
+    table: Annotated[bool, typer.Option("--table", help="No curve, but the table alone.")] = False,
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Show size and predicted error of a profiled model at every ratio."""
+    """Show size and predicted error of a profiled model at every ratio: a curve in a terminal, and a table."""
     is_profile = job_or_profile.startswith(_PROFILE)
     with connected(server, as_json=as_json, job_id=None if is_profile else job_or_profile) as rocket:
         profile_id = job_or_profile
@@ -49,19 +54,22 @@ def frontier(
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
         return
+    curve = None if table else error_curve(found.data, Console())
+    if curve is not None:
+        Console().print(curve)
     console = wide_console()
-    console.print(_table(found))
+    console.print(_table(found, block="#" if console.options.ascii_only else "█"))
     console.print(f"Predicted error: {_ERRORS.get(found.objective, found.objective)}", style="dim")
     print_line(f"to make one of them: {command(server, 'submit', model_id, '--ratio', 'R')}")
 
 
-def _table(found: Frontier) -> Table:
+def _table(found: Frontier, block: str) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
     for column in ("ratio", "size", "of original", "", "predicted error"):
         table.add_column(column, justify="left" if column == "" else "right", no_wrap=True)
     for point in _shown(found.data):
         part = point.model_bytes / found.dense_bytes
-        bar = "█" * max(1, round(_BAR * part))
+        bar = block * max(1, round(_BAR * part))
         size = bytes_text(point.model_bytes, precision=2)
         table.add_row(*(Text(cell) for cell in (f"{point.ratio:.2f}", size, percent(part), bar, f"{point.error:.3g}")))
     return table

@@ -13,12 +13,10 @@ from rocket_client import options
 from rocket_client.defaults import DEFAULT_SERVER
 from rocket_client.progress import percentage, print_line
 from rocket_client.remote import command, connected
-from rocket_client.rendering import percent, wide_console
+from rocket_client.rendering import age_text, percent, wide_console
 from rocket_client.resources import Job
 
 NAME = "jobs"
-
-_UNITS = (("d", 86_400), ("h", 3600), ("m", 60))
 
 
 def jobs(
@@ -44,14 +42,6 @@ def jobs(
     if has_more:
         narrowed = () if status is None else ("--status", status)
         print_line(f"older ones: {command(server, NAME, *narrowed, '--after', shown[-1].id)}")
-
-
-def age_text(seconds: float) -> str:
-    """A time to its largest unit: 3d, 5h, 12m, 40s."""
-    for unit, size in _UNITS:
-        if seconds >= size:
-            return f"{int(seconds // size)}{unit}"
-    return f"{max(0, int(seconds))}s"
 
 
 def _table(found: Sequence[Job], now: datetime) -> Table:

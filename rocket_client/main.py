@@ -1,14 +1,17 @@
 """The console script `rocket`. Commands import torch only once they run, so that help and completion are instant."""
 
+import json
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from rocket_client import (
     admin,
     api,
+    calibrations,
     cancel,
     compress,
     download,
@@ -16,6 +19,8 @@ from rocket_client import (
     frontier,
     jobs,
     migrate,
+    models,
+    profiles,
     report,
     retry,
     serve,
@@ -29,8 +34,25 @@ from rocket_core import __version__
 
 _EXIT_CODES = "\n".join(["Exit codes:", *(f"{int(code):>3}  {meaning}" for code, meaning in MEANINGS.items())])
 
+# Behind it stands click's own error, or that of the copy which newer versions of typer bring.
+_WrongUsage: Any = typer.BadParameter.__mro__[1]
+
+
+class _Commands(TyperGroup):
+    """Tells of wrong usage as JSON too, where the command line asks for JSON."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _WrongUsage as error:
+            if "--json" in (ctx.obj or ()):
+                typer.echo(json.dumps({"error": {"code": "invalid_usage", "message": error.format_message()}}))
+            raise
+
+
 app = typer.Typer(
     name="rocket",
+    cls=_Commands,
     help="Make transformer models smaller, without training.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -40,11 +62,14 @@ for _name, _command in (
     (compress.NAME, compress.compress),
     (evaluate.NAME, evaluate.evaluate),
     (serve.NAME, serve.serve),
+    (models.NAME, models.models),
+    (calibrations.NAME, calibrations.calibrations),
     (upload.NAME, upload.upload),
     (submit.NAME, submit.submit),
     (jobs.NAME, jobs.jobs),
     (watch.NAME, watch.watch),
     (report.NAME, report.report),
+    (profiles.NAME, profiles.profiles),
     (frontier.NAME, frontier.frontier),
     (download.NAME, download.download),
     (cancel.NAME, cancel.cancel),

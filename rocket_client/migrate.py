@@ -1,9 +1,11 @@
 """`rocket migrate`: brings the database's schema to that of this version."""
 
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rocket_client.options import JsonResult
 from rocket_client.serving import require_schema, service_settings
 from rocket_core.errors import InvalidConfigError
 
@@ -23,20 +25,22 @@ Revision = Annotated[
 Check = Annotated[bool, typer.Option("--check", help="Change nothing; fail unless the schema is the newest.")]
 
 
-def migrate(*, revision: Revision = None, check: Check = False) -> None:
+def migrate(*, revision: Revision = None, check: Check = False, as_json: JsonResult = False) -> None:
     """Create the database's tables, or bring them up to date; `rocket serve` does so by itself.
 
     The database is that of ROCKET_DATABASE_URL.
     """
-    with service_settings() as settings:
+    with service_settings(as_json=as_json) as settings:
         if check:
             require_schema(settings)
-            typer.echo("the schema is that of this version")
-        else:
-            _migrate(settings, revision)
+        reached = None if check else _migrate(settings, revision)
+    if as_json:
+        typer.echo(json.dumps({"is_newest": True} if reached is None else {"revision": reached}))
+    else:
+        typer.echo("the schema is that of this version" if reached is None else f"the schema is at revision {reached}")
 
 
-def _migrate(settings: "Settings", revision: str | None) -> None:
+def _migrate(settings: "Settings", revision: str | None) -> str:
     from app.shared.database import downgrade, list_revisions, upgrade
 
     known = list_revisions()
@@ -46,4 +50,4 @@ def _migrate(settings: "Settings", revision: str | None) -> None:
     # Each does nothing where the schema is on the other side.
     upgrade(settings.database, target)
     downgrade(settings.database, target)
-    typer.echo(f"the schema is at revision {target}")
+    return target

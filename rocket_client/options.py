@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from rocket_client import completion
 from rocket_client.defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
 
@@ -211,13 +212,25 @@ def evaluation(**given: Any) -> dict[str, Any] | None:
 Server = Annotated[
     str, typer.Option(metavar="URL", envvar=SERVER_VARIABLE, help="Address of the server.", show_default=DEFAULT_SERVER)
 ]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, as `rocket jobs` lists them.")]
+JobId = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="Id of a job, as `rocket jobs` lists them.", autocompletion=completion.job_ids),
+]
 JobOrProfile = Annotated[
-    str, typer.Argument(metavar="JOB_OR_PROFILE", help="Id of a job that has profiled its layers, or of a profile.")
+    str,
+    typer.Argument(
+        metavar="JOB_OR_PROFILE",
+        help="Id of a job that has profiled its layers, or of a profile.",
+        autocompletion=completion.jobs_and_profiles,
+    ),
 ]
 ServerModel = Annotated[
     str,
-    typer.Argument(metavar="MODEL_ID", help="local/NAME of the server's models folder, or a repository of the Hub."),
+    typer.Argument(
+        metavar="MODEL_ID",
+        help="local/NAME of the server's models folder, or a repository of the Hub.",
+        autocompletion=completion.model_ids,
+    ),
 ]
 ServerCalibration = Annotated[
     str | None,
@@ -226,6 +239,7 @@ ServerCalibration = Annotated[
         help=f"Calibration text: {config.BUILTIN_DATASET} (the default), {', '.join(config.HUB_DATASETS)}, or "
         "local/FILE of the server's datasets folder, or what `rocket upload` prints. For a model of images or audio: "
         f"local/FOLDER, or {config.SYNTHETIC_DATASET} (made up; costs quality).",
+        autocompletion=completion.calibration_names,
     ),
 ]
 ServerSamples = Annotated[int | None, _SAMPLES]
@@ -254,10 +268,17 @@ Watch = Annotated[bool, typer.Option("--watch", help="Stay until the job has end
 Wait = Annotated[bool, typer.Option("--wait", help="Stay until the job has stopped.")]
 Status = Annotated[
     str | None,
-    typer.Option(metavar="STATUS", help="Only queued, running, cancelling, succeeded, failed or cancelled ones."),
+    typer.Option(
+        metavar="STATUS",
+        help="Only queued, running, cancelling, succeeded, failed or cancelled ones.",
+        autocompletion=completion.statuses,
+    ),
 ]
 JobLimit = Annotated[int, typer.Option(metavar="N", min=1, help="How many at most.")]
-After = Annotated[str | None, typer.Option(metavar="JOB", help="Only jobs older than this one.")]
+After = Annotated[
+    str | None,
+    typer.Option(metavar="JOB", help="Only jobs older than this one.", autocompletion=completion.job_ids),
+]
 DownloadFolder = Annotated[
     Path | None, typer.Argument(metavar="DIR", help="Folder for the files.", show_default="a folder named as the job")
 ]

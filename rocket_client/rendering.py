@@ -1,17 +1,18 @@
-"""The report of a compression as a table for people."""
+"""What commands show to people, above all the report of a compression as a table."""
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.filesize import decimal as bytes_text
 from rich.table import Table
 from rich.text import Text
 
-from rocket_client.progress import duration
+from rocket_client.progress import duration, print_line
 from rocket_core.config import SYNTHETIC_DATASET, ExportKind, InputKind
 from rocket_core.measures import EvaluationReport, quality_rows
 from rocket_core.report import CompressionReport, LayerReport
@@ -20,6 +21,8 @@ from rocket_core.report import CompressionReport, LayerReport
 _UNBOUNDED_WIDTH = 1000
 
 _COLUMNS = ("kind", "rank", "nnz", "sparsity", "kept", "ratio", "output\nerror", "weight\nerror")
+
+_UNITS = (("d", 86_400), ("h", 3600), ("m", 60))
 
 _IMPORTS: dict[ExportKind, tuple[str, ...]] = {
     "factored": ("import rocket_core.hf  # teaches transformers the factored layers",),
@@ -67,6 +70,24 @@ def print_report(report: CompressionReport, output: Path, *, fetched_by: str | N
 def wide_console() -> Console:
     """Writes to stdout without breaking lines, and takes text as it is."""
     return Console(width=_UNBOUNDED_WIDTH, markup=False, highlight=False, emoji=False)
+
+
+def print_names(names: Sequence[str], kind: str, *, as_json: bool) -> None:
+    """Writes names to stdout, one on each line; as JSON in the form in which the server lists them."""
+    if as_json:
+        typer.echo(json.dumps({"data": [{"id": name} for name in names]}, indent=2))
+    elif names:
+        typer.echo("\n".join(names))
+    else:
+        print_line(f"the server has no {kind} of its own")
+
+
+def age_text(seconds: float) -> str:
+    """A time to its largest unit: 3d, 5h, 12m, 40s."""
+    for unit, size in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
 
 
 def common_prefix(names: Iterable[str]) -> str:

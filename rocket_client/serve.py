@@ -4,7 +4,7 @@ import functools
 import logging
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,7 +30,8 @@ def serve(*, host: Host = "127.0.0.1", port: Port = 8000, data_dir: DataDir = No
 
     Ctrl-C has a running job keep what it has finished and put itself back into the queue; the next start goes on.
     """
-    with service_settings(**({} if data_dir is None else {"data_dir": data_dir})) as settings:
+    given: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
+    with service_settings(**given) as settings:
         _serve(settings, host, port)
 
 

@@ -34,17 +34,18 @@ Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to 
 
 
 @contextmanager
-def service_settings(**overrides: object) -> Iterator["Settings"]:
+def service_settings(*, as_json: bool = False, **overrides: object) -> Iterator["Settings"]:
     """The settings, from the environment, with the log set up; errors of the service end the command.
 
     Args:
+        as_json: write errors as JSON too.
         overrides: settings by name that go before the environment.
     """
     from app.shared.errors import AppError
     from app.shared.logging import configure_logging, log_uncaught_errors
     from app.shared.settings import load_settings
 
-    with reported_failures(as_json=False):
+    with reported_failures(as_json=as_json):
         try:
             settings = load_settings(**overrides)
             configure_logging(settings)
@@ -52,7 +53,7 @@ def service_settings(**overrides: object) -> Iterator["Settings"]:
             yield settings
         except AppError as error:
             exit_code = ExitCode.TEMPORARY if error.retryable else ExitCode.INVALID
-            report_failure(Failure(code=error.code, message=str(error), exit_code=exit_code), as_json=False)
+            report_failure(Failure(code=error.code, message=str(error), exit_code=exit_code), as_json=as_json)
             raise typer.Exit(exit_code) from error
 
 

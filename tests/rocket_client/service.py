@@ -77,14 +77,14 @@ class Service:
         profile = LayerProfile(name=name, d_in=8, d_out=8, input_group=name, tokens=100, candidates=(DENSE, FACTORED))
         self.do(outputs.save_layer_profile, lease, position, profile)
 
-    def profile_model(self, lease):
+    def profile_model(self, lease, fingerprint="0" * 64):
         """Two layers of 64 parameters in a model with 100 bytes of other weights; the profile's id."""
         layers = tuple(
             LayerProfile(name=name, d_in=8, d_out=8, input_group=name, tokens=100, candidates=(DENSE, FACTORED))
             for name in ("q", "v")
         )
         whole = ModelProfile(
-            fingerprint="0" * 64,
+            fingerprint=fingerprint,
             model="tiny",
             revision="0",
             settings={},

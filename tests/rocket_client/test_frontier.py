@@ -24,6 +24,18 @@ def test_it_is_drawn_for_a_job_and_for_a_profile(remote, profiled):
     assert "relative error of the output" in lines[-1]
 
 
+def test_a_terminal_has_a_curve_above_the_table(remote, profiled, monkeypatch):
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    both, alone = remote("frontier", profiled[0]).out, remote("frontier", profiled[0], "--table").out
+
+    assert "(error)" in both
+    assert "(error)" not in alone
+    assert both.endswith(alone)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[36m" not in remote("frontier", profiled[0]).out
+
+
 def test_it_says_how_to_make_one_of_them(remote, profiled):
     assert "rocket submit local/tiny --ratio R" in remote("frontier", profiled[0]).err
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from rocket_client.jobs import age_text
+from rocket_client.rendering import age_text
 
 
 def test_jobs_are_a_table_newest_first(remote, service):

@@ -1,13 +1,16 @@
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+import typer
 
 import rocket_client
 from rocket_client.failures import MEANINGS
+from rocket_client.main import app
 from rocket_core import __version__
 
 BASE_INSTALL = """
@@ -84,7 +87,7 @@ def test_version_is_that_of_the_library(rocket: Callable) -> None:
     "command",
     [
         *("compress", "evaluate", "serve", "submit", "jobs", "watch", "report", "download", "cancel", "retry"),
-        *("upload", "migrate", "api", "worker", "admin"),
+        *("upload", "migrate", "api", "worker", "admin", "models", "calibrations", "profiles", "frontier"),
     ],
 )
 def test_help_documents_every_exit_code(rocket: Callable, command: str) -> None:
@@ -112,6 +115,45 @@ def test_misspelled_option_is_answered_with_the_right_one(rocket: Callable) -> N
 
     assert outcome.code == 2
     assert "--ratio" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("submit", "local/tiny"),
+        ("submit", "local/tiny", "--ratio", "much"),
+        ("submit", "local/tiny", "--ratio", "0.3", "--hub-token-env", "NONE_OF_THAT_NAME"),
+        ("jobs", "--limmit", "3"),
+        ("nothing",),
+        ("admin", "keys", "create"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_json_for_programs(rocket: Callable, arguments: tuple[str, ...]) -> None:
+    outcome = rocket(*arguments, "--json")
+
+    assert outcome.code == 2
+    error = json.loads(outcome.out)["error"]
+    assert (error["code"], bool(error["message"])) == ("invalid_usage", True)
+    assert "Usage" in outcome.err
+    assert rocket(*arguments).out == ""
+
+
+def commands(group: typer.core.TyperGroup, *names: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *names, name)
+        else:
+            yield (*names, name)
+
+
+def test_every_command_that_makes_a_result_gives_it_as_json(rocket: Callable) -> None:
+    # These run until somebody ends them.
+    result_less = {("serve",), ("api",), ("worker",)}
+    found = set(commands(typer.main.get_command(app)))
+
+    assert result_less < found
+    assert not [name for name in found - result_less if "--json" not in rocket(*name, "--help").out]
 
 
 def test_shell_completion_can_be_installed(rocket: Callable) -> None:
