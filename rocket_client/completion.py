@@ -26,7 +26,7 @@ def job_ids(context: typer.Context, incomplete: str) -> list[Offer]:
     """Jobs, newest first, each with what tells it from the others."""
 
     def ask(rocket: "Rocket") -> Iterable[Offer]:
-        return [(job.id, f"{job.status} {job.model_id} {job.ratio:g}") for job in rocket.list_jobs(limit=_MANY).data]
+        return [(job.id, f"{job.status} {job.model_id} {job.ratio}") for job in rocket.list_jobs(limit=_MANY).data]
 
     return _offered(context, incomplete, ask)
 
@@ -37,7 +37,7 @@ def jobs_and_profiles(context: typer.Context, incomplete: str) -> list[Offer]:
     def ask(rocket: "Rocket") -> Iterable[Offer]:
         jobs = [job for job in rocket.list_jobs(limit=_MANY).data if job.profile_id is not None]
         return [
-            *((job.id, f"{job.status} {job.model_id} {job.ratio:g}") for job in jobs),
+            *((job.id, f"{job.status} {job.model_id} {job.ratio}") for job in jobs),
             *((profile.id, f"profile of {profile.model_id}") for profile in rocket.list_profiles(limit=_MANY).data),
         ]
 

@@ -7,12 +7,18 @@ ClientError
 ├── UnexpectedAnswerError      an answer, but none of a Rocket server that this client understands
 ├── ProblemError               the server refuses, and says why
 ├── DetachedError              the user no longer watches a job, which goes on
-└── DownloadError
-    ├── NothingToDownloadError     the job has no such artifacts
-    ├── UnsafeNameError            an artifact's name leads out of the folder
-    ├── FolderBusyError            another download writes to the folder
-    ├── NotEnoughDiskError         the artifacts do not fit
-    └── DigestMismatchError        a file is not what the server announced
+├── DownloadError
+│   ├── NothingToDownloadError     the job has no such artifacts
+│   ├── UnsafeNameError            an artifact's name leads out of the folder
+│   ├── FolderBusyError            another download writes to the folder
+│   ├── NotEnoughDiskError         the artifacts do not fit
+│   └── DigestMismatchError        a file is not what the server announced
+└── PushError
+    ├── HubTokenError              there is no token of the Hub, or one that it does not know
+    ├── HubForbiddenError          the token may not write to the repository
+    ├── HubUnreachableError        the Hub does not answer (worth retrying)
+    ├── PublicRepositoryError      others may read what was to be private
+    └── HubRefusesError            the Hub refuses for another reason
 
 A message says what is wrong, where, and what to do. `code` is stable, for programs.
 """
@@ -172,3 +178,40 @@ class DigestMismatchError(DownloadError):
     """A downloaded file is not what the server announced."""
 
     code = "digest_mismatch"
+
+
+class PushError(ClientError):
+    """An export cannot be brought to the Hugging Face Hub."""
+
+    code = "push_failed"
+
+
+class HubTokenError(PushError):
+    """There is no token of the Hub, or one that it does not know."""
+
+    code = "hub_token_invalid"
+
+
+class HubForbiddenError(PushError):
+    """The token may not write to the repository."""
+
+    code = "hub_forbidden"
+
+
+class HubUnreachableError(PushError):
+    """The Hub does not answer, or asks for time."""
+
+    code = "hub_unreachable"
+    is_passing = True
+
+
+class PublicRepositoryError(PushError):
+    """The repository was to be private, and others may read it."""
+
+    code = "repository_is_public"
+
+
+class HubRefusesError(PushError):
+    """The Hub refuses for another reason, and says why."""
+
+    code = "hub_refuses"

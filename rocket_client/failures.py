@@ -41,10 +41,10 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.MACHINE_TOO_SMALL: "too little memory or disk",
     ExitCode.SAVED_STATE: "weights or a download are damaged, or the work folder is another run's",
     ExitCode.NOT_FOUND: "the server has no such job or file",
-    ExitCode.CONFLICT: "the job's status does not allow it",
+    ExitCode.CONFLICT: "the job's status does not allow it, or the repository is public",
     ExitCode.CANCELLED: "the job was cancelled",
     ExitCode.TEMPORARY: "the model hub or the server cannot be reached; try again later",
-    ExitCode.NOT_ALLOWED: "the server wants an API key (ROCKET_API_KEY), or one that may do this",
+    ExitCode.NOT_ALLOWED: "the API key (ROCKET_API_KEY) or Hub token is missing or may not do this",
     ExitCode.INTERRUPTED: "interrupted; a compression can be resumed, a job goes on",
 }
 
@@ -119,6 +119,12 @@ CLIENT_EXIT_CODES: Mapping[type[client_errors.ClientError], ExitCode] = {
     client_errors.FolderBusyError: ExitCode.TEMPORARY,
     client_errors.NotEnoughDiskError: ExitCode.MACHINE_TOO_SMALL,
     client_errors.DigestMismatchError: ExitCode.SAVED_STATE,
+    client_errors.PushError: ExitCode.INVALID,
+    client_errors.HubTokenError: ExitCode.NOT_ALLOWED,
+    client_errors.HubForbiddenError: ExitCode.NOT_ALLOWED,
+    client_errors.HubUnreachableError: ExitCode.TEMPORARY,
+    client_errors.PublicRepositoryError: ExitCode.CONFLICT,
+    client_errors.HubRefusesError: ExitCode.INVALID,
 }
 
 _BY_CODE: Mapping[str, ExitCode] = {**{kind.code: exit_code for kind, exit_code in EXIT_CODES.items()}, **SERVICE_CODES}

@@ -21,6 +21,7 @@ from rocket_client import (
     migrate,
     models,
     profiles,
+    push,
     report,
     retry,
     serve,
@@ -72,6 +73,7 @@ for _name, _command in (
     (profiles.NAME, profiles.profiles),
     (frontier.NAME, frontier.frontier),
     (download.NAME, download.download),
+    (push.NAME, push.push),
     (cancel.NAME, cancel.cancel),
     (retry.NAME, retry.retry),
     # For a service of several processes.

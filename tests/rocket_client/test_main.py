@@ -87,7 +87,7 @@ def test_version_is_that_of_the_library(rocket: Callable) -> None:
     "command",
     [
         *("compress", "evaluate", "serve", "submit", "jobs", "watch", "report", "download", "cancel", "retry"),
-        *("upload", "migrate", "api", "worker", "admin", "models", "calibrations", "profiles", "frontier"),
+        *("upload", "migrate", "api", "worker", "admin", "models", "calibrations", "profiles", "frontier", "push"),
     ],
 )
 def test_help_documents_every_exit_code(rocket: Callable, command: str) -> None:
