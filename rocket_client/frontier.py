@@ -21,6 +21,8 @@ NAME = "frontier"
 
 _PROFILE = "prof_"
 _BAR = 40
+# What the other columns take.
+_BESIDE_BAR = 48
 # Every fifth of a hundred points, and the last.
 _STEP = 5
 _ERRORS = {
@@ -54,22 +56,24 @@ def frontier(
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
         return
-    curve = None if table else error_curve(found.data, Console())
+    screen, console = Console(), wide_console()
+    curve = None if table else error_curve(found.data, screen)
     if curve is not None:
-        Console().print(curve)
-    console = wide_console()
-    console.print(_table(found, block="#" if console.options.ascii_only else "█"))
+        screen.print(curve)
+    # Lines that a terminal breaks are no table.
+    bar = min(_BAR, max(0, screen.width - _BESIDE_BAR)) if screen.is_terminal else _BAR
+    console.print(_table(found, bar, block="#" if console.options.ascii_only else "█"))
     console.print(f"Predicted error: {_ERRORS.get(found.objective, found.objective)}", style="dim")
     print_line(f"to make one of them: {command(server, 'submit', model_id, '--ratio', 'R')}")
 
 
-def _table(found: Frontier, block: str) -> Table:
+def _table(found: Frontier, longest: int, block: str) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
     for column in ("ratio", "size", "of original", "", "predicted error"):
         table.add_column(column, justify="left" if column == "" else "right", no_wrap=True)
     for point in _shown(found.data):
         part = point.model_bytes / found.dense_bytes
-        bar = block * max(1, round(_BAR * part))
+        bar = block * round(longest * part)
         size = bytes_text(point.model_bytes, precision=2)
         table.add_row(*(Text(cell) for cell in (f"{point.ratio:.2f}", size, percent(part), bar, f"{point.error:.3g}")))
     return table

@@ -73,7 +73,8 @@ class BarView:
 
     def __init__(self, console: Console) -> None:
         self._progress = _BarWithNotice(
-            TextColumn("{task.description:<11}", markup=False),
+            # As wide as the longest stage, or the bar would move.
+            TextColumn("{task.description:<15}", markup=False),
             BarColumn(bar_width=16),
             TextColumn("{task.fields[percent]:>4}", markup=False),
             TextColumn("{task.fields[left]:>8} left", markup=False),

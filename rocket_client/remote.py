@@ -40,7 +40,8 @@ class OutageNotice:
         """There is no answer."""
         if self._reason is None and not self._quiet:
             left = duration(round(waiting.seconds_left))
-            print_line(f"{self._server} does not answer ({waiting.reason}); trying again for {left}")
+            state = "asks for time" if waiting.has_answered else "does not answer"
+            print_line(f"{self._server} {state} ({waiting.reason}); trying again for {left}")
         self._reason = waiting.reason
 
     def end(self) -> None:
@@ -103,6 +104,8 @@ def explain_names(
     rocket: "Rocket", error: ProblemError, *, model_id: str, datasets: Sequence[str | None]
 ) -> ProblemError:
     """Adds to a refusal of a name what the server has, and what is nearest; any other error stays as it is."""
+    if error.code == "hub_unavailable":
+        return _explain_outage(rocket, error, model_id)
     if error.code == "model_not_found" or error.param == "model_id":
         return _explain_name(error, model_id, rocket.models, "models")
     given = [name for name in datasets if name is not None]
@@ -112,6 +115,15 @@ def explain_names(
             # Of several names, that which the server has not.
             given.sort(key=lambda name: name in offered)
         return _explain_name(error, given[0], rocket.calibrations, "datasets")
+    return error
+
+
+def _explain_outage(rocket: "Rocket", error: ProblemError, model_id: str) -> ProblemError:
+    """Whoever misspells `local/NAME` asks for a repository of the Hub."""
+    with suppress(ClientError):
+        near = _nearest(model_id, rocket.models())
+        if near is not None:
+            return error.explained(f"{error.detail}\n  did you mean {near}, which this server has?")
     return error
 
 

@@ -86,11 +86,13 @@ class Waiting:
         reason: what the server or the network says.
         seconds: until it asks again.
         seconds_left: until it gives up.
+        has_answered: whether the server itself asks for time, and is not silent.
     """
 
     reason: str
     seconds: float
     seconds_left: float
+    has_answered: bool = False
 
 
 class _ProblemDocument(BaseModel):
@@ -215,8 +217,10 @@ class Wire:
         seconds = patience.next_wait(error.retry_after) if error.is_passing else None
         if seconds is None:
             raise error
+        is_silent = isinstance(error, ServerUnreachableError)
         reason = error.reason if isinstance(error, ServerUnreachableError) else str(error)
-        self._on_wait(Waiting(reason=reason, seconds=seconds, seconds_left=patience.seconds_left))
+        left = patience.seconds_left
+        self._on_wait(Waiting(reason=reason, seconds=seconds, seconds_left=left, has_answered=not is_silent))
         return seconds
 
     def store(self, answer: httpx2.Response, asked: Request) -> "Store":

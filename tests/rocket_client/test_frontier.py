@@ -32,6 +32,10 @@ def test_a_terminal_has_a_curve_above_the_table(remote, profiled, monkeypatch):
     assert "(error)" in both
     assert "(error)" not in alone
     assert both.endswith(alone)
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [line for line in remote("frontier", profiled[0], "--table").out.splitlines() if "bytes" in line]
+    assert len(rows) == 13
+    assert max(map(len, rows)) <= 60
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[36m" not in remote("frontier", profiled[0]).out
 

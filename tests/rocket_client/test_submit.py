@@ -9,6 +9,7 @@ import pytest
 from app.shared.requests import CalibrationRequest, EvaluationRequest, JobOptions
 from rocket_client import submit
 from rocket_client.options import ExportChoice
+from rocket_core.errors import HubUnavailableError
 from tests.rocket_client.service import free_port, in_background, wait_for
 
 
@@ -229,3 +230,37 @@ def test_a_client_loads_neither_the_service_nor_torch(server):
     )
     imported = set(json.loads(result.stdout.splitlines()[-1].replace("'", '"')))
     assert imported.isdisjoint({"app", "worker", "torch", "transformers", "fastapi", "sqlalchemy"})
+
+
+def test_a_misspelled_local_model_is_told_apart_from_a_hub_that_is_down(remote, server, monkeypatch):
+    monkeypatch.setattr("rocket_client.remote.COMMAND_PATIENCE", 0)
+
+    def admit(*_):
+        raise HubUnavailableError("the Hub cannot be reached")
+
+    monkeypatch.setattr(type(server.application.state.context.admission), "admit", admit)
+
+    outcome = remote("submit", "lokal/tiny", "--ratio", "0.3")
+    assert outcome.code == 75
+    assert "the Hub cannot be reached" in outcome.err
+    assert "did you mean local/tiny, which this server has?" in outcome.err
+    assert "did you mean" not in remote("submit", "big/other", "--ratio", "0.3").err
+
+
+def test_a_server_that_asks_for_time_is_not_called_silent(remote, server, monkeypatch):
+    monkeypatch.setattr("app.api.errors.RETRY_AFTER_SECONDS", 1)
+    admission = type(server.application.state.context.admission)
+    real, asked = admission.admit, []
+
+    def busy_once(*arguments):
+        asked.append(1)
+        if len(asked) == 1:
+            raise HubUnavailableError("later")
+        return real(*arguments)
+
+    monkeypatch.setattr(admission, "admit", busy_once)
+
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3")
+    assert outcome.code == 0
+    assert f"{server.url} asks for time (later); trying again for" in outcome.err
+    assert "does not answer" not in outcome.err
