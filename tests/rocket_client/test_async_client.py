@@ -10,6 +10,7 @@ import pytest
 
 from rocket_client import AsyncRocket, Rocket
 from rocket_client.resources import Event
+from rocket_client.transport import in_thread
 from tests.rocket_client.service import wait_for
 
 WEIGHTS = bytes(range(256)) * 4096 * 16
@@ -130,3 +131,24 @@ def test_a_slow_disk_does_not_keep_the_loop_waiting(server, service, tmp_path, m
 
     asyncio.run(download())
     assert threading.main_thread() not in asked
+
+
+def test_what_is_begun_on_the_disk_is_ended_before_a_cancelled_call_lets_go_of_it():
+    begun, end, done = threading.Event(), threading.Event(), []
+
+    def write():
+        begun.set()
+        assert end.wait(30)
+        done.append(1)
+        raise OSError("what came of it matters no more")
+
+    async def cancelled():
+        work = asyncio.create_task(in_thread(write))
+        await asyncio.to_thread(begun.wait)
+        work.cancel()
+        asyncio.get_running_loop().call_later(0.1, end.set)
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        return list(done)
+
+    assert asyncio.run(cancelled()) == [1]
