@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-system check test-gpu bench soak format clean
+.PHONY: demo test test-system check docs docs-links test-gpu bench soak format clean
 
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
@@ -17,6 +17,14 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Every warning is an error: broken links, anchors and references, and docstrings that cannot be read.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx --builder html --nitpicky --fail-on-warning --keep-going --quiet docs build/docs
+
+# Links to elsewhere; needs the network.
+docs-links: $(STAMP)
+	$(BIN)/python -m sphinx --builder linkcheck --nitpicky --fail-on-warning --keep-going docs build/docs-links
 
 # What pip cannot bring: curl, for the README's walk-through, and the parser of docker-compose.yml (no engine is needed).
 test-system: $(STAMP)

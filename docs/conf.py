@@ -1,0 +1,105 @@
+"""How Sphinx builds the site: `make docs`."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+# Sphinx imports what it documents, and the extension that lies beside this file.
+sys.path[:0] = [str(FOLDER.parent), str(FOLDER)]
+
+import rocket_core  # noqa: E402
+
+project = "Rocket"
+author = "The Rocket Authors"
+project_copyright = "2026 The Rocket Authors"
+version = release = rocket_core.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference_pages"]
+exclude_patterns = ["reference_pages", "static"]
+
+# Links to headings, as GitHub makes their anchors.
+myst_heading_anchors = 4
+
+html_theme = "furo"
+html_title = f"Rocket {release}"
+html_static_path = ["static"]
+html_css_files = ["rocket.css"]
+html_copy_source = False
+html_show_sourcelink = False
+
+# In docstrings, as in Markdown, backquotes are code.
+default_role = "literal"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "exclude-members": "model_config"}
+maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+napoleon_numpy_docstring = False
+# Attributes come as a list below the class; what they are is in its signature or its schema.
+napoleon_use_ivar = True
+
+# Types of other projects, and of ours that no page describes.
+nitpick_ignore_regex = [("py:.*", r"(?!rocket_core\.(pipeline|config|errors|report)\.|rocket_client\.client\.).*")]
+
+_ANNOTATED = "Annotated["
+_TREE = re.compile(r"^\s*[├│└]")
+_TO_THE_ROOT = re.compile(r"\]\(((?:\.\./)*)\.\./(README|CHANGELOG)\.md")
+
+
+def _link_to_pages(_app: Any, _page: str, content: list[str]) -> None:
+    """README and changelog are pages of the site, too; on GitHub the links lead to the files."""
+    content[0] = _TO_THE_ROOT.sub(lambda link: f"]({link[1]}{link[2].lower()}.md", content[0])
+
+
+def _leave_out_fields(_app: Any, what: str, _name: str, thing: Any, *_rest: Any) -> tuple[str, None] | None:
+    """The signature of a model repeats its fields, which are listed below with what they mean."""
+    return ("", None) if what == "class" and hasattr(thing, "model_fields") else None
+
+
+def _as_restructured_text(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
+    """Indented blocks and drawn trees in docstrings are code, as in Markdown."""
+    written: list[str] = []
+    for number, line in enumerate(lines):
+        below, further, *_rest = [*lines[number + 1 :], "", ""]
+        indent = len(line) - len(line.lstrip())
+        if line.strip() == "Example:":
+            written += [line + ":", ""]
+        elif line.endswith(":") and not below.strip() and further.startswith(" " * (indent + 4)):
+            written.append(line + ":")
+        elif _TREE.match(below) and not _TREE.match(line):
+            written += [".. code-block:: text", "", "   " + line]
+        elif _TREE.match(line):
+            written.append("   " + line)
+        else:
+            written.append(line)
+    lines[:] = written
+
+
+def _name_plain_types(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
+    """Ranges are in the words beside a type; `Annotated[float, FieldInfo(...)]` is `float`."""
+    lines[:] = [_without_annotations(line) if line.startswith(":vartype ") else line for line in lines]
+
+
+def _without_annotations(text: str) -> str:
+    while (start := text.find(_ANNOTATED)) >= 0:
+        depth, comma = 1, -1
+        for place in range(start + len(_ANNOTATED), len(text)):
+            depth += (text[place] in "[(") - (text[place] in "])")
+            if text[place] == "," and depth == 1 and comma < 0:
+                comma = place
+            if depth == 0:
+                text = text[:start] + text[start + len(_ANNOTATED) : comma] + text[place + 1 :]
+                break
+    return text
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _name_plain_types, priority=600)
+    # Before napoleon, which writes fields that are indented, too.
+    app.connect("autodoc-process-docstring", _as_restructured_text, priority=400)
+    app.connect("source-read", _link_to_pages)
+    app.connect("autodoc-process-signature", _leave_out_fields)

@@ -1,0 +1,149 @@
+"""An OpenAPI 3.1 document as Markdown: what the application says of itself, and nothing else."""
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from docstring_parser import DocstringStyle, parse
+
+from app.api.errors import Problem
+from app.main import create_app
+from app.shared.settings import Settings
+from reference_pages.tables import table
+
+Json = Mapping[str, Any]
+
+_METHODS = ("get", "post", "put", "patch", "delete")
+_REFERENCE = "#/components/schemas/"
+_PROBLEM = "application/problem+json"
+_BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+
+
+@cache
+def document() -> Json:
+    """The OpenAPI document of the application, with the problem document among its schemas."""
+    with tempfile.TemporaryDirectory() as folder:
+        made: dict[str, Any] = create_app(Settings(data_dir=Path(folder))).openapi()
+    # Written out at each endpoint of the document itself.
+    made["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+    return made
+
+
+def endpoints(api: Json) -> str:
+    """Every endpoint, in the order and the groups of the document."""
+    groups: dict[str, list[str]] = {}
+    for path, item in api["paths"].items():
+        for method in _METHODS:
+            if method in item:
+                operation = item[method]
+                group = operation.get("tags", ["other"])[0]
+                groups.setdefault(group, []).append(_endpoint(method, path, operation))
+    return "\n".join("\n".join([f"## {group.capitalize()}\n", *parts]) for group, parts in groups.items())
+
+
+def schemas(api: Json) -> str:
+    """Every schema with its members, by name."""
+    return "\n".join(_schema(name, schema) for name, schema in sorted(api["components"]["schemas"].items()))
+
+
+def _endpoint(method: str, path: str, operation: Json) -> str:
+    parts = [f"### `{method.upper()} {path}`\n", operation.get("description", ""), ""]
+    if parameters := operation.get("parameters"):
+        parts += [table(("parameter", "in", "type", "meaning"), map(_parameter, parameters))]
+    if body := operation.get("requestBody"):
+        parts += [f"Body: {_contents(body['content'])}.\n"]
+    return "\n".join([*parts, *_answers(operation["responses"])])
+
+
+def _parameter(parameter: Json) -> tuple[str, str, str, str]:
+    name = f"`{parameter['name']}`" + (" (required)" if parameter.get("required") else "")
+    schema = parameter.get("schema", {})
+    return name, parameter["in"], _type(schema), parameter.get("description", schema.get("description", ""))
+
+
+def _answers(responses: Json) -> Iterator[str]:
+    good, refused = [], []
+    for status, response in sorted(responses.items()):
+        content = response.get("content", {})
+        if _PROBLEM in content:
+            if status != "default":
+                refused.append(f"`{status}`")
+        else:
+            described = response.get("description", "")
+            note = "" if described == "Successful Response" else f" ({described})"
+            good.append(f"`{status}`" + (f" {_contents(content)}" if content else "") + note)
+    yield f"Answers: {', '.join(good)}."
+    if refused:
+        yield f"Refusals: {', '.join(refused)}."
+    yield ""
+
+
+def _contents(content: Json) -> str:
+    return " or ".join(_content(media, part.get("schema", {})) for media, part in content.items())
+
+
+def _content(media: str, schema: Json) -> str:
+    return _type(schema) if media == "application/json" else f"`{media}`"
+
+
+def _schema(name: str, schema: Json) -> str:
+    said = parse(schema.get("description", ""), style=DocstringStyle.GOOGLE)
+    attributes = {attribute.arg_name: attribute.description or "" for attribute in said.params}
+    parts = [f"### {name}\n", said.description or "", ""]
+    if "enum" in schema:
+        parts += [_type(schema), ""]
+    required = schema.get("required", ())
+    rows = [
+        (_member(member, required), _type(part), _meaning(part, attributes.get(member, "")))
+        for member, part in schema.get("properties", {}).items()
+    ]
+    return "\n".join([*parts, table(("member", "type", "meaning"), rows) if rows else ""])
+
+
+def _member(name: str, required: Sequence[str]) -> str:
+    return f"`{name}`" + (" (required)" if name in required else "")
+
+
+def _meaning(schema: Json, otherwise: str) -> str:
+    meaning = schema.get("description", otherwise)
+    default = schema.get("default")
+    if default is None or isinstance(default, dict | list) or "default" in meaning:
+        return str(meaning)
+    return f"{meaning} Default `{default}`.".strip()
+
+
+def _type(schema: Json) -> str:
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix(_REFERENCE)
+        return f"[{name}](#{slug(name)})"
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            return " or ".join(_type(part) for part in schema[several])
+    if "allOf" in schema:
+        return " and ".join(_type(part) for part in schema["allOf"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    return _plain_type(schema)
+
+
+def _plain_type(schema: Json) -> str:
+    kind = schema.get("type", "anything")
+    if kind == "array":
+        if "prefixItems" in schema:
+            return "(" + ", ".join(map(_type, schema["prefixItems"])) + ")"
+        return f"list of {_type(schema.get('items', {}))}"
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"object of {_type(schema['additionalProperties'])}"
+    bounds = [f"{sign} {schema[bound]:.12g}" for bound, sign in _BOUNDS if bound in schema]
+    form = f" ({schema['format']})" if "format" in schema else ""
+    return f"{kind}{form}" + (f", {', '.join(bounds)}" if bounds else "")
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading of one word."""
+    return re.sub(r"[^\w-]", "", heading.lower())
