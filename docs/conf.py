@@ -19,8 +19,13 @@ version = release = rocket_core.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference_pages"]
 exclude_patterns = ["reference_pages", "static"]
 
+# `--option` has two hyphens, and no dash.
+smartquotes = False
 # Links to headings, as GitHub makes their anchors.
 myst_heading_anchors = 4
+
+# A service on the reader's own machine.
+linkcheck_ignore = [r"http://127\.0\.0\.1"]
 
 html_theme = "furo"
 html_title = f"Rocket {release}"

@@ -1,0 +1,153 @@
+"""Every command of quickstart and how-to pages, typed as it stands there, in order, beside a real service."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.e2e.service_process import QUICK, Service
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "examples" / "tiny-llama"
+# As the pages list one another.
+READ_IN_TURN = (
+    "index",
+    "quickstart",
+    "how-to/index",
+    "how-to/calibration",
+    "how-to/ratio",
+    "how-to/load",
+    "how-to/evaluate",
+    "how-to/gpu",
+    "how-to/hub",
+    "how-to/production",
+)
+PAGES = [ROOT / "docs" / f"{name}.md" for name in READ_IN_TURN]
+BLOCK = re.compile(r"(?:<!-- not run: ([^>]+) -->\n)?```(sh|python|bash|console|shell)\n(.*?)```", flags=re.DOTALL)
+ADDRESS = "http://127.0.0.1:8000"
+# What takes long and changes nothing about whether a command works.
+SHORTER = {
+    "--samples 64 --sequence-length 256": "--samples 8 --sequence-length 64",
+    '"samples": 64, "sequence_length": 256': '"samples": 8, "sequence_length": 64',
+    "--evaluate-samples 16": "--evaluate-samples 2",
+}
+BLOCKS_OF_THE_MODEL = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """A fenced block of commands; `reason` says why it is not run, and is empty if it is."""
+
+    language: str
+    text: str
+    reason: str
+
+
+def blocks(page):
+    return [
+        Block(language=language, text=text, reason=reason) for reason, language, text in BLOCK.findall(page.read_text())
+    ]
+
+
+def script_of(page):
+    """One script of what a page has one type; blocks of Python that follow one another are typed into one process."""
+    run = [block for block in blocks(page) if not block.reason]
+    parts = []
+    for language, together in itertools.groupby(run, key=lambda block: block.language):
+        text = "\n".join(block.text for block in together)
+        parts.append(text if language == "sh" else f"python - <<'END_OF_PYTHON'\n{text}END_OF_PYTHON\n")
+    script = "\n".join(parts)
+    for text, shorter in SHORTER.items():
+        script = script.replace(text, shorter)
+    return script
+
+
+def cut_model(source, target):
+    """The bundled model without most of its blocks, so that every command is quick."""
+    shutil.copytree(source, target)
+    config = json.loads((target / "config.json").read_text())
+    config["num_hidden_layers"] = BLOCKS_OF_THE_MODEL
+    config.pop("layer_types", None)
+    (target / "config.json").write_text(json.dumps(config))
+    [weights] = target.glob("*.safetensors")
+    tensors = load_file(weights)
+    left = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not (found := re.match(r"model\.layers\.(\d+)\.", name)) or int(found[1]) < BLOCKS_OF_THE_MODEL
+    }
+    assert len(left) < len(tensors)
+    save_file(left, weights, metadata={"format": "pt"})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What a clone has that the pages name, and a service's data folder in it."""
+    (tmp_path / "examples").mkdir()
+    cut_model(MODEL, tmp_path / "examples" / MODEL.name)
+    (tmp_path / "rocket-data" / "models").mkdir(parents=True)
+    shutil.copytree(tmp_path / "examples" / MODEL.name, tmp_path / "rocket-data" / "models" / MODEL.name)
+    return tmp_path
+
+
+@pytest.fixture
+def service(folder):
+    running = Service(folder / "rocket-data")
+    yield running
+    running.close()
+
+
+def test_all_commands_work_as_typed(folder, service):
+    # `rocket` and `python` of the environment that the tests run in, and nothing of the operator's.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROCKET_", "HF_TOKEN"))}
+    environment = kept | {
+        "OMP_NUM_THREADS": QUICK["OMP_NUM_THREADS"],
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "ROCKET_SERVER": service.url,
+    }
+    script = "\n".join(f": {page.name}\n{script_of(page)}" for page in PAGES)
+    result = subprocess.run(
+        # Says each command on standard error before it is run.
+        ["bash", "-euxo", "pipefail", "-c", script.replace(ADDRESS, service.url)],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        timeout=900,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "Traceback" not in result.stderr
+    for found in ("out", "smaller", "smaller-too"):
+        assert (folder / found / "factored" / "model.safetensors").is_file()
+
+
+def test_every_page_is_read_and_what_is_not_run_says_why():
+    assert {page.resolve() for page in (ROOT / "docs" / "how-to").glob("*.md")} <= {page.resolve() for page in PAGES}
+    # A prompt in front of a command cannot be copied.
+    assert not [page for page in PAGES for block in blocks(page) if re.search(r"^\$ ", block.text, flags=re.MULTILINE)]
+    assert {block.language for page in PAGES for block in blocks(page)} == {"sh", "python"}
+    run = [page.stem for page in PAGES if script_of(page)]
+    assert run == ["quickstart", "calibration", "ratio", "load", "evaluate"]
+
+
+def test_commands_that_cannot_run_here_exist_all_the_same():
+    import typer
+
+    from rocket_client.main import app
+
+    known = typer.main.get_command(app).commands
+    for page in PAGES:
+        if "% TODO verify" in page.read_text():
+            continue
+        for block in blocks(page):
+            for name in re.findall(r"\brocket (?!-)([a-z]+)", block.text if block.language != "python" else ""):
+                assert name in known, (page, name)
