@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from rocket_client.errors import InvalidArgumentError
 
+# A ratio of 0 is one, and an evaluation is asked for by naming it.
+_MAY_BE_EMPTY = frozenset({"ratio", "evaluate"})
 _ID = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -30,13 +32,22 @@ def profile_path(profile_id: str, *parts: str) -> str:
     return "/".join(("/profiles", profile_id, *parts))
 
 
-def request_body(model_id: str, ratio: float, given: Mapping[str, object]) -> dict[str, object]:
-    """What asks for a job; raises InvalidArgumentError if the ratio is no number."""
-    if not math.isfinite(ratio):
+def target(ratio: float | None, target_bytes: int | None) -> dict[str, object]:
+    """How small a model shall become; raises InvalidArgumentError unless one of both is given, and a number."""
+    given: dict[str, object] = {"ratio": ratio, "target_bytes": target_bytes}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if len(wanted) != 1:
+        raise InvalidArgumentError("how small shall the model become? give ratio or target_bytes, one of them")
+    if ratio is not None and not math.isfinite(ratio):
         raise InvalidArgumentError(f"the ratio is {ratio}; it is a fraction, from 0 to below 1")
-    # An empty part is as good as none, but for an evaluation: that is asked for by naming it.
-    sent = {name: value for name, value in given.items() if value or (name == "evaluate" and value is not None)}
-    return {"model_id": model_id, "ratio": ratio} | sent
+    return wanted
+
+
+def request_body(model_id: str, given: Mapping[str, object]) -> dict[str, object]:
+    """What asks for a job: the model, and what is given."""
+    # Any other empty part is as good as none.
+    sent = {name: value for name, value in given.items() if value or (name in _MAY_BE_EMPTY and value is not None)}
+    return {"model_id": model_id} | sent
 
 
 def token_header(hub_token: str | None) -> dict[str, str]:

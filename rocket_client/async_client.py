@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import JsonValue
 
 from rocket_client import calls
-from rocket_client.addressing import job_path
+from rocket_client.addressing import job_path, target
 from rocket_client.bookkeeping import DownloadedFile, DownloadProgress, Order
 from rocket_client.defaults import LASTING_PATIENCE, PATIENCE, address_and_key, ignore
 from rocket_client.fetching import choose_artifacts, fetch_artifacts_async, nothing_to_download
@@ -75,7 +75,8 @@ class AsyncRocket:
         self,
         model_id: str,
         *,
-        ratio: float,
+        ratio: float | None = None,
+        target_bytes: int | None = None,
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
@@ -86,22 +87,46 @@ class AsyncRocket:
         hub_token: str | None = None,
     ) -> Job:
         """See `Rocket.submit`."""
-        given = {
+        given: dict[str, object] = {
             "revision": revision,
             "calibration": calibration,
             "evaluate": evaluate,
             "options": options,
             "metadata": metadata,
             "queue": queue,
+        } | target(ratio, target_bytes)
+        call = calls.submit(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        return await self._transport.call(call)
+
+    async def profile(
+        self,
+        model_id: str,
+        *,
+        revision: str | None = None,
+        calibration: Mapping[str, JsonValue] | None = None,
+        options: Mapping[str, JsonValue] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """See `Rocket.profile`."""
+        given = {
+            "revision": revision,
+            "calibration": calibration,
+            "options": options,
+            "metadata": metadata,
+            "queue": queue,
         }
-        call = calls.submit(model_id, ratio, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        call = calls.profile(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
         return await self._transport.call(call)
 
     async def estimate(
         self,
         model_id: str,
         *,
-        ratio: float,
+        ratio: float | None = None,
+        target_bytes: int | None = None,
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
@@ -109,8 +134,14 @@ class AsyncRocket:
         hub_token: str | None = None,
     ) -> Estimate:
         """See `Rocket.estimate`."""
-        given = {"revision": revision, "calibration": calibration, "evaluate": evaluate, "options": options}
-        return await self._transport.call(calls.estimate(model_id, ratio, given, hub_token=hub_token))
+        parts: dict[str, object] = {
+            "revision": revision,
+            "calibration": calibration,
+            "evaluate": evaluate,
+            "options": options,
+        }
+        given = parts | target(ratio, target_bytes)
+        return await self._transport.call(calls.estimate(model_id, given, hub_token=hub_token))
 
     async def upload(self, file: Path) -> Upload:
         """See `Rocket.upload`."""

@@ -20,23 +20,22 @@ _UPLOAD_TYPES = {".txt": "text/plain", ".jsonl": "application/jsonl"}
 
 
 def submit(
-    model_id: str,
-    ratio: float,
-    given: Mapping[str, object],
-    *,
-    idempotency_key: str | None,
-    hub_token: str | None,
+    model_id: str, given: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
 ) -> Call[Job]:
-    """Makes a job; what is given beside model and ratio stands in the body as it is."""
-    body = request_body(model_id, ratio, given)
-    # A key in any case: a request whose answer is lost is sent again, and must make one job.
-    headers = {"Idempotency-Key": header_text(idempotency_key or str(uuid.uuid4())), **token_header(hub_token)}
-    return Call(method="POST", path="/jobs", json=body, headers=headers, answer=Job)
+    """Makes a job that compresses; what is given beside the model stands in the body as it is."""
+    return _new_job("/jobs", request_body(model_id, given), idempotency_key, hub_token)
 
 
-def estimate(model_id: str, ratio: float, given: Mapping[str, object], *, hub_token: str | None) -> Call[Estimate]:
+def profile(
+    model_id: str, given: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
+) -> Call[Job]:
+    """Makes a job that profiles and no more; likewise."""
+    return _new_job("/profiles", request_body(model_id, given), idempotency_key, hub_token)
+
+
+def estimate(model_id: str, given: Mapping[str, object], *, hub_token: str | None) -> Call[Estimate]:
     """What a job would take."""
-    body = request_body(model_id, ratio, given)
+    body = request_body(model_id, given)
     return Call(method="POST", path="/estimates", json=body, headers=token_header(hub_token), answer=Estimate)
 
 
@@ -141,6 +140,12 @@ def models() -> Call[NamedList]:
 def calibrations() -> Call[NamedList]:
     """Calibration datasets that the server offers."""
     return Call(method="GET", path="/calibrations", answer=NamedList)
+
+
+def _new_job(path: str, body: dict[str, object], idempotency_key: str | None, hub_token: str | None) -> Call[Job]:
+    # A key in any case: a request whose answer is lost is sent again, and must make one job.
+    headers = {"Idempotency-Key": header_text(idempotency_key or str(uuid.uuid4())), **token_header(hub_token)}
+    return Call(method="POST", path=path, json=body, headers=headers, answer=Job)
 
 
 def _delete(path: str) -> Request:

@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import JsonValue
 
 from rocket_client import calls
-from rocket_client.addressing import job_path
+from rocket_client.addressing import job_path, target
 from rocket_client.bookkeeping import DownloadedFile, DownloadProgress, Order
 from rocket_client.defaults import LASTING_PATIENCE, PATIENCE, address_and_key, ignore
 from rocket_client.fetching import choose_artifacts, fetch_artifacts, nothing_to_download
@@ -76,7 +76,8 @@ class Rocket:
         self,
         model_id: str,
         *,
-        ratio: float,
+        ratio: float | None = None,
+        target_bytes: int | None = None,
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
@@ -91,6 +92,7 @@ class Rocket:
         Args:
             model_id: `namespace/name` on the Hub, or `local/NAME` of `models`.
             ratio: fraction of the compressible parameters to remove, [0, 1).
+            target_bytes: most that the factored artifact may take, in place of a ratio.
             revision: branch, tag or commit of a repository on the Hub.
             calibration: `dataset`, `samples`, `sequence_length`, `seed`.
             evaluate: how the result is compared with the dense model: `dataset`, `samples`, `sequence_length`,
@@ -104,25 +106,53 @@ class Rocket:
                 the job ends.
 
         Raises:
-            InvalidArgumentError: the ratio is no number.
+            InvalidArgumentError: there is neither ratio nor size, or both, or a ratio that is no number.
             ProblemError: the server cannot carry that out.
         """
-        given = {
+        given: dict[str, object] = {
             "revision": revision,
             "calibration": calibration,
             "evaluate": evaluate,
             "options": options,
             "metadata": metadata,
             "queue": queue,
+        } | target(ratio, target_bytes)
+        call = calls.submit(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        return self._transport.call(call)
+
+    def profile(
+        self,
+        model_id: str,
+        *,
+        revision: str | None = None,
+        calibration: Mapping[str, JsonValue] | None = None,
+        options: Mapping[str, JsonValue] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+        hub_token: str | None = None,
+    ) -> Job:
+        """Has a model profiled and no more: afterwards its job's `profile_id` answers for any ratio.
+
+        A later `submit` with the same model, calibration and options begins where this ends. Arguments and errors are
+        those of `submit`.
+        """
+        given = {
+            "revision": revision,
+            "calibration": calibration,
+            "options": options,
+            "metadata": metadata,
+            "queue": queue,
         }
-        call = calls.submit(model_id, ratio, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        call = calls.profile(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
     def estimate(
         self,
         model_id: str,
         *,
-        ratio: float,
+        ratio: float | None = None,
+        target_bytes: int | None = None,
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
@@ -130,8 +160,14 @@ class Rocket:
         hub_token: str | None = None,
     ) -> Estimate:
         """What a job would take, without making one; arguments and errors are those of `submit`."""
-        given = {"revision": revision, "calibration": calibration, "evaluate": evaluate, "options": options}
-        return self._transport.call(calls.estimate(model_id, ratio, given, hub_token=hub_token))
+        parts: dict[str, object] = {
+            "revision": revision,
+            "calibration": calibration,
+            "evaluate": evaluate,
+            "options": options,
+        }
+        given = parts | target(ratio, target_bytes)
+        return self._transport.call(calls.estimate(model_id, given, hub_token=hub_token))
 
     def upload(self, file: Path) -> Upload:
         """Brings a calibration file to the server; the same content again is the same upload.

@@ -11,6 +11,7 @@ from rocket_client.errors import ClientError
 
 if TYPE_CHECKING:
     from rocket_client.client import Rocket
+    from rocket_client.resources import Job
 
 # Somebody is waiting with a finger on the key.
 _SECONDS = 1.5
@@ -26,7 +27,7 @@ def job_ids(context: typer.Context, incomplete: str) -> list[Offer]:
     """Jobs, newest first, each with what tells it from the others."""
 
     def ask(rocket: "Rocket") -> Iterable[Offer]:
-        return [(job.id, f"{job.status} {job.model_id} {job.ratio}") for job in rocket.list_jobs(limit=_MANY).data]
+        return [(job.id, _told(job)) for job in rocket.list_jobs(limit=_MANY).data]
 
     return _offered(context, incomplete, ask)
 
@@ -37,7 +38,7 @@ def jobs_and_profiles(context: typer.Context, incomplete: str) -> list[Offer]:
     def ask(rocket: "Rocket") -> Iterable[Offer]:
         jobs = [job for job in rocket.list_jobs(limit=_MANY).data if job.profile_id is not None]
         return [
-            *((job.id, f"{job.status} {job.model_id} {job.ratio}") for job in jobs),
+            *((job.id, _told(job)) for job in jobs),
             *((profile.id, f"profile of {profile.model_id}") for profile in rocket.list_profiles(limit=_MANY).data),
         ]
 
@@ -78,3 +79,8 @@ def _offered(context: typer.Context, incomplete: str, ask: Callable[["Rocket"], 
     if thread.is_alive():
         return []
     return [offer for offer in found if (offer if isinstance(offer, str) else offer[0]).startswith(incomplete)]
+
+
+def _told(job: "Job") -> str:
+    target = job.ratio if job.target_bytes is None else f"{job.target_bytes} bytes"
+    return f"{job.status} {job.model_id} {job.kind if target is None else target}"

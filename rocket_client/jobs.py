@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 import typer
+from rich.filesize import decimal as bytes_text
 from rich.table import Table
 from rich.text import Text
 
@@ -46,13 +47,19 @@ def jobs(
 
 def _table(found: Sequence[Job], now: datetime) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for column in ("job", "status", "progress", "model", "ratio", "age"):
-        table.add_column(column, justify="right" if column in {"ratio", "age"} else "left", no_wrap=True)
+    for column in ("job", "status", "progress", "model", "target", "age"):
+        table.add_column(column, justify="right" if column in {"target", "age"} else "left", no_wrap=True)
     for job in found:
         age = age_text((now - job.created_at).total_seconds())
-        cells = (job.id, job.status, _progress(job), job.model_id, percent(job.ratio), age)
+        cells = (job.id, job.status, _progress(job), job.model_id, _target(job), age)
         table.add_row(*(Text(cell) for cell in cells))
     return table
+
+
+def _target(job: Job) -> str:
+    if job.target_bytes is not None:
+        return f"≤ {bytes_text(job.target_bytes)}"
+    return "profile" if job.ratio is None else percent(job.ratio)
 
 
 def _progress(job: Job) -> str:

@@ -34,9 +34,6 @@ Model = Annotated[
 Output = Annotated[
     Path, typer.Argument(metavar="OUT", help="Folder for the result: each export gets a folder of its own in it.")
 ]
-ServerRatio = Annotated[
-    float, typer.Option("--ratio", metavar="R", help="Fraction of the compressible parameters to remove.")
-]
 Ratio = Annotated[
     float | None,
     typer.Option(

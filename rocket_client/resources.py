@@ -91,12 +91,14 @@ class Job(Resource):
 
     Attributes:
         id: its name.
+        kind: `compression`, or `profile` for one that profiles layers and no more.
         status: queued, running, cancelling, succeeded, failed, cancelled, or a newer one.
         stage: what a running job does.
         progress: of the whole job, [0, 1].
         model_id: the model, as asked for.
         revision: branch, tag or commit of a repository.
-        ratio: fraction of the compressible parameters to remove.
+        ratio: fraction of the compressible parameters to remove; None where a size is asked for, or a profile.
+        target_bytes: most that the factored artifact may take; None where a ratio is asked for, or a profile.
         calibration: the calibration text.
         evaluate: how the result is compared with the dense model; None if it is not.
         options: settings of the method, by name.
@@ -115,12 +117,14 @@ class Job(Resource):
     """
 
     id: str
+    kind: str = "compression"
     status: str
     stage: str | None = None
     progress: float
     model_id: str
     revision: str | None = None
-    ratio: float
+    ratio: float | None = None
+    target_bytes: int | None = None
     calibration: Calibration
     evaluate: Evaluation | None = None
     options: dict[str, JsonValue]

@@ -1,16 +1,10 @@
 """`rocket submit`: hands a compression to a server."""
 
-from collections.abc import Sequence
-from typing import Any
-
-import typer
-
 from rocket_client import options
 from rocket_client.defaults import DEFAULT_SERVER
 from rocket_client.errors import ProblemError
-from rocket_client.progress import print_line
-from rocket_client.remote import OutageNotice, command, connected, explain_names, hub_token
-from rocket_client.watch import follow_job, report_end
+from rocket_client.remote import OutageNotice, connected, explain_names, hub_token
+from rocket_client.submission import end_submission, follow_submission, given, read_labels
 
 NAME = "submit"
 
@@ -18,7 +12,8 @@ NAME = "submit"
 def submit(
     *,
     model_id: options.ServerModel,
-    ratio: options.ServerRatio,
+    ratio: options.Ratio = None,
+    size: options.Size = None,
     calibration: options.ServerCalibration = None,
     samples: options.ServerSamples = None,
     sequence_length: options.SequenceLength = None,
@@ -50,7 +45,8 @@ def submit(
 
     What is not given takes the server's defaults.
     """
-    labels, token = _labels(metadata or ()), hub_token(hub_token_env)
+    options.require_target(ratio, size)
+    labels, token = read_labels(metadata or ()), hub_token(hub_token_env)
     text = {"dataset": calibration, "samples": samples, "sequence_length": sequence_length, "seed": seed}
     settings = {
         "preset": preset,
@@ -76,9 +72,10 @@ def submit(
             job = rocket.submit(
                 model_id,
                 ratio=ratio,
+                target_bytes=size,
                 revision=revision,
-                calibration=_given(text),
-                options=_given(settings),
+                calibration=given(text),
+                options=given(settings),
                 evaluate=comparison,
                 metadata=labels,
                 queue=queue,
@@ -87,28 +84,5 @@ def submit(
             )
         except ProblemError as error:
             raise explain_names(rocket, error, model_id=model_id, datasets=(calibration, evaluate)) from error
-        notice.end()
-        if not as_json:
-            typer.echo(job.id)
-        if watch:
-            job = follow_job(rocket, job, notice, quiet=as_json)
-    if watch:
-        raise typer.Exit(report_end(job, server, as_json=as_json))
-    if as_json:
-        typer.echo(job.model_dump_json(indent=2))
-    else:
-        print_line(f"submitted; `{command(server, 'watch', job.id)}` shows how it comes along")
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _labels(pairs: Sequence[str]) -> dict[str, str]:
-    labels = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise typer.BadParameter(f"{pair!r} is no label; write KEY=VALUE", param_hint="--metadata")
-        labels[key] = value
-    return labels
+        job = follow_submission(rocket, job, notice, watch=watch, quiet=as_json)
+    end_submission(job, server, watched=watch, as_json=as_json)

@@ -134,5 +134,8 @@ def _print_result(job: Job, server: str) -> None:
             bytes_text(job.result.dense_bytes, precision=2),
         )
         typer.echo(f"Size on disk: {stored}, {dense} before")
+    if job.kind == "profile":
+        typer.echo(f"    {command(server, 'frontier', job.id)}")
+        return
     typer.echo(f"    {command(server, 'report', job.id)}")
     typer.echo(f"    {command(server, 'download', job.id)}")

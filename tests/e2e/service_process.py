@@ -108,9 +108,11 @@ class Service:
         return self.wait(job_id, until=lambda job: job["status"] in {"succeeded", "failed", "cancelled"})
 
     def hashes(self, job_id: str) -> dict[str, str]:
-        """SHA-256 of a job's artifacts by name; without report and card, which tell times."""
+        """SHA-256 of a job's artifacts by name; without reports and card, which tell times."""
         data = self.client.get(f"/jobs/{job_id}/artifacts").raise_for_status().json()["data"]
-        return {file["name"]: file["sha256"] for file in data if not file["name"].endswith(("report.json", ".md"))}
+        return {
+            file["name"]: file["sha256"] for file in data if not file["name"].endswith(("report.json", ".html", ".md"))
+        }
 
     def _ended(self) -> int:
         self.client.close()

@@ -63,7 +63,7 @@ def test_it_ends_with_the_download_folder_and_nothing_else(finished):
     downloads = Path(output.splitlines()[-1])
     assert downloads.is_absolute()
     assert downloads.is_relative_to(folder)
-    assert {path.name for path in downloads.iterdir()} == {"factored", "dense", "report.json"}
+    assert {path.name for path in downloads.iterdir()} == {"factored", "dense", "report.json", "report.html"}
 
 
 def test_it_compares_the_models_and_shows_every_layer(finished):

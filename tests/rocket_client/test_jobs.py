@@ -12,7 +12,7 @@ def test_jobs_are_a_table_newest_first(remote, service):
 
     lines = remote("jobs").out.splitlines()
 
-    assert lines[0].split() == ["job", "status", "progress", "model", "ratio", "age"]
+    assert lines[0].split() == ["job", "status", "progress", "model", "target", "age"]
     assert lines[1].split()[:5] == [third, "queued", "0%", "local/tiny", "30.0%"]
     assert lines[2].split()[:6] == [second, "running", "calibrating", "42%", "local/tiny", "25.0%"]
     assert lines[3].split()[:5] == [first, "failed", "corrupt_checkpoint", "local/tiny", "30.0%"]

@@ -29,8 +29,18 @@ METHODS = {
         {"model_id": "a/b", "metadata": {"k": "v"}, "queue": "cpu", "hub_token": "t", "idempotency_key": "k"}
         | JOB_REQUEST,
         {"model_id": "a/b", "ratio": 0.3, "evaluate": {}},
+        {"model_id": "a/b", "target_bytes": 10**9},
     ],
-    "estimate": [{"model_id": "local/tiny", "ratio": 0.3}, {"model_id": "a/b", "hub_token": "t"} | JOB_REQUEST],
+    "profile": [
+        {"model_id": "local/tiny"},
+        {"model_id": "a/b", "metadata": {"k": "v"}, "queue": "cpu", "hub_token": "t", "idempotency_key": "k"}
+        | {"calibration": CALIBRATION, "options": OPTIONS, "revision": "main"},
+    ],
+    "estimate": [
+        {"model_id": "local/tiny", "ratio": 0.3},
+        {"model_id": "local/tiny", "target_bytes": 10**9},
+        {"model_id": "a/b", "hub_token": "t"} | JOB_REQUEST,
+    ],
     "upload": [{"file": Path("a.txt")}, {"file": Path("a.jsonl")}],
     "get_upload": [{"upload_id": UPLOAD}],
     "delete_upload": [{"upload_id": UPLOAD}],
@@ -65,6 +75,7 @@ NO_METHOD = {
 }
 NOT_SENT = {
     ("POST /jobs", "prefer"): "a job is followed by its events, which tell what happens meanwhile",
+    ("POST /profiles", "prefer"): "as above",
     ("GET /jobs/{job_id}", "prefer"): "as above",
     ("GET /jobs/{job_id}/events", "after"): "the header Last-Event-ID says the same of a stream",
     ("GET /jobs/{job_id}/events", "limit"): "of pages; the client reads streams",
@@ -213,7 +224,7 @@ def test_every_body_is_what_the_document_asks_for(document, connect, monkeypatch
             whole = {"allOf": [schema], "components": document["components"]}
             errors = jsonschema_rs.Draft202012Validator(whole).iter_errors(request.json)
             assert [str(error) for error in errors] == [], name
-    assert seen == {"POST /jobs", "POST /estimates", "POST /profiles/{profile_id}/allocations"}
+    assert seen == {"POST /jobs", "POST /profiles", "POST /estimates", "POST /profiles/{profile_id}/allocations"}
 
 
 def test_every_member_that_the_client_reads_is_in_the_document_with_a_type_that_it_takes(document, monkeypatch):

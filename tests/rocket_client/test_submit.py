@@ -97,6 +97,7 @@ def test_every_option_is_one_of_the_request():
     own = {
         "model_id",
         "ratio",
+        "size",
         "revision",
         "metadata",
         "queue",

@@ -106,7 +106,9 @@ def test_a_job_that_succeeds_publishes_what_it_made_and_nothing_else_stays(
     assert (job.status, job.progress, job.attempt) == ("succeeded", 1.0, 1)
     assert 0.2 < job.result["achieved_ratio"] < 0.5
     files = published(quick)
-    assert {"report.json", "factored/model.safetensors", "dense/config.json", "dense/README.md"} <= set(files)
+    assert {"report.json", "report.html", "factored/model.safetensors", "dense/config.json", "dense/README.md"} <= set(
+        files
+    )
     assert len(stored()) == len(files)
     assert list(work.iterdir()) == []
     with database.snapshot() as session:

@@ -211,6 +211,11 @@
     for (const svg of chart.matches("svg") ? [chart] : chart.querySelectorAll("svg")) {
       if (svg.hasAttribute("aria-label")) svg.setAttribute("role", "img");
       else svg.setAttribute("aria-hidden", "true");
+      // An image has no parts; what Plot says of its own groups is not allowed on them.
+      for (const part of svg.querySelectorAll("[aria-label], [aria-description]")) {
+        part.removeAttribute("aria-label");
+        part.removeAttribute("aria-description");
+      }
     }
     place.replaceChildren(chart);
   }

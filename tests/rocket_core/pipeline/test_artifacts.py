@@ -128,10 +128,17 @@ def test_reported_errors_are_those_of_the_written_weights(finished, model_folder
 
 def test_everything_a_model_needs_is_there_and_nothing_else(finished):
     output, report = finished("llama")
-    assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.json"]
+    assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.html", "report.json"]
     for kind in ("factored", "dense"):
         names = {path.name for path in (output / kind).iterdir()}
-        assert {"config.json", "generation_config.json", "tokenizer.json", "README.md", "report.json"} <= names
+        assert {
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "README.md",
+            "report.json",
+            "report.html",
+        } <= names
         assert not any(name.startswith(".") for name in names)
         assert len(AutoTokenizer.from_pretrained(output / kind)("rocket")["input_ids"]) > 0
         assert CompressionReport.model_validate_json((output / kind / "report.json").read_bytes()) == report
@@ -159,7 +166,7 @@ def test_small_shards_give_the_same_model(tmp_path, model_folder, settings, fini
 
 def test_only_the_asked_export_is_written(tmp_path, model_folder, settings):
     report = compress(str(model_folder("llama")), tmp_path / "out", settings(export=("dense",)))
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["dense", "report.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["dense", "report.html", "report.json"]
     assert [export.kind for export in report.exports] == ["dense"]
 
 

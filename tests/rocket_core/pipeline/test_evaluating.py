@@ -80,7 +80,7 @@ def test_the_report_tells_the_quality_that_the_artifact_has(evaluated, model_fol
 def test_it_changes_no_artifact_and_leaves_nothing_behind(evaluated, finished, fingerprint):
     output, _ = evaluated
     assert fingerprint(output) == fingerprint(finished("llama")[0])
-    assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.json"]
+    assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.html", "report.json"]
 
 
 def test_the_model_card_shows_before_and_after(evaluated, finished):

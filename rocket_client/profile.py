@@ -1,0 +1,65 @@
+"""`rocket profile`: has a server find out what a model would be at any ratio."""
+
+from rocket_client import options
+from rocket_client.defaults import DEFAULT_SERVER
+from rocket_client.errors import ProblemError
+from rocket_client.remote import OutageNotice, connected, explain_names, hub_token
+from rocket_client.submission import end_submission, follow_submission, given, read_labels
+
+NAME = "profile"
+
+
+def profile(
+    *,
+    model_id: options.ServerModel,
+    calibration: options.ServerCalibration = None,
+    samples: options.ServerSamples = None,
+    sequence_length: options.SequenceLength = None,
+    seed: options.ServerSeed = None,
+    preset: options.Preset = None,
+    objective: options.Objective = None,
+    budget: options.Budget = None,
+    ignore: options.Ignore = None,
+    dtype: options.ServerDtype = None,
+    precision: options.ServerPrecision = None,
+    revision: options.Revision = None,
+    metadata: options.Metadata = None,
+    queue: options.JobQueue = None,
+    idempotency_key: options.IdempotencyKey = None,
+    hub_token_env: options.HubTokenVariable = None,
+    watch: options.Watch = False,
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """Have a server calibrate and profile MODEL_ID, and no more; the job's id goes to stdout.
+
+    Afterwards `rocket frontier JOB` shows what any ratio would give, and `rocket submit` with the same options begins
+    behind the calibration.
+    """
+    labels, token = read_labels(metadata or ()), hub_token(hub_token_env)
+    text = {"dataset": calibration, "samples": samples, "sequence_length": sequence_length, "seed": seed}
+    settings = {
+        "preset": preset,
+        "objective": objective,
+        "budget": budget,
+        "ignore": ignore,
+        "dtype": dtype,
+        "precision": precision,
+    }
+    notice = OutageNotice(server, quiet=as_json)
+    with connected(server, as_json=as_json, notice=notice) as rocket:
+        try:
+            job = rocket.profile(
+                model_id,
+                revision=revision,
+                calibration=given(text),
+                options=given(settings),
+                metadata=labels,
+                queue=queue,
+                idempotency_key=idempotency_key,
+                hub_token=token,
+            )
+        except ProblemError as error:
+            raise explain_names(rocket, error, model_id=model_id, datasets=(calibration,)) from error
+        job = follow_submission(rocket, job, notice, watch=watch, quiet=as_json)
+    end_submission(job, server, watched=watch, as_json=as_json)

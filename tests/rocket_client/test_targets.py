@@ -1,0 +1,54 @@
+"""What a job is to come to: a ratio, a size, or only a profile."""
+
+import pytest
+
+from rocket_client.errors import InvalidArgumentError
+
+
+def only_job(client):
+    [job] = client.list_jobs().data
+    return job
+
+
+def test_a_size_is_sent_in_bytes(remote, client):
+    assert remote("submit", "local/tiny", "--size", "4MB").code == 0
+    job = only_job(client)
+    assert (job.kind, job.ratio, job.target_bytes) == ("compression", None, 4_000_000)
+    assert "4.0 MB" in remote("jobs").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give one of them"),
+        (("--ratio", "0.3", "--size", "1GB"), "give one of them"),
+        (("--size", "much"), "is no size"),
+    ],
+)
+def test_wrong_targets_are_refused_before_anything_is_sent(remote, client, arguments, said):
+    outcome = remote("submit", "local/tiny", *arguments)
+    assert outcome.code == 2
+    assert said in " ".join(outcome.err.replace("│", " ").split())
+    assert client.list_jobs().data == ()
+
+
+def test_a_model_is_profiled_alone(remote, client):
+    outcome = remote("profile", "local/tiny", "--samples", "3", "--metadata", "a=b", "--ignore", "*.down_proj")
+    job = only_job(client)
+    assert (outcome.code, outcome.out) == (0, f"{job.id}\n")
+    assert (job.kind, job.ratio, job.target_bytes) == ("profile", None, None)
+    assert (job.calibration.samples, job.metadata, job.options["ignore"]) == (3, {"a": "b"}, ["*.down_proj"])
+    assert "profile" in remote("jobs").out
+    assert remote("profile", "local/tny").code == 3
+
+
+@pytest.mark.both_clients
+def test_both_clients_ask_for_one_target(connect, server):
+    with connect(server.url) as rocket:
+        for wrong in ({}, {"ratio": 0.3, "target_bytes": 9}, {"ratio": float("nan")}):
+            for ask in (rocket.submit, rocket.estimate):
+                with pytest.raises(InvalidArgumentError, match="ratio"):
+                    ask("local/tiny", **wrong)
+        assert rocket.submit("local/tiny", ratio=0).ratio == 0
+        assert rocket.profile("local/tiny").kind == "profile"
+        assert rocket.estimate("local/tiny", target_bytes=4_000_000).ratio > 0

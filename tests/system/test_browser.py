@@ -1,0 +1,238 @@
+"""The pages in a real browser: from an empty page to a downloaded model that loads, at every width and in both schemes.
+
+Screenshots of every screen are left in `build/screenshots`.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect, sync_playwright
+
+from tests.e2e.service_process import ROCKET, Service
+from tests.reference.tiny_models import save_tiny_model
+
+pytestmark = pytest.mark.system
+
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+WIDTHS = (390, 1440)
+SCHEMES = ("light", "dark")
+PATIENCE = 120_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = shutil.which("chromium")
+    assert program, "this test needs a browser: apt-get install chromium"
+    # Its sandbox refuses to work for root.
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=options)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """A service with one model of its own, small enough to be compressed while one watches."""
+    data = tmp_path_factory.mktemp("pages") / "data"
+    save_tiny_model("llama", data / "models" / "tiny")
+    running = Service(data)
+    yield running
+    running.close()
+
+
+@contextmanager
+def open_page(browser, service, *, width=1440, scheme="light", **options):
+    """A page that must not complain of anything."""
+    complaints = []
+    context = browser.new_context(
+        base_url=service.url, viewport={"width": width, "height": 900}, color_scheme=scheme, **options
+    )
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    # Of a status that is an error the browser complains by itself.
+    page.on("console", lambda told: complaints.append(told.text) if _is_complaint(told) else None)
+    yield page
+    context.close()
+    assert complaints == []
+
+
+def _is_complaint(told):
+    return told.type == "error" and "status of 4" not in told.text
+
+
+def look_at(page, name):
+    """Keeps a picture of a page at this width and in this scheme, and finds what would keep somebody from using it."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    size, scheme = page.viewport_size["width"], page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    page.wait_for_timeout(300)
+    page.screenshot(path=SCREENSHOTS / f"{name}-{size}-{'dark' if scheme else 'light'}.png", full_page=True)
+    # Nothing but what scrolls by itself is wider than the screen.
+    assert page.evaluate("document.documentElement.scrollWidth") <= size, name
+    found = Axe().run(page).response["violations"]
+    serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in {"serious", "critical"}]
+    assert serious == [], name
+
+
+def fill_in(page, ratio):
+    page.get_by_label("Samples").fill("4")
+    page.get_by_label("Tokens in each").fill("32")
+    page.get_by_label("Measure the quality").check()
+    page.get_by_label("ratio, 0 to below 1").fill(str(ratio))
+
+
+def finish(page):
+    """Waits for the end of the job that the page shows."""
+    expect(page.get_by_role("heading", name="Download")).to_be_visible(timeout=PATIENCE)
+    assert "succeeded" in page.locator(".badge").first.inner_text()
+
+
+def test_from_an_empty_page_to_a_model_that_loads(browser, service, tmp_path):
+    with open_page(browser, service) as page:
+        page.goto("/")
+        look_at(page, "empty")
+        page.get_by_role("link", name="Compress local/tiny").click()
+        expect(page.locator("#preview")).to_contain_text("parameters")
+        fill_in(page, 0.3)
+        look_at(page, "new-job")
+        page.get_by_role("button", name="Compress", exact=True).click()
+        expect(page.locator(".stages")).to_contain_text("calibrating")
+        expect(page.locator(".log")).to_contain_text("running")
+        look_at(page, "running")
+        finish(page)
+        # The page has loaded itself again, and shows what came of it.
+        expect(page.locator("figure[data-figure='allocation-map'] svg").first).to_be_visible()
+        job_id = page.url.rsplit("/", 1)[-1]
+        folder = tmp_path / "factored"
+        folder.mkdir()
+        links = page.locator("a[download][href*='/artifacts/factored/']")
+        for index in range(links.count()):
+            with page.expect_download() as download:
+                links.nth(index).click()
+            download.value.save_as(folder / download.value.suggested_filename)
+        snippet = page.locator("pre code").first.inner_text().replace(f"{job_id}/factored", str(folder))
+    assert "import rocket_core.hf" in snippet
+    names: dict[str, object] = {}
+    exec(snippet, names)  # noqa: S102 - what the page tells people to type
+    model, tokenizer = names["model"], names["tokenizer"]
+    assert model(**tokenizer("hello", return_tensors="pt")).logits.isfinite().all()
+
+
+def test_another_ratio_is_chosen_by_looking(browser, service):
+    with open_page(browser, service) as page:
+        page.goto("/ui/profiles")
+        page.locator("tbody a").first.click()
+        before = page.locator("#what-if .value").first.inner_text()
+        page.get_by_label("Fraction of the compressible").fill("0.5")
+        expect(page.locator("#what-if .value").first).not_to_have_text(before)
+        page.get_by_role("link", name="Compress at 0.5").click()
+        expect(page.locator("#preview")).to_contain_text("begins behind the calibration")
+        expect(page.locator("#preview figure[data-figure='size-frontier'] svg").first).to_be_visible()
+        fill_in(page, 0.5)
+        page.get_by_role("button", name="Compress", exact=True).click()
+        finish(page)
+        page.goto("/ui/compare")
+        for box in page.get_by_role("checkbox").all():
+            box.check()
+        page.get_by_role("button", name="Compare").click()
+        expect(page.locator("figure[data-figure='allocation-difference'] svg").first).to_be_visible()
+        expect(page.get_by_role("row", name="perplexity")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_screen_can_be_used_at_every_width(browser, service, width, scheme):
+    jobs = service.client.get("/jobs").json()["data"]
+    done = [job["id"] for job in jobs if job["status"] == "succeeded"]
+    screens = {
+        "jobs": "/",
+        "new-job-with-profile": "/ui/new?model_id=local/tiny&samples=4&sequence_length=32&seed=0&ratio=0.4",
+        "job": f"/ui/jobs/{done[0]}",
+        "profiles": "/ui/profiles",
+        "profile": f"/ui/profiles/{jobs[0]['profile_id']}",
+        "compare": "/ui/compare?" + "&".join(f"job={job_id}" for job_id in done),
+        "sign-in": "/ui/sign-in",
+        "not-found": "/ui/jobs/job_" + "0" * 26,
+        "report": f"/jobs/{done[0]}/report",
+    }
+    for name, address in screens.items():
+        with open_page(browser, service, width=width, scheme=scheme) as page:
+            page.goto(address)
+            if name == "new-job-with-profile":
+                expect(page.locator("#preview figure svg").first).to_be_visible()
+            look_at(page, name)
+
+
+def test_a_job_can_be_made_and_cancelled_with_the_keyboard_alone(browser, service):
+    with open_page(browser, service) as page:
+        page.goto("/")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "main"
+        while page.evaluate("document.activeElement.textContent") != "New job":
+            page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/ui/new")
+        while page.evaluate("document.activeElement.id") != "model_id":
+            page.keyboard.press("Tab")
+        page.keyboard.type("local/tiny")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/ui/jobs/*")
+        while page.evaluate("document.activeElement.textContent") != "Cancel":
+            page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        expect(page.locator(".badge").first).to_contain_text("cancelled", timeout=PATIENCE)
+        page.get_by_role("button", name="Delete this job").click()
+        page.wait_for_url(re.compile(r"/$"))
+
+
+def test_with_keys_people_sign_in(browser, tmp_path):
+    data = tmp_path / "data"
+    service = Service(data)
+    made = subprocess.run(
+        [ROCKET, "admin", "keys", "create", "alice", "--data-dir", data], check=True, capture_output=True, text=True
+    )
+    key = re.search(r"rk_[0-9a-f_]+", made.stdout)[0]
+    try:
+        with open_page(browser, service) as page:
+            page.goto("/ui/profiles")
+            assert urlsplit(page.url).path == "/ui/sign-in"
+            page.get_by_label("API key").fill("rk_wrong")
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("alert")).to_contain_text("no API key of this server")
+            page.get_by_label("API key").fill(key)
+            page.keyboard.press("Enter")
+            page.wait_for_url("**/ui/profiles")
+            [cookie] = page.context.cookies()
+            assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Lax")
+            look_at(page, "signed-in")
+            page.goto("/ui/new")
+            page.get_by_label("Model", exact=True).fill("local/none")
+            # With the session's token, which htmx sends in a header.
+            expect(page.locator("#preview")).to_contain_text("no local model of that name")
+            page.get_by_role("button", name="Sign out").click()
+            page.wait_for_url("**/ui/sign-in")
+            page.goto("/")
+            assert urlsplit(page.url).path == "/ui/sign-in"
+    finally:
+        service.close()
+
+
+def test_without_scripts_a_job_can_be_made_too(browser, service):
+    with open_page(browser, service, java_script_enabled=False) as page:
+        page.goto("/ui/new?model_id=local/tiny&samples=4&sequence_length=32&ratio=0.5")
+        page.get_by_role("button", name="Compress", exact=True).click()
+        page.wait_for_url("**/ui/jobs/*")
+        job_id = page.url.rsplit("/", 1)[-1]
+        service.finished(job_id)
+        page.reload()
+        expect(page.get_by_role("heading", name="Download")).to_be_visible()
