@@ -20,6 +20,12 @@ _AT_THE_END = 1e-4
 # Stops on the way to a number of entries, as parts of the way on a logarithmic scale. What goes first hardly matters,
 # what goes last does.
 _APPROACH = (0.4, 0.65, 0.8, 0.9, 0.96, 1.0)
+# Times that a support is chosen anew, and then that its values are. On layers of a sentence encoder errors are 0.3 %
+# less with six choices more and 0.6 % more with six fewer; 0.1 % less with six more refits and 1.1 % more with two.
+_CHOICES = 18
+_REFITS = 6
+# Mean eigenvalue below which splitting settles too slowly. Layers of a sentence encoder have 0.2 to 0.6.
+_LEAST_MEAN = 0.15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,12 +35,17 @@ class PrunedWeight:
     Attributes:
         weight: W̃, zero outside the support.
         support: which entries are kept.
-        error: ‖S(W - W̃)‖².
+        errors: ‖S(w_j - w̃_j)‖² of each output j, in float64.
     """
 
     weight: Float[Tensor, "d_in d_out"]
     support: Bool[Tensor, "d_in d_out"]
-    error: float
+    errors: Float[Tensor, " d_out"]
+
+    @property
+    def error(self) -> float:
+        """‖S(W - W̃)‖²."""
+        return float(self.errors.sum())
 
     @property
     def nnz(self) -> int:
@@ -68,11 +79,19 @@ def prune_path(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, counts: Sequ
 
 
 def prune(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, count: int) -> PrunedWeight:
-    """Prunes a weight to a number of entries, and refits what is left: ‖S(W - W̃)‖² is within 1e-4 of its least there.
+    """Prunes a weight to a number of entries, support and values at once.
 
-    As `prune_path`, in steps that grow shorter towards the end: what goes last is the hardest to choose. On layers of a
-    sentence encoder these six leave less error than steps of a twentieth of the layer, by 8 % at 0.8 of the entries
-    and by 3 % at half and at a fifth of them.
+    Minimises ‖S(W - W̃)‖² over W̃ with so many nonzeros by splitting: a dense X, near the minimiser, and a sparse Z,
+    which takes the largest entries of X and what has been cut before, are pulled towards each other until they agree.
+    In the end the support stays, where the same iteration leads to the minimiser on it: 18 and 6 products with a
+    matrix, where steps of `prune_path` that grow shorter take 70 to 150. On layers of a sentence encoder it leaves an
+    error of the output that is 0 to 4 % less than theirs (at most 0.5 % more where next to nothing is pruned), and
+    within 1 % of the least on its support.
+
+    The iteration settles slowly where few directions hold most of the inputs' energy. There it is such steps after
+    all, and the error is within 1e-4 of its least on the support (squared). On layers of a sentence encoder six of
+    them leave less error than steps of a twentieth of the layer, by 8 % at 0.8 of the entries and by 3 % at half and
+    at a fifth of them.
 
     Args:
         weight: W.
@@ -81,20 +100,80 @@ def prune(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, count: int) -> Pr
 
     Returns:
         The pruned weight, in the dtype and on the device of `unit`.
+
+    References:
+        Boyd et al., "Distributed optimization and statistical learning via the alternating direction method of
+        multipliers", 2011, section 9.1; Boža, "Fast and effective weight update for pruned large language models",
+        2024.
     """
     size = weight.numel()
+    mean = unit.mean_eigenvalue()
+    if mean >= _LEAST_MEAN:
+        return _split(weight, unit, count, pull=mean * _pull(1 - count / size))
     way = sorted({round(size * (count / size) ** part) for part in _APPROACH}, reverse=True)
     steps = [(stop, _ON_THE_WAY) for stop in way[:-1]] + [(count, _AT_THE_END)]
     [pruned] = deque(_steps(weight, unit, steps), maxlen=1)
     return pruned
 
 
+def _pull(ratio: float) -> float:
+    """How hard X and Z are pulled together, in mean eigenvalues; a heuristic.
+
+    Too weak a pull leaves errors of a fifth more, too strong a one of some hundredths, which more choices do not mend.
+    In between the error has a flat minimum, at this on layers of a sentence encoder and on random ones.
+    """
+    return 0.7 + 0.75 * ratio
+
+
+def _split(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, count: int, *, pull: float) -> PrunedWeight:
+    """T is the weight, U what Z has cut: X = T + p(G + pI)⁻¹(Z - U - T), and X + U parts into Z and the next U."""
+    target = _target(weight, unit)
+    resolvent = unit.resolvent(pull)
+    both = target.clone()  # Z + U: they are never in the same place
+    kept, dense, scratch = torch.ones_like(target), torch.empty_like(target), torch.empty_like(target)
+    for turn in range(_CHOICES + _REFITS):
+        if turn > 0:
+            torch.mul(both, kept, out=scratch)
+            both.sub_(scratch)
+            scratch.sub_(both).sub_(target)
+            torch.mm(scratch, resolvent, out=dense)
+            both.add_(target).add_(dense)
+        if turn < _CHOICES:
+            # As numbers: products take a tenth of the time of choices by booleans.
+            kept.copy_(largest(torch.square(both, out=scratch).mul_(unit.fires), count))
+    solution = both.mul_(kept)
+    torch.sub(target, solution, out=scratch)
+    return _pruned(unit, solution, kept.bool(), scratch, torch.mm(scratch, unit.matrix, out=dense))
+
+
+def _target(weight: Float[Tensor, "d_in d_out"], unit: UnitGram) -> Float[Tensor, "d_out d_in"]:
+    """Outputs as rows, and inputs of length one."""
+    return (weight.to(unit.matrix.dtype).mT * unit.lengths).contiguous()
+
+
+def _pruned(
+    unit: UnitGram,
+    solution: Float[Tensor, "d_out d_in"],
+    support: Bool[Tensor, "d_out d_in"],
+    removed: Float[Tensor, "d_out d_in"],
+    products: Float[Tensor, "d_out d_in"],
+) -> PrunedWeight:
+    """The result in the weight's own terms, for what is removed and its products with G.
+
+    Errors are from the difference, not from energies: most digits of these cancel where little is pruned.
+    """
+    return PrunedWeight(
+        weight=(solution / unit.lengths).mT.contiguous(),
+        support=support.mT.contiguous(),
+        errors=(removed * products).sum(dim=1, dtype=torch.float64).clamp_min_(0),
+    )
+
+
 def _steps(
     weight: Float[Tensor, "d_in d_out"], unit: UnitGram, steps: Sequence[tuple[int, float]]
 ) -> Iterator[PrunedWeight]:
     """Entries to keep, falling, and how far the error may be above the least on them."""
-    # Outputs as rows, and inputs of length one.
-    target = (weight.to(unit.matrix.dtype).mT * unit.lengths).contiguous()
+    target = _target(weight, unit)
     floor = torch.finfo(target.dtype).eps * inner_product(target, target @ unit.matrix)
     solution = target.clone()
     residual = torch.zeros_like(target)
@@ -107,12 +186,7 @@ def _steps(
         torch.mm(target - solution, unit.matrix, out=residual)
         error = inner_product(target - solution, residual)
         descend(unit, solution, residual, kept, error=error, floor=floor, tolerance=tolerance)
-        yield PrunedWeight(
-            weight=(solution / unit.lengths).mT.contiguous(),
-            support=support.mT.contiguous(),
-            # From the difference, not from energies: most digits of these cancel where little is pruned.
-            error=max(0.0, inner_product(target - solution, residual)),
-        )
+        yield _pruned(unit, solution, support, target - solution, residual)
 
 
 def prune_at_once(

@@ -37,8 +37,8 @@ def profile(problem: LayerProblem, itemsizes: tuple[int, int | None]) -> list[Ca
     """A candidate at each of `SPARSE_RATIOS`.
 
     Their errors are measured at some ratios, of wide layers on a sample of the outputs, and between these read off a
-    straight line: logarithm of the error by that of the ratio. All are of one way, in its steps; compression approaches
-    the candidate that is chosen in shorter ones, and so ends below the error that was promised, by some 10 % at any
+    straight line: logarithm of the error by that of the ratio. All are of one way, in its steps; compression looks for
+    the best of the candidate that is chosen alone, and so ends below the error that was promised, by a tenth at any
     ratio and for any layer alike.
 
     Args:
@@ -152,7 +152,8 @@ def compress(problem: LayerProblem, nnz: int) -> Compressed:
     """The weight pruned to a number of nonzeros."""
     weight = problem.scaled_weight.to(problem.precision)
     pruned = prune(weight, UnitGram.of(problem.gram()), nnz)
-    return stored(problem, weight, pruned.weight, pruned.support)
+    factors = LayerFactors(dictionary=None, coefficients=problem.unscaled(pruned.weight), support=pruned.support)
+    return Compressed(factors=factors, errors=pruned.errors)
 
 
 def errors_at(

@@ -172,9 +172,8 @@ def _output_energies(problem: LayerProblem) -> Tensor:
     if problem.statistics.gram is None:
         basis = problem.eigenbasis()
         return (basis.directions.double().square() @ basis.singular_values.double().square()).cpu()
-    weight = problem.scaled_weight
-    gram = problem.gram().double()
-    return (weight * (gram @ weight)).sum(dim=0).cpu()
+    weight = problem.scaled_weight.to(problem.precision)
+    return (weight * (problem.gram() @ weight)).sum(dim=0, dtype=torch.float64).cpu()
 
 
 def _outcome(tensors: dict[str, Tensor], error: float) -> LayerOutcome:

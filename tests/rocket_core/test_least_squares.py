@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.least_squares import largest, solve_on_support
+from rocket_core.least_squares import UnitGram, largest, solve_on_support
 from tests.reference import pruning as reference
 
 few = settings(max_examples=60, deadline=None)
@@ -134,3 +134,22 @@ def test_largest_are_exactly_so_many_and_none_left_out_is_larger(rows, columns, 
     assert int(chosen.sum()) == count
     if 0 < count < scores.numel():
         assert float(scores[chosen].min()) >= float(scores[~chosen].max())
+
+
+@pytest.mark.parametrize("dead", [0, 3])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 2.0])
+def test_a_gram_matrix_tells_its_mean_eigenvalue_and_its_resolvent(spread, dead):
+    inputs, _, _ = random_system(24, 1, spread=spread)
+    inputs[:, :dead] = 0
+    unit = UnitGram.of(inputs.T @ inputs)
+    eigenvalues = torch.linalg.eigvalsh(unit.matrix[dead:, dead:])
+    assert unit.mean_eigenvalue() == pytest.approx(float(eigenvalues.log().mean().exp()), rel=1e-2)
+    expected = 0.3 * torch.linalg.inv(unit.matrix + 0.3 * torch.eye(24, dtype=torch.float64))
+    torch.testing.assert_close(unit.resolvent(0.3), expected)
+
+
+def test_a_matrix_that_cannot_be_factorized_has_a_mean_eigenvalue_of_zero():
+    one = torch.ones(300, 300)
+    one[0, 1] = one[1, 0] = 1.01
+    unit = UnitGram(matrix=one, lengths=torch.ones(300), fires=torch.ones(300))
+    assert unit.mean_eigenvalue() == 0.0

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rocket_core import pruning
 from rocket_core.least_squares import UnitGram
 from rocket_core.pruning import prune, prune_at_once, prune_path
 from tests.reference import pruning as reference
@@ -48,18 +49,51 @@ def test_each_step_keeps_exactly_so_many_of_those_before_with_the_error_it_says(
         before = pruned.support
 
 
-@pytest.mark.parametrize("shape", [(24, 24), (40, 12), (12, 40)])
-def test_each_step_is_nearly_optimal_on_its_support_and_the_end_is(shape):
+def least_error(inputs, weight, support):
+    return reference.output_error(inputs, weight, reference.least_squares(inputs, weight, support))
+
+
+SHAPES = [(24, 24), (40, 12), (12, 40)]
+PARTS = [0.9, 0.7, 0.5, 0.25, 0.05]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_step_is_nearly_optimal_on_its_support(shape):
     weight, inputs = random_layer(*shape)
-    size = weight.numel()
-    counts = [size * 9 // 10, size * 7 // 10, size // 2, size // 4, size // 20]
+    counts = [round(part * weight.numel()) for part in PARTS]
     for count, step in zip(counts, path(weight, inputs, counts), strict=True):
-        end = pruned_to(weight, inputs, count)
-        for pruned, tolerance in ((step, 0.1), (end, 1e-4)):
-            best = reference.output_error(inputs, weight, reference.least_squares(inputs, weight, pruned.support))
-            assert pruned.nnz == count
-            assert best * (1 - 1e-9) <= pruned.error <= best / (1 - tolerance)
-            assert pruned.error == pytest.approx(reference.output_error(inputs, weight, pruned.weight), rel=1e-9)
+        best = least_error(inputs, weight, step.support)
+        assert step.nnz == count
+        assert best * (1 - 1e-9) <= step.error <= best / (1 - 0.1)
+
+
+# By splitting where the inputs' energy is spread over directions, by steps where it is not.
+@pytest.mark.parametrize(("spread", "tolerance"), [(0.0, 1e-4), (1.0, 1e-2), (2.0, 1e-4), (3.0, 1e-4)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_pruned_weight_is_nearly_optimal_on_its_support(shape, spread, tolerance):
+    weight, inputs = random_layer(*shape, spread=spread)
+    for part in PARTS:
+        pruned = pruned_to(weight, inputs, round(part * weight.numel()))
+        best = least_error(inputs, weight, pruned.support)
+        assert best * (1 - 1e-9) <= pruned.error <= best / (1 - tolerance)
+        assert pruned.error == pytest.approx(reference.output_error(inputs, weight, pruned.weight), rel=1e-9)
+
+
+def test_what_splitting_refits_leads_to_the_least_squares_of_the_support(monkeypatch):
+    monkeypatch.setattr(pruning, "_REFITS", 600)
+    weight, inputs = random_layer(20, 9)
+    for count in (150, 90, 20):
+        pruned = pruned_to(weight, inputs, count)
+        best = reference.least_squares(inputs, weight, pruned.support)
+        torch.testing.assert_close(pruned.weight, best, rtol=1e-8, atol=1e-8)
+
+
+def test_errors_of_outputs_are_told_one_by_one():
+    weight, inputs = random_layer(20, 9)
+    for pruned in (pruned_to(weight, inputs, 70), *path(weight, inputs, [120, 70])):
+        expected = (inputs @ (weight - pruned.weight)).square().sum(dim=0)
+        torch.testing.assert_close(pruned.errors, expected, rtol=1e-9, atol=0)
+        assert pruned.error == pytest.approx(float(expected.sum()), rel=1e-9)
 
 
 @few
@@ -78,12 +112,22 @@ def test_a_weight_is_pruned_to_exactly_so_many_entries(d_in, d_out, fraction, se
 
 
 @pytest.mark.parametrize("part", [0.8, 0.5, 0.2])
-def test_shorter_steps_towards_the_end_leave_less_error_than_equal_ones(part):
-    weight, inputs = random_layer(96, 96, spread=1.5)
+@pytest.mark.parametrize("spread", [1.0, 1.5, 2.0])
+def test_pruning_to_one_count_leaves_less_error_than_equal_steps(part, spread):
+    weight, inputs = random_layer(96, 96, spread=spread)
     count = round(part * weight.numel())
     twentieths = [round(weight.numel() * (1 - 0.05 * step)) for step in range(1, 20)]
     [*_, equal] = path(weight, inputs, [stop for stop in twentieths if stop > count] + [count])
     assert pruned_to(weight, inputs, count).error < 0.99 * equal.error
+
+
+@pytest.mark.parametrize(("part", "bound"), [(0.8, 1.02), (0.65, 0.98), (0.5, 0.95), (0.3, 0.9), (0.1, 0.95)])
+def test_splitting_leaves_no_more_error_than_the_steps_that_it_spares(part, bound, monkeypatch):
+    weight, inputs = random_layer(96, 96, tokens=400)
+    count = round(part * weight.numel())
+    split = pruned_to(weight, inputs, count)
+    monkeypatch.setattr(pruning, "_LEAST_MEAN", torch.inf)
+    assert split.error <= bound * pruned_to(weight, inputs, count).error
 
 
 def test_a_step_removes_the_refitted_entries_of_least_energy():

