@@ -1,18 +1,35 @@
 """Services with the bundled model among those they offer, on SQLite alone or on Postgres and Redis."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.service_process import Service
+from tests.e2e.watching import BLOCKS, REQUEST, events_of
 
 MODEL = Path(__file__).parents[2] / "examples" / "tiny-llama"
 
 
+@pytest.fixture(scope="session")
+def half_model(tmp_path_factory):
+    """A folder with half of the bundled model's blocks, which is compressed in half of the time."""
+    folder = tmp_path_factory.mktemp("half") / "tiny-llama"
+    shutil.copytree(MODEL, folder)
+    beyond = tuple(f"model.layers.{block}." for block in range(BLOCKS, 6))
+    tensors = load_file(MODEL / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(beyond)}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": BLOCKS}))
+    return folder
+
+
 @pytest.fixture
-def start_service(tmp_path, database_kind, request):
+def start_service(tmp_path, database_kind, half_model, request):
     """Starts services on one data folder; all are gone at the end of the test."""
     started, made = [], []
 
@@ -30,7 +47,7 @@ def start_service(tmp_path, database_kind, request):
     def start(name="data", **settings):
         data_dir = tmp_path / name
         if not (data_dir / "models" / "tiny-llama").exists():
-            shutil.copytree(MODEL, data_dir / "models" / "tiny-llama")
+            shutil.copytree(half_model, data_dir / "models" / "tiny-llama")
         service = build(data_dir, settings)
         started.append(service)
         return service
@@ -40,3 +57,25 @@ def start_service(tmp_path, database_kind, request):
         service.close()
     for server, name in made:
         server.drop(name)
+
+
+@pytest.fixture(scope="module")
+def finished_job(tmp_path_factory, half_model):
+    """A service, still running, and a job of its that nothing happened to."""
+    data_dir = tmp_path_factory.mktemp("uninterrupted") / "data"
+    (data_dir / "models").mkdir(parents=True)
+    (data_dir / "models" / "tiny-llama").symlink_to(half_model)
+    service = Service(data_dir)
+    try:
+        job_id = service.submit(**REQUEST)
+        assert service.finished(job_id)["status"] == "succeeded"
+        yield service, job_id
+    finally:
+        service.close()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(finished_job):
+    """Hashes of the artifacts, and events, of that job."""
+    service, job_id = finished_job
+    return service.hashes(job_id), events_of(service, job_id)

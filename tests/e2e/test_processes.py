@@ -9,8 +9,8 @@ import httpx2
 import psutil
 import pytest
 
-from tests.e2e.conftest import MODEL
 from tests.e2e.service_process import QUICK, ROCKET
+from tests.e2e.watching import LAYERS
 from tests.servers import Redis
 
 REQUEST = {"model_id": "local/tiny-llama", "ratio": 0.3, "calibration": {"samples": 8, "sequence_length": 128}}
@@ -19,10 +19,10 @@ REQUEST = {"model_id": "local/tiny-llama", "ratio": 0.3, "calibration": {"sample
 class Stack:
     """Commands that share a database, a broker and the models, and nothing else."""
 
-    def __init__(self, folder, broker_url):
+    def __init__(self, folder, model, broker_url):
         self.folder = folder
         (folder / "models").mkdir()
-        (folder / "models" / "tiny-llama").symlink_to(MODEL)
+        (folder / "models" / "tiny-llama").symlink_to(model)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROCKET_", "HF_TOKEN"))}
         shared = {
             "ROCKET_DATABASE_URL": f"sqlite:///{folder}/shared.sqlite3",
@@ -58,9 +58,9 @@ class Stack:
 
 
 @pytest.fixture
-def stack(tmp_path):
+def stack(tmp_path, half_model):
     redis = Redis()
-    stack = Stack(tmp_path, redis.url)
+    stack = Stack(tmp_path, half_model, redis.url)
     yield stack
     stack.close()
     redis.close()
@@ -115,7 +115,7 @@ def test_a_job_wanders_from_worker_to_worker_and_ends_with_the_bytes_of_one_that
         told = [event for after in range(0, 300, 100) for event in events(job_id, after)]
         assert [event["id"] for event in told] == list(range(1, len(told) + 1))
         profiled = [event["data"]["layer"] for event in told if event["type"] == "layer"]
-        assert len(profiled) == len(set(profiled)) == 42
+        assert len(profiled) == len(set(profiled)) == LAYERS
         assert job["expires_at"] == client.get(f"/jobs/{job_id}/artifacts").json()["data"][0]["expires_at"]
         other = client.post("/jobs", json=REQUEST).raise_for_status().json()["id"]
         wait(other, lambda job: job["status"] == "succeeded")

@@ -1,87 +1,14 @@
 """The service as a whole: real processes, a real database, and a model that is really compressed."""
 
 import hashlib
-import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import MODEL
-from tests.e2e.service_process import ROCKET, Service
-
-REQUEST = {
-    "model_id": "local/tiny-llama",
-    "ratio": 0.3,
-    "calibration": {"samples": 8, "sequence_length": 128},
-}
-TERMINAL = {"succeeded", "failed", "cancelled"}
-
-
-def events_of(service, job_id):
-    found = []
-    while (
-        page := service.client.get(f"/jobs/{job_id}/events", params={"after": len(found), "limit": 100})
-        .raise_for_status()
-        .json()["data"]
-    ):
-        found += page
-    return found
-
-
-@pytest.fixture(scope="module")
-def finished_job(tmp_path_factory):
-    """A service, still running, and a job of its that nothing happened to."""
-    data_dir = tmp_path_factory.mktemp("uninterrupted") / "data"
-    (data_dir / "models").mkdir(parents=True)
-    (data_dir / "models" / "tiny-llama").symlink_to(MODEL)
-    service = Service(data_dir)
-    try:
-        job_id = service.submit(**REQUEST)
-        assert service.finished(job_id)["status"] == "succeeded"
-        yield service, job_id
-    finally:
-        service.close()
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(finished_job):
-    """Hashes of the artifacts, and events, of that job."""
-    service, job_id = finished_job
-    return service.hashes(job_id), events_of(service, job_id)
-
-
-def assert_whole(service, job_id, hashes):
-    """What must hold of a job that has succeeded, whatever happened to it."""
-    assert service.hashes(job_id) == hashes
-    events = events_of(service, job_id)
-    assert [event["id"] for event in events] == list(range(1, len(events) + 1))
-    profiled = [event["data"]["layer"] for event in events if event["type"] == "layer"]
-    assert len(profiled) == len(set(profiled)) == 42
-    assert [event["type"] for event in events].count("allocation") == 1
-    layers = service.client.get(f"/jobs/{job_id}/layers").json()["data"]
-    report = service.client.get(f"/jobs/{job_id}/report").json()
-    assert [layer["name"] for layer in layers] == [layer["name"] for layer in report["layers"]]
-    leaders = {layer["name"]: layer for layer in layers if layer["shared"]}
-    for layer, told in zip(layers, report["layers"], strict=True):
-        shared = leaders.get(layer["input_group"], {"shared": []})["shared"]
-        offered = layer["candidates"] + [member for together in shared for member in together["members"]]
-        assert any(is_made_from(layer["chosen"], candidate) for candidate in offered)
-        assert (layer["chosen"]["rank"], layer["chosen"]["nnz"]) == (told["rank"], told["nnz"])
-    stored = {path.name for path in (service.data_dir / "artifacts").iterdir()}
-    assert len(stored) == len(service.client.get(f"/jobs/{job_id}/artifacts").json()["data"])
-    assert list((service.data_dir / "work").iterdir()) == []
-
-
-def is_made_from(chosen, candidate):
-    """Whether they are the same, but for the nonzeros that what was left of the budget was spent on."""
-    grown = {"nnz", "kept_parameters", "stored_bytes"}
-    return all(value == candidate[name] for name, value in chosen.items() if name not in grown) and all(
-        candidate[name] is None or chosen[name] >= candidate[name] for name in grown
-    )
+from tests.e2e.service_process import ROCKET
+from tests.e2e.watching import LAYERS, REQUEST, assert_whole, events_of, has_told
 
 
 def assert_small(service):
@@ -121,53 +48,6 @@ def test_from_submit_to_a_model_loaded_in_a_new_process(finished_job, tmp_path, 
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "download")], check=True, cwd=tmp_path)
 
 
-@pytest.mark.databases("sqlite", "postgres")
-def test_killed_at_random_moments_it_ends_with_the_same_bytes(start_service, uninterrupted):
-    hashes, events = uninterrupted
-    seed = random.SystemRandom().randrange(10**6)
-    moments = random.Random(seed)
-    # Named by what the job has told by then; the last events leave no time to strike before the end.
-    strikes = sorted(moments.randrange(2, len(events) - 2) for _ in range(2))
-    service = start_service()
-    job_id = service.submit(**REQUEST)
-    for strike, target in zip(strikes, moments.sample(["job", "service"], k=2), strict=True):
-        service.wait(job_id, until=lambda job, strike=strike: has_told(service, job_id, strike) or is_over(job))
-        time.sleep(moments.uniform(0, 0.2))
-        if target == "service":
-            service.kill()
-            service.start()
-        else:
-            service.kill_job()
-    job = service.finished(job_id)
-    assert job["status"] == "succeeded", (seed, strikes, job, service.log.read_text()[-3000:])
-    assert 1 <= job["attempt"] <= 3
-    assert_whole(service, job_id, hashes)
-
-
-def has_told(service, job_id, count):
-    return service.client.get(f"/jobs/{job_id}/events", params={"after": count - 1, "limit": 1}).json()["data"]
-
-
-def is_over(job):
-    return job["status"] in TERMINAL
-
-
-@pytest.mark.databases("sqlite", "postgres")
-def test_told_to_stop_it_lets_its_job_go_and_goes_on_at_the_next_start(start_service, uninterrupted):
-    service = start_service()
-    job_id = service.submit(**REQUEST)
-    service.wait(job_id, until=lambda job: has_told(service, job_id, 10))
-    began = time.monotonic()
-    assert service.stop() == 0
-    assert time.monotonic() - began < 30
-    service.start()
-    job = service.finished(job_id)
-    # An orderly stop is nobody's fault and costs no attempt.
-    assert (job["status"], job["attempt"]) == ("succeeded", 1)
-    assert_whole(service, job_id, uninterrupted[0])
-    assert service.stop(signal.SIGINT) == 0
-
-
 def test_cancelled_waiting_and_running_and_retried(start_service, uninterrupted):
     service = start_service()
     running, waiting = service.submit(**REQUEST), service.submit(**REQUEST)
@@ -186,9 +66,9 @@ def test_cancelled_waiting_and_running_and_retried(start_service, uninterrupted)
     assert service.hashes(retried) == uninterrupted[0]
     assert service.job(running)["status"] == "cancelled"
     layers = service.client.get(f"/jobs/{retried}/layers").json()["data"]
-    assert len(layers) == 42
+    assert len(layers) == LAYERS
     # What the first had done was not done again.
-    assert len([event for event in events_of(service, retried) if event["type"] == "layer"]) < 42
+    assert len([event for event in events_of(service, retried) if event["type"] == "layer"]) < LAYERS
 
 
 def test_a_broker_that_is_down_costs_no_job(start_service, uninterrupted):
