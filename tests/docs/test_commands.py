@@ -15,6 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.e2e.service_process import QUICK, Service
 
+# Some are typed with curl.
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples" / "tiny-llama"
 # As the pages list one another.
