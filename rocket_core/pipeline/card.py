@@ -58,7 +58,7 @@ layers. No training was involved.
 - {dense_layers} of {len(report.layers)} layers left dense
 - calibrated on {_samples(calibration)} (seed {calibration.seed})
 
-Rank, sparsity and error of every layer stand in `report.json`.
+Rank, sparsity and error of every layer stand in `report.json`, and are drawn in `report.html`.
 {_quality(report)}
 ## Loading
 

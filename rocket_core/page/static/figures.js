@@ -18,6 +18,19 @@
     return Math.max(0, ...texts.map((text) => text.length));
   }
 
+  // Up to and with the last dot that all names share.
+  function commonPrefix(names) {
+    const [first = "", ...others] = names;
+    const parts = first.split(".").slice(0, -1);
+    let prefix = "";
+    for (const part of parts) {
+      const longer = `${prefix}${part}.`;
+      if (!others.every((name) => name.startsWith(longer))) break;
+      prefix = longer;
+    }
+    return prefix;
+  }
+
   function allocationMap(data, width) {
     const rows = data.rows;
     const blocks = [...new Set(rows.map((row) => row.block))];
@@ -170,14 +183,15 @@
 
   function allocationDifference(data, width) {
     const layers = [...new Set(data.rows.map((row) => row.layer))];
-    const marginLeft = Math.min(width / 2, 12 + 6.6 * longest(layers));
+    const prefix = commonPrefix(layers);
+    const marginLeft = Math.min(width / 2, 12 + 6.8 * longest(layers.map((layer) => layer.slice(prefix.length))));
     return Plot.plot({
       ...common(data, width),
       marginLeft,
       marginTop: 36,
       height: 60 + 16 * layers.length,
       x: { axis: "top", label: "kept fraction of the layer's parameters →", domain: [0, 1], tickFormat: "%", grid: true, ticks: Math.max(2, Math.floor((width - marginLeft) / 70)) },
-      y: { domain: layers, label: null, tickSize: 0 },
+      y: { domain: layers, label: null, tickSize: 0, tickFormat: (layer) => layer.slice(prefix.length) },
       color: { scheme: "Observable10" },
       symbol: { legend: true },
       marks: [
