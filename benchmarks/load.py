@@ -348,7 +348,8 @@ def judge(client: httpx2.Client, job_id: str) -> dict:
         "layers are missing": len(look(client, job_id, "/layers")["data"]) == LAYERS,
     }
     # Report and card tell times.
-    files = {file["name"]: file["sha256"] for file in artifacts if not file["name"].endswith(("report.json", ".md"))}
+    told = ("report.json", "report.html", ".md")
+    files = {file["name"]: file["sha256"] for file in artifacts if not file["name"].endswith(told)}
     return {
         "id": job_id,
         "status": job["status"],

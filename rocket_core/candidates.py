@@ -123,3 +123,19 @@ class FrontierPoint(_Frozen):
     shared: bool
     cost: int
     error: float
+
+
+class SizePoint(_Frozen):
+    """A whole model at one ratio, as its profiles predict it.
+
+    Attributes:
+        ratio: target compression ratio.
+        kept_parameters: of all compressible layers.
+        stored_bytes: of the same, masks included.
+        error: sum of the objective over the layers.
+    """
+
+    ratio: Annotated[float, Field(ge=0, lt=1)]
+    kept_parameters: _Count
+    stored_bytes: _Count
+    error: _Error

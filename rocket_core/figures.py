@@ -13,8 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from rocket_core.allocation import SizePoint
-from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import Objective
 from rocket_core.report import CompressionReport, LayerReport
 

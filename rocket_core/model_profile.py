@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rocket_core.allocation import Allocation, Allocator, SizePoint, chosen
-from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.allocation import Allocation, Allocator, chosen
+from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import Budget, Objective
 from rocket_core.errors import InfeasibleBudgetError
 

@@ -19,7 +19,7 @@ from app.shared import catalog
 from app.shared.errors import ProfileNotFoundError, ReportNotReadyError
 from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
-from rocket_core.allocation import SizePoint
+from rocket_core.candidates import SizePoint
 from rocket_core.figures import Figure, report_figures, size_frontier
 from rocket_core.report import CompressionReport
 

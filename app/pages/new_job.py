@@ -21,7 +21,7 @@ from app.shared import catalog
 from app.shared.errors import AppError
 from app.shared.models import Profile
 from app.shared.requests import QUEUES, UPLOAD, AllocationRequest, JobRequest
-from rocket_core.allocation import SizePoint
+from rocket_core.candidates import SizePoint
 from rocket_core.errors import InfeasibleBudgetError, RocketError
 from rocket_core.figures import Figure, predicted_map, size_frontier
 

@@ -15,7 +15,7 @@ from app.pages.rendering import redirect, render
 from app.services import profiles
 from app.services.context import Context
 from app.shared.requests import AllocationRequest
-from rocket_core.allocation import SizePoint
+from rocket_core.candidates import SizePoint
 from rocket_core.errors import InfeasibleBudgetError
 from rocket_core.figures import Figure, predicted_map, size_frontier
 

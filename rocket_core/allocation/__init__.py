@@ -7,7 +7,6 @@
 from rocket_core.allocation.allocator import (
     Allocation,
     Allocator,
-    SizePoint,
     allocate,
     chosen,
     layer_frontiers,
@@ -20,7 +19,6 @@ __all__ = [
     "Allocation",
     "Allocator",
     "KnapsackSolution",
-    "SizePoint",
     "allocate",
     "chosen",
     "layer_frontiers",

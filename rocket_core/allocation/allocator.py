@@ -14,7 +14,7 @@ from rocket_core.allocation.labels import undominated
 from rocket_core.allocation.options import Item, build_items, chosen_candidate, price
 from rocket_core.allocation.spending import spend
 from rocket_core.budget import parameter_budget
-from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile, SharedCandidate
+from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile, SharedCandidate, SizePoint
 from rocket_core.config import Budget, Objective
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 
@@ -64,24 +64,6 @@ class Allocation(BaseModel):
     total_error: _Error
     lower_bound: _Error
     proven: bool
-
-
-class SizePoint(BaseModel):
-    """A whole model at one ratio, as its profiles predict it.
-
-    Attributes:
-        ratio: target compression ratio.
-        kept_parameters: of all compressible layers.
-        stored_bytes: of the same, masks included.
-        error: sum of the objective over the layers.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    ratio: Annotated[float, Field(ge=0, lt=1)]
-    kept_parameters: _Count
-    stored_bytes: _Count
-    error: _Error
 
 
 class Allocator:

@@ -28,7 +28,7 @@ def what_if():
     )
     return ModelProfile(
         fingerprint="f", model="m", revision="r", settings={}, objective="fisher", measure="parameters", cap_slack=0,
-        itemsize=2, model_parameters=32, dense_bytes=64, layers=layers,
+        itemsize=2, model_parameters=32, dense_bytes=64, other_bytes=0, layers=layers,
     ).what_if()  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def test_the_http_page_has_every_endpoint_and_schema_of_the_application():
             assert f"### `{method.upper()} {path}`\n" in written
     headings = re.findall(r"^### (\w+)$", openapi.schemas(document), flags=re.MULTILINE)
     assert sorted(document["components"]["schemas"]) == headings
-    assert {"Problem", "JobRequest", "JobOptions"} <= set(headings)
+    assert {"Problem", "CompressionRequest", "JobOptions"} <= set(headings)
     targets = set(re.findall(r"\]\(#([\w-]+)\)", written))
     assert targets <= {openapi.slug(heading) for heading in headings}
 

@@ -96,7 +96,7 @@ def uninterrupted(model: Path, output: Path) -> dict[str, str]:
         file.relative_to(output).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
         for kind in config.export
         for file in (output / kind).iterdir()
-        if file.name not in {"report.json", "README.md"}
+        if file.name not in {"report.json", "report.html", "README.md"}
     }
 
 

@@ -29,7 +29,7 @@ def compressed(tmp_path_factory):
 
 def test_compress_prints_a_table_and_writes_both_artifacts(compressed):
     out, result = compressed
-    assert sorted(path.name for path in out.iterdir()) == ["dense", "factored", "report.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["dense", "factored", "report.html", "report.json"]
     report = json.loads((out / "report.json").read_text())
     for layer in report["layers"]:
         assert layer["name"].removeprefix("model.layers.") in result.stdout

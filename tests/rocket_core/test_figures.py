@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from rocket_core.allocation import SizePoint
+from rocket_core.candidates import SizePoint
 from rocket_core.figures import allocation_difference, allocation_map, report_figures, size_frontier
 from tests.reference.reports import layer_named, report_of_layers
 

@@ -1,6 +1,7 @@
 """Profiles of models, each known by what it depends on."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -14,14 +15,17 @@ from app.shared.repositories.events import append_event
 from app.shared.repositories.identifiers import new_id
 from app.shared.repositories.leases import Lease, change, hold
 from app.shared.requests import JobRequest
-from rocket_core.allocation import SizePoint
-from rocket_core.model_profile import ModelProfile
+from rocket_core.candidates import SizePoint
+
+if TYPE_CHECKING:
+    # Brings numpy, which the web side needs only once it is asked about a profile.
+    from rocket_core.model_profile import ModelProfile
 
 PREFIX = "prof"
 
 
 def save_profile(
-    session: Session, lease: Lease, profile: ModelProfile, frontier: Sequence[SizePoint], reachable_ratio: float
+    session: Session, lease: Lease, profile: "ModelProfile", frontier: Sequence[SizePoint], reachable_ratio: float
 ) -> str:
     """Keeps what a job has profiled, or finds that which an earlier job of the tenant has kept; names it in the job.
 

@@ -139,7 +139,7 @@ def test_finished_it_is_not_repeated_where_the_run_is_stopped_later(
         def die(*_):
             raise KeyboardInterrupt
 
-        patch.setattr("rocket_core.pipeline.run.model_card", die)
+        patch.setattr("rocket_core.pipeline.output.model_card", die)
         with pytest.raises(KeyboardInterrupt):
             compress(folder, output, config)
     monkeypatch.setattr(evaluating, "compare_models", die)
@@ -155,7 +155,7 @@ def test_another_evaluation_can_be_asked_for_when_a_run_is_resumed(
         def die(*_):
             raise KeyboardInterrupt
 
-        patch.setattr("rocket_core.pipeline.run.model_card", die)
+        patch.setattr("rocket_core.pipeline.output.model_card", die)
         with pytest.raises(KeyboardInterrupt):
             compress(folder, output, settings(evaluate=evaluation()))
     report = compress(folder, output, settings(evaluate=evaluation(samples=2)), resume=True)

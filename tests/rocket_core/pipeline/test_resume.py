@@ -64,7 +64,7 @@ def test_cancelled_anywhere_it_resumes_to_the_same_bytes(
         assert not (output / "factored").exists()
         compress(str(model_folder("llama")), output, settings(), resume=True)
         assert fingerprint(output) == expected, step
-        assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.json"]
+        assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.html", "report.json"]
 
 
 def test_killed_again_and_again_it_resumes_to_the_same_bytes(
