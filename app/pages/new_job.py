@@ -102,7 +102,8 @@ def _submit(
     request: Request, context: Context, owner: str, fields: Fields, read: Callable[[Fields], JobRequest]
 ) -> Response:
     try:
-        submission = jobs.submit_job(context, owner, read(fields), fields.get("form") or None)
+        wanted = read(fields)
+        submission = jobs.submit_job(context, owner, wanted, _key(fields, wanted))
     except InvalidFieldsError as error:
         return _form(request, context, owner, fields, error.problems, HTTPStatus.UNPROCESSABLE_ENTITY)
     except (AppError, RocketError) as error:
@@ -111,6 +112,12 @@ def _submit(
             raise
         return _form(request, context, owner, fields, {"": str(error)}, status)
     return redirect(request, f"{PAGES}/jobs/{submission.job.id}")
+
+
+def _key(fields: Fields, wanted: JobRequest) -> str | None:
+    """A form that is sent twice makes one job; one that was changed since, by whoever went back to it, another."""
+    form = fields.get("form")
+    return f"{form}-{wanted.fingerprint()[:16]}" if form else None
 
 
 def _form(
@@ -131,7 +138,6 @@ def _form(
         models=catalog.list_models(context.settings),
         datasets=[*catalog.list_calibrations(context.settings), *own],
         queues=QUEUES,
-        # A form that is sent twice makes one job.
         form=secrets.token_urlsafe(16),
     )
 

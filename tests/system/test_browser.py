@@ -217,6 +217,7 @@ def test_with_keys_people_sign_in(browser, tmp_path):
             look_at(page, "signed-in")
             page.goto("/ui/new")
             page.get_by_label("Model", exact=True).fill("local/none")
+            page.keyboard.press("Tab")
             # With the session's token, which htmx sends in a header.
             expect(page.locator("#preview")).to_contain_text("no local model of that name")
             page.get_by_role("button", name="Sign out").click()

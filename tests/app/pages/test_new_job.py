@@ -41,6 +41,14 @@ def test_a_filled_in_form_makes_the_job_once(submit, client, page):
     assert job["evaluate"]["dataset"] == "builtin"
 
 
+def test_a_form_that_was_changed_since_makes_another_job(submit, client, page):
+    first = submit(form="once")
+    # Back, another ratio, and the same button; or the other one.
+    assert submit(form="once", ratio="0.4").headers["Location"] != first.headers["Location"]
+    assert page("POST", "/ui/new/profile", data=FIELDS | {"form": "once"}).status_code == 303
+    assert len(client.get("/jobs").json()["data"]) == 3
+
+
 def test_a_size_takes_the_place_of_the_ratio(submit, client):
     assert submit(target="size", size="90kB").status_code == 303
     [job] = client.get("/jobs").json()["data"]
