@@ -313,7 +313,7 @@ def allocation_view(predicted: Predicted) -> AllocationView:
         budget=predicted.allocation.measure,
         kept_parameters=sum(candidate.kept_parameters for candidate in candidates),
         stored_bytes=stored,
-        model_bytes=predicted.what_if.profile.other_bytes + stored,
+        model_bytes=predicted.model_bytes,
         error=predicted.allocation.total_error,
         proven=predicted.allocation.proven,
         layers=[LayerAllocation(name=name, chosen=candidate) for name, candidate in predicted.chosen],

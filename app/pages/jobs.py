@@ -11,6 +11,7 @@ from app.api.addresses import HOME, PAGES
 from app.api.dependencies import ContextDep, JobId, OwnerDep
 from app.api.views import job_view
 from app.pages.forms import FieldsDep
+from app.pages.frontiers import frontier_of
 from app.pages.rendering import redirect, render
 from app.pages.stages import stage_list
 from app.services import jobs, outputs, profiles
@@ -19,15 +20,13 @@ from app.shared import catalog
 from app.shared.errors import ProfileNotFoundError, ReportNotReadyError
 from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
-from rocket_core.candidates import SizePoint
-from rocket_core.figures import Figure, report_figures, size_frontier
+from rocket_core.figures import Figure, report_figures
 from rocket_core.report import CompressionReport
 
 router = APIRouter(include_in_schema=False)
 
 _JOBS = f"{PAGES}/jobs"
 _PAGE = 20
-_MAX_EVENTS = 1000
 _LOG = 200
 _MAX_SEQUENCE = 2**31 - 1
 
@@ -180,8 +179,8 @@ def _list(
 
 
 def _stages(context: Context, owner: str, job_id: str) -> list[object]:
-    page = jobs.list_events(context, owner, job_id, after=0, limit=_MAX_EVENTS)
-    return [*stage_list(job_view(page.job), page.events)]
+    job, events = jobs.list_stages(context, owner, job_id)
+    return [*stage_list(job_view(job), events)]
 
 
 def _frontier(context: Context, owner: str, profile_id: str | None, report: CompressionReport | None) -> Figure | None:
@@ -191,11 +190,6 @@ def _frontier(context: Context, owner: str, profile_id: str | None, report: Comp
         what_if, points = profiles.get_frontier(context, owner, profile_id)
     except ProfileNotFoundError:
         return None
-    profile = what_if.profile
-    marked = None if report is None else profile.other_bytes + sum(layer.stored_bytes for layer in report.layers)
-    return size_frontier(
-        [SizePoint.model_validate(point) for point in points],
-        profile.objective,
-        other_bytes=profile.other_bytes,
-        marked_bytes=marked,
-    )
+    kept = None if report is None else sum(layer.stored_bytes for layer in report.layers)
+    marked = None if kept is None else what_if.profile.other_bytes + kept
+    return frontier_of(what_if, points, marked_bytes=marked)

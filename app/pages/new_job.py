@@ -12,6 +12,7 @@ from app.api.addresses import PAGES
 from app.api.dependencies import ContextDep, OwnerDep
 from app.api.errors import status_of
 from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, read_compression, read_profile
+from app.pages.frontiers import frontier_of
 from app.pages.rendering import redirect, render
 from app.services import estimates, jobs, profiles, uploads
 from app.services.context import Context
@@ -21,9 +22,8 @@ from app.shared import catalog
 from app.shared.errors import AppError
 from app.shared.models import Profile
 from app.shared.requests import QUEUES, UPLOAD, AllocationRequest, JobRequest
-from rocket_core.candidates import SizePoint
 from rocket_core.errors import InfeasibleBudgetError, RocketError
-from rocket_core.figures import Figure, predicted_map, size_frontier
+from rocket_core.figures import Figure, predicted_map
 
 router = APIRouter(include_in_schema=False)
 
@@ -158,22 +158,14 @@ def _preview(context: Context, owner: str, wanted: JobRequest) -> Preview:
         predicted = profiles.allocate(context, owner, profile.id, AllocationRequest.model_validate(target))
     except InfeasibleBudgetError as error:
         refusal, nearest = str(error), error.nearest_ratio
-    model = what_if.profile
-    marked = None
-    if predicted is not None:
-        marked = model.other_bytes + sum(candidate.stored_bytes for _, candidate in predicted.chosen)
+    marked = None if predicted is None else predicted.model_bytes
     return Preview(
         estimate=estimate,
         profile=profile,
         predicted=predicted,
         refusal=refusal,
         suggestion=nearest,
-        frontier=size_frontier(
-            [SizePoint.model_validate(point) for point in points],
-            model.objective,
-            other_bytes=model.other_bytes,
-            marked_bytes=marked,
-        ),
+        frontier=frontier_of(what_if, points, marked_bytes=marked),
         allocation=None if predicted is None else predicted_map(what_if.chosen(predicted.allocation)),
     )
 

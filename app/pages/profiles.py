@@ -10,14 +10,14 @@ from app.api.dependencies import ContextDep, OwnerDep
 from app.api.profiles import ProfileId
 from app.api.views import profile_view
 from app.pages.forms import FieldsDep
+from app.pages.frontiers import frontier_of
 from app.pages.jobs import figure_data
 from app.pages.rendering import redirect, render
 from app.services import profiles
 from app.services.context import Context
 from app.shared.requests import AllocationRequest
-from rocket_core.candidates import SizePoint
 from rocket_core.errors import InfeasibleBudgetError
-from rocket_core.figures import Figure, predicted_map, size_frontier
+from rocket_core.figures import Figure, predicted_map
 
 router = APIRouter(include_in_schema=False)
 
@@ -84,13 +84,13 @@ def delete(
 def _what_if(context: Context, owner: str, profile_id: str, ratio: float) -> dict[str, Any]:
     what_if, points = profiles.get_frontier(context, owner, profile_id)
     model = what_if.profile
-    refusal, marked, size, error, allocation = None, None, None, None, None
+    refusal, size, error, allocation = None, None, None, None
     try:
         predicted = profiles.allocate(context, owner, profile_id, AllocationRequest(ratio=ratio))
     except InfeasibleBudgetError as infeasible:
         refusal = str(infeasible)
     else:
-        marked = size = model.other_bytes + sum(candidate.stored_bytes for _, candidate in predicted.chosen)
+        size = predicted.model_bytes
         error = predicted.allocation.total_error
         allocation = predicted_map(what_if.chosen(predicted.allocation))
     return {
@@ -101,12 +101,7 @@ def _what_if(context: Context, owner: str, profile_id: str, ratio: float) -> dic
         "error": error,
         "objective": model.objective,
         "allocation": allocation,
-        "frontier": size_frontier(
-            [SizePoint.model_validate(point) for point in points],
-            model.objective,
-            other_bytes=model.other_bytes,
-            marked_bytes=marked,
-        ),
+        "frontier": frontier_of(what_if, points, marked_bytes=size),
         "links": {
             kind: f"{_PROFILES}/{profile_id}/figures/%s.{kind.lower()}?ratio={ratio}" for kind in ("JSON", "CSV")
         },

@@ -129,6 +129,17 @@ def list_events(context: Context, owner: str, job_id: str, *, after: int, limit:
     return EventPage(job=job, events=page[:limit], has_more=len(page) > limit)
 
 
+def list_stages(context: Context, owner: str, job_id: str) -> tuple[Job, Sequence[JobEvent]]:
+    """A job, and the stages that it has gone into, in order; however much else has happened.
+
+    Raises:
+        JobNotFoundError: there is no such job.
+    """
+    with context.database.snapshot() as session:
+        job = jobs.get_job(session, job_id, owner)
+        return job, events.list_stage_events(session, job.id)
+
+
 def cancel_job(context: Context, owner: str, job_id: str) -> Job:
     """Cancels a job that waits, asks the worker of a running one to stop.
 

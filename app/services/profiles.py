@@ -30,6 +30,11 @@ class Predicted:
     allocation: "Allocation"
     chosen: Sequence[tuple[str, "Candidate"]]
 
+    @property
+    def model_bytes(self) -> int:
+        """What all weights of the model would take."""
+        return self.what_if.profile.other_bytes + sum(candidate.stored_bytes for _, candidate in self.chosen)
+
 
 def list_profiles(context: Context, owner: str, *, after: str | None, limit: int) -> tuple[Sequence[Profile], bool]:
     """A page of profiles, newest first, and whether there are more."""

@@ -37,3 +37,9 @@ def list_events(session: Session, job_id: str, *, after: int = 0, limit: int = 1
         .limit(limit)
     )
     return list(session.scalars(statement))
+
+
+def list_stage_events(session: Session, job_id: str) -> list[JobEvent]:
+    """The stages that a job has gone into, in order: a handful among the events of hundreds of layers."""
+    statement = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == "stage").order_by(JobEvent.sequence)
+    return list(session.scalars(statement))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from app.shared.outcomes import JobError
+from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories import outputs
 from rocket_core.report import CompressionReport
 from tests.app.api.conftest import BODY
@@ -54,6 +54,19 @@ def test_a_job_is_shown_with_its_progress(page, worker, submitted):
     worker.do(outputs.succeed_profile, lease)
     live = page("GET", f"/ui/jobs/{submitted}/live?shown=running", headers={"HX-Request": "true"})
     assert live.headers["HX-Refresh"] == "true"
+
+
+def test_stages_are_told_however_many_layers_there_are(page, worker, submitted, context):
+    lease = worker.claim(submitted)
+    worker.do(outputs.report_progress, lease, stage="calibrating", progress=0.1)
+    with context.database.transaction() as session:
+        for number in range(1100):
+            outputs.add_event(session, lease, NewEvent(type="layer", message=f"profiled {number}"))
+    worker.do(outputs.report_progress, lease, stage="factorizing", progress=0.8)
+    worker.do(outputs.report_progress, lease, stage="exporting", progress=0.9)
+    text = page("GET", f"/ui/jobs/{submitted}/live").text
+    assert re.search(r'<li class="done"><span class="name">factorizing', text)
+    assert re.search(r'aria-current="step"><span class="name">exporting', text)
 
 
 def test_the_log_goes_on_where_it_stopped(page, worker, submitted):
