@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from rocket_client.interruption import stopping_on_signals
 from rocket_client.progress import hide_library_bars, print_line, progress_view
 from rocket_client.rendering import print_report
 from rocket_core.config import WORK_FOLDER_NAME, CalibrationConfig, CompressionConfig, compression_config
+from rocket_core.energy import EnergyMeter
 from rocket_core.report import CompressionReport
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ def compress(
     precision: options.Precision = _DEFAULTS.precision,
     revision: options.Revision = None,
     profiles: options.Profiles = None,
+    energy: options.Energy = True,
     resume: options.Resume = False,
     as_json: options.Json = False,
 ) -> None:
@@ -85,7 +88,9 @@ def compress(
             dtype=dtype,
             precision=precision,
         )
-        report = _run(model, output, config, revision=revision, profiles=profiles, resume=resume, quiet=as_json)
+        report = _run(
+            model, output, config, revision=revision, profiles=profiles, energy=energy, resume=resume, quiet=as_json
+        )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
     else:
@@ -99,32 +104,32 @@ def _run(
     *,
     revision: str | None,
     profiles: Path | None,
+    energy: bool,
     resume: bool,
     quiet: bool,
 ) -> CompressionReport:
-    from rocket_core.pipeline import compress as run_pipeline
-
-    kept = None
-    if profiles is not None:
+    with EnergyMeter() if energy else nullcontext() as meter:
+        # Takes seconds, in which the meter gets ready.
         from rocket_core.pipeline import KeptProfiles
+        from rocket_core.pipeline import compress as run_pipeline
 
-        kept = KeptProfiles(profiles)
-    hide_library_bars()
-    with progress_view(quiet=quiet) as view, stopping_on_signals(view.announce_stop) as stop:
+        hide_library_bars()
+        with progress_view(quiet=quiet) as view, stopping_on_signals(view.announce_stop) as stop:
 
-        def show(progress: "Progress") -> None:
-            view.show(progress.stage, progress.layer or "", progress.fraction, progress.seconds_left)
+            def show(progress: "Progress") -> None:
+                view.show(progress.stage, progress.layer or "", progress.fraction, progress.seconds_left)
 
-        return run_pipeline(
-            model,
-            output,
-            config,
-            revision=revision,
-            resume=resume,
-            profiles=kept,
-            on_progress=show,
-            should_cancel=stop.made,
-        )
+            return run_pipeline(
+                model,
+                output,
+                config,
+                revision=revision,
+                resume=resume,
+                profiles=None if profiles is None else KeptProfiles(profiles),
+                meter=meter,
+                on_progress=show,
+                should_cancel=stop.made,
+            )
 
 
 def resume_command(arguments: Sequence[str]) -> str:

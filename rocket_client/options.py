@@ -135,6 +135,10 @@ Revision = Annotated[
     str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of the repository.", show_default="main")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")]
+Energy = Annotated[
+    bool,
+    typer.Option("--energy/--no-energy", help="Measure the energy of each stage, by codecarbon and without a network."),
+]
 Profiles = Annotated[
     Path | None,
     typer.Option(

@@ -155,9 +155,9 @@ def _totals(report: CompressionReport) -> Iterable[str]:
         f"compressible ones kept, {percent(totals.achieved_ratio)} removed "
         f"({percent(totals.model_compression_ratio)} of the whole model's {count_text(totals.model_parameters)})"
     )
-    seconds = sum(stage.seconds for stage in report.stages)
-    memory = max((stage.peak_memory_bytes for stage in report.stages), default=0)
-    yield f"Took {duration(seconds)}, with at most {bytes_text(memory)} of memory"
+    yield f"Took {duration(report.seconds)}, with at most {bytes_text(report.peak_memory_bytes)} of memory"
+    if report.energy_text is not None:
+        yield f"Energy: {report.energy_text}, on {'; '.join(report.devices)}"
 
 
 def _size_table(report: CompressionReport, output: Path) -> Table:

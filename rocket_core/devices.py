@@ -7,7 +7,7 @@ import psutil
 import torch
 
 from rocket_core.errors import InvalidConfigError
-from rocket_core.machine import free_container_memory
+from rocket_core.machine import free_container_memory, processor_name
 
 _M_MMAP_THRESHOLD = -3
 _LARGE_TENSOR = 2**20
@@ -39,6 +39,15 @@ def free_memory(device: torch.device) -> int:
         available, container = int(psutil.virtual_memory().available), free_container_memory()
         return available if container is None else min(available, container)
     return int(torch.accelerator.get_memory_info(device)[0])
+
+
+def device_name(device: torch.device) -> str:
+    """What people call a device: the accelerator's name, or the processor's with the number of threads used."""
+    if device.type == "cpu":
+        count = torch.get_num_threads()
+        return f"{processor_name()}, {count} thread{'' if count == 1 else 's'}"
+    name_of = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(device) if name_of is None else str(name_of(device))
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -17,7 +17,7 @@ from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import Objective
 from rocket_core.report import CompressionReport, LayerReport
 
-ColumnKind = Literal["text", "count", "fraction", "number", "seconds", "bytes"]
+ColumnKind = Literal["text", "count", "fraction", "number", "seconds", "bytes", "energy"]
 Value = str | int | float | None
 
 ERROR_NAMES: Mapping[Objective, str] = {
@@ -184,20 +184,33 @@ def predicted_and_achieved(layers: Iterable[LayerReport]) -> Figure:
 
 
 def stage_times(report: CompressionReport) -> Figure:
-    """What each stage took."""
+    """What each stage took; columns of which nothing is known are left out."""
+    rows = tuple(
+        {
+            "stage": stage.name,
+            "seconds": stage.seconds,
+            "peak_memory_bytes": stage.peak_memory_bytes,
+            "peak_device_bytes": stage.peak_device_bytes,
+            "energy_kwh": None if stage.energy is None else stage.energy.kwh,
+            "device": stage.device,
+        }
+        for stage in report.stages
+    )
+    columns = (
+        Column(name="stage", title="stage", kind="text"),
+        Column(name="seconds", title="wall time", kind="seconds"),
+        Column(name="peak_memory_bytes", title="most memory", kind="bytes"),
+        Column(name="peak_device_bytes", title="most memory of the accelerator", kind="bytes"),
+        Column(name="energy_kwh", title="energy", kind="energy"),
+        Column(name="device", title="computed on", kind="text"),
+    )
+    known = tuple(column for column in columns if any(row[column.name] is not None for row in rows))
     return Figure(
         name="stage-times",
-        title="Time and memory by stage",
+        title="Cost of each stage",
         note="Wall time; of a run that was resumed, all its parts added up.",
-        columns=(
-            Column(name="stage", title="stage", kind="text"),
-            Column(name="seconds", title="wall time", kind="seconds"),
-            Column(name="peak_memory_bytes", title="most memory", kind="bytes"),
-        ),
-        rows=tuple(
-            {"stage": stage.name, "seconds": stage.seconds, "peak_memory_bytes": stage.peak_memory_bytes}
-            for stage in report.stages
-        ),
+        columns=known,
+        rows=tuple({column.name: row[column.name] for column in known} for row in rows),
     )
 
 

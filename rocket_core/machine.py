@@ -1,5 +1,6 @@
 """What this machine has left, without any library that computes: memory that a container may still take, disk."""
 
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -40,6 +41,15 @@ def free_machine_memory() -> int | None:
             container = free_container_memory()
             return available if container is None else min(available, container)
     return None
+
+
+def processor_name(proc: Path = _PROC) -> str:
+    """What the maker calls the processor; its architecture where nothing says."""
+    for line in _text(proc / "cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def _memory_groups(cgroups: Path, proc: Path) -> list[Path]:

@@ -15,6 +15,28 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra=described)
 
 
+class StageEnergy(_Frozen):
+    """The energy that one stage took, in kWh, resumed runs added up.
+
+    Attributes:
+        processor_kwh: of the processor: counted by the processor itself, all of it; or estimated from its model and the
+            load that this process made.
+        memory_kwh: of the memory that this process held; always estimated from its size.
+        accelerator_kwh: of the accelerators that this process might use, as their driver tells; None on the CPU.
+        processor_counted: whether the processor counted, in every run.
+    """
+
+    processor_kwh: float
+    memory_kwh: float
+    accelerator_kwh: float | None = None
+    processor_counted: bool
+
+    @property
+    def kwh(self) -> float:
+        """All of it."""
+        return self.processor_kwh + self.memory_kwh + (self.accelerator_kwh or 0.0)
+
+
 class StageReport(_Frozen):
     """What one stage cost.
 
@@ -24,12 +46,17 @@ class StageReport(_Frozen):
         peak_memory_bytes: highest resident memory of the process while the stage ran (since its start where the
             system cannot tell).
         peak_device_bytes: highest memory allocated on the accelerator; None on the CPU.
+        device: what computed: the accelerator's name, or the processor's with the number of threads; several where a
+            resumed run moved. None in reports from before there was any.
+        energy: what it took; None where it was not measured.
     """
 
     name: str
     seconds: float
     peak_memory_bytes: int
     peak_device_bytes: int | None = None
+    device: str | None = None
+    energy: StageEnergy | None = None
 
 
 class AllocationReport(_Frozen):
@@ -219,6 +246,46 @@ class CompressionReport(_Frozen):
     layers: tuple[LayerReport, ...]
     skipped: Annotated[dict[str, str], Field(default_factory=dict)]
     evaluation: EvaluationReport | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all stages."""
+        return sum((stage.seconds for stage in self.stages), 0.0)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Highest resident memory of all stages."""
+        return max((stage.peak_memory_bytes for stage in self.stages), default=0)
+
+    @property
+    def energy_kwh(self) -> float | None:
+        """What all stages took; None where any of them was not measured."""
+        energies = [stage.energy for stage in self.stages]
+        if not energies or None in energies:
+            return None
+        return sum((energy.kwh for energy in energies if energy is not None), 0.0)
+
+    @property
+    def energy_is_estimated(self) -> bool:
+        """Whether the processor's part of the energy was estimated anywhere."""
+        return any(stage.energy is not None and not stage.energy.processor_counted for stage in self.stages)
+
+    @property
+    def energy_text(self) -> str | None:
+        """`energy_kwh` for people: 76.5 Wh, or about 76.5 Wh where the processor's part is an estimate."""
+        if self.energy_kwh is None:
+            return None
+        return f"{'about ' if self.energy_is_estimated else ''}{kwh_text(self.energy_kwh)}"
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Everything that computed, each once."""
+        return tuple(dict.fromkeys(stage.device for stage in self.stages if stage.device is not None))
+
+
+def kwh_text(kwh: float) -> str:
+    """An energy to three digits: 0.00342 Wh, 76.5 Wh, 7.88 kWh."""
+    return f"{1000 * kwh:.3g} Wh" if kwh < 1 else f"{kwh:.3g} kWh"
 
 
 def layer_report(

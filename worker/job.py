@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +30,7 @@ from app.shared.repositories.leases import Lease
 from app.shared.requests import LOCAL, JobRequest
 from app.shared.settings import Settings, load_settings
 from app.shared.storage import WorkFolders, open_store
+from rocket_core.energy import EnergyMeter
 from rocket_core.errors import (
     CompressionCancelledError,
     InvalidConfigError,
@@ -87,6 +88,8 @@ class Attempt:
         self._writer = ProgressWriter(database, lease, patience=settings.lease_seconds)
         self._store = open_store(settings)
         self._work = WorkFolders(settings.data_dir / "work")
+        # Loads beside torch.
+        self._meter = EnergyMeter() if settings.measure_energy else None
         self._finished: Finished | None = None
 
     def run(self, parent: int) -> None:
@@ -104,7 +107,8 @@ class Attempt:
         folder = self._work.path(job.work_key)
         hidden = self._hidden_folders(folder)
         try:
-            with LeaseKeeper(self._database, self._lease, self._settings, parent=parent, on_stop=self._stop.set):
+            keeper = LeaseKeeper(self._database, self._lease, self._settings, parent=parent, on_stop=self._stop.set)
+            with keeper, self._meter or nullcontext():
                 failure = failure_of(
                     lambda: self._work_on(job, request, folder / "out"), place=self._writer.place, hidden=hidden
                 )
@@ -165,6 +169,7 @@ class Attempt:
             resume=True,
             hub=given.hub,
             profiles=profiles,
+            meter=self._meter,
             on_progress=self._writer.on_progress,
             on_profile=self._writer.on_profile,
             on_profiled=self._writer.on_profiled,

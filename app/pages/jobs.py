@@ -21,6 +21,7 @@ from app.shared.errors import ProfileNotFoundError, ReportNotReadyError
 from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
 from rocket_core.figures import Figure, report_figures
+from rocket_core.page.cost import cost_comparison
 from rocket_core.report import CompressionReport
 
 router = APIRouter(include_in_schema=False)
@@ -54,7 +55,6 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerD
     """One job: where it is, and what it has made."""
     job = job_view(jobs.get_job(context, owner, job_id))
     report = find_report(context, owner, job_id)
-    figures = () if report is None else report_figures(report)
     files = outputs.list_artifacts(context, owner, job_id)
     frontier = _frontier(context, owner, job.profile_id, report)
     return render(
@@ -62,7 +62,8 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerD
         "job.html.j2",
         job=job,
         report=report,
-        figures=figures,
+        figures=() if report is None else report_figures(report),
+        cost=None if report is None else cost_comparison(report),
         frontier=frontier,
         files=files,
         links=figure_links(job_id),
@@ -108,7 +109,8 @@ def show_log(
 def show_figure_data(job_id: JobId, name: str, context: ContextDep, owner: OwnerDep) -> Response:
     """The data of a figure, as JSON or CSV."""
     report = find_report(context, owner, job_id)
-    found = {} if report is None else {figure.name: figure for figure in report_figures(report)}
+    figures = () if report is None else (*report_figures(report), cost_comparison(report))
+    found = {figure.name: figure for figure in figures}
     stem, _, suffix = name.rpartition(".")
     return figure_data(found.get(stem), suffix)
 

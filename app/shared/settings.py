@@ -148,6 +148,9 @@ class Settings(BaseSettings):
     max_calibration_tokens: Annotated[int, Field(ge=1)] = Field(
         default=2**24, description="quota of a tenant: calibration tokens of one job"
     )
+    measure_energy: bool = Field(
+        default=True, description="measure the energy of each stage of a job, by codecarbon and without a network"
+    )
     max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=64 * _MIB, description="largest calibration file that can be uploaded"
     )

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from rocket_core.figures import Figure, report_figures
 from rocket_core.measures import quality_rows
+from rocket_core.page.cost import cost_comparison
 from rocket_core.page.headlines import headlines
 from rocket_core.page.loading import loading_snippet
 from rocket_core.page.texts import bytes_text, cell_text, duration_text, percent_text
@@ -53,6 +54,7 @@ def render_report(report: CompressionReport) -> str:
         .render(
             report=report,
             figures=report_figures(report),
+            cost=cost_comparison(report),
             settings=report.settings.model_dump(mode="json", exclude={"calibration", "evaluate"}),
             data_links=_data_links,
             scripts=[Markup(_inline(name)) for name in _SCRIPTS],  # noqa: S704 - files of ours

@@ -59,6 +59,7 @@ def _quality(report: CompressionReport) -> Headline:
 
 
 def _time(report: CompressionReport) -> Headline:
-    seconds = sum(stage.seconds for stage in report.stages)
-    memory = max((stage.peak_memory_bytes for stage in report.stages), default=0)
-    return Headline(name="Time", value=duration_text(seconds), detail=f"with at most {bytes_text(memory)} of memory")
+    detail = f"with at most {bytes_text(report.peak_memory_bytes)} of memory"
+    if report.energy_text is not None:
+        detail += f" and {report.energy_text}"
+    return Headline(name="Time", value=duration_text(report.seconds), detail=detail)

@@ -5,6 +5,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from rocket_core.figures import ColumnKind, Value
+from rocket_core.report import kwh_text
 
 _NOTHING = "-"
 
@@ -21,6 +22,7 @@ def cell_text(value: Value, kind: ColumnKind) -> str:
         "fraction": percent_text,
         "number": lambda number: f"{number:.4g}",
         "seconds": duration_text,
+        "energy": kwh_text,
         "bytes": bytes_text,
     }
     return str(writers[kind](value))

@@ -13,10 +13,11 @@ from typing import Literal
 import torch
 
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.devices import peak_memory, reset_peak_memory
+from rocket_core.devices import device_name, peak_memory, reset_peak_memory
+from rocket_core.energy import EnergyMeter, EnergyReading
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.model_profile import ModelProfile
-from rocket_core.report import StageReport
+from rocket_core.report import StageEnergy, StageReport
 
 Stage = Literal[
     "downloading",
@@ -43,6 +44,8 @@ _SHARES: dict[Stage, float] = {
     # Beside the others, where an evaluation is asked for.
     "evaluating": 0.25,
 }
+# A hundredth of a joule.
+_KWH_DIGITS = 11
 _BEHIND_PROFILES: frozenset[Stage] = frozenset({"allocating", "factorizing", "exporting", "evaluating"})
 
 
@@ -84,6 +87,7 @@ class Monitor:
         earlier: costs of the stages in runs that this one resumes.
         evaluates: whether an evaluation follows.
         compresses: whether anything follows upon the profiles.
+        meter: measures the energy; None leaves it out.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Monitor:
         *,
         evaluates: bool = False,
         compresses: bool = True,
+        meter: EnergyMeter | None = None,
     ) -> None:
         left_out = set() if evaluates else {"evaluating"}
         if not compresses:
@@ -103,6 +108,8 @@ class Monitor:
         self._shares = {stage: share / whole for stage, share in played.items()}
         self._callbacks = callbacks
         self._device = device
+        self._device_name = device_name(device)
+        self._meter = meter
         self._costs = dict(earlier)
         self._anchor: tuple[float, float] | None = None
         self._fraction = 0.0
@@ -124,11 +131,12 @@ class Monitor:
         self._stage = stage
         self.step(0.0)
         _reset_peak(self._device)
+        energy = self._energy()
         began = time.monotonic()
         try:
             yield
         finally:
-            self._charge(stage, time.monotonic() - began)
+            self._charge(stage, time.monotonic() - began, energy)
 
     def step(self, share: float, layer: str | None = None) -> None:
         """Reports a step.
@@ -204,18 +212,55 @@ class Monitor:
             return None
         return (time.monotonic() - began) / (self._fraction - fraction) * (1 - self._fraction)
 
-    def _charge(self, stage: Stage, seconds: float) -> None:
+    def _energy(self) -> EnergyReading | None:
+        return None if self._meter is None else self._meter.reading()
+
+    def _charge(self, stage: Stage, seconds: float, energy_before: EnergyReading | None) -> None:
         before = self._costs.get(stage)
+        spent = _spent(energy_before, self._energy(), accelerated=self._device.type != "cpu")
         self._costs[stage] = StageReport(
             name=stage,
             seconds=round(seconds + (before.seconds if before else 0.0), 3),
             peak_memory_bytes=max(_peak_resident_bytes(), before.peak_memory_bytes if before else 0),
             peak_device_bytes=_larger(peak_memory(self._device), before.peak_device_bytes if before else None),
+            device=_joined(before.device if before else None, self._device_name),
+            energy=spent if before is None else _sum(before.energy, spent),
         )
 
 
 def _larger(one: int | None, other: int | None) -> int | None:
     return max((size for size in (one, other) if size is not None), default=None)
+
+
+def _joined(earlier: str | None, device: str) -> str:
+    """Names of all devices that have worked on a stage."""
+    names = [] if earlier is None else earlier.split("; ")
+    return "; ".join(dict.fromkeys([*names, device]))
+
+
+def _spent(before: EnergyReading | None, after: EnergyReading | None, *, accelerated: bool) -> StageEnergy | None:
+    """What was taken between two readings; an accelerator that did nothing for the run is not counted."""
+    if before is None or after is None:
+        return None
+    return StageEnergy(
+        processor_kwh=round(after.processor_kwh - before.processor_kwh, _KWH_DIGITS),
+        memory_kwh=round(after.memory_kwh - before.memory_kwh, _KWH_DIGITS),
+        accelerator_kwh=round(after.accelerator_kwh - before.accelerator_kwh, _KWH_DIGITS) if accelerated else None,
+        processor_counted=after.processor_counted,
+    )
+
+
+def _sum(one: StageEnergy | None, other: StageEnergy | None) -> StageEnergy | None:
+    """Both together; unknown where either is."""
+    if one is None or other is None:
+        return None
+    accelerators = [part for part in (one.accelerator_kwh, other.accelerator_kwh) if part is not None]
+    return StageEnergy(
+        processor_kwh=one.processor_kwh + other.processor_kwh,
+        memory_kwh=one.memory_kwh + other.memory_kwh,
+        accelerator_kwh=sum(accelerators) if accelerators else None,
+        processor_counted=one.processor_counted and other.processor_counted,
+    )
 
 
 def _reset_peak(device: torch.device) -> None:

@@ -13,6 +13,7 @@ from rocket_core.allocation import chosen, layer_frontiers
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig
 from rocket_core.devices import map_large_tensors, resolve_device
+from rocket_core.energy import EnergyMeter
 from rocket_core.errors import (
     CalibrationError,
     CheckpointError,
@@ -76,6 +77,7 @@ def compress(
     resume: bool = False,
     hub: HubAccess = HubAccess(),
     profiles: KeptProfiles | None = None,
+    meter: EnergyMeter | None = None,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
     on_profiled: Callable[[ModelProfile], None] = lambda _profile: None,
@@ -97,6 +99,7 @@ def compress(
         hub: as whom the Hub is asked, and where downloads are kept.
         profiles: where the profile of an earlier run is taken from, if that had the same model, calibration and
             settings of profiling, and where this run's is kept. It changes no byte of the result. None keeps none.
+        meter: measures the energy of each stage, from before the call on; None leaves it out of the report.
         on_progress: told of every step, at least once per layer; again and again while a model is downloaded and while
             calibration text passes through a block.
         on_profile: given each layer's place in the model and its profile as soon as that is on disk; a resumed run
@@ -120,7 +123,7 @@ def compress(
         on_allocation=on_allocation,
         should_cancel=should_cancel,
     )
-    with _opened(output, config, callbacks) as (work, monitor):
+    with _opened(output, config, callbacks, meter) as (work, monitor):
         source = obtain_model(model, revision, hub, config.ratio or 0.0, monitor)
         with monitor.stage("preflight"):
             with offline():
@@ -191,7 +194,9 @@ def profile_model(
 
 
 @contextmanager
-def _opened(output: Path, config: CompressionConfig, callbacks: Callbacks) -> Iterator[tuple[WorkFolder, Monitor]]:
+def _opened(
+    output: Path, config: CompressionConfig, callbacks: Callbacks, meter: EnergyMeter | None = None
+) -> Iterator[tuple[WorkFolder, Monitor]]:
     """The work folder of a run and its monitor; says what ran out, and tidies up."""
     device = resolve_device(config.device)
     if output.exists() and not output.is_dir():
@@ -199,7 +204,12 @@ def _opened(output: Path, config: CompressionConfig, callbacks: Callbacks) -> It
     map_large_tensors()
     work = WorkFolder(output / WORK_FOLDER_NAME)
     monitor = Monitor(
-        callbacks, device, work.stages(), evaluates=config.evaluate is not None, compresses=config.has_target
+        callbacks,
+        device,
+        work.stages(),
+        evaluates=config.evaluate is not None,
+        compresses=config.has_target,
+        meter=meter,
     )
     with _resource_errors(output), _tidying(work, monitor):
         yield work, monitor

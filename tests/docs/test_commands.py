@@ -30,6 +30,7 @@ READ_IN_TURN = (
     "how-to/load",
     "how-to/evaluate",
     "how-to/gpu",
+    "how-to/cost",
     "how-to/hub",
     "how-to/production",
 )

@@ -50,7 +50,7 @@ def configure(tmp_path, copy_database, database_kind):
     urls = {}
 
     def configure(**changes):
-        hurry = {"poll_seconds": 0.05, "retry_backoff_seconds": 0, "cancel_grace_seconds": 20}
+        hurry = {"poll_seconds": 0.05, "retry_backoff_seconds": 0, "cancel_grace_seconds": 20, "measure_energy": False}
         data_dir = changes.pop("data_dir", tmp_path / "data")
         if data_dir not in urls:
             data_dir.mkdir(parents=True, exist_ok=True)

@@ -125,6 +125,20 @@ def test_a_job_that_succeeds_publishes_what_it_made_and_nothing_else_stays(
     assert told[-2:] == ["exporting", "succeeded"]
 
 
+def test_a_job_tells_what_each_stage_cost(configure, database, submit, model, claim, look, published):
+    settings = configure(measure_energy=True)
+    job_id = submit(**QUICK)
+    Attempt(settings, database, claim(job_id), threading.Event()).run(os.getppid())
+    assert look(job_id).status == "succeeded"
+    report = CompressionReport.model_validate_json(published(job_id)["report.json"])
+    for stage in report.stages:
+        assert stage.seconds >= 0, stage.name
+        assert stage.device, stage.name
+        assert stage.peak_memory_bytes > 0, stage.name
+        assert stage.energy is not None, stage.name
+    assert report.energy_kwh > 0
+
+
 def test_a_job_publishes_to_s3(configure, model, submit, claim, database, look, work, bucket, s3_settings):
     settings = configure(**s3_settings)
     job_id = submit(**QUICK)

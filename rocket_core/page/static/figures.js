@@ -136,17 +136,19 @@
   }
 
   function stageTimes(data, width) {
+    const energy = (row) => (row.energy_kwh === undefined || row.energy_kwh === null ? "" : `, ${short(1000 * row.energy_kwh)} Wh`);
+    const label = (row) => `${short(row.seconds)} s${energy(row)}`;
     return Plot.plot({
       ...common(data, width),
       marginLeft: 16 + 7.2 * longest(data.rows.map((row) => row.stage)),
-      marginRight: 64,
+      marginRight: 12 + 7.2 * longest(data.rows.map(label)),
       marginBottom: 46,
       height: 66 + 28 * data.rows.length,
       x: { label: "seconds →", grid: true },
       y: { label: null, domain: data.rows.map((row) => row.stage), tickSize: 0 },
       marks: [
         Plot.barX(data.rows, { x: "seconds", y: "stage", fill: "#4f8fd6", insetTop: 3, insetBottom: 3 }),
-        Plot.text(data.rows, { x: "seconds", y: "stage", text: (row) => `${short(row.seconds)} s`, textAnchor: "start", dx: 5 }),
+        Plot.text(data.rows, { x: "seconds", y: "stage", text: label, textAnchor: "start", dx: 5 }),
         Plot.ruleX([0]),
       ],
     });

@@ -49,6 +49,7 @@ def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_p
         "ROCKET_MAX_STORED_BYTES": "7",
         "ROCKET_MAX_MODEL_BYTES": "7",
         "ROCKET_MAX_CALIBRATION_TOKENS": "7",
+        "ROCKET_MEASURE_ENERGY": "false",
         "ROCKET_MAX_UPLOAD_BYTES": "7777",
         "ROCKET_MAX_UPLOADS": "7",
         "ROCKET_RATE_LIMIT": "7/second",
