@@ -27,6 +27,7 @@ from rocket_core.hub import HubAccess, offline
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.model_profile import ModelProfile
 from rocket_core.pipeline.compression import compress_layers, units_of
+from rocket_core.pipeline.costs import Costs
 from rocket_core.pipeline.evaluating import EvaluationPlan, evaluate_export, plan_evaluation
 from rocket_core.pipeline.export import bytes_beside, stored_bytes, write_export
 from rocket_core.pipeline.fetch import obtain_model
@@ -40,7 +41,7 @@ from rocket_core.pipeline.sensitivity import measure_sensitivities
 from rocket_core.pipeline.sequential import SequentialCompression
 from rocket_core.pipeline.stages import allocate_layers, objective_of, profile_layers
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
-from rocket_core.report import CompressionReport, ExportReport, layer_report
+from rocket_core.report import CompressionReport, ExportReport, StageReport, layer_report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,14 +204,13 @@ def _opened(
         raise InvalidConfigError(f"{output} is a file; give a folder to write to")
     map_large_tensors()
     work = WorkFolder(output / WORK_FOLDER_NAME)
-    monitor = Monitor(
-        callbacks,
-        device,
-        work.stages(),
-        evaluates=config.evaluate is not None,
-        compresses=config.has_target,
-        meter=meter,
-    )
+
+    def keep(stages: tuple[StageReport, ...]) -> None:
+        if work.is_ours and work.is_claimed:
+            work.save_stages(stages)
+
+    costs = Costs(device, work.stages(), meter=meter, keep=keep)
+    monitor = Monitor(callbacks, costs, evaluates=config.evaluate is not None, compresses=config.has_target)
     with _resource_errors(output), _tidying(work, monitor):
         yield work, monitor
 
@@ -260,7 +260,7 @@ def _tidying(work: WorkFolder, monitor: Monitor) -> Iterator[None]:
         raise
     finally:
         if work.is_ours and work.is_claimed:
-            work.save_stages(monitor.stages)
+            work.save_stages(monitor.costs.stages)
         work.release()
 
 
@@ -330,7 +330,7 @@ def _compress(begun: _Begun) -> CompressionReport:
         revision=begun.identity.revision,
         settings=without_paths(run.config),
         calibration=calibration_report(run, begun.calibration),
-        stages=monitor.stages,
+        stages=monitor.costs.stages,
         allocation=allocation_report(allocation),
         totals=totals_report(run, layers, exports),
         exports=exports,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from rocket_core.pipeline.costs import Costs
 from rocket_core.pipeline.progress import Callbacks, Monitor
 
 
@@ -72,7 +73,7 @@ def silent_monitor(run, *, should_cancel=lambda: False, on_progress=lambda _prog
         on_allocation=lambda _chosen: None,
         should_cancel=should_cancel,
     )
-    return Monitor(callbacks, run.device, {})
+    return Monitor(callbacks, Costs(run.device, {}))
 
 
 def die_at(patch, number, *, late):

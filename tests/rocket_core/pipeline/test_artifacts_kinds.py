@@ -12,6 +12,7 @@ from rocket_core.checkpoint import find_model
 from rocket_core.hf import attach_factors
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.modules import layer_tensors
+from rocket_core.pipeline.costs import Costs
 from rocket_core.pipeline.export import write_export
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.progress import Callbacks, Monitor
@@ -95,7 +96,7 @@ def exported(tmp_path_factory, model_folder, settings):
                 on_allocation=lambda _: None,
                 should_cancel=lambda: False,
             )
-            monitor = Monitor(silent, run.device, {})
+            monitor = Monitor(silent, Costs(run.device, {}))
             with monitor.stage("exporting"):
                 folders = {kind: write_export(run, work, kind, layers, monitor) for kind in ("factored", "dense")}
             names = {name: run.disk_name(name) for name in layers}

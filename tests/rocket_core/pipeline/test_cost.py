@@ -1,5 +1,7 @@
 """What each stage of a run cost: a meter that counts how often it is read stands for the energy."""
 
+import json
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from rocket_core.devices import device_name
 from rocket_core.energy import EnergyMeter, EnergyReading
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline import compress
-from rocket_core.pipeline.progress import Callbacks, Monitor
+from rocket_core.pipeline.costs import Costs
 
 PROCESSOR, MEMORY, ACCELERATOR = 0.003, 0.0005, 0.25
 CPU = torch.device("cpu")
@@ -110,28 +112,57 @@ def test_without_a_meter_there_is_no_energy_but_a_device(run):
 
 def test_an_accelerator_counts_where_it_computes(monkeypatch):
     for name, answer in (("peak_memory", 7), ("reset_peak_memory", None), ("device_name", "NVIDIA H100")):
-        monkeypatch.setattr(f"rocket_core.pipeline.progress.{name}", lambda _device, answer=answer: answer)
-    callbacks = Callbacks(on_progress=lambda _: None, on_profile=lambda *_: None, should_cancel=lambda: False)
-    earlier = Monitor(callbacks, torch.device("cuda"), {}, meter=CountingMeter())
-    with earlier.stage("calibrating"):
+        monkeypatch.setattr(f"rocket_core.pipeline.costs.{name}", lambda _device, answer=answer: answer)
+    costs = Costs(torch.device("cuda"), {}, meter=CountingMeter())
+    with costs.of("calibrating"):
         pass
-    [stage] = earlier.stages
+    [stage] = costs.stages
     assert stage.energy.accelerator_kwh == pytest.approx(ACCELERATOR)
     assert stage.energy.kwh == pytest.approx(STEP + ACCELERATOR)
     assert (stage.device, stage.peak_device_bytes) == ("NVIDIA H100", 7)
 
 
 def test_a_run_that_moved_names_both_devices(monkeypatch):
-    callbacks = Callbacks(on_progress=lambda _: None, on_profile=lambda *_: None, should_cancel=lambda: False)
-    costs = {}
+    earlier = {}
     for name in ("here", "there", "here"):
-        monkeypatch.setattr("rocket_core.pipeline.progress.device_name", lambda _device, name=name: name)
-        monitor = Monitor(callbacks, CPU, costs)
-        with monitor.stage("calibrating"):
+        monkeypatch.setattr("rocket_core.pipeline.costs.device_name", lambda _device, name=name: name)
+        costs = Costs(CPU, earlier)
+        with costs.of("calibrating"):
             pass
-        costs = {stage.name: stage for stage in monitor.stages}
-    assert costs["calibrating"].device == "here; there"
+        earlier = {stage.name: stage for stage in costs.stages}
+    assert earlier["calibrating"].device == "here; there"
+
+
+def test_a_stage_under_way_is_kept_every_few_seconds(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("rocket_core.pipeline.costs.time.monotonic", lambda: clock[0])
+    kept = []
+    costs = Costs(CPU, {}, meter=CountingMeter(), keep=kept.append)
+    with costs.of("calibrating"):
+        for _ in range(12):
+            clock[0] += 2.5
+            costs.keep_if_due()
+        # What is kept is charged once only.
+        clock[0] += 1
+    assert [stages[0].seconds for stages in kept] == [10.0, 20.0, 30.0]
+    assert kept[-1][0].energy.kwh == pytest.approx(3 * STEP)
+    [stage] = costs.stages
+    assert (stage.seconds, stage.energy.kwh) == (31.0, pytest.approx(4 * STEP))
 
 
 def test_a_processor_is_named_with_its_threads():
     assert device_name(CPU).endswith(", 1 thread")
+
+
+def test_what_a_run_has_cost_lies_on_the_disk_before_anything_ends_it(monkeypatch, run, tmp_path):
+    monkeypatch.setattr("rocket_core.pipeline.costs._KEEP_SECONDS", 0.0)
+    told = []
+
+    def look(progress):
+        file = tmp_path / "out" / ".rocket-work" / "stages.json"
+        if file.exists():
+            told.append({stage["name"]: stage["energy"] for stage in json.loads(file.read_text())})
+
+    run(meter=CountingMeter(), on_progress=look)
+    assert any("calibrating" in stages and "factorizing" not in stages for stages in told)
+    assert list(told[-1]) == ["preflight", "calibrating", "allocating", "factorizing", "exporting"]

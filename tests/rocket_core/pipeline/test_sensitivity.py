@@ -301,6 +301,7 @@ from rocket_core.checkpoint import find_model
 from rocket_core.config import compression_config
 from rocket_core.devices import map_large_tensors
 from rocket_core.pipeline.preflight import prepare_run, run_identity
+from rocket_core.pipeline.costs import Costs
 from rocket_core.pipeline.progress import Callbacks, Monitor
 from rocket_core.pipeline.sensitivity import measure_sensitivities
 from rocket_core.inputs import CalibrationInputs
@@ -327,7 +328,7 @@ for number, model in enumerate(sys.argv[2:]):
     told = dict.fromkeys(("on_progress", "on_profile", "on_profiled", "on_allocation", "should_cancel"), nothing)
     callbacks = Callbacks(**told)
     before = peak = anonymous()
-    measure_sensitivities(run, tokens, work, Monitor(callbacks, run.device, {}))
+    measure_sensitivities(run, tokens, work, Monitor(callbacks, Costs(run.device, {})))
     print(peak - before)
 """
 
