@@ -208,7 +208,7 @@ def stage_times(report: CompressionReport) -> Figure:
     return Figure(
         name="stage-times",
         title="Cost of each stage",
-        note="Wall time; of a run that was resumed, all its parts added up.",
+        note="Wall time, and energy where it is known; of a run that was resumed, all its parts added up.",
         columns=known,
         rows=tuple({column.name: row[column.name] for column in known} for row in rows),
     )

@@ -43,7 +43,7 @@ def service(tmp_path_factory):
     """A service with one model of its own, small enough to be compressed while one watches."""
     data = tmp_path_factory.mktemp("pages") / "data"
     save_tiny_model("llama", data / "models" / "tiny")
-    running = Service(data)
+    running = Service(data, ROCKET_MEASURE_ENERGY="true")
     yield running
     running.close()
 
@@ -110,6 +110,7 @@ def test_from_an_empty_page_to_a_model_that_loads(browser, service, tmp_path):
         finish(page)
         # The page has loaded itself again, and shows what came of it.
         expect(page.locator("figure[data-figure='allocation-map'] svg").first).to_be_visible()
+        expect(page.locator("tr", has_text="this one, of tiny")).to_contain_text("Wh")
         job_id = page.url.rsplit("/", 1)[-1]
         folder = tmp_path / "factored"
         folder.mkdir()
@@ -145,6 +146,7 @@ def test_another_ratio_is_chosen_by_looking(browser, service):
         page.get_by_role("button", name="Compare").click()
         expect(page.locator("figure[data-figure='allocation-difference'] svg").first).to_be_visible()
         expect(page.get_by_role("row", name="perplexity")).to_be_visible()
+        expect(page.get_by_role("row", name="energy")).to_contain_text("Wh")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

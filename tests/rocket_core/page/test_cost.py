@@ -36,6 +36,14 @@ def test_costs_are_given_for_each_billion_of_parameters():
     assert own["device"] == "Some CPU, 4 threads"
 
 
+def test_a_small_model_is_not_scaled_up():
+    figure = cost_comparison(report_of(stage("calibrating", 60.0, 0.004), parameters=10**7))
+    own, rocket, _ = figure.rows
+    assert (own["energy_kwh"], own["energy_per_billion"], own["seconds_per_billion"]) == (0.004, None, None)
+    assert rocket["energy_per_billion"] is not None
+    assert "not scaled up" in figure.note
+
+
 def test_what_was_not_measured_is_said_so_and_not_taken_for_nothing():
     report = report_of(stage("calibrating", 60.0, 0.004), stage("exporting", 40.0))
     own = cost_comparison(report).rows[0]
