@@ -85,7 +85,9 @@ class Attempt:
         self._database = database
         self._lease = lease
         self._stop = stop
-        self._writer = ProgressWriter(database, lease, patience=settings.lease_seconds)
+        self._writer = ProgressWriter(
+            database, lease, patience=settings.lease_seconds, max_profiles=settings.max_profiles
+        )
         self._store = open_store(settings)
         self._work = WorkFolders(settings.data_dir / "work")
         # Loads beside torch.

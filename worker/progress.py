@@ -35,12 +35,14 @@ class ProgressWriter:
         database: where to write.
         lease: the right to.
         patience: seconds after which a database that does not answer is an error.
+        max_profiles: how many profiles a tenant may have.
     """
 
-    def __init__(self, database: Database, lease: Lease, *, patience: float) -> None:
+    def __init__(self, database: Database, lease: Lease, *, patience: float, max_profiles: int) -> None:
         self._database = database
         self._lease = lease
         self._patience = patience
+        self._max_profiles = max_profiles
         self._written_at = float("-inf")
         self._stage: str | None = None
         self._layer: str | None = None
@@ -81,8 +83,8 @@ class ProgressWriter:
     def on_profiled(self, profile: ModelProfile) -> None:
         """Writes the profile of the whole model, and what it predicts at every ratio."""
         what_if = profile.what_if()
-        frontier, reachable = what_if.frontier(), what_if.reachable_ratio
-        self.insist(lambda session: profiles.save_profile(session, self._lease, profile, frontier, reachable))
+        found = profile, what_if.frontier(), what_if.reachable_ratio
+        self.insist(lambda session: profiles.save_profile(session, self._lease, *found, most=self._max_profiles))
 
     def on_allocation(self, chosen: Sequence[tuple[str, Candidate]]) -> None:
         """Writes the allocation, unless an earlier attempt has."""

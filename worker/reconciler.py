@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from app.shared.database import Database
 from app.shared.errors import StorageError, StorageUnavailableError
 from app.shared.metrics import WorkerMetrics
-from app.shared.repositories import jobs, sweeps
+from app.shared.repositories import jobs, profiles, sweeps
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders, is_bound_to, open_store
 
@@ -91,6 +91,7 @@ class Reconciler:
             sweeps.forget_checkpoints(session, retention=retention)
             sweeps.forget_idempotency_keys(session)
         self._forget_jobs()
+        self._forget_profiles()
         while expired := self._expire():
             self._remove(self._artifacts, expired)
         with self._database.snapshot() as session:
@@ -135,6 +136,15 @@ class Reconciler:
             _log.info("deleted %d jobs that ended more than %g days ago", len(deleted), days)
             self._remove(self._artifacts, [key for job in deleted for key in job.storage_keys])
             self._remove(self._work, [job.work_key for job in deleted if job.work_key is not None])
+
+    def _forget_profiles(self) -> None:
+        days = self._settings.profile_retention_days
+        while days is not None:
+            with self._database.transaction() as session:
+                deleted = profiles.delete_unused(session, retention=timedelta(days=days))
+            if not deleted:
+                return
+            _log.info("deleted %d profiles that no job has used for %g days", deleted, days)
 
     def _expire(self) -> list[str]:
         with self._database.transaction() as session:

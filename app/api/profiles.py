@@ -21,6 +21,7 @@ from app.api.views import (
 from app.api.waiting import WaitDep
 from app.services import profiles
 from app.shared.errors import ProfileNotFoundError
+from app.shared.repositories.profiles import NOT_FOUND
 from app.shared.requests import AllocationRequest, ProfileRequest
 
 router = APIRouter(prefix="/profiles", tags=["profiles"])
@@ -30,7 +31,7 @@ _PATTERN = r"^prof_[0-9a-z]{26}$"
 
 def _profile_id(profile_id: Annotated[str, Path(description="id of a profile")]) -> str:
     if not re.fullmatch(_PATTERN, profile_id):
-        raise ProfileNotFoundError("there is no profile of this id; GET /profiles lists yours")
+        raise ProfileNotFoundError(NOT_FOUND)
     return profile_id
 
 
@@ -44,7 +45,11 @@ def list_profiles(
     after: Annotated[str | None, Query(pattern=_PATTERN)] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> ProfileList:
-    """Profiles that jobs have made, newest first."""
+    """Profiles that jobs have made, newest first.
+
+    Of more than `ROCKET_MAX_PROFILES` those go that were used longest ago, and all that no job has used for
+    `ROCKET_PROFILE_RETENTION_DAYS`, if that is set; never that of a job which has not ended.
+    """
     page, has_more = profiles.list_profiles(context, owner, after=after, limit=limit)
     return ProfileList(
         data=[profile_view(profile) for profile in page],

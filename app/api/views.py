@@ -39,7 +39,7 @@ class JobView(_Frozen):
         queue: which workers run it.
         expires_at: when its artifacts are deleted; null unless it has succeeded.
         profile_id: what it knows of the model apart from the ratio, for `/profiles/{id}`; null until all layers are
-            profiled, and once that is deleted.
+            profiled, and once that is deleted or has made room for others.
         links: where its parts are.
     """
 

@@ -103,7 +103,7 @@ def allocate(context: Context, owner: str, profile_id: str, wanted: AllocationRe
 
 
 def delete_profile(context: Context, owner: str, profile_id: str) -> None:
-    """Deletes a profile; what workers keep of it goes when its room is wanted.
+    """Deletes a profile; what workers keep of it on disk goes when its room is wanted.
 
     Raises:
         ProfileNotFoundError: there is no such profile.

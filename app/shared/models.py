@@ -92,7 +92,7 @@ class Job(Base):
         request_id: the request that made it, as the log names it.
         expires_at: when its artifacts are deleted; None unless it has succeeded.
         progressed_at: when its process last got further; a later attempt that catches up moves nothing else.
-        profile_id: the profile that it made or found; None before it has one, and once that is deleted.
+        profile_id: the profile that it made or found; None before it has one, and once that is gone.
     """
 
     __tablename__ = "jobs"

@@ -121,6 +121,9 @@ class Settings(BaseSettings):
     job_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = Field(
         default=None, description="days after which a job that has ended is deleted with all its rows; default never"
     )
+    profile_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = Field(
+        default=None, description="days after which a layer profile that no job has used is deleted; default never"
+    )
     kept_profiles_bytes: Annotated[int, Field(ge=0)] = Field(
         default=64 * 2**30,
         description="disk on each worker for layer profiles and calibration statistics, which spare later jobs on the "
@@ -156,6 +159,10 @@ class Settings(BaseSettings):
     )
     max_uploads: Annotated[int, Field(ge=0)] = Field(
         default=100, description="quota of a tenant: calibration files uploaded"
+    )
+    max_profiles: Annotated[int, Field(ge=1)] = Field(
+        default=1000,
+        description="quota of a tenant: layer profiles; no job is refused for it, those used longest ago make room",
     )
     rate_limit: str = Field(
         default="1200/minute", description="requests of a tenant, of an address where there are no keys"

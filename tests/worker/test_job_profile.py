@@ -4,9 +4,11 @@ import os
 import threading
 
 import pytest
+from sqlalchemy import select
 
 from app.shared.models import Profile
 from app.shared.repositories import outputs
+from rocket_core.pipeline.walk import BlockWalk
 from worker.job import Attempt
 
 QUICK = {"calibration": {"samples": 2, "sequence_length": 16}}
@@ -14,7 +16,7 @@ QUICK = {"calibration": {"samples": 2, "sequence_length": 16}}
 
 @pytest.fixture
 def attempt(settings, database, claim, look):
-    def attempt(job_id, stop=None):
+    def attempt(job_id, stop=None, settings=settings):
         Attempt(settings, database, claim(job_id), stop or threading.Event()).run(os.getppid())
         return look(job_id)
 
@@ -42,6 +44,20 @@ def test_a_profile_alone_is_kept_for_the_job_that_follows(
         report = outputs.find_report(session, second).body
     assert report["allocation"]["total_error"] == pytest.approx(predicted["error"])
     assert report["totals"]["kept_parameters"] == predicted["kept_parameters"]
+
+
+def test_a_profile_that_made_room_comes_back_without_calibration(
+    model, submit, attempt, configure, look, database, monkeypatch
+):
+    settings = configure(max_profiles=1)
+    jobs = [submit(calibration=QUICK["calibration"] | {"seed": seed}, ratio=None) for seed in (0, 1, 0)]
+    first, second = [attempt(job_id, settings=settings) for job_id in jobs[:2]]
+    assert (look(first.id).profile_id, look(second.id).profile_id) == (None, second.profile_id)
+    monkeypatch.setattr(BlockWalk, "statistics", lambda *_args, **_options: pytest.fail("calibrated again"))
+    again = attempt(jobs[2], settings=settings)
+    assert (again.status, look(second.id).profile_id) == ("succeeded", None)
+    with database.snapshot() as session:
+        assert session.scalars(select(Profile.id)).all() == [again.profile_id]
 
 
 def test_a_size_is_kept_to(model, submit, attempt, published):

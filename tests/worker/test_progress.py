@@ -37,7 +37,7 @@ def hasty_database(settings):
 
 @pytest.fixture
 def writer(hasty_database, held):
-    return ProgressWriter(hasty_database, held, patience=20)
+    return ProgressWriter(hasty_database, held, patience=20, max_profiles=1)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_layers_and_the_allocation_are_written_once_the_database_answers(writer,
 
 
 def test_patience_has_an_end(hasty_database, held, other_writer):
-    writer = ProgressWriter(hasty_database, held, patience=0)
+    writer = ProgressWriter(hasty_database, held, patience=0, max_profiles=1)
     with pytest.raises(DatabaseUnavailableError):
         writer.on_profile(0, PROFILE)
 

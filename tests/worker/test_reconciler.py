@@ -2,13 +2,14 @@ import time
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from app.shared.database import Database, now, upgrade
-from app.shared.models import Upload
+from app.shared.models import Profile, Upload
 from app.shared.outcomes import JobError, JobResult, NewArtifact
-from app.shared.repositories import leases, outputs, sweeps
+from app.shared.repositories import leases, outputs, profiles, sweeps
 from app.shared.storage import WorkFolders, open_store
+from rocket_core.model_profile import ModelProfile
 from rocket_core.report import CompressionReport
 from tests.worker.waiting import eventually
 from worker.reconciler import Reconciler
@@ -230,3 +231,35 @@ def test_a_job_that_ended_long_ago_is_deleted_with_its_files_and_no_other(
     assert left == sorted([young, waiting])
     assert of_jobs == set(left)
     assert names(settings.data_dir / "artifacts") == names(settings.data_dir / "work") == []
+
+
+def test_a_profile_that_no_job_has_used_for_long_is_deleted_if_that_is_wanted(
+    reconcile, configure, database, submit, claim, look
+):
+    old, used, under_way = (submit() for _ in range(3))
+    saved = {}
+    for number, job_id in enumerate((old, used, under_way)):
+        lease = claim(job_id)
+        # Nobody reads what is in it here.
+        model = ModelProfile.model_construct(fingerprint=str(number) * 64, layers=())
+        with database.transaction() as session:
+            saved[job_id] = profiles.save_profile(session, lease, model, (), 0.0, most=3)
+            if job_id != under_way:
+                outputs.succeed_profile(session, lease)
+    with database.transaction() as session:
+        long_ago = "datetime('now', '-25 hours')"
+        both = {"old": old, "under_way": under_way}
+        session.execute(
+            text(
+                f"UPDATE profiles SET used_at = {long_ago} "  # noqa: S608
+                "WHERE id IN (SELECT profile_id FROM jobs WHERE id IN (:old, :under_way))"
+            ),
+            both,
+        )
+        session.execute(text(f"UPDATE jobs SET finished_at = {long_ago} WHERE id = :old"), {"old": old})  # noqa: S608
+    reconcile(configure()).clean()
+    assert {job_id: look(job_id).profile_id for job_id in saved} == saved
+    reconcile(configure(profile_retention_days=1)).clean()
+    assert {job_id: look(job_id).profile_id for job_id in saved} == saved | {old: None}
+    with database.snapshot() as session:
+        assert set(session.scalars(select(Profile.id))) == {saved[used], saved[under_way]}

@@ -1,15 +1,16 @@
-"""Profiles of models, each known by what it depends on."""
+"""Profiles of models, each known by what it depends on, and how long they are kept."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import ColumnElement, CursorResult, Select, delete, exists, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from app.shared.database import now
 from app.shared.errors import ProfileNotFoundError
-from app.shared.models import Profile
+from app.shared.models import Job, Profile
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.identifiers import new_id
@@ -22,12 +23,27 @@ if TYPE_CHECKING:
     from rocket_core.model_profile import ModelProfile
 
 PREFIX = "prof"
+NOT_FOUND = (
+    "there is no profile of this id, or no longer; GET /profiles lists yours, and a job on the same model, calibration "
+    "and options makes it again"
+)
+
+_BATCH = 100
+_UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 def save_profile(
-    session: Session, lease: Lease, profile: "ModelProfile", frontier: Sequence[SizePoint], reachable_ratio: float
+    session: Session,
+    lease: Lease,
+    profile: "ModelProfile",
+    frontier: Sequence[SizePoint],
+    reachable_ratio: float,
+    *,
+    most: int,
 ) -> str:
     """Keeps what a job has profiled, or finds that which an earlier job of the tenant has kept; names it in the job.
+
+    Of more than the tenant may have, those used longest ago are deleted.
 
     Args:
         session: a writing transaction.
@@ -35,6 +51,7 @@ def save_profile(
         profile: all layers.
         frontier: what it predicts at every ratio.
         reachable_ratio: the largest of them.
+        most: how many the tenant may have; more only where jobs that have not ended name them.
 
     Returns:
         The profile's id.
@@ -45,33 +62,26 @@ def save_profile(
     job = hold(session, lease)
     at = now(session)
     request = JobRequest.model_validate(job.request)
-    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    statement = (
-        insert(Profile)
-        .values(
-            id=new_id(PREFIX, at),
-            owner=job.owner,
-            fingerprint=profile.fingerprint,
-            model_id=request.model_id,
-            calibration=request.calibration.model_dump(mode="json"),
-            options=request.options.model_dump(mode="json"),
-            layer_count=len(profile.layers),
-            reachable_ratio=reachable_ratio,
-            frontier=[point.model_dump(mode="json") for point in frontier],
-            body=profile.model_dump(mode="json"),
-            created_at=at,
-            used_at=at,
-        )
-        .on_conflict_do_nothing(index_elements=["owner", "fingerprint"])
-    )
-    session.execute(statement)
-    mine = (Profile.owner == job.owner, Profile.fingerprint == profile.fingerprint)
-    session.execute(update(Profile).where(*mine).values(used_at=at), execution_options={"synchronize_session": False})
-    profile_id = session.execute(select(Profile.id).where(*mine)).scalar_one()
+    row = {
+        "id": new_id(PREFIX, at),
+        "owner": job.owner,
+        "fingerprint": profile.fingerprint,
+        "model_id": request.model_id,
+        "calibration": request.calibration.model_dump(mode="json"),
+        "options": request.options.model_dump(mode="json"),
+        "layer_count": len(profile.layers),
+        "reachable_ratio": reachable_ratio,
+        "frontier": [point.model_dump(mode="json") for point in frontier],
+        "body": profile.model_dump(mode="json"),
+        "created_at": at,
+        "used_at": at,
+    }
+    profile_id = _insert_or_use(session, row)
     if job.profile_id is None:
         data = {"profile": profile_id}
         append_event(session, job.id, NewEvent(type="profile", message="all layers are profiled", data=data), at)
     change(session, lease, profile_id=profile_id)
+    _make_room(session, job.owner, most)
     return profile_id
 
 
@@ -83,7 +93,7 @@ def get_profile(session: Session, profile_id: str, owner: str) -> Profile:
     """
     found = session.scalars(select(Profile).where(Profile.id == profile_id, Profile.owner == owner)).one_or_none()
     if found is None:
-        raise ProfileNotFoundError("there is no profile of this id; GET /profiles lists yours")
+        raise ProfileNotFoundError(NOT_FOUND)
     return found
 
 
@@ -115,4 +125,52 @@ def delete_profile(session: Session, profile_id: str, owner: str) -> None:
         ProfileNotFoundError: there is none, or it is somebody else's.
     """
     found = get_profile(session, profile_id, owner)
-    session.execute(delete(Profile).where(Profile.id == found.id), execution_options={"synchronize_session": False})
+    session.execute(delete(Profile).where(Profile.id == found.id), execution_options=_UNSYNCHRONIZED)
+
+
+def delete_unused(session: Session, *, retention: timedelta, limit: int = _BATCH) -> int:
+    """Deletes profiles that no job has made, found or ended with for that long; those of jobs under way stay.
+
+    Returns:
+        How many; none means that there are no more.
+    """
+    since = now(session) - retention
+    old = select(Profile.id).where(Profile.used_at <= since).limit(limit)
+    return _delete_unless_named(session, old, or_(Job.finished_at.is_(None), Job.finished_at > since))
+
+
+def _insert_or_use(session: Session, row: dict[str, Any]) -> str:
+    """Writes a profile, or marks that of the same owner and fingerprint as used, and returns its id.
+
+    In one statement: what one finds, somebody else could delete before the next.
+    """
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    statement = (
+        insert(Profile)
+        .values(row)
+        .on_conflict_do_update(index_elements=["owner", "fingerprint"], set_={"used_at": row["used_at"]})
+        .returning(Profile.id)
+    )
+    return session.execute(statement).scalar_one()
+
+
+def _make_room(session: Session, owner: str, most: int) -> None:
+    mine = Profile.owner == owner
+    surplus = session.execute(select(func.count()).select_from(Profile).where(mine)).scalar_one() - most
+    if surplus > 0:
+        oldest = select(Profile.id).where(mine).order_by(Profile.used_at, Profile.id)
+        _delete_unless_named(session, oldest.limit(min(surplus, _BATCH)), Job.finished_at.is_(None))
+
+
+def _delete_unless_named(session: Session, choice: Select[str], by: ColumnElement[bool]) -> int:
+    """Deletes the profiles of a choice that none of certain jobs names, and says how many.
+
+    A job comes to name a profile in the transaction that marks it as used (`save_profile`). One that does so just now
+    holds the row, which is passed over; that no other has done so in between is asked once the rows are ours.
+    """
+    is_free = ~exists().where(Job.profile_id == Profile.id, by)
+    ids = session.scalars(choice.where(is_free).with_for_update(skip_locked=True)).all()
+    statement = delete(Profile).where(Profile.id.in_(ids), is_free)
+    result = session.execute(statement, execution_options=_UNSYNCHRONIZED)
+    assert isinstance(result, CursorResult)
+    return result.rowcount

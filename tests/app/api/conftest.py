@@ -40,10 +40,15 @@ class Worker:
         for position, name in enumerate(("b", "a")):
             self.do(outputs.save_layer_profile, lease, position, self.profile(name))
 
-    def profile_model(self, job_id):
-        what_if = self.model_profile.what_if()
-        kept = self.model_profile, what_if.frontier(), what_if.reachable_ratio
-        return self.do(profiles.save_profile, self.claim(job_id), *kept)
+    def profile_model(self, job_id, fingerprint=None):
+        return self.save_profile(self.claim(job_id), fingerprint)
+
+    def save_profile(self, lease, fingerprint=None):
+        model = self.model_profile
+        if fingerprint is not None:
+            model = model.model_copy(update={"fingerprint": fingerprint})
+        what_if, most = model.what_if(), self.context.settings.max_profiles
+        return self.do(profiles.save_profile, lease, model, what_if.frontier(), what_if.reachable_ratio, most=most)
 
     def succeed(self, job_id, files, *, retention=timedelta(days=7)):
         lease = self.claim(job_id)

@@ -6,7 +6,7 @@ from sqlalchemy import inspect, select, update
 
 from app.services import what_ifs
 from app.shared.models import Job, Profile
-from app.shared.repositories import outputs, profiles
+from app.shared.repositories import outputs
 from rocket_core.allocation import allocate, chosen
 from tests.app.api.conftest import BODY
 
@@ -40,8 +40,7 @@ def test_a_job_names_the_profile_that_it_has_made(client, submitted, profile_id)
 def test_the_same_profile_is_kept_once_for_each_tenant(client, worker, profile_id, clock):
     again = client.post("/jobs", json=BODY | {"ratio": 0.5}).json()["id"]
     assert worker.profile_model(again) == profile_id
-    worker.model_profile = worker.model_profile.model_copy(update={"fingerprint": "e" * 64})
-    other = worker.profile_model(client.post("/jobs", json=BODY).json()["id"])
+    other = worker.profile_model(client.post("/jobs", json=BODY).json()["id"], "e" * 64)
     assert other != profile_id
     listed = client.get("/profiles").json()
     assert [profile["id"] for profile in listed["data"]] == [other, profile_id]
@@ -53,9 +52,8 @@ def test_the_same_profile_is_kept_once_for_each_tenant(client, worker, profile_i
 
 def test_an_attempt_that_comes_again_tells_of_it_once(worker, submitted, client, context):
     lease = worker.claim(submitted)
-    what_if = worker.model_profile.what_if()
     for _ in range(2):
-        worker.do(profiles.save_profile, lease, worker.model_profile, what_if.frontier(), what_if.reachable_ratio)
+        worker.save_profile(lease)
     events = client.get(f"/jobs/{submitted}/events").json()["data"]
     assert [event["type"] for event in events].count("profile") == 1
 
@@ -136,6 +134,21 @@ def test_a_deleted_profile_is_gone_and_its_jobs_stay(client, submitted, profile_
     assert client.get(f"/jobs/{submitted}").json()["profile_id"] is None
 
 
+def test_a_profile_too_many_takes_the_place_of_that_used_longest_ago(client, worker, submitted, app):
+    app.state.context.settings.__dict__["max_profiles"] = 1
+    lease = worker.claim(submitted)
+    first = worker.save_profile(lease)
+    worker.do(outputs.succeed_profile, lease)
+    asked = client.post("/profiles", json={"model_id": "local/tiny"})
+    assert asked.status_code == 202
+    second = worker.profile_model(asked.json()["id"], "e" * 64)
+    assert [profile["id"] for profile in client.get("/profiles").json()["data"]] == [second]
+    gone = client.get(f"/profiles/{first}")
+    assert (gone.status_code, gone.json()["code"]) == (404, "profile_not_found")
+    assert "makes it again" in gone.json()["detail"]
+    assert client.get(f"/jobs/{submitted}").json()["profile_id"] is None
+
+
 def test_a_profile_outlives_its_job(client, worker, submitted, profile_id):
     client.post(f"/jobs/{submitted}/cancel")
     with worker.context.database.transaction() as session:
@@ -151,9 +164,7 @@ def test_only_the_latest_profiles_are_held_in_memory(client, worker, context, mo
     monkeypatch.setattr(type(worker.model_profile), "model_validate", lambda body: read.append(body) or validate(body))
     ids = []
     for number in range(what_ifs._HELD + 1):
-        fingerprint = f"{number:064x}"
-        worker.model_profile = worker.model_profile.model_copy(update={"fingerprint": fingerprint})
-        ids.append(worker.profile_model(client.post("/jobs", json=BODY).json()["id"]))
+        ids.append(worker.profile_model(client.post("/jobs", json=BODY).json()["id"], f"{number:064x}"))
     for profile_id in (ids[0], ids[0], ids[0]):
         client.get(f"/profiles/{profile_id}/frontier")
     assert len(read) == 1
@@ -177,9 +188,8 @@ def test_a_profile_can_be_asked_for_alone(client, worker):
     assert (job["kind"], job["ratio"], job["target_bytes"]) == ("profile", None, None)
     again = client.post("/profiles", json=body, headers={"Idempotency-Key": "once"})
     assert (again.status_code, again.json()["id"]) == (200, job["id"])
-    lease, what_if = worker.claim(job["id"]), worker.model_profile.what_if()
-    kept = worker.model_profile, what_if.frontier(), what_if.reachable_ratio
-    profile_id = worker.do(profiles.save_profile, lease, *kept)
+    lease = worker.claim(job["id"])
+    profile_id = worker.save_profile(lease)
     worker.do(outputs.succeed_profile, lease)
     done = client.get(f"/jobs/{job['id']}").json()
     assert (done["status"], done["progress"], done["profile_id"]) == ("succeeded", 1.0, profile_id)

@@ -31,7 +31,7 @@ def main():
         database.close()
         os.execv(sys.executable, [sys.executable, "-P", "-m", "worker.job", *sys.argv[1:]])  # noqa: S606
     die_with(int(parent))
-    writer = ProgressWriter(database, lease, patience=settings.lease_seconds)
+    writer = ProgressWriter(database, lease, patience=settings.lease_seconds, max_profiles=settings.max_profiles)
     writer.insist(lambda session: leases.hold(session, lease))
     with LeaseKeeper(database, lease, settings, parent=int(parent), on_stop=lambda: None):
         time.sleep(WORK_SECONDS)

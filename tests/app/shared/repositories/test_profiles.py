@@ -1,0 +1,238 @@
+"""How long profiles are kept, and that no job under way loses its own, whoever else is at work."""
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import String, cast, func, select
+
+from app.shared.models import Job, Profile
+from app.shared.outcomes import JobError
+from app.shared.repositories import jobs, leases, outputs, profiles
+
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
+DAY = timedelta(days=1)
+MANY = 1000
+
+
+class Profiling:
+    """Does to profiles what jobs and sweeps do; a profile is known by one digit."""
+
+    def __init__(self, database, submit, model_profile):
+        self.database, self.submit, self.model_profile = database, submit, model_profile
+        what_if = model_profile.what_if()
+        self._told = what_if.frontier(), what_if.reachable_ratio
+
+    def do(self, function, *arguments, **options):
+        with self.database.transaction() as session:
+            return function(session, *arguments, **options)
+
+    def claim(self, **options):
+        return self.do(leases.claim_job, self.submit(**options), worker="w", lease_seconds=60)
+
+    def save_in(self, session, lease, name, most=MANY):
+        model = self.model_profile.model_copy(update={"fingerprint": name * 64})
+        return profiles.save_profile(session, lease, model, *self._told, most=most)
+
+    def save(self, lease, name, most=MANY):
+        return self.do(self.save_in, lease, name, most)
+
+    def finish(self, lease):
+        self.do(outputs.succeed_profile, lease)
+
+    def job(self, name, most=MANY, **options):
+        """A job that has ended; its id and that of its profile."""
+        lease = self.claim(**options)
+        profile_id = self.save(lease, name, most)
+        self.finish(lease)
+        return lease.job_id, profile_id
+
+    def sweep(self, retention=DAY, **options):
+        return self.do(profiles.delete_unused, retention=retention, **options)
+
+    def left(self):
+        """First digits of all fingerprints."""
+        with self.database.snapshot() as session:
+            return "".join(sorted(name[0] for name in session.scalars(select(Profile.fingerprint))))
+
+    def profile_of(self, job_id):
+        return self.do(jobs.get_job, job_id).profile_id
+
+
+@pytest.fixture
+def profiling(database, submit, model_profile):
+    return Profiling(database, submit, model_profile)
+
+
+def test_the_profile_used_longest_ago_makes_room_and_its_jobs_stay(profiling, clock):
+    made = {}
+    for name in "ab":
+        made[name] = profiling.job(name, most=2)
+        clock.advance(1)
+    assert profiling.job("a", most=2)[1] == made["a"][1]
+    clock.advance(1)
+    profiling.job("c", most=2)
+    assert profiling.left() == "ac"
+    assert profiling.profile_of(made["a"][0]) == made["a"][1]
+    assert profiling.profile_of(made["b"][0]) is None
+    assert profiling.do(jobs.get_job, made["b"][0]).status == "succeeded"
+
+
+def test_a_profile_that_is_found_takes_no_room(profiling, clock):
+    for name in "abba":
+        profiling.job(name, most=2)
+        clock.advance(1)
+    assert profiling.left() == "ab"
+
+
+def test_one_tenant_makes_no_room_for_another(profiling, clock):
+    profiling.job("a", most=1, owner="other")
+    clock.advance(1)
+    profiling.job("b", most=1)
+    profiling.job("c", most=1)
+    assert profiling.left() == "ac"
+
+
+def test_a_job_that_has_not_ended_keeps_its_profile_beyond_quota_and_retention(profiling, clock):
+    queued, running, cancelling = (profiling.claim() for _ in range(3))
+    for lease, name in ((queued, "a"), (running, "b"), (cancelling, "c")):
+        profiling.save(lease, name, most=1)
+        clock.advance(1)
+    profiling.do(leases.fail_job, queued, JobError(code="x", message="m", retryable=True))
+    profiling.do(jobs.cancel_job, cancelling.job_id)
+    clock.advance(2 * DAY.total_seconds())
+    assert profiling.sweep() == 0
+    profiling.job("d", most=1)
+    assert profiling.left() == "abcd"
+    profiling.do(jobs.cancel_job, queued.job_id)
+    profiling.finish(running)
+    profiling.do(leases.release_job, cancelling)
+    profiling.job("e", most=1)
+    assert profiling.left() == "e"
+
+
+def test_a_profile_goes_once_no_job_has_made_or_found_it_for_long(profiling, clock):
+    job_id, _ = profiling.job("a")
+    profiling.job("b")
+    clock.advance(DAY.total_seconds() / 2)
+    profiling.job("b")
+    assert profiling.sweep() == 0
+    clock.advance(DAY.total_seconds() / 2)
+    assert profiling.sweep() == 1
+    assert profiling.left() == "b"
+    assert profiling.profile_of(job_id) is None
+    clock.advance(DAY.total_seconds() / 2)
+    assert profiling.sweep() == 1
+    assert profiling.left() == ""
+
+
+def test_the_end_of_a_job_is_a_use_of_its_profile(profiling, clock):
+    lease = profiling.claim()
+    profiling.save(lease, "a")
+    clock.advance(2 * DAY.total_seconds())
+    profiling.finish(lease)
+    assert profiling.sweep() == 0
+    clock.advance(DAY.total_seconds())
+    assert profiling.sweep() == 1
+
+
+def test_a_profile_whose_jobs_are_deleted_is_kept_as_long(profiling, clock):
+    job_id, _ = profiling.job("a")
+    profiling.do(jobs.delete_job, job_id)
+    assert profiling.sweep() == 0
+    clock.advance(DAY.total_seconds())
+    assert profiling.sweep() == 1
+
+
+def test_however_many_are_old_all_of_them_go(profiling, clock):
+    for name in "abcde":
+        profiling.job(name)
+    clock.advance(DAY.total_seconds())
+    assert [profiling.sweep(limit=2) for _ in range(4)] == [2, 2, 1, 0]
+    assert profiling.left() == ""
+
+
+def test_a_job_makes_anew_what_is_deleted_while_it_looks(profiling, clock):
+    _, old = profiling.job("a")
+    clock.advance(DAY.total_seconds())
+    lease, found = profiling.claim(), []
+    job = threading.Thread(target=lambda: found.append(profiling.save(lease, "a")))
+    with profiling.database.transaction() as session:
+        assert profiles.delete_unused(session, retention=DAY) == 1
+        job.start()
+        # It waits for this transaction to end.
+        time.sleep(0.2)
+        assert found == []
+    job.join(20)
+    assert found == [profiling.profile_of(lease.job_id)] != [old]
+    assert profiling.left() == "a"
+
+
+def test_what_a_job_is_just_finding_is_not_deleted(profiling, clock, database_kind):
+    _, old = profiling.job("a")
+    clock.advance(DAY.total_seconds())
+    lease, other, swept = profiling.claim(), profiling.claim(), []
+
+    def sweep():
+        swept.append(profiling.sweep())
+        profiling.save(other, "b", most=1)
+
+    sweeping = threading.Thread(target=sweep)
+    with profiling.database.transaction() as session:
+        assert profiling.save_in(session, lease, "a") == old
+        sweeping.start()
+        # SQLite has one writer at a time; where there are more, none of them waits for what it would delete.
+        sweeping.join(20 if database_kind == "postgres" else 0.2)
+        assert sweeping.is_alive() == (database_kind == "sqlite")
+    sweeping.join(20)
+    assert swept == [0]
+    assert profiling.left() == "ab"
+    assert profiling.profile_of(lease.job_id) == old
+
+
+@pytest.mark.databases("postgres")  # where others write while a statement reads
+def test_what_a_job_has_found_since_it_was_chosen_is_not_deleted(profiling):
+    _, old = profiling.job("a")
+    lease, deleted = profiling.claim(), []
+    # Takes its time over each row, and then finds it changed.
+    slow = select(Profile.id).where(cast(func.pg_sleep(0.5), String) == "")
+
+    def delete():
+        deleted.append(profiling.do(profiles._delete_unless_named, slow, Job.finished_at.is_(None)))
+
+    deleting = threading.Thread(target=delete)
+    deleting.start()
+    time.sleep(0.2)
+    assert profiling.save(lease, "a") == old
+    deleting.join(20)
+    assert deleted == [0]
+    assert profiling.profile_of(lease.job_id) == old
+
+
+def test_at_no_moment_a_job_under_way_is_without_its_profile(profiling):
+    done, chance = threading.Event(), random.Random()
+
+    def work():
+        for _ in range(8):
+            lease = profiling.claim()
+            mine = profiling.save(lease, chance.choice("abc"), most=1)
+            for _ in range(3):
+                assert profiling.profile_of(lease.job_id) == mine
+            profiling.finish(lease)
+
+    def sweep():
+        while not done.is_set():
+            profiling.sweep(timedelta(0))
+            time.sleep(0.001)
+
+    with ThreadPoolExecutor() as pool:
+        sweepers = [pool.submit(sweep) for _ in range(2)]
+        workers = [pool.submit(work) for _ in range(3)]
+        wait(workers)
+        done.set()
+        for thread in (*workers, *sweepers):
+            thread.result()
