@@ -16,6 +16,7 @@ from rocket_client.predictions import Frontier, Size
 from rocket_client.progress import print_line
 from rocket_client.remote import command, connected
 from rocket_client.rendering import percent, wide_console
+from rocket_client.resources import Job
 
 NAME = "frontier"
 
@@ -46,10 +47,7 @@ def frontier(
         if not is_profile:
             job = rocket.get_job(job_or_profile)
             if job.profile_id is None:
-                raise InvalidArgumentError(
-                    f"{job.id} is {job.status} and has no profile: it has one once all layers are profiled, until that "
-                    "is deleted"
-                )
+                raise InvalidArgumentError(_why_none(job, server))
             profile_id = job.profile_id
         found = rocket.frontier(profile_id)
         model_id = rocket.get_profile(profile_id).model_id
@@ -65,6 +63,13 @@ def frontier(
     console.print(_table(found, bar, block="#" if console.options.ascii_only else "█"))
     console.print(f"Predicted error: {_ERRORS.get(found.objective, found.objective)}", style="dim")
     print_line(f"to make one of them: {command(server, 'submit', model_id, '--ratio', 'R')}")
+
+
+def _why_none(job: Job, server: str) -> str:
+    if job.status != "succeeded":
+        return f"{job.id} is {job.status} and has no profile: it has one once all layers are profiled"
+    again = command(server, "profile", job.model_id)
+    return f"the profile of {job.id} is gone: deleted, or unused for long; {again} with its options makes it again"
 
 
 def _table(found: Frontier, longest: int, block: str) -> Table:

@@ -111,7 +111,8 @@ class Job(Resource):
         queue: which workers run it; None if the server has no queues.
         attempt: how often it has started.
         retry_of: the job that this one repeats.
-        profile_id: what it knows of the model apart from the ratio, as `frontier` takes it; None before it has one.
+        profile_id: what it knows of the model apart from the ratio, as `frontier` takes it; None before it has one, and
+            once that is gone.
         error: why it failed.
         result: what it achieved.
     """

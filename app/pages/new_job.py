@@ -19,7 +19,7 @@ from app.services.context import Context
 from app.services.estimates import Estimate
 from app.services.profiles import Predicted
 from app.shared import catalog
-from app.shared.errors import AppError
+from app.shared.errors import AppError, ProfileNotFoundError
 from app.shared.models import Profile
 from app.shared.requests import QUEUES, UPLOAD, AllocationRequest, JobRequest
 from rocket_core.errors import InfeasibleBudgetError, RocketError
@@ -151,6 +151,14 @@ def _preview(context: Context, owner: str, wanted: JobRequest) -> Preview:
     profile = profiles.find_profile_for(context, owner, wanted)
     if profile is None:
         return Preview(estimate=estimate)
+    try:
+        return _predict(context, owner, wanted, estimate, profile)
+    except ProfileNotFoundError:
+        # Gone since it was found.
+        return Preview(estimate=estimate)
+
+
+def _predict(context: Context, owner: str, wanted: JobRequest, estimate: Estimate, profile: Profile) -> Preview:
     what_if, points = profiles.get_frontier(context, owner, profile.id)
     target = {"ratio": wanted.ratio} if wanted.ratio is not None else {"model_bytes": wanted.target_bytes}
     predicted, refusal, nearest = None, None, None

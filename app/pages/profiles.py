@@ -38,7 +38,7 @@ def show_profiles(
     """All profiles, newest first."""
     page, has_more = profiles.list_profiles(context, owner, after=after, limit=_PAGE)
     found = [profile_view(profile) for profile in page]
-    return render(request, "profiles.html.j2", profiles=found, has_more=has_more)
+    return render(request, "profiles.html.j2", profiles=found, has_more=has_more, settings=context.settings)
 
 
 @router.get(f"{_PROFILES}/{{profile_id}}")

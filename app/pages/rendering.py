@@ -64,11 +64,15 @@ def redirect(request: Request, address: str) -> Response:
 
 def problem_page(request: Request, problem: Problem, headers: dict[str, str]) -> Response:
     """An error as a page; who has not signed in is sent there."""
+    is_part = request.headers.get("hx-request") == "true"
     if problem.status == HTTPStatus.UNAUTHORIZED:
-        is_get = request.method == "GET" and request.headers.get("hx-request") != "true"
+        is_get = request.method == "GET" and not is_part
         wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return redirect(request, sign_in_address(wanted if is_get else HOME))
     answer = render(request, "problem.html.j2", problem.status, problem=problem)
+    if problem.status == HTTPStatus.NOT_FOUND and request.method == "GET" and is_part:
+        # What the page shows is gone; loaded again, the page says so.
+        answer.headers["HX-Refresh"] = "true"
     answer.headers.update({name: value for name, value in headers.items() if name not in answer.headers})
     return answer
 

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from app.shared.repositories import outputs, profiles
 from rocket_client.errors import InvalidArgumentError, ProblemError
 
 
@@ -56,6 +57,19 @@ def test_a_job_without_a_profile_says_so(remote, service):
 
     assert outcome.code == 2
     assert "is queued and has no profile" in outcome.err
+
+
+def test_a_job_whose_profile_is_gone_says_how_to_have_it_again(remote, service):
+    lease = service.claim(service.submit(ratio=None))
+    profile_id = service.profile_model(lease)
+    service.do(outputs.succeed_profile, lease)
+    service.do(profiles.delete_profile, profile_id, "local")
+    outcome = remote("frontier", lease.job_id)
+
+    assert outcome.code == 2
+    said = " ".join(outcome.err.split())
+    assert "is gone" in said
+    assert "rocket profile local/tiny" in said
 
 
 @pytest.mark.parametrize("name", ["job_" + "0" * 26, "prof_" + "0" * 26, "a/b"])

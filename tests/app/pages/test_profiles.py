@@ -1,0 +1,93 @@
+"""The pages of profiles, and what pages show of one that is gone."""
+
+import pytest
+
+from app.services import profiles
+from app.shared.repositories import outputs
+from tests.app.api.conftest import BODY
+
+
+@pytest.fixture
+def profiled(client, worker):
+    """A job that has profiled a model and no more, and its profile."""
+    job_id = client.post("/profiles", json={"model_id": BODY["model_id"]}).json()["id"]
+    lease = worker.claim(job_id)
+    profile_id = worker.save_profile(lease)
+    worker.do(outputs.succeed_profile, lease)
+    return job_id, profile_id
+
+
+@pytest.fixture
+def gone(client, profiled):
+    """The same, once the profile is deleted."""
+    assert client.delete(f"/profiles/{profiled[1]}").status_code == 204
+    return profiled
+
+
+def test_a_job_links_its_profile(page, profiled):
+    job_id, profile_id = profiled
+    text = page("GET", f"/ui/jobs/{job_id}").text
+    assert f"/ui/profiles/{profile_id}" in text
+    assert "is gone" not in text
+
+
+def test_a_job_whose_profile_is_gone_has_no_dead_link(page, gone):
+    job_id, profile_id = gone
+    answer = page("GET", f"/ui/jobs/{job_id}")
+    assert answer.status_code == 200
+    assert "profile that this job made is gone" in answer.text
+    for address in ("/", f"/ui/jobs/{job_id}", f"/ui/jobs/{job_id}/log", "/ui/profiles", "/ui/compare"):
+        assert profile_id not in page("GET", address).text, address
+
+
+def test_a_compression_whose_profile_is_gone_shows_its_own_results(page, client, worker):
+    job_id = client.post("/jobs", json=BODY).json()["id"]
+    profile_id = worker.profile_model(job_id)
+    assert "Other ratios" in page("GET", f"/ui/jobs/{job_id}").text
+    client.delete(f"/profiles/{profile_id}")
+    answer = page("GET", f"/ui/jobs/{job_id}")
+    assert answer.status_code == 200
+    assert "Other ratios" not in answer.text
+    assert "/profiles/prof_" not in answer.text
+
+
+@pytest.mark.parametrize("part", ["", "/what-if?ratio=0.3", "/figures/size-frontier.csv"])
+def test_the_page_of_a_profile_that_is_gone_says_what_to_do(page, gone, part):
+    answer = page("GET", f"/ui/profiles/{gone[1]}{part}")
+    assert (answer.status_code, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
+    assert "no profile of this id" in answer.text
+    assert "makes it again" in answer.text
+    assert 'href="/ui/profiles"' in answer.text
+
+
+def test_a_page_that_is_open_says_so_once_its_profile_is_gone(page, gone):
+    htmx = {"HX-Request": "true"}
+    answer = page("GET", f"/ui/profiles/{gone[1]}/what-if?ratio=0.3", headers=htmx)
+    # The page is loaded again, which then is that of the error.
+    assert (answer.status_code, answer.headers.get("HX-Refresh")) == (404, "true")
+    assert "HX-Refresh" not in page("GET", f"/ui/profiles/{gone[1]}").headers
+    # A form is not: what was typed would be lost.
+    assert "HX-Refresh" not in page("POST", f"/ui/profiles/{gone[1]}/delete", headers=htmx).headers
+
+
+def test_a_profile_that_goes_during_a_preview_is_done_without(page, client, profiled, monkeypatch):
+    found = profiles.find_profile_for
+
+    def find_and_lose(*arguments):
+        profile = found(*arguments)
+        client.delete(f"/profiles/{profile.id}")
+        return profile
+
+    monkeypatch.setattr(profiles, "find_profile_for", find_and_lose)
+    fields = {"model_id": "local/tiny", "dataset": "builtin", "samples": "256", "preset": "fast", "ratio": "0.3"}
+    fields |= {"target": "ratio", "export": "both"}
+    answer = page("POST", "/ui/new/preview", data=fields)
+    assert answer.status_code == 200
+    assert "not known before the layers are profiled" in answer.text
+
+
+def test_the_list_says_how_long_profiles_are_kept(page, app):
+    assert "At most 1000 are kept, those that jobs have used last." in page("GET", "/ui/profiles").text
+    app.state.context.settings.__dict__.update(max_profiles=7, profile_retention_days=2.5)
+    text = page("GET", "/ui/profiles").text
+    assert "At most 7 are kept, those that jobs have used last, and none for longer than 2.5 days after its" in text
