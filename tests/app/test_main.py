@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 
+import app
 from app.main import create_app
-from app.shared import settings as settings_module
 from app.shared.settings import Settings, describe
 
-ROOT = Path(settings_module.__file__).parents[2]
+ROOT = Path(app.__file__).parents[1]
 RESIDENT_LIMIT_MIB = 150
 
 

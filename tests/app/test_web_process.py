@@ -13,13 +13,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
+import app
 from app.services.context import open_context
-from app.shared import settings as settings_module
 from tests.app.api.conftest import BODY, Worker
 from tests.reference.fake_hub import FakeHub
 from tests.reference.safetensors_files import llama_tensors, safetensors_bytes
 
-ROOT = Path(settings_module.__file__).parents[2]
+ROOT = Path(app.__file__).parents[1]
 RESIDENT_LIMIT_MIB = 150
 HEAVY = {"torch", "transformers", "safetensors", "accelerate", "tokenizers", "datasets", "pandas", "pyarrow"}
 SERVER = """

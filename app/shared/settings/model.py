@@ -1,30 +1,21 @@
-"""The settings of the service: one class, read from the environment, that refuses what cannot work."""
+"""The settings of the service as one class that refuses what cannot work."""
 
-import difflib
 import ipaddress
-import os
 from base64 import urlsafe_b64decode
-from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import limits
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticUndefined
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from app.shared.errors import InvalidSettingsError
 from app.shared.requests import Queue
 
 PREFIX = "ROCKET_"
 DEFAULT_DATA_DIR = Path("rocket-data")
-# Read by the client and by the tests, not by the service.
-_FOREIGN_VARIABLES = frozenset({"ROCKET_SERVER", "ROCKET_API_KEY"})
-_FOREIGN_PREFIXES = ("ROCKET_TEST_", "ROCKET_REQUIRE_")
 
 _DRIVERS = {
     "sqlite": "sqlite+pysqlite",
@@ -161,7 +152,7 @@ class Settings(BaseSettings):
         default=100, description="quota of a tenant: calibration files uploaded"
     )
     max_profiles: Annotated[int, Field(ge=1)] = Field(
-        default=1000,
+        default=100,
         description="quota of a tenant: layer profiles; no job is refused for it, those used longest ago make room",
     )
     rate_limit: str = Field(
@@ -307,7 +298,7 @@ class Settings(BaseSettings):
 
     def environment(self) -> dict[str, str]:
         """These settings as environment variables, for a process that must have the same."""
-        values = {_variable(name): getattr(self, name) for name in Settings.model_fields}
+        values = {variable_of(name): getattr(self, name) for name in Settings.model_fields}
         return {
             variable: value.get_secret_value() if isinstance(value, SecretStr) else str(value)
             for variable, value in values.items()
@@ -323,80 +314,7 @@ class Settings(BaseSettings):
         return tuple(str(password) for password in passwords if password)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SettingRow:
-    """One line of the README's table.
-
-    Attributes:
-        variable: the environment variable.
-        default: its default as one would type it; empty if there is none.
-        meaning: what it does.
-    """
-
-    variable: str
-    default: str
-    meaning: str
-
-
-def load_settings(**overrides: Any) -> Settings:
-    """Reads the settings and refuses variables that look like settings but are none.
-
-    Args:
-        overrides: settings by name that go before the environment, such as options of the command line.
-
-    Raises:
-        InvalidSettingsError: with every variable that is wrong, and no value, as values may be secret.
-    """
-    known = {row.variable for row in describe()}
-    problems = [_unknown(variable, known) for variable in sorted(os.environ) if _is_stray(variable, known)]
-    try:
-        settings = Settings(**overrides)
-    except ValidationError as error:
-        problems += [_problem(problem["loc"], problem["msg"]) for problem in error.errors(include_input=False)]
-        raise InvalidSettingsError("invalid settings: " + "; ".join(problems)) from None
-    if problems:
-        raise InvalidSettingsError("invalid settings: " + "; ".join(problems))
-    return settings
-
-
-def describe() -> tuple[SettingRow, ...]:
-    """The table of all settings, in the order of the class."""
-    return tuple(
-        SettingRow(variable=_variable(name), default=_default_text(field.default), meaning=field.description or "")
-        for name, field in Settings.model_fields.items()
-    )
-
-
-def _variable(name: str) -> str:
+def variable_of(name: str) -> str:
+    """The environment variable of a setting."""
     alias = Settings.model_fields[name].validation_alias
     return alias if isinstance(alias, str) else PREFIX + name.upper()
-
-
-def _default_text(default: object) -> str:
-    if default is None or default is PydanticUndefined:
-        return ""
-    if isinstance(default, SecretStr):
-        return default.get_secret_value()
-    if isinstance(default, bool):
-        return str(default).lower()
-    return f"{default:g}" if isinstance(default, float) else str(default)
-
-
-def _is_stray(variable: str, known: Collection[str]) -> bool:
-    return (
-        variable.startswith(PREFIX)
-        and variable not in known
-        and variable not in _FOREIGN_VARIABLES
-        and not variable.startswith(_FOREIGN_PREFIXES)
-    )
-
-
-def _unknown(variable: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(variable, known, n=1)
-    return f"{variable} is no setting" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def _problem(location: tuple[int | str, ...], message: str) -> str:
-    name = str(location[0]) if location else "settings"
-    variable = _variable(name) if name in Settings.model_fields else name
-    return f"{variable}: {message.removeprefix('Value error, ')}"

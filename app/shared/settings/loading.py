@@ -1,0 +1,91 @@
+"""Reading the settings from the environment, and describing them."""
+
+import difflib
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import SecretStr, ValidationError
+from pydantic_core import PydanticUndefined
+
+from app.shared.errors import InvalidSettingsError
+from app.shared.settings.model import PREFIX, Settings, variable_of
+
+# Read by the client and by the tests, not by the service.
+_FOREIGN_VARIABLES = frozenset({"ROCKET_SERVER", "ROCKET_API_KEY"})
+_FOREIGN_PREFIXES = ("ROCKET_TEST_", "ROCKET_REQUIRE_")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingRow:
+    """One line of the README's table.
+
+    Attributes:
+        variable: the environment variable.
+        default: its default as one would type it; empty if there is none.
+        meaning: what it does.
+    """
+
+    variable: str
+    default: str
+    meaning: str
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Reads the settings and refuses variables that look like settings but are none.
+
+    Args:
+        overrides: settings by name that go before the environment, such as options of the command line.
+
+    Raises:
+        InvalidSettingsError: with every variable that is wrong, and no value, as values may be secret.
+    """
+    known = {row.variable for row in describe()}
+    problems = [_unknown(variable, known) for variable in sorted(os.environ) if _is_stray(variable, known)]
+    try:
+        settings = Settings(**overrides)
+    except ValidationError as error:
+        problems += [_problem(problem["loc"], problem["msg"]) for problem in error.errors(include_input=False)]
+        raise InvalidSettingsError("invalid settings: " + "; ".join(problems)) from None
+    if problems:
+        raise InvalidSettingsError("invalid settings: " + "; ".join(problems))
+    return settings
+
+
+def describe() -> tuple[SettingRow, ...]:
+    """The table of all settings, in the order of the class."""
+    return tuple(
+        SettingRow(variable=variable_of(name), default=_default_text(field.default), meaning=field.description or "")
+        for name, field in Settings.model_fields.items()
+    )
+
+
+def _default_text(default: object) -> str:
+    if default is None or default is PydanticUndefined:
+        return ""
+    if isinstance(default, SecretStr):
+        return default.get_secret_value()
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _is_stray(variable: str, known: Collection[str]) -> bool:
+    return (
+        variable.startswith(PREFIX)
+        and variable not in known
+        and variable not in _FOREIGN_VARIABLES
+        and not variable.startswith(_FOREIGN_PREFIXES)
+    )
+
+
+def _unknown(variable: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(variable, known, n=1)
+    return f"{variable} is no setting" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _problem(location: tuple[int | str, ...], message: str) -> str:
+    name = str(location[0]) if location else "settings"
+    variable = variable_of(name) if name in Settings.model_fields else name
+    return f"{variable}: {message.removeprefix('Value error, ')}"
