@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 
-import app
 from app.main import create_app
 from app.shared.settings import Settings, describe
 
-ROOT = Path(app.__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESIDENT_LIMIT_MIB = 150
 
 

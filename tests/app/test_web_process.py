@@ -13,13 +13,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
-import app
 from app.services.context import open_context
 from tests.app.api.conftest import BODY, Worker
 from tests.reference.fake_hub import FakeHub
 from tests.reference.safetensors_files import llama_tensors, safetensors_bytes
 
-ROOT = Path(app.__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESIDENT_LIMIT_MIB = 150
 HEAVY = {"torch", "transformers", "safetensors", "accelerate", "tokenizers", "datasets", "pandas", "pyarrow"}
 SERVER = """
