@@ -292,6 +292,18 @@ class Upload(Resource):
     sha256: str
 
 
+class Available(Resource):
+    """What is free where jobs run.
+
+    Attributes:
+        memory_bytes: memory of the CPU; None where the system does not say.
+        disk_bytes: disk of the data folder.
+    """
+
+    memory_bytes: int | None
+    disk_bytes: int
+
+
 class Estimate(Resource):
     """What a job would take; see `POST /estimates`.
 
@@ -306,6 +318,7 @@ class Estimate(Resource):
         calibration_tokens: most that are read.
         memory_bytes: of the device that computes.
         disk_bytes: for checkpoints and artifacts.
+        available: what is free where jobs run; None where they run on other machines.
     """
 
     model_id: str
@@ -320,6 +333,7 @@ class Estimate(Resource):
     calibration_tokens: int
     memory_bytes: int
     disk_bytes: int
+    available: Available | None = None
 
 
 class Named(Resource):

@@ -1,12 +1,15 @@
-"""What the commands share that hand a job to a server."""
+"""What the commands share that ask a server for a job, or what one would take."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rocket_client import options
+from rocket_client.errors import ProblemError
 from rocket_client.progress import print_line
-from rocket_client.remote import OutageNotice, command
+from rocket_client.remote import OutageNotice, command, explain_names
 from rocket_client.resources import Job
 from rocket_client.watch import follow_job, report_end
 
@@ -14,9 +17,50 @@ if TYPE_CHECKING:
     from rocket_client.client import Rocket
 
 
-def given(values: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given: of the others the defaults are the server's."""
-    return {name: value for name, value in values.items() if value is not None}
+# Options of a command that are, under the same names, parts of a request.
+_CALIBRATION = ("samples", "sequence_length", "seed")
+_SETTINGS = ("preset", "method", "objective", "budget", "ignore", "export", "dtype", "precision")
+
+
+def request_parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What `Rocket.submit` and those like it take beside the model and its target.
+
+    Args:
+        values: arguments of the command by their names. An option that the command does not have, or that was not
+            given, is left out: the defaults are the server's.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    text = {"dataset": given["calibration"]} if "calibration" in given else {}
+    parts = {
+        "revision": given.get("revision"),
+        "calibration": text | {name: given[name] for name in _CALIBRATION if name in given},
+        "options": {name: given[name] for name in _SETTINGS if name in given},
+    }
+    if "evaluate" in values:
+        parts["evaluate"] = options.evaluation(
+            dataset=values["evaluate"],
+            samples=values["evaluate_samples"],
+            sequence_length=values["evaluate_length"],
+            stride=values["evaluate_stride"],
+            tasks=values["task"],
+            task_items=values["task_items"],
+        )
+    return parts
+
+
+@contextmanager
+def explained_refusals(rocket: "Rocket", values: Mapping[str, Any]) -> Iterator[None]:
+    """Has a refusal of what the command was given say what there is instead.
+
+    Args:
+        rocket: what was asked, and refuses.
+        values: arguments of the command by their names.
+    """
+    try:
+        yield
+    except ProblemError as error:
+        datasets = (values["calibration"], values.get("evaluate"))
+        raise explain_names(rocket, error, model_id=values["model_id"], datasets=datasets) from error
 
 
 def read_labels(pairs: Sequence[str]) -> dict[str, str]:

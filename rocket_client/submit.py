@@ -2,9 +2,14 @@
 
 from rocket_client import options
 from rocket_client.defaults import DEFAULT_SERVER
-from rocket_client.errors import ProblemError
-from rocket_client.remote import OutageNotice, connected, explain_names, hub_token
-from rocket_client.submission import end_submission, follow_submission, given, read_labels
+from rocket_client.remote import OutageNotice, connected, hub_token
+from rocket_client.submission import (
+    end_submission,
+    explained_refusals,
+    follow_submission,
+    read_labels,
+    request_parts,
+)
 
 NAME = "submit"
 
@@ -45,44 +50,21 @@ def submit(
 
     What is not given takes the server's defaults.
     """
+    values = locals()
     options.require_target(ratio, size)
     labels, token = read_labels(metadata or ()), hub_token(hub_token_env)
-    text = {"dataset": calibration, "samples": samples, "sequence_length": sequence_length, "seed": seed}
-    settings = {
-        "preset": preset,
-        "method": method,
-        "objective": objective,
-        "budget": budget,
-        "ignore": ignore,
-        "export": export,
-        "dtype": dtype,
-        "precision": precision,
-    }
-    comparison = options.evaluation(
-        dataset=evaluate,
-        samples=evaluate_samples,
-        sequence_length=evaluate_length,
-        stride=evaluate_stride,
-        tasks=task,
-        task_items=task_items,
-    )
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, notice=notice) as rocket:
-        try:
+        with explained_refusals(rocket, values):
             job = rocket.submit(
                 model_id,
                 ratio=ratio,
                 target_bytes=size,
-                revision=revision,
-                calibration=given(text),
-                options=given(settings),
-                evaluate=comparison,
+                **request_parts(values),
                 metadata=labels,
                 queue=queue,
                 idempotency_key=idempotency_key,
                 hub_token=token,
             )
-        except ProblemError as error:
-            raise explain_names(rocket, error, model_id=model_id, datasets=(calibration, evaluate)) from error
         job = follow_submission(rocket, job, notice, watch=watch, quiet=as_json)
     end_submission(job, server, watched=watch, as_json=as_json)

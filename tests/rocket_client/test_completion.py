@@ -47,6 +47,8 @@ def test_a_frontier_is_offered_of_profiles_and_of_jobs_that_have_one(complete, k
 def test_models_calibrations_and_statuses_are_offered(complete, known):
     assert complete("rocket submit lo") == ["local/tiny"]
     assert complete("rocket submit local/tiny --calibration local") == ["local/mine.jsonl"]
+    assert complete("rocket estimate lo") == ["local/tiny"]
+    assert complete("rocket estimate local/tiny --calibration local") == ["local/mine.jsonl"]
     assert complete("rocket jobs --status c") == ["cancelling", "cancelled"]
 
 
