@@ -67,7 +67,6 @@ EXIT_CODES: Mapping[type[errors.RocketError], ExitCode] = {
     errors.InsufficientDiskError: ExitCode.MACHINE_TOO_SMALL,
     errors.WorkFolderError: ExitCode.SAVED_STATE,
     errors.WorkFolderBusyError: ExitCode.TEMPORARY,
-    errors.WorkFolderBusyError: ExitCode.TEMPORARY,
     errors.CheckpointError: ExitCode.SAVED_STATE,
     errors.CheckpointFormatError: ExitCode.SAVED_STATE,
     errors.CorruptCheckpointError: ExitCode.SAVED_STATE,

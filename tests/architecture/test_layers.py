@@ -43,6 +43,14 @@ def test_files_and_functions_stay_readable(file):
         assert function.end_lineno - first.lineno + 1 <= 50, function.name
 
 
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_table_names_a_key_twice(file):
+    # The linter sees names and literals, but not attributes such as the classes of errors.
+    for table in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Dict)):
+        keys = [ast.unparse(key) for key in table.keys if key is not None]
+        assert sorted(set(keys)) == sorted(keys)
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "rocket_core").rglob("*.py")), ids=lambda file: file.name)
 def test_the_library_names_no_kind_of_accelerator(file):
     # The device is an argument; a hard-coded one breaks every other.
