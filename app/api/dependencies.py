@@ -9,6 +9,7 @@ from fastapi.security import HTTPBearer
 from pydantic import SecretStr
 from starlette.exceptions import HTTPException
 
+from app.api.identifiers import is_job_id
 from app.services.access import Caller
 from app.services.context import Context
 from app.shared.errors import InvalidRequestError, JobNotFoundError
@@ -20,12 +21,6 @@ _MAX_KEY = 255
 _LABEL = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
 _MAX_LABELS = 16
 _MAX_LABEL_VALUE = 512
-_JOB_ID = re.compile(r"job_[0-9a-z]{26}")
-
-
-def is_job_id(text: str) -> bool:
-    """Whether a text has the form of a job's id."""
-    return _JOB_ID.fullmatch(text) is not None
 
 
 def _context(request: Request) -> Context:

@@ -16,6 +16,7 @@ from starlette.routing import Match
 
 from app.api.addresses import is_page
 from app.api.conditions import prefers_html
+from app.api.identifiers import FORMS
 from app.shared import errors
 from rocket_core import errors as core_errors
 
@@ -241,4 +242,7 @@ def _param(location: tuple[int | str, ...]) -> str:
 
 
 def _message(item: dict[str, Any]) -> str:
+    if item["type"] == "string_pattern_mismatch":
+        # The framework shows the regular expression, which says nothing to most people.
+        return FORMS.get(item["ctx"]["pattern"], "has not the form that GET /openapi.json names")
     return str(item["msg"]).removeprefix("Value error, ")

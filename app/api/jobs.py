@@ -9,6 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from app.api.conditions import is_known
 from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, IdempotencyKeyDep, JobId, LabelsDep, OwnerDep
 from app.api.errors import problems
+from app.api.identifiers import AfterJob
 from app.api.submission import accept_job, accepted, hint
 from app.api.views import JobList, JobView, LayerList, job_view, layer_view
 from app.api.waiting import WaitDep, wait_for_end
@@ -60,7 +61,7 @@ def list_jobs(
     context: ContextDep,
     owner: OwnerDep,
     labels: LabelsDep,
-    after: Annotated[str | None, Query(pattern=r"^job_[0-9a-z]{26}$")] = None,
+    after: AfterJob = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     status: Status | None = None,
 ) -> JobList:

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.dependencies import is_job_id
+from app.api.identifiers import is_job_id
 from app.shared.logging import log_context
 
 REQUEST_ID = "X-Request-Id"

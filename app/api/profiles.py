@@ -1,12 +1,12 @@
 """`/profiles`: what a model would be at any ratio, before a job is made of it."""
 
-import re
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response, status
 
 from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, IdempotencyKeyDep, OwnerDep
 from app.api.errors import problems
+from app.api.identifiers import AfterProfile, is_profile_id
 from app.api.submission import accept_job
 from app.api.views import (
     AllocationView,
@@ -26,11 +26,9 @@ from app.shared.requests import AllocationRequest, ProfileRequest
 
 router = APIRouter(prefix="/profiles", tags=["profiles"])
 
-_PATTERN = r"^prof_[0-9a-z]{26}$"
-
 
 def _profile_id(profile_id: Annotated[str, Path(description="id of a profile")]) -> str:
-    if not re.fullmatch(_PATTERN, profile_id):
+    if not is_profile_id(profile_id):
         raise ProfileNotFoundError(NOT_FOUND)
     return profile_id
 
@@ -42,7 +40,7 @@ ProfileId = Annotated[str, Depends(_profile_id)]
 def list_profiles(
     context: ContextDep,
     owner: OwnerDep,
-    after: Annotated[str | None, Query(pattern=_PATTERN)] = None,
+    after: AfterProfile = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> ProfileList:
     """Profiles that jobs have made, newest first.

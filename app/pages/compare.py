@@ -6,7 +6,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from app.api.addresses import PAGES
-from app.api.dependencies import ContextDep, OwnerDep, is_job_id
+from app.api.dependencies import ContextDep, OwnerDep
+from app.api.identifiers import is_job_id
 from app.api.views import JobView, job_view
 from app.pages.jobs import figure_data, find_report
 from app.pages.rendering import render

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 
 from app.api.addresses import HOME, PAGES
 from app.api.dependencies import ContextDep, JobId, OwnerDep
+from app.api.identifiers import AfterJob
 from app.api.views import job_view
 from app.pages.forms import FieldsDep
 from app.pages.frontiers import frontier_of
@@ -31,12 +32,10 @@ _PAGE = 20
 _LOG = 200
 _MAX_SEQUENCE = 2**31 - 1
 
-After = Annotated[str | None, Query(pattern=r"^job_[0-9a-z]{26}$")]
-
 
 @router.get(HOME)
 def show_jobs(
-    request: Request, context: ContextDep, owner: OwnerDep, after: After = None, status: Status | None = None
+    request: Request, context: ContextDep, owner: OwnerDep, after: AfterJob = None, status: Status | None = None
 ) -> Response:
     """All jobs, newest first."""
     return _list(request, "jobs.html.j2", context, owner, after, status)
@@ -44,7 +43,7 @@ def show_jobs(
 
 @router.get(_JOBS)
 def show_rows(
-    request: Request, context: ContextDep, owner: OwnerDep, after: After = None, status: Status | None = None
+    request: Request, context: ContextDep, owner: OwnerDep, after: AfterJob = None, status: Status | None = None
 ) -> Response:
     """The list alone, as it is now."""
     return _list(request, "job_rows.html.j2", context, owner, after, status)

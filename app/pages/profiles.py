@@ -7,6 +7,7 @@ from fastapi.responses import Response
 
 from app.api.addresses import PAGES
 from app.api.dependencies import ContextDep, OwnerDep
+from app.api.identifiers import AfterProfile
 from app.api.profiles import ProfileId
 from app.api.views import profile_view
 from app.pages.forms import FieldsDep
@@ -33,7 +34,7 @@ def show_profiles(
     request: Request,
     context: ContextDep,
     owner: OwnerDep,
-    after: Annotated[str | None, Query(pattern=r"^prof_[0-9a-z]{26}$")] = None,
+    after: AfterProfile = None,
 ) -> Response:
     """All profiles, newest first."""
     page, has_more = profiles.list_profiles(context, owner, after=after, limit=_PAGE)

@@ -40,6 +40,14 @@ def test_more_jobs_than_a_page_are_listed_and_older_ones_can_be_had(remote, serv
     assert rest.err == ""
 
 
+def test_a_misspelt_id_is_answered_with_what_one_looks_like(remote):
+    outcome = remote("jobs", "--after", "misspelt")
+
+    assert outcome.code == 2
+    assert "such as job_0123456789abcdefghjkmnpqrs" in outcome.err
+    assert "^" not in outcome.err
+
+
 def test_json_is_the_jobs(remote, client, service):
     service.submit()
     last = service.submit()

@@ -2,11 +2,13 @@ import inspect
 import io
 import json
 import logging
+import re
 
 import pytest
 from sqlalchemy import text
 
-from app.api.errors import STATUSES, status_of
+from app.api.errors import STATUSES, _message, status_of
+from app.api.identifiers import FORMS
 from app.shared import errors
 from app.shared.logging import configure_logging
 from app.shared.settings import Settings
@@ -50,6 +52,36 @@ def test_every_error_is_a_problem_document(client, method, path, status, code):
     assert problem["title"]
     assert problem["detail"]
     assert problem["request_id"] == answer.headers["X-Request-Id"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/jobs", "job_"), ("/profiles", "prof_"), ("/", "job_"), ("/ui/jobs", "job_"), ("/ui/profiles", "prof_")],
+)
+def test_of_a_text_of_another_form_it_is_said_what_it_looks_like(client, path, kind):
+    for sent in (CANARY, "job_%00", "prof_" + "O" * 26):
+        answer = client.get(f"{path}?after={sent}")
+        problem = answer.json()
+        assert (answer.status_code, problem["param"]) == (422, "query.after")
+        assert f"such as {kind}0123456789abcdefghjkmnpqrs" in problem["detail"]
+        assert "GET /" in problem["detail"]
+        assert not {"^", "[0-9", sent} & {part for part in ("^", "[0-9", sent) if part in answer.text}
+
+
+def test_every_regular_expression_that_is_asked_for_has_words_for_people(app):
+    asked = set()
+
+    def look(part):
+        if isinstance(part, dict):
+            asked.update([part["pattern"]] if isinstance(part.get("pattern"), str) else [])
+            part = list(part.values())
+        for inner in part if isinstance(part, list) else ():
+            look(inner)
+
+    look(app.openapi())
+    assert asked == set(FORMS)
+    assert all(re.search(form, re.search(r"such as (\w+)", words)[1]) for form, words in FORMS.items())
+    assert "^x$" not in _message({"type": "string_pattern_mismatch", "msg": "'^x$'", "ctx": {"pattern": "^x$"}})
 
 
 @pytest.mark.parametrize(

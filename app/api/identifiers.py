@@ -1,0 +1,31 @@
+"""Ids as clients send them: what they look like, and what is said of those that look otherwise."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from fastapi import Query
+
+JOB_ID = r"^job_[0-9a-z]{26}$"
+PROFILE_ID = r"^prof_[0-9a-z]{26}$"
+
+FORMS: Mapping[str, str] = {
+    JOB_ID: "is no id of a job; those are `job_` and 26 digits and small letters, such as "
+    "job_0123456789abcdefghjkmnpqrs: take `last_id` of the page before, or an `id` of GET /jobs",
+    PROFILE_ID: "is no id of a profile; those are `prof_` and 26 digits and small letters, such as "
+    "prof_0123456789abcdefghjkmnpqrs: take `last_id` of the page before, or an `id` of GET /profiles",
+}
+"""What to tell people in place of the regular expression that a text does not match."""
+
+AfterJob = Annotated[str | None, Query(pattern=JOB_ID)]
+AfterProfile = Annotated[str | None, Query(pattern=PROFILE_ID)]
+
+
+def is_job_id(text: str) -> bool:
+    """Whether a text has the form of a job's id."""
+    return re.fullmatch(JOB_ID, text) is not None
+
+
+def is_profile_id(text: str) -> bool:
+    """Whether a text has the form of a profile's id."""
+    return re.fullmatch(PROFILE_ID, text) is not None
