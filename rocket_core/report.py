@@ -41,8 +41,8 @@ class StageReport(_Frozen):
     """What one stage cost.
 
     Attributes:
-        name: downloading, preflight, calibrating, allocating, factorizing, exporting or evaluating.
-        seconds: wall time, resumed runs added up.
+        name: downloading, preflight, differentiating, calibrating, allocating, factorizing, exporting or evaluating.
+        seconds: wall time in seconds, resumed runs added up.
         peak_memory_bytes: highest resident memory of the process while the stage ran (since its start where the
             system cannot tell).
         peak_device_bytes: highest memory allocated on the accelerator; None on the CPU.
@@ -115,11 +115,11 @@ class LayerReport(_Frozen):
         d_out: output features.
         rank: number of atoms; None if dense or sparse.
         nnz: nonzero coefficients; None if dense.
-        sparsity: fraction of zeros among the coefficients; None if dense.
+        sparsity: fraction of zeros among the coefficients, [0, 1]; None if dense.
         rank_nnz_ratio: atoms per nonzero of a coefficient column; None if dense.
         kept_parameters: the paper's count.
         stored_bytes: bytes on disk in the factored export, mask included, bias excluded.
-        compression_ratio: fraction of this layer's parameters removed.
+        compression_ratio: fraction of this layer's parameters removed, [0, 1).
         reconstruction_error: relative error of the layer's output over the calibration tokens, as the profile predicts
             it (sequential compression and extra nonzeros not counted).
         weight_error: relative error in the original space, as the profile predicts it.
@@ -156,7 +156,7 @@ class ExportReport(_Frozen):
     Attributes:
         kind: factored or dense.
         folder: its name under the output folder.
-        stored_bytes: size of all its safetensors files.
+        stored_bytes: bytes of all its safetensors files.
     """
 
     kind: ExportKind
@@ -170,12 +170,12 @@ class TotalsReport(_Frozen):
     Attributes:
         compressible_parameters: parameters of the selected linear layers.
         kept_parameters: what is left of them.
-        achieved_ratio: fraction of the compressible parameters removed.
+        achieved_ratio: fraction of the compressible parameters removed, [0, 1).
         achieved_byte_ratio: fraction of the compressible layers' bytes removed, masks counted.
         model_parameters: parameters of the whole model.
-        model_compression_ratio: fraction of the whole model's parameters removed.
-        stored_bytes: all safetensors of the smallest export.
-        dense_bytes: all safetensors of the original.
+        model_compression_ratio: fraction of the whole model's parameters removed, [0, 1).
+        stored_bytes: bytes of all safetensors of the smallest export.
+        dense_bytes: bytes of all safetensors of the original.
     """
 
     compressible_parameters: int
@@ -198,7 +198,7 @@ class CalibrationReport(_Frozen):
         sequence_length: tokens per window of text; of images, positions of one.
         seed: seed of the draw.
         tokens: positions in all: tokens, and what audio and images become in the model.
-        token_sha256: hash of what the model reads.
+        token_sha256: hash of what the model reads, 64 hexadecimal digits.
     """
 
     kind: InputKind = "text"

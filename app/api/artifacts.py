@@ -2,16 +2,18 @@
 
 import base64
 from email.utils import format_datetime
+from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request, Response, status
+from fastapi import APIRouter, Path, Request, Response, status
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.api.conditions import is_known, prefers_html
 from app.api.dependencies import ContextDep, JobId, OwnerDep
 from app.api.downloads import StoredFileResponse, asked_ranges
 from app.api.errors import problems
-from app.api.views import ArtifactList, artifact_view
+from app.api.resources import ArtifactList
+from app.api.views import artifact_view
 from app.services import outputs
 from app.shared.models import Artifact
 from rocket_core.page import render_report
@@ -63,7 +65,13 @@ def list_artifacts(job_id: JobId, context: ContextDep, owner: OwnerDep) -> Artif
         307: {"description": "The store has it, at the address in `Location`, for some minutes"},
     },
 )
-def download_artifact(job_id: JobId, name: str, request: Request, context: ContextDep, owner: OwnerDep) -> Response:
+def download_artifact(
+    job_id: JobId,
+    name: Annotated[str, Path(description="name of a file, as the list of artifacts has it; may hold `/`")],
+    request: Request,
+    context: ContextDep,
+    owner: OwnerDep,
+) -> Response:
     """One file, or ranges of it; the ETag is that of its content and never changes."""
     download = outputs.open_artifact(context, owner, job_id, name)
     artifact = download.artifact

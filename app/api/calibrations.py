@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 
 from app.api.dependencies import ContextDep, OwnerDep
 from app.api.errors import problems
-from app.api.views import CalibrationList, CalibrationView, upload_view
+from app.api.resources import CalibrationList, CalibrationView
+from app.api.views import upload_view
 from app.services import uploads
 from app.shared import catalog
 from app.shared.errors import UploadNotFoundError

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from app.api.dependencies import ContextDep
 from app.api.errors import problems
-from app.api.views import NamedList, NamedView
+from app.api.resources import NamedList, NamedView
 from app.shared import catalog
 
 router = APIRouter(tags=["catalog"])

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import iter_route_contexts
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
@@ -19,6 +19,7 @@ from app.api.conditions import prefers_html
 from app.api.identifiers import FORMS
 from app.shared import errors
 from rocket_core import errors as core_errors
+from rocket_core.descriptions import described
 
 PROBLEM_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 5
@@ -82,18 +83,20 @@ class Problem(BaseModel):
     """An error, as RFC 9457 has it.
 
     Attributes:
-        type: names the kind of error.
+        type: names the kind of error, as a URN that ends with `code`.
         title: the status in words.
-        status: the HTTP status.
+        status: the HTTP status, 400 to 599.
         detail: what is wrong, where, and what to do.
         code: stable code of the kind of error.
-        request_id: names the request in the service's log.
-        param: the member of the request that is wrong.
+        request_id: names the request in the service's log; null where it has none.
+        param: the member of the request that is wrong; of a member within another both, with a dot between.
         errors: `param` and `message` of all members that are wrong.
         missing: what the service lacks.
         broker: how the workers hear of jobs, where that was asked for.
-        nearest_ratio: the ratio nearest to the one asked for that can be reached.
+        nearest_ratio: the ratio nearest to the one asked for that can be reached, [0, 1).
     """
+
+    model_config = ConfigDict(json_schema_extra=described)
 
     type: str
     title: str
@@ -108,10 +111,13 @@ class Problem(BaseModel):
     nearest_ratio: float | None = None
 
 
+_SCHEMA = Problem.model_json_schema()
+
+
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The problem documents of an endpoint, for the OpenAPI document; `default` stands for failures of the service."""
     # Written out, as the framework would file a model under the media type of the endpoint's success.
-    content = {PROBLEM_TYPE: {"schema": Problem.model_json_schema()}}
+    content = {PROBLEM_TYPE: {"schema": _SCHEMA}}
     answers: dict[int | str, dict[str, Any]] = {"default": {"content": content, "description": "The service failed"}}
     for status in statuses:
         answers[status] = {"content": content, "description": HTTPStatus(status).phrase}

@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.dependencies import ContextDep, JobId, OwnerDep
 from app.api.errors import problems
-from app.api.views import EventList, ProgressView, event_view, progress_view
+from app.api.resources import EventList, ProgressView
+from app.api.views import event_view, progress_view
 from app.services import jobs
 from app.services.context import Context
 from app.shared.errors import AppError, TooManyStreamsError
@@ -89,9 +90,19 @@ async def list_events(
     request: Request,
     context: ContextDep,
     owner: OwnerDep,
-    after: Annotated[int, Query(ge=0, le=_MAX_SEQUENCE)] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    last_event_id: Annotated[int | None, Header(ge=0, le=_MAX_SEQUENCE)] = None,
+    after: Annotated[
+        int,
+        Query(ge=0, le=_MAX_SEQUENCE, description="Number of an event: only those behind it; 0 begins at the first."),
+    ] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="How many at most; a stream sends all.")] = 100,
+    last_event_id: Annotated[
+        int | None,
+        Header(
+            ge=0,
+            le=_MAX_SEQUENCE,
+            description="Number of the last event seen, where a stream is taken up again; goes before `after`.",
+        ),
+    ] = None,
 ) -> EventList | Response:
     """What happened to a job, oldest first; with `Accept: text/event-stream` also what happens, until the job ends."""
     page = await run_in_threadpool(jobs.list_events, context, owner, job_id, after=after, limit=limit)

@@ -4,16 +4,23 @@ from http import HTTPStatus
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from app.api.errors import RETRY_AFTER_SECONDS, problem, problems
 from app.services import health
+from rocket_core.descriptions import described
 
 router = APIRouter(tags=["health"])
 
 
 class Alive(BaseModel):
-    """The process answers."""
+    """The process answers.
+
+    Attributes:
+        status: always `ok`.
+    """
+
+    model_config = ConfigDict(json_schema_extra=described)
 
     status: Literal["ok"] = "ok"
 

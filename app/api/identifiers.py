@@ -17,8 +17,11 @@ FORMS: Mapping[str, str] = {
 }
 """What to tell people in place of the regular expression that a text does not match."""
 
-AfterJob = Annotated[str | None, Query(pattern=JOB_ID)]
-AfterProfile = Annotated[str | None, Query(pattern=PROFILE_ID)]
+AfterJob = Annotated[str | None, Query(pattern=JOB_ID, description="Id of a job: only those made before it.")]
+AfterProfile = Annotated[
+    str | None, Query(pattern=PROFILE_ID, description="Id of a profile: only those made before it.")
+]
+PageSize = Annotated[int, Query(ge=1, le=100, description="How many at most.")]
 
 
 def is_job_id(text: str) -> bool:

@@ -9,9 +9,10 @@ from fastapi.concurrency import run_in_threadpool
 from app.api.conditions import is_known
 from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, IdempotencyKeyDep, JobId, LabelsDep, OwnerDep
 from app.api.errors import problems
-from app.api.identifiers import AfterJob
+from app.api.identifiers import AfterJob, PageSize
+from app.api.resources import JobList, JobView, LayerList
 from app.api.submission import accept_job, accepted, hint
-from app.api.views import JobList, JobView, LayerList, job_view, layer_view
+from app.api.views import job_view, layer_view
 from app.api.waiting import WaitDep, wait_for_end
 from app.services import jobs, outputs
 from app.shared.lifecycle import Status
@@ -62,8 +63,8 @@ def list_jobs(
     owner: OwnerDep,
     labels: LabelsDep,
     after: AfterJob = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    status: Status | None = None,
+    limit: PageSize = 20,
+    status: Annotated[Status | None, Query(description="Only jobs of this status.")] = None,
 ) -> JobList:
     """Jobs, newest first."""
     choice = JobFilter(status=status, metadata=labels)

@@ -2,22 +2,14 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response, status
+from fastapi import APIRouter, Depends, Path, Request, Response, status
 
 from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, IdempotencyKeyDep, OwnerDep
 from app.api.errors import problems
-from app.api.identifiers import AfterProfile, is_profile_id
+from app.api.identifiers import AfterProfile, PageSize, is_profile_id
+from app.api.resources import AllocationView, Frontier, JobView, ProfileList, ProfileView
 from app.api.submission import accept_job
-from app.api.views import (
-    AllocationView,
-    Frontier,
-    JobView,
-    ProfileList,
-    ProfileView,
-    allocation_view,
-    frontier_view,
-    profile_view,
-)
+from app.api.views import allocation_view, frontier_view, profile_view
 from app.api.waiting import WaitDep
 from app.services import profiles
 from app.shared.errors import ProfileNotFoundError
@@ -41,7 +33,7 @@ def list_profiles(
     context: ContextDep,
     owner: OwnerDep,
     after: AfterProfile = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    limit: PageSize = 20,
 ) -> ProfileList:
     """Profiles that jobs have made, newest first.
 

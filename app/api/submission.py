@@ -4,7 +4,8 @@ from fastapi import Request, Response, status
 from fastapi.concurrency import run_in_threadpool
 from pydantic import SecretStr
 
-from app.api.views import JobView, job_path, job_view
+from app.api.resources import JobView
+from app.api.views import job_path, job_view
 from app.api.waiting import wait_for_end
 from app.services import jobs
 from app.services.context import Context

@@ -1,279 +1,30 @@
 """Rows as a client sees them."""
 
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import BaseModel, ConfigDict
-
+from app.api.resources import (
+    AllocationView,
+    ArtifactView,
+    CalibrationView,
+    EventView,
+    Frontier,
+    JobView,
+    LayerAllocation,
+    LayerView,
+    ProfileView,
+    ProgressView,
+    SizeView,
+)
 from app.services.outputs import Layer
 from app.services.profiles import Predicted
 from app.shared.lifecycle import Status
 from app.shared.models import Artifact, Job, JobEvent, Profile, Upload
 from app.shared.outcomes import JobError, JobResult
-from app.shared.requests import UPLOAD, CalibrationRequest, EvaluationRequest, JobKind, JobOptions, JobRequest, Queue
-from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.config import Budget, Objective
-from rocket_core.descriptions import described
+from app.shared.requests import UPLOAD, CalibrationRequest, JobOptions, JobRequest, Queue
+from rocket_core.candidates import LayerProfile
 
 if TYPE_CHECKING:
     from rocket_core.model_profile import WhatIf
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=described)
-
-
-class JobView(_Frozen):
-    """A job.
-
-    Attributes:
-        kind: `compression`, or `profile` for one that profiles layers and no more: it has a profile, but neither
-            result nor artifacts.
-        status: queued, running, cancelling, succeeded, failed or cancelled; new ones may be added.
-        stage: what a running job does.
-        progress: of the whole job, [0, 1].
-        ratio: fraction of the compressible parameters to remove; null where a size is asked for, or a profile.
-        target_bytes: most that the factored artifact may take; null where a ratio is asked for, or a profile.
-        attempt: how often it has started.
-        retry_of: the job that this one repeats.
-        queue: which workers run it.
-        expires_at: when its artifacts are deleted; null unless it has succeeded.
-        profile_id: what it knows of the model apart from the ratio, for `/profiles/{id}`; null until all layers are
-            profiled, and once that is deleted or has made room for others.
-        links: where its parts are.
-    """
-
-    id: str
-    object: Literal["job"] = "job"
-    kind: JobKind
-    status: Status
-    stage: str | None
-    progress: float
-    model_id: str
-    revision: str | None
-    ratio: float | None
-    target_bytes: int | None
-    calibration: CalibrationRequest
-    evaluate: EvaluationRequest | None
-    options: JobOptions
-    metadata: dict[str, str]
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    estimated_finish_at: datetime | None
-    expires_at: datetime | None
-    queue: Queue
-    attempt: int
-    retry_of: str | None
-    profile_id: str | None
-    error: JobError | None
-    result: JobResult | None
-    links: dict[str, str]
-
-
-class JobList(_Frozen):
-    """A page of jobs, newest first; `after=last_id` is the next."""
-
-    object: Literal["list"] = "list"
-    data: list[JobView]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-
-
-class EventView(_Frozen):
-    """Something that happened to a job; `id` counts from 1 without gaps."""
-
-    id: int
-    created_at: datetime
-    level: str
-    type: str
-    message: str
-    data: dict[str, Any]
-
-
-class EventList(_Frozen):
-    """A page of events, oldest first; `after=last_id` is the next."""
-
-    object: Literal["list"] = "list"
-    data: list[EventView]
-    has_more: bool
-    last_id: int | None
-
-
-class ProgressView(_Frozen):
-    """Where a job is, as its stream of events tells it."""
-
-    status: Status
-    stage: str | None
-    progress: float
-    estimated_finish_at: datetime | None
-
-
-class LayerView(LayerProfile):
-    """A layer's profile, and the candidate that it got."""
-
-    chosen: Candidate | None
-
-
-class LayerList(_Frozen):
-    """All layers profiled so far, in the order of the model."""
-
-    object: Literal["list"] = "list"
-    data: list[LayerView]
-
-
-class ArtifactView(_Frozen):
-    """A file to download, until it expires."""
-
-    name: str
-    size: int
-    sha256: str
-    media_type: str
-    expires_at: datetime
-
-
-class ArtifactList(_Frozen):
-    """All files of a job."""
-
-    data: list[ArtifactView]
-
-
-class NamedView(_Frozen):
-    """Something that this server offers by name."""
-
-    id: str
-
-
-class NamedList(_Frozen):
-    """All that this server offers by name."""
-
-    object: Literal["list"] = "list"
-    data: list[NamedView]
-
-
-class CalibrationView(_Frozen):
-    """Text to calibrate on.
-
-    Attributes:
-        id: as `calibration.dataset` takes it.
-        size: bytes of an upload; null for what the server offers.
-        documents: documents of an upload.
-        sha256: hash of its content.
-        created_at: when it was uploaded first.
-    """
-
-    id: str
-    size: int | None = None
-    documents: int | None = None
-    sha256: str | None = None
-    created_at: datetime | None = None
-
-
-class CalibrationList(_Frozen):
-    """All text to calibrate on."""
-
-    object: Literal["list"] = "list"
-    data: list[CalibrationView]
-
-
-class ProfileView(_Frozen):
-    """What is known of a model before a ratio is chosen.
-
-    Attributes:
-        model_id: the model, as the job that made it named it.
-        calibration: the calibration data.
-        options: of that job; a later job takes the profile over if those that a profile depends on are the same.
-        layers: how many are profiled.
-        reachable_ratio: the largest ratio that can be reached.
-        used_at: when a job last made or found it.
-        links: where its parts are.
-    """
-
-    id: str
-    object: Literal["profile"] = "profile"
-    model_id: str
-    calibration: CalibrationRequest
-    options: JobOptions
-    layers: int
-    reachable_ratio: float
-    created_at: datetime
-    used_at: datetime
-    links: dict[str, str]
-
-
-class ProfileList(_Frozen):
-    """A page of profiles, newest first; `after=last_id` is the next."""
-
-    object: Literal["list"] = "list"
-    data: list[ProfileView]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-
-
-class SizeView(_Frozen):
-    """A model at one ratio, as its profile predicts it.
-
-    Attributes:
-        ratio: fraction to remove, of what the budget counts.
-        kept_parameters: what is left of the compressible parameters.
-        stored_bytes: of the compressible layers, masks included.
-        model_bytes: of all weights of the model.
-        error: sum of the objective over the layers.
-    """
-
-    ratio: float
-    kept_parameters: int
-    stored_bytes: int
-    model_bytes: int
-    error: float
-
-
-class Frontier(_Frozen):
-    """A model at all ratios, by rising ratio.
-
-    Attributes:
-        objective: what `error` is: `fisher` (nats per token), `whitened` or `weight`.
-        budget: what ratios are fractions of: parameters or bytes.
-        compressible_parameters: of the profiled layers as they are.
-        dense_bytes: of all weights as they are.
-        data: one point for each hundredth, and one for the largest ratio that can be reached.
-    """
-
-    object: Literal["list"] = "list"
-    objective: Objective
-    budget: Budget
-    compressible_parameters: int
-    dense_bytes: int
-    data: list[SizeView]
-
-
-class LayerAllocation(_Frozen):
-    """What a layer would get.
-
-    Attributes:
-        name: module name.
-        chosen: its candidate.
-    """
-
-    name: str
-    chosen: Candidate
-
-
-class AllocationView(SizeView):
-    """An allocation that nobody has carried out.
-
-    Attributes:
-        budget: what `ratio` is a fraction of; bytes where a size was asked for.
-        proven: whether no other choice of candidates has less error.
-        layers: what each would get, in the order of the model.
-    """
-
-    object: Literal["allocation"] = "allocation"
-    budget: Budget
-    proven: bool
-    layers: list[LayerAllocation]
 
 
 def profile_view(profile: Profile) -> ProfileView:

@@ -8,7 +8,8 @@ from fastapi.responses import Response
 from app.api.addresses import PAGES
 from app.api.dependencies import ContextDep, OwnerDep
 from app.api.identifiers import is_job_id
-from app.api.views import JobView, job_view
+from app.api.resources import JobView
+from app.api.views import job_view
 from app.pages.jobs import figure_data, find_report
 from app.pages.rendering import render
 from app.services import jobs

@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Literal
 
-from app.api.views import JobView
+from app.api.resources import JobView
 from app.shared.models import JobEvent
 from app.shared.requests import LOCAL
 

@@ -38,8 +38,8 @@ class Available(_Frozen):
     """What is free where jobs run.
 
     Attributes:
-        memory_bytes: memory of the CPU; null where the system does not say.
-        disk_bytes: disk of the data folder.
+        memory_bytes: free memory of the CPU; null where the system does not say.
+        disk_bytes: free disk of the data folder.
     """
 
     memory_bytes: _Count | None
@@ -53,19 +53,22 @@ class Estimate(_Frozen):
     rest is an estimate: only the job itself, which builds the model, knows which of its matrices can be compressed.
 
     Attributes:
+        object: always `estimate`.
+        model_id: the model, as asked for.
         commit: what the revision names now; null for a local model.
         parameters: of the whole model.
-        stored_bytes: of its weights; what a model of the Hub takes to download.
+        stored_bytes: bytes of its weights; what a model of the Hub takes to download.
         compressible_parameters: of the layers that can be compressed, without those that are ignored.
         kept_parameters: most that are left of them at the ratio.
-        factored_bytes: most that the weights of the factored artifact take.
-        ratio: what is asked for, or what has to go of the compressible layers' bytes for the size that is asked for; 0
-            for a profile alone.
+        factored_bytes: most bytes that the weights of the factored artifact take.
+        ratio: what is asked for, [0, 1), or what has to go of the compressible layers' bytes for the size that is asked
+            for; 0 for a profile alone.
         nearest_ratio: the same, or the highest that is certain to be reached if that is less.
         calibration_tokens: most that are read, or what images and audio become in the model; short data have fewer.
-        memory_bytes: of the device that computes, at the most demanding moment; an evaluation holds the whole model.
-        disk_bytes: for checkpoints, artifacts and what an evaluation keeps meanwhile, the download of the model not
-            included.
+        memory_bytes: memory of the device that computes, at the most demanding moment; an evaluation holds the whole
+            model.
+        disk_bytes: disk for checkpoints, artifacts and what an evaluation keeps meanwhile, the download of the model
+            not included.
         available: what is free where jobs run; null where they run on other machines.
         seconds: null: how fast a worker is cannot be told from here.
     """

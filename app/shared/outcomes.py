@@ -38,8 +38,8 @@ class JobResult(_Frozen):
         achieved_ratio: fraction of the compressible parameters removed, [0, 1).
         kept_parameters: what is left of them.
         compressible_parameters: parameters of the selected linear layers.
-        stored_bytes: all safetensors of the smallest export.
-        dense_bytes: all safetensors of the original.
+        stored_bytes: bytes of all safetensors of the smallest export.
+        dense_bytes: bytes of all safetensors of the original.
     """
 
     achieved_ratio: float

@@ -81,10 +81,10 @@ class CalibrationRequest(_Frozen):
     Attributes:
         dataset: of text `builtin`, a name of the Hub's datasets, `local/FILE` with its ending, or `upload/ID`; of
             images or audio `local/FOLDER`, or `synthetic`, a stand-in that costs quality.
-        samples: windows of tokens, images, or windows of audio.
-        sequence_length: tokens per window of text; None takes 1024 or what the model can attend to, whichever is less.
-            Images have none.
-        seed: which samples are drawn.
+        samples: windows of tokens, images, or windows of audio, 1 to 65,536; 256 by default.
+        sequence_length: tokens per window of text, at least 2; null (the default) takes 1024 or what the model can
+            attend to, whichever is less. Images have none.
+        seed: which samples are drawn, 0 (the default) to 2⁶³ - 1.
     """
 
     dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
@@ -111,17 +111,17 @@ class EvaluationRequest(_Frozen):
         dataset: text to predict, named as `calibration.dataset` is; `builtin` (the default) is 36,000 characters on
             which nothing is ever calibrated. Where it is the calibration's own dataset, the documents behind the last
             calibrated one are read; else a file from its beginning.
-        samples: windows (of an encoder: sentences), 64 by default, fewer if the text ends before; each costs two
-            forward passes.
-        sequence_length: tokens per window; null (the default) takes 1024 or what the model can attend to, whichever is
-            less.
-        stride: tokens from one window's begin to the next; every token is predicted once, from at least
-            `sequence_length - stride` tokens before it. Null (the default) is `sequence_length`, the cheapest; half of
-            it costs twice the windows for the same text.
+        samples: windows (of an encoder: sentences), 1 to 65,536, 64 by default, fewer if the text ends before; each
+            costs two forward passes.
+        sequence_length: tokens per window, at least 2; null (the default) takes 1024 or what the model can attend to,
+            whichever is less.
+        stride: tokens from one window's begin to the next, 1 to `sequence_length`; every token is predicted once,
+            from at least `sequence_length - stride` tokens before it. Null (the default) is `sequence_length`, the
+            cheapest; half of it costs twice the windows for the same text.
         tasks: zero-shot tasks of lm-evaluation-harness, none by default: `arc_easy`, `lambada_openai`, ... or
             `local/FILE.jsonl` in the operator's datasets folder; each costs a forward pass per choice of each item, for
             both models. The worker must have the extra `evaluation`.
-        task_items: items read of each task; null (the default) reads all.
+        task_items: items read of each task, at least 1; null (the default) reads all.
     """
 
     dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
@@ -174,12 +174,12 @@ class JobRequest(_Stored):
         model_id: `namespace/name` on the Hub, or `local/NAME` in the operator's models folder.
         revision: branch, tag or commit of a repository on the Hub.
         ratio: fraction of the compressible parameters to remove, [0, 1).
-        target_bytes: most that all safetensors of the factored artifact may take, in place of a ratio.
+        target_bytes: most bytes that all safetensors of the factored artifact may take, in place of a ratio.
         calibration: the calibration data.
         evaluate: how the result is compared with the dense model; null (the default) does not, and costs nothing.
         options: settings of the method.
         metadata: the client's own labels: at most 16, keys up to 64 and values up to 512 characters.
-        queue: which workers run it, `cpu` or `gpu`; None takes the server's default.
+        queue: which workers run it, `cpu` or `gpu`; null takes the server's default.
     """
 
     model_id: Annotated[str, AfterValidator(_model_id)]
@@ -276,7 +276,7 @@ class ProfileRequest(_Stored):
         options: settings of the method; a later job takes the profile over if those that a profile depends on are the
             same.
         metadata: the client's own labels: at most 16, keys up to 64 and values up to 512 characters.
-        queue: which workers run it, `cpu` or `gpu`; None takes the server's default.
+        queue: which workers run it, `cpu` or `gpu`; null takes the server's default.
     """
 
     model_id: Annotated[str, AfterValidator(_model_id)]
@@ -304,9 +304,9 @@ class AllocationRequest(_Frozen):
 
     Attributes:
         ratio: fraction of the compressible parameters, or bytes as the profile's budget counts, to remove, [0, 1).
-        model_bytes: most that all weights of the model may take; the best model within it is predicted.
-        error: most that the predicted error may be, in the measure of the profile's objective; the smallest model
-            within it is predicted.
+        model_bytes: most bytes that all weights of the model may take; the best model within it is predicted.
+        error: most that the predicted error may be, at least 0, in the measure of the profile's objective; the
+            smallest model within it is predicted.
     """
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
