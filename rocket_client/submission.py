@@ -60,7 +60,16 @@ def explained_refusals(rocket: "Rocket", values: Mapping[str, Any]) -> Iterator[
         yield
     except ProblemError as error:
         datasets = (values["calibration"], values.get("evaluate"))
-        raise explain_names(rocket, error, model_id=values["model_id"], datasets=datasets) from error
+        explained = explain_names(rocket, error, model_id=values["model_id"], datasets=datasets)
+        raise _naming_pattern(explained, values["ignore"] or ()) from error
+
+
+def _naming_pattern(error: ProblemError, patterns: Sequence[str]) -> ProblemError:
+    """Says which `--ignore` is refused: the server repeats nothing of what was sent, but says where it stands."""
+    member, _, position = (error.param or "").rpartition(".")
+    if member != "options.ignore" or not position.isdecimal() or int(position) >= len(patterns):
+        return error
+    return error.explained(f"--ignore {patterns[int(position)]!r}: {error.detail}")
 
 
 def read_labels(pairs: Sequence[str]) -> dict[str, str]:

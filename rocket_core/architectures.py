@@ -5,7 +5,6 @@ inside a repeated block, is not tied, is not the head, and is later seen by a fo
 blocks; an encoder-decoder has two.
 """
 
-import difflib
 import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.footprint import positions
+from rocket_core.layer_names import advice_on_pattern
 
 # By the model's main argument.
 _KINDS: dict[str, InputKind] = {"input_ids": "text", "pixel_values": "images", "input_features": "audio"}
@@ -242,12 +242,13 @@ def ignored_layers(names: Sequence[str], patterns: Iterable[str]) -> dict[str, s
         UnmatchedIgnoreError: a pattern matches no layer.
     """
     ignored: dict[str, str] = {}
-    for pattern in patterns:
+    for position, pattern in enumerate(patterns):
         matches = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
         if not matches:
             raise UnmatchedIgnoreError(
-                f"ignore pattern {pattern!r} matches none of the {len(names)} compressible layers"
-                f"{_suggestion(names, pattern)}"
+                f"ignore pattern {pattern!r} matches none of the {len(names)} compressible layers; "
+                f"{advice_on_pattern(names, pattern)}",
+                position=position,
             )
         for name in matches:
             ignored.setdefault(name, pattern)
@@ -324,12 +325,6 @@ def _linear_names(model: PreTrainedModel, block: str) -> list[str]:
         # The exact type: subclasses (routers, non-quantizable projections) are used in ways of their own.
         if type(module) in _LINEAR_TYPES and module is not head and f"{block}.{name}.weight" not in tied
     ]
-
-
-def _suggestion(names: Sequence[str], pattern: str) -> str:
-    leaves = sorted({name.rsplit(".", 1)[-1] for name in names})
-    close = difflib.get_close_matches(pattern.strip("*."), leaves, n=1)
-    return f"; did you mean '*.{close[0]}'?" if close else f"; layers are called like {names[0]!r}"
 
 
 def _first_line(error: BaseException) -> str:

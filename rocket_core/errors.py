@@ -49,9 +49,17 @@ class UnknownDatasetError(InvalidConfigError):
 
 
 class UnmatchedIgnoreError(InvalidConfigError):
-    """An ignore pattern matches no compressible layer."""
+    """An ignore pattern matches no compressible layer.
+
+    Attributes:
+        position: which of the patterns, from 0.
+    """
 
     code = "unmatched_ignore"
+
+    def __init__(self, message: str, *, position: int) -> None:
+        super().__init__(message)
+        self.position = position
 
 
 class ModelNotFoundError(RocketError):

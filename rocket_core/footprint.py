@@ -4,7 +4,6 @@ A run knows the shapes of the model that it has built (`rocket_core.pipeline.res
 safetensors headers tell (`describe_model`). Both come here, so that an estimate and a preflight agree.
 """
 
-import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from rocket_core.budget import Shape
 from rocket_core.config import CompressionConfig, InputKind
 from rocket_core.errors import UnsupportedArchitectureError
 from rocket_core.headers import WeightSummary, storage_dtype
+from rocket_core.layer_names import matches_any, possible_names
 
 # Enough tokens in one batch to keep matrix products busy; more would only take memory.
 TOKENS_PER_BATCH = 8192
@@ -227,7 +227,9 @@ def describe_model(
     turned = config.get("model_type") in _CONV1D_FAMILIES
     for name, (rows, columns) in weights.matrices:
         member = _block_of(name)
-        if _list_of(member) not in lists or _is_no_layer(name.removeprefix(member)) or _is_ignored(name, ignore):
+        if _list_of(member) not in lists or _is_no_layer(name.removeprefix(member)):
+            continue
+        if matches_any(possible_names(config, name), ignore):
             continue
         layers.setdefault(member, []).append((rows, columns) if turned else (columns, rows))
     if not layers:
@@ -329,15 +331,6 @@ def _is_no_layer(rest: str) -> bool:
 def _list_of(block: str) -> str:
     """Name of the list that a block is a member of."""
     return block.rpartition(".")[0]
-
-
-def _is_ignored(name: str, patterns: Iterable[str]) -> bool:
-    # Some checkpoints leave out the name of the module around the decoder.
-    return any(
-        fnmatch.fnmatchcase(full, pattern)
-        for pattern in patterns
-        for full in (name, f"model.{name}", f"transformer.{name}")
-    )
 
 
 def _gram_bytes(shape: Shape, work: Workload) -> int:

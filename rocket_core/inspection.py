@@ -5,7 +5,7 @@ Only what is certain is refused here; the rest is for the preflight of a run, wh
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ from rocket_core.errors import (
     InfeasibleBudgetError,
     InvalidConfigError,
     UnknownDatasetError,
+    UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
 from rocket_core.headers import WeightSummary, storage_dtype
+from rocket_core.layer_names import PREFIXES, advice_on_pattern, matches_any, possible_names
 
 # Families that cannot be compressed and are asked for by mistake: without one list of blocks (an encoder-decoder: two),
 # with blocks that share weights or are run in ways of their own, or with an input that calibration cannot make.
@@ -49,6 +51,9 @@ OWN_CODE_ONLY = frozenset(
 )
 
 DEFAULT_WINDOW_LENGTH = 1024
+
+# Layers times characters of patterns: a second's work.
+_MOST_COMPARED = 10_000_000
 
 Shape = tuple[int, int]
 """Input and output features of a layer."""
@@ -167,6 +172,31 @@ def refuse_weights(weights: WeightSummary, ratio: float, model: str) -> None:
             f"{model} has no repeated blocks with weight matrices, so that there is nothing to compress"
         )
     _refuse_ratio_of_any_selection(shapes, ratio)
+
+
+def refuse_ignore(config: Mapping[str, object], weights: WeightSummary, patterns: Sequence[str], model: str) -> None:
+    """Refuses patterns of layers to leave alone of which one matches no layer, as far as names in the files can tell.
+
+    Args:
+        config: the content of config.json.
+        weights: what the headers tell; at least one matrix in a block.
+        patterns: glob patterns of layer names. Messages do not repeat them, but say which one it is.
+        model: names the model in messages.
+
+    Raises:
+        UnmatchedIgnoreError: with what to write in its place.
+    """
+    stored = [name for name, _ in weights.matrices]
+    # What takes long to compare is for the preflight, as are families whose layers may be called otherwise.
+    if config.get("model_type") not in PREFIXES or len(stored) * sum(map(len, patterns)) > _MOST_COMPARED:
+        return
+    names = [name for layer in stored for name in possible_names(config, layer)]
+    for position, pattern in enumerate(patterns):
+        if not matches_any(names, (pattern,)):
+            which = "the ignore pattern" if len(patterns) == 1 else f"ignore pattern {position + 1} of {len(patterns)}"
+            raise UnmatchedIgnoreError(
+                f"{which} matches no layer of {model}; {advice_on_pattern(stored, pattern)}", position=position
+            )
 
 
 def window_length(positions: int | None, requested: int | None) -> int:

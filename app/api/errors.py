@@ -172,6 +172,14 @@ def wants_page(request: Request) -> bool:
     return is_page(request.url.path) and asks
 
 
+def param_of(error: Exception) -> str | None:
+    """The member of a request that an error is about; None if it is about none in particular."""
+    if isinstance(error, core_errors.UnmatchedIgnoreError):
+        return f"options.ignore.{error.position}"
+    param: str | None = getattr(error, "param", None)
+    return param
+
+
 def _on_known_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.AppError | core_errors.RocketError)
     status = status_of(type(error))
@@ -188,7 +196,7 @@ def _on_known_error(request: Request, error: Exception) -> Response:
         _log.error("%s", error, extra={"code": error.code})
         detail = (type(error).__doc__ or "").partition("\n")[0]
     more = {"nearest_ratio": error.nearest_ratio} if isinstance(error, core_errors.InfeasibleBudgetError) else {}
-    return problem(request, status, error.code, detail, headers=headers, param=getattr(error, "param", None), **more)
+    return problem(request, status, error.code, detail, headers=headers, param=param_of(error), **more)
 
 
 def _on_invalid_request(request: Request, error: Exception) -> Response:

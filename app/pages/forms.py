@@ -113,6 +113,11 @@ def _size(text: str) -> int:
         raise InvalidFieldsError({"size": "write a size such as 500MB or 1.5GB"}) from None
 
 
+def field_of(member: str) -> str:
+    """Where a member of a request, dotted, is filled in; "" for the form as a whole."""
+    return _FIELDS.get(".".join(member.split(".")[:2]), "")
+
+
 def _problems(error: ValidationError) -> dict[str, str]:
     found: dict[str, str] = {}
     for item in error.errors(include_input=False, include_url=False):

@@ -10,8 +10,8 @@ from fastapi.responses import Response
 
 from app.api.addresses import PAGES
 from app.api.dependencies import ContextDep, OwnerDep
-from app.api.errors import status_of
-from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, read_compression, read_profile
+from app.api.errors import param_of, status_of
+from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, field_of, read_compression, read_profile
 from app.pages.frontiers import frontier_of
 from app.pages.rendering import redirect, render
 from app.services import estimates, jobs, profiles, uploads
@@ -110,7 +110,7 @@ def _submit(
         status = status_of(type(error))
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status is not HTTPStatus.SERVICE_UNAVAILABLE:
             raise
-        return _form(request, context, owner, fields, {"": str(error)}, status)
+        return _form(request, context, owner, fields, {field_of(param_of(error) or ""): str(error)}, status)
     return redirect(request, f"{PAGES}/jobs/{submission.job.id}")
 
 

@@ -28,6 +28,7 @@ from rocket_core.inspection import (
     ratio_within,
     refuse_calibration,
     refuse_config,
+    refuse_ignore,
     refuse_weights,
     window_length,
 )
@@ -149,6 +150,7 @@ def _judge(
 ) -> AdmittedModel:
     if weights is not None:
         refuse_weights(weights, request.ratio or 0.0, name)
+        refuse_ignore(config, weights, request.options.ignore, name)
         if request.target_bytes is not None:
             options = request.options
             model = describe_model(config, weights, ignore=options.ignore, dtype=options.dtype)

@@ -99,7 +99,7 @@ def test_class_that_the_table_does_not_know_has_the_code_of_its_base() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "exit_code"),
     [
-        (errors.UnmatchedIgnoreError("x"), "unmatched_ignore", 2),
+        (errors.UnmatchedIgnoreError("x", position=0), "unmatched_ignore", 2),
         (errors.InfeasibleBudgetError("x", nearest_ratio=0.5), "infeasible_budget", 4),
         (errors.CompressionCancelledError("x"), "cancelled", 130),
         (KeyboardInterrupt(), "cancelled", 130),

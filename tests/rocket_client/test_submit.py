@@ -176,6 +176,17 @@ def test_of_two_datasets_the_unknown_one_is_answered(remote):
     assert "did you mean local/mine.jsonl?" in outcome.err
 
 
+@pytest.mark.parametrize("command", [("submit", "--ratio", "0.3"), ("estimate", "--size", "4MB"), ("profile",)])
+def test_a_pattern_that_matches_no_layer_is_named(remote, client, command):
+    wrong = ("--ignore", "*.q_proj", "--ignore", "*.dwn_proj")
+    outcome = remote(command[0], "local/tiny", *command[1:], *wrong)
+
+    assert outcome.code == 2
+    assert "--ignore '*.dwn_proj': " in outcome.err
+    assert "did you mean '*.down_proj'?" in outcome.err
+    assert client.list_jobs().data == ()
+
+
 @pytest.mark.parametrize(
     ("ratio", "code", "said"), [("1.5", 2, "less than 1"), ("nan", 2, "ratio"), ("0.99", 4, "0.99")]
 )

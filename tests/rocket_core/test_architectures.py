@@ -241,6 +241,14 @@ def test_an_ignore_pattern_without_a_match_is_an_error_with_a_hint(pattern):
             ignored_layers(NAMES, [pattern])
 
 
+def test_what_resembles_no_layer_is_answered_with_how_layers_are_called():
+    with pytest.raises(
+        UnmatchedIgnoreError, match=r"called like 'model.*q_proj' and end in down_proj, q_proj"
+    ) as raised:
+        ignored_layers(NAMES, ["*.q_proj", "encoder.*"])
+    assert raised.value.position == 1
+
+
 def test_window_length_defaults_to_what_the_model_attends_to():
     assert window_length(LlamaConfig(max_position_embeddings=64), None) == 64
     assert window_length(LlamaConfig(max_position_embeddings=8192), None) == 1024

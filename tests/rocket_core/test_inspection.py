@@ -5,10 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from rocket_core import inspection
-from rocket_core.architectures import build_architecture, read_config
+from rocket_core.architectures import build_architecture, ignored_layers, read_config
 from rocket_core.checkpoint import find_model
 from rocket_core.config import CalibrationConfig, CompressionConfig
 from rocket_core.errors import (
@@ -16,18 +17,22 @@ from rocket_core.errors import (
     InfeasibleBudgetError,
     RocketError,
     UnknownDatasetError,
+    UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
 from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
+from rocket_core.hf.names import disk_names
 from rocket_core.inspection import (
     UNSUPPORTED,
     input_kind,
     parse_config,
     refuse_calibration,
     refuse_config,
+    refuse_ignore,
     refuse_unreachable,
     refuse_weights,
 )
+from rocket_core.layer_names import PREFIXES
 from rocket_core.pipeline.preflight import prepare_run
 from tests.reference.tiny_models import ALL_FAMILIES, byte_tokenizer, save_tiny_model
 
@@ -246,3 +251,84 @@ def test_families_with_code_of_their_own_are_none_that_transformers_has():
     inspection.refuse_config({"model_type": "phi3", "auto_map": {"AutoConfig": "a.B"}}, "m")
     with pytest.raises(UnsupportedArchitectureError, match="code of its own"):
         inspection.refuse_config({"model_type": "chatglm", "auto_map": {"AutoConfig": "a.B"}}, "m")
+
+
+def described(folder):
+    files = local_weight_files(folder, "m")
+    weights = sum_summaries(summarize(read_header(file, file.name)) for file in files)
+    return parse_config((folder / "config.json").read_bytes(), "m"), weights
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", [*ALL_FAMILIES, *MORE])
+def test_a_pattern_that_the_library_takes_is_never_refused(family, tmp_path):
+    folder = save(family, tmp_path)
+    config, weights = described(folder)
+    try:
+        architecture = build_architecture(read_config(folder), torch.float32)
+    except UnsupportedArchitectureError:
+        return
+    names = [name for block in architecture.layers for name in block]
+    for name in names:
+        first, last = name.split(".", 1)[0], name.rsplit(".", 1)[-1]
+        patterns = (name, f"*.{last}", f"{first}.*", f"*{name[3:]}")
+        ignored_layers(names, patterns)
+        refuse_ignore(config, weights, patterns, "m")
+
+
+@pytest.mark.parametrize("family", sorted(set(ALL_FAMILIES) & set(PREFIXES)))
+def test_a_pattern_that_matches_nothing_is_refused_early_with_its_place_and_without_its_text(family, tmp_path):
+    folder = save_tiny_model(family, tmp_path)
+    config, weights = described(folder)
+    names = [name for block in build_architecture(read_config(folder), torch.float32).layers for name in block]
+    leaf = names[0].rsplit(".", 1)[-1]
+    for wrong in ("canary", f"*.{leaf}x_canary", "*.canary.*", "*.7.*"):
+        patterns = [f"*.{leaf}", wrong]
+        with pytest.raises(UnmatchedIgnoreError) as late:
+            ignored_layers(names, patterns)
+        with pytest.raises(UnmatchedIgnoreError) as early:
+            refuse_ignore(config, weights, patterns, "m")
+        assert early.value.position == late.value.position == 1
+        assert "canary" not in str(early.value)
+        assert str(early.value).startswith("ignore pattern 2 of 2 matches no layer of m; ")
+        assert f"'*.{leaf}'" in str(early.value) or "layers are called like" in str(early.value)
+
+
+def test_a_slip_is_answered_with_what_was_meant():
+    weights = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(2, 2): 1}, matrices=(("h.0.attn.c_attn", (2, 2)),))
+    with pytest.raises(
+        UnmatchedIgnoreError, match=r"the ignore pattern matches no layer of m; did you mean '\*.c_attn'"
+    ):
+        refuse_ignore({"model_type": "gpt2"}, weights, ("*.c_atn",), "m")
+    # As the built model calls it.
+    refuse_ignore({"model_type": "gpt2"}, weights, ("transformer.h.0.*", "*.c_attn"), "m")
+
+
+def test_what_takes_long_to_compare_and_families_with_other_names_are_for_the_preflight():
+    weights = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(2, 2): 1}, matrices=(("h.0.attn.c_attn", (2, 2)),))
+    refuse_ignore({"model_type": "gpt2"}, weights, ("none",) * 3_000_000, "m")
+    for kind in ("mixtral", "of_a_newer_transformers"):
+        refuse_ignore({"model_type": kind}, weights, ("none",), "m")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", sorted(PREFIXES))
+def test_families_whose_names_are_known_have_them_in_files_and_models(family):
+    config = AutoConfig.for_model(family)
+    for depth in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers"):
+        if hasattr(config, depth):
+            setattr(config, depth, 2)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:2]
+    architecture = build_architecture(config, torch.float32)
+    names = [name for block in architecture.layers for name in block]
+
+    assert architecture.model.base_model_prefix == PREFIXES[family]
+    assert disk_names(architecture.model, names) == {name: name for name in names}
+    # Of the old names in files that transformers still reads none is of a layer.
+    renamed = {
+        pattern
+        for conversion in get_model_conversion_mapping(architecture.model, add_legacy=False)
+        for pattern in conversion.source_patterns
+    }
+    assert renamed <= {r"^embed_out\."}

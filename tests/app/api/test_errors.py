@@ -106,6 +106,7 @@ def test_a_wrong_method_is_told_all_that_are_right(client, path, allowed):
         {"model_id": "local/tiny", "ratio": 0.3, "metadata": {"a": [CANARY]}},
         {"model_id": "local/tiny", "ratio": 0.3, "options": {"objective": CANARY}},
         {"model_id": "local/tiny", "ratio": 0.3, "options": {"export": [CANARY]}},
+        {"model_id": "local/tiny", "ratio": 0.3, "options": {"ignore": ["*.q_proj", CANARY]}},
         {"model_id": "local/tiny", "ratio": 0.3, "calibration": {"dataset": CANARY}},
         {"model_id": "local/tiny", "ratio": 0.3, "calibration": {"dataset": f"local/{CANARY}"}},
         {"model_id": "a/b", "ratio": 0.3, "revision": "../" + CANARY},

@@ -51,6 +51,7 @@ def test_it_refuses_what_a_job_would_be_refused_for(client, settings):
         {"ratio": 0.95},
         {"ratio": 2},
         {"model_id": "local/odd"},
+        {"options": {"ignore": ["*.q_prj"]}},
         {"model_id": "local/none"},
         {"calibration": {"dataset": "local/none.txt"}},
         {"calibration": {"dataset": "upload/" + "0" * 32}},

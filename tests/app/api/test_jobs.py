@@ -164,6 +164,18 @@ def test_a_job_that_has_not_changed_is_not_sent_again(client, submitted, worker)
     assert changed.headers["ETag"] != first.headers["ETag"]
 
 
+@pytest.mark.parametrize("path", ["/jobs", "/profiles"])
+def test_a_pattern_of_layers_to_leave_alone_that_matches_none_is_refused_at_once(client, path):
+    body = {name: value for name, value in BODY.items() if name != "ratio" or path == "/jobs"}
+    answer = client.post(path, json=body | {"options": {"ignore": ["*.q_proj", "*.dwn_proj"]}})
+    told = answer.json()
+    assert (answer.status_code, told["code"], told["param"]) == (422, "unmatched_ignore", "options.ignore.1")
+    assert "pattern 2 of 2 matches no layer of local/tiny; did you mean '*.down_proj'?" in told["detail"]
+    assert client.get("/jobs").json()["data"] == []
+    right = {"ignore": ["*.q_proj", "model.layers.1.*", "layers.0.mlp.down_proj", "*.[kv]_proj"]}
+    assert client.post(path, json=body | {"options": right}).status_code == 202
+
+
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "after=1", "after=job_%00", "status=lost"])
 def test_a_question_that_makes_no_sense_is_refused(client, query):
     assert client.get(f"/jobs?{query}").status_code == 422

@@ -66,6 +66,7 @@ def test_a_size_takes_the_place_of_the_ratio(submit, client):
         ({"model_id": "local/none"}, 422, "GET /models lists"),
         ({"samples": "many"}, 422, "integer"),
         ({"dataset": "local/none.txt"}, 422, "calibration"),
+        ({"ignore": "*.q_proj *.dwn_proj"}, 422, "pattern 2 of 2 matches no layer of local/tiny; did you mean '*.down"),
     ],
 )
 def test_what_cannot_be_is_said_beside_what_was_filled_in(submit, client, changes, status, said):

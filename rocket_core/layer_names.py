@@ -1,0 +1,63 @@
+"""Names of layers: as the files of a checkpoint have them, and as the built model has them. Loads no torch."""
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+# Families whose layers are called alike in files and models, but for a prefix that either may lack. All others are left
+# out: transformers may know their layers by names that the files do not tell.
+_FAMILIES_BY_PREFIX = {
+    "bert": "bert",
+    "biogpt": "biogpt",
+    "deberta": "deberta deberta-v2",
+    "distilbert": "distilbert",
+    "electra": "electra",
+    "gpt_neox": "gpt_neox",
+    "model": """
+        arcee bart cohere cohere2 ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 granite helium llama mbart mistral
+        modernbert olmo olmo2 olmo3 opt persimmon phi phi3 qwen2 qwen3 seed_oss smollm3 stablelm starcoder2 whisper xglm
+    """,
+    "mpnet": "mpnet",
+    "roberta": "camembert roberta xlm-roberta",
+    "transformer": "bloom codegen gpt2 gpt_bigcode gpt_neo gptj mpt mt5 t5 umt5",
+}
+PREFIXES: Mapping[object, str] = MappingProxyType(
+    {family: prefix for prefix, families in _FAMILIES_BY_PREFIX.items() for family in families.split()}
+)
+"""By model type what stands before the names of layers, in files or in models."""
+
+_LEAVES_SHOWN = 12
+
+
+def possible_names(config: Mapping[str, object], stored: str) -> tuple[str, ...]:
+    """Names that a layer may have in the built model.
+
+    Args:
+        config: the content of config.json.
+        stored: the layer's name in the files.
+    """
+    prefix = PREFIXES.get(config.get("model_type"))
+    if prefix is None:
+        # Some checkpoints leave out the name of the module around the decoder.
+        return stored, f"model.{stored}", f"transformer.{stored}"
+    bare = stored.removeprefix(f"{prefix}.")
+    return f"{prefix}.{bare}", bare
+
+
+def matches_any(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    """Whether one of the names of a layer matches one of the glob patterns."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+def advice_on_pattern(names: Sequence[str], pattern: str) -> str:
+    """What to write in place of a pattern that matches none of the names, of which there is at least one."""
+    leaves = sorted({name.rsplit(".", 1)[-1] for name in names})
+    close = difflib.get_close_matches(pattern.strip("*."), leaves, n=1)
+    if close:
+        return f"did you mean '*.{close[0]}'?"
+    more = ", ..." if len(leaves) > _LEAVES_SHOWN else ""
+    return (
+        f"layers are called like {names[0]!r} and end in {', '.join(leaves[:_LEAVES_SHOWN])}{more}; "
+        f"'*.{leaves[0]}' is a pattern for all that end alike"
+    )
