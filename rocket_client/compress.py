@@ -15,6 +15,7 @@ from rocket_client.progress import hide_library_bars, print_line, progress_view
 from rocket_client.rendering import print_report
 from rocket_core.config import WORK_FOLDER_NAME, CalibrationConfig, CompressionConfig, compression_config
 from rocket_core.energy import EnergyMeter
+from rocket_core.garbage import no_collection
 from rocket_core.report import CompressionReport
 
 if TYPE_CHECKING:
@@ -110,8 +111,9 @@ def _run(
 ) -> CompressionReport:
     with EnergyMeter() if energy else nullcontext() as meter:
         # Takes seconds, in which the meter gets ready.
-        from rocket_core.pipeline import KeptProfiles
-        from rocket_core.pipeline import compress as run_pipeline
+        with no_collection(lasting=True):
+            from rocket_core.pipeline import KeptProfiles
+            from rocket_core.pipeline import compress as run_pipeline
 
         hide_library_bars()
         with progress_view(quiet=quiet) as view, stopping_on_signals(view.announce_stop) as stop:

@@ -8,6 +8,7 @@ import typer
 from rocket_client import options
 from rocket_client.failures import reported_failures
 from rocket_client.progress import hide_library_bars, progress_view
+from rocket_core.garbage import no_collection
 
 if TYPE_CHECKING:
     from rocket_core.evaluation import EvaluationResult
@@ -50,9 +51,10 @@ def evaluate(
 def _run(
     model: str, text: Path, against: str | None, revision: str | None, settings: dict[str, Any], *, quiet: bool
 ) -> "EvaluationResult":
-    import rocket_core.hf  # noqa: F401 - teaches transformers to load compressed folders
-    from rocket_core.checkpoint import find_model
-    from rocket_core.evaluation import evaluate_text
+    with no_collection(lasting=True):
+        import rocket_core.hf  # noqa: F401 - teaches transformers to load compressed folders
+        from rocket_core.checkpoint import find_model
+        from rocket_core.evaluation import evaluate_text
 
     folder = find_model(model, revision).folder
     original = None if against is None else find_model(against).folder

@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, SYNTHETIC_DATASET
 from rocket_core.errors import CalibrationError, EmptyCalibrationError, HubUnavailableError, UnknownDatasetError
+from rocket_core.garbage import no_collection
 
 # Whole topics of `pydoc_data` that `builtin` leaves out: the text on which the bundled model is evaluated.
 HELD_OUT_TOPICS = ("assignment", "calls", "execmodel", "import")
@@ -59,6 +60,9 @@ _SKIPPED_FOLDERS = frozenset(
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+# Where a node of a syntax tree holds statements, or what holds statements.
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,7 +271,8 @@ def _builtin_documents() -> tuple[str, ...]:
         "\n\n".join(paragraph for paragraph in _paragraphs(text) if _normalised(paragraph) not in held_out)
         for text in chain(topics, _standard_library_docstrings())
     )
-    return tuple(text for text in texts if text)
+    with no_collection():
+        return tuple(text for text in texts if text)
 
 
 def _standard_library_docstrings() -> Iterator[str]:
@@ -286,9 +291,17 @@ def _modules(folder: Path) -> Iterator[Path]:
 
 
 def _docstrings(tree: ast.Module) -> list[str]:
-    documented = (node for node in ast.walk(tree) if isinstance(node, _Documented))
+    documented = (node for node in _statements(tree) if isinstance(node, _Documented))
     in_source_order = sorted(documented, key=lambda node: node.body[0].lineno if node.body else 0)
     return [docstring for node in in_source_order if (docstring := ast.get_docstring(node))]
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    # Not `ast.walk`: nearly all of its nodes are expressions, in which no docstring stands.
+    found: list[ast.AST] = [tree]
+    for node in found:
+        found += chain.from_iterable(getattr(node, block, ()) for block in _BLOCKS)
+        yield node
 
 
 def _paragraphs(text: str) -> list[str]:

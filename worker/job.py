@@ -37,6 +37,7 @@ from rocket_core.errors import (
     WorkFolderBusyError,
     WorkFolderError,
 )
+from rocket_core.garbage import no_collection
 from rocket_core.report import CompressionReport
 from worker.failures import failure_of
 from worker.inputs import HUB_CACHE, Inputs, collect_inputs
@@ -140,7 +141,8 @@ class Attempt:
 
         # Those of transformers too, which asks at its import; this process writes a log.
         disable_progress_bars()
-        from rocket_core.pipeline import KeptProfiles
+        with no_collection(lasting=True):
+            from rocket_core.pipeline import KeptProfiles
 
         adopt_loggers()
         given = collect_inputs(

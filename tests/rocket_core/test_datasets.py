@@ -82,6 +82,19 @@ class TestBuiltin:
         source = '"""Module."""\nclass A:\n  """A."""\n  def b(self):\n    """A.b."""\ndef c():\n  """c."""\n'
         assert datasets._docstrings(datasets.ast.parse(source)) == ["Module.", "A.", "A.b.", "c."]
 
+    def test_docstrings_are_found_wherever_statements_stand(self):
+        function = "\n  async def f():\n    '{}'\n"
+        places = (
+            *("try:", "except* OSError:", "except* ValueError:", "else:", "finally:", "for _ in ():", "else:"),
+            *("while x:", "else:", "if x:", "elif y:", "else:", "with x:", "def g():", "class A:"),
+        )
+        source = "".join(place + function.format(number) for number, place in enumerate(places))
+        source += "match x:\n  case 1:\n    lambda: 0\n    def f():\n      def f():\n        'deep'\n"
+        tree = datasets.ast.parse(source)
+        documented = {node for node in datasets.ast.walk(tree) if isinstance(node, datasets._Documented)}
+        assert documented <= set(datasets._statements(tree))
+        assert datasets._docstrings(tree) == [*map(str, range(len(places))), "deep"]
+
 
 class TestOrder:
     @pytest.fixture
