@@ -1,6 +1,7 @@
 """For all tests: one thread for torch, real servers, and a migrated database of either kind."""
 
 import logging
+import os
 import shutil
 import sys
 import threading
@@ -16,6 +17,11 @@ from tests.servers import MissingServerError, Postgres, Redis
 
 # For `make soak`: what is random is tried more often.
 settings.register_profile("soak", max_examples=1000)
+
+
+# For every process that a test starts, too, unless whoever runs the tests says otherwise: where there are more threads
+# than cores, they wait for each other in loops that take up to four times the work's own time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config):
