@@ -10,7 +10,7 @@ demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	$(BIN)/pytest -n auto --dist loadfile --jaxtyping-packages=rocket_core,beartype.beartype
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --jaxtyping-packages=rocket_core,beartype.beartype
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

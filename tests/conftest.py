@@ -23,6 +23,14 @@ settings.register_profile("soak", max_examples=1000)
 # than cores, they wait for each other in loops that take up to four times the work's own time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Here files of few tests take longest: begun last, they would leave all cores idle but one.
+LONG = ("tests/e2e/", "tests/docs/", "tests/examples/", "tests/rocket_core/pipeline/", "tests/worker/")
+
+
+def pytest_collection_modifyitems(items):
+    """Puts the longest files first; as they come they are handed out (`--no-loadscope-reorder`)."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
 
 def pytest_configure(config):
     config.addinivalue_line(
