@@ -1,5 +1,6 @@
 """For all tests: one thread for torch, real servers, and a migrated database of either kind."""
 
+import gc
 import logging
 import os
 import shutil
@@ -30,6 +31,12 @@ LONG = ("tests/e2e/", "tests/docs/", "tests/examples/", "tests/rocket_core/pipel
 def pytest_collection_modifyitems(items):
     """Puts the longest files first; as they come they are handed out (`--no-loadscope-reorder`)."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_collection_finish():
+    """Keeps Python's search for garbage from going through all modules, and all tests, again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config):
