@@ -97,17 +97,18 @@ class Service:
         """A job."""
         return self.client.get(f"/jobs/{job_id}").raise_for_status().json()
 
-    def wait(self, job_id: str, *, until, seconds: float = 180) -> dict:
+    def wait(self, job_id: str, *, until, seconds: float = 180, look_seconds: float = 0.02) -> dict:
         """Waits until something holds of a job."""
         deadline = time.monotonic() + seconds
         while not until(job := self.job(job_id)):
             assert time.monotonic() < deadline, (job, self.log.read_text()[-3000:])
-            time.sleep(0.02)
+            time.sleep(look_seconds)
         return job
 
     def finished(self, job_id: str) -> dict:
-        """Waits for the end of a job."""
-        return self.wait(job_id, until=lambda job: job["status"] in {"succeeded", "failed", "cancelled"})
+        """Waits for the end of a job, which does not pass: looking often would only take time from the job itself."""
+        ended = {"succeeded", "failed", "cancelled"}
+        return self.wait(job_id, until=lambda job: job["status"] in ended, look_seconds=0.1)
 
     def hashes(self, job_id: str) -> dict[str, str]:
         """SHA-256 of a job's artifacts by name; without reports and card, which tell times."""
