@@ -112,9 +112,13 @@ def _run(
     with EnergyMeter() if energy else nullcontext() as meter:
         # Takes seconds, in which the meter gets ready.
         with no_collection(lasting=True):
-            from rocket_core.pipeline import KeptProfiles
             from rocket_core.pipeline import compress as run_pipeline
 
+        kept = None
+        if profiles is not None:
+            from rocket_core.pipeline import KeptProfiles
+
+            kept = KeptProfiles(profiles)
         hide_library_bars()
         with progress_view(quiet=quiet) as view, stopping_on_signals(view.announce_stop) as stop:
 
@@ -127,7 +131,7 @@ def _run(
                 config,
                 revision=revision,
                 resume=resume,
-                profiles=None if profiles is None else KeptProfiles(profiles),
+                profiles=kept,
                 meter=meter,
                 on_progress=show,
                 should_cancel=stop.made,
