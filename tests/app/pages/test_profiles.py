@@ -87,7 +87,7 @@ def test_a_profile_that_goes_during_a_preview_is_done_without(page, client, prof
 
 
 def test_the_list_says_how_long_profiles_are_kept(page, app):
-    assert "At most 1000 are kept, those that jobs have used last." in page("GET", "/ui/profiles").text
+    assert "At most 100 are kept, those that jobs have used last." in page("GET", "/ui/profiles").text
     app.state.context.settings.__dict__.update(max_profiles=7, profile_retention_days=2.5)
     text = page("GET", "/ui/profiles").text
     assert "At most 7 are kept, those that jobs have used last, and none for longer than 2.5 days after its" in text
