@@ -1,5 +1,6 @@
 """The report of a compression: what each layer got, and why."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -260,27 +261,41 @@ class CompressionReport(_Frozen):
     @property
     def energy_kwh(self) -> float | None:
         """What all stages took; None where any of them was not measured."""
-        energies = [stage.energy for stage in self.stages]
-        if not energies or None in energies:
-            return None
-        return sum((energy.kwh for energy in energies if energy is not None), 0.0)
+        return energy_of(self.stages)
 
     @property
     def energy_is_estimated(self) -> bool:
         """Whether the processor's part of the energy was estimated anywhere."""
-        return any(stage.energy is not None and not stage.energy.processor_counted for stage in self.stages)
+        return is_estimated(self.stages)
 
     @property
     def energy_text(self) -> str | None:
-        """`energy_kwh` for people: 76.5 Wh, or about 76.5 Wh where the processor's part is an estimate."""
-        if self.energy_kwh is None:
-            return None
-        return f"{'about ' if self.energy_is_estimated else ''}{kwh_text(self.energy_kwh)}"
+        """`energy_kwh` for people; see `energy_text`."""
+        return energy_text(self.stages)
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Everything that computed, each once."""
         return tuple(dict.fromkeys(stage.device for stage in self.stages if stage.device is not None))
+
+
+def energy_of(stages: Sequence[StageReport]) -> float | None:
+    """What stages took together, in kWh; None where any of them was not measured."""
+    energies = [stage.energy for stage in stages]
+    if not energies or None in energies:
+        return None
+    return sum((energy.kwh for energy in energies if energy is not None), 0.0)
+
+
+def is_estimated(stages: Sequence[StageReport]) -> bool:
+    """Whether the processor's part of their energy was estimated anywhere."""
+    return any(stage.energy is not None and not stage.energy.processor_counted for stage in stages)
+
+
+def energy_text(stages: Sequence[StageReport]) -> str | None:
+    """Energy for people: 76.5 Wh, or about 76.5 Wh where the processor's part is an estimate; None where unknown."""
+    kwh = energy_of(stages)
+    return None if kwh is None else f"{'about ' if is_estimated(stages) else ''}{kwh_text(kwh)}"
 
 
 def kwh_text(kwh: float) -> str:

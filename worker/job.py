@@ -193,8 +193,10 @@ class Attempt:
             resume=True,
             hub=given.hub,
             profiles=profiles,
+            meter=self._meter,
             on_progress=self._writer.on_progress,
             on_profile=self._writer.on_profile,
+            on_costs=self._writer.on_costs,
             should_cancel=self._stop.is_set,
         )
         self._writer.on_profiled(profile)

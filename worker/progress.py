@@ -14,6 +14,7 @@ from app.shared.repositories import outputs, profiles
 from app.shared.repositories.leases import Lease
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.model_profile import ModelProfile
+from rocket_core.report import StageReport
 
 if TYPE_CHECKING:
     from rocket_core.pipeline import Progress
@@ -85,6 +86,10 @@ class ProgressWriter:
         what_if = profile.what_if()
         found = profile, what_if.frontier(), what_if.reachable_ratio
         self.insist(lambda session: profiles.save_profile(session, self._lease, *found, most=self._max_profiles))
+
+    def on_costs(self, stages: tuple[StageReport, ...]) -> None:
+        """Writes what each stage has cost, of a job that has no report to say so."""
+        self.insist(lambda session: outputs.save_costs(session, self._lease, stages))
 
     def on_allocation(self, chosen: Sequence[tuple[str, Candidate]]) -> None:
         """Writes the allocation, unless an earlier attempt has."""

@@ -113,8 +113,8 @@ class EventView(_Frozen):
         id: counts the events of the job from 1 without gaps.
         created_at: when it happened.
         level: info, warning or error.
-        type: what kind of thing happened: status, stage, layer, profile, allocation, message, error, hub_token or
-            lease_lost; new ones may be added.
+        type: what kind of thing happened: status, stage, layer, profile, allocation, costs, message, error, hub_token
+            or lease_lost; new ones may be added.
         message: a line for people.
         data: the same for programs; its members depend on the type.
     """

@@ -150,8 +150,10 @@ def profile_model(
     revision: str | None = None,
     resume: bool = False,
     hub: HubAccess = HubAccess(),
+    meter: EnergyMeter | None = None,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
+    on_costs: Callable[[tuple[StageReport, ...]], None] = lambda _stages: None,
     should_cancel: Callable[[], bool] = lambda: False,
 ) -> ModelProfile:
     """Does of a compression what comes before any ratio: calibrates, and profiles all layers.
@@ -166,8 +168,10 @@ def profile_model(
         revision: branch, tag or commit of a repository.
         resume: as in `compress`.
         hub: as in `compress`.
+        meter: as in `compress`.
         on_progress: as in `compress`.
         on_profile: as in `compress`.
+        on_costs: told at the end what each stage cost, as there is no report.
         should_cancel: as in `compress`.
 
     Returns:
@@ -179,7 +183,7 @@ def profile_model(
     if config.has_target:
         raise InvalidConfigError("a profile is for every ratio and size; leave the target out")
     callbacks = Callbacks(on_progress=on_progress, on_profile=on_profile, should_cancel=should_cancel)
-    with _opened(output, config, callbacks) as (work, monitor):
+    with _opened(output, config, callbacks, meter) as (work, monitor):
         source = obtain_model(model, revision, hub, 0.0, monitor)
         with monitor.stage("preflight"):
             with offline():
@@ -190,13 +194,14 @@ def profile_model(
         with offline():
             profile, _ = _profile(begun)
         monitor.finish()
+        on_costs(monitor.costs.stages)
         work.remove()
         return profile
 
 
 @contextmanager
 def _opened(
-    output: Path, config: CompressionConfig, callbacks: Callbacks, meter: EnergyMeter | None = None
+    output: Path, config: CompressionConfig, callbacks: Callbacks, meter: EnergyMeter | None
 ) -> Iterator[tuple[WorkFolder, Monitor]]:
     """The work folder of a run and its monitor; says what ran out, and tidies up."""
     device = resolve_device(config.device)

@@ -7,8 +7,9 @@ import pytest
 from sqlalchemy import select
 
 from app.shared.models import Profile
-from app.shared.repositories import outputs
+from app.shared.repositories import events, outputs
 from rocket_core.pipeline.walk import BlockWalk
+from rocket_core.report import StageReport
 from worker.job import Attempt
 
 QUICK = {"calibration": {"samples": 2, "sequence_length": 16}}
@@ -44,6 +45,17 @@ def test_a_profile_alone_is_kept_for_the_job_that_follows(
         report = outputs.find_report(session, second).body
     assert report["allocation"]["total_error"] == pytest.approx(predicted["error"])
     assert report["totals"]["kept_parameters"] == predicted["kept_parameters"]
+
+
+def test_a_profile_tells_what_it_cost(model, submit, attempt, configure, database):
+    job = attempt(submit(**QUICK, ratio=None), settings=configure(measure_energy=True))
+    with database.snapshot() as session:
+        [costs] = [event for event in events.list_events(session, job.id, limit=1000) if event.type == "costs"]
+    stages = [StageReport.model_validate(stage) for stage in costs.data["stages"]]
+    assert [stage.name for stage in stages] == ["preflight", "differentiating", "calibrating"]
+    assert all(stage.energy is not None and stage.device for stage in stages)
+    assert costs.message.startswith("took ")
+    assert costs.message.endswith("Wh")
 
 
 def test_a_profile_that_made_room_comes_back_without_calibration(

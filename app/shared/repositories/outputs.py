@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from pydantic import JsonValue
 from sqlalchemy import CursorResult, delete, insert, select
 from sqlalchemy.orm import Session
 
@@ -14,7 +15,7 @@ from app.shared.outcomes import JobResult, NewArtifact, NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.leases import Lease, change, end_job, hold
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.report import CompressionReport
+from rocket_core.report import CompressionReport, StageReport, energy_text
 
 
 def report_progress(
@@ -170,6 +171,24 @@ def succeed_job(
     # The checkpoints have served; without a key their folder is swept.
     changes = {"result": result.model_dump(), "progress": 1.0, "work_key": None, "expires_at": expires_at}
     return end_job(session, job, Status.SUCCEEDED, at, **changes)
+
+
+def save_costs(session: Session, lease: Lease, stages: Sequence[StageReport]) -> None:
+    """Tells in an event what the stages of a job without a report have cost.
+
+    Args:
+        session: a writing transaction.
+        lease: the worker's.
+        stages: their costs, earlier attempts included: of several such events the last one counts.
+
+    Raises:
+        FencedOutError: the job was taken away.
+    """
+    job = hold(session, lease)
+    energy = energy_text(stages)
+    took = f"took {sum(stage.seconds for stage in stages):.1f} s" + (f" and {energy}" if energy else "")
+    data: dict[str, JsonValue] = {"stages": [stage.model_dump(mode="json") for stage in stages]}
+    append_event(session, job.id, NewEvent(type="costs", message=took, data=data), now(session))
 
 
 def succeed_profile(session: Session, lease: Lease) -> Status:

@@ -36,8 +36,15 @@ def test_a_compression_afterwards_is_what_the_profile_said_without_calibration(
 
 
 def test_nothing_is_left_but_the_profile(profile, tmp_path):
-    told, layers = [], []
-    model = profile(on_progress=told.append, on_profile=lambda place, layer: layers.append((place, layer)))
+    told, layers, costs = [], [], []
+    model = profile(
+        on_progress=told.append,
+        on_profile=lambda place, layer: layers.append((place, layer)),
+        on_costs=costs.append,
+    )
+    [stages] = costs
+    assert [stage.name for stage in stages] == ["preflight", "differentiating", "calibrating"]
+    assert all(stage.peak_memory_bytes > 0 and stage.device for stage in stages)
     assert not list((tmp_path / "work").iterdir())
     assert [layer for _, layer in layers] == list(model.layers)
     assert [place for place, _ in layers] == list(range(len(model.layers)))
