@@ -34,7 +34,8 @@ def demo(folder):
     command = [sys.executable, "-u", "-c", DRIVER, str(folder / "short.txt")]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, cwd=folder, env=environment, **streams) as process:
-        timer = threading.Timer(120, process.kill)
+        # Against a demo that hangs, not against a busy machine.
+        timer = threading.Timer(300, process.kill)
         timer.start()
         try:
             yield process
