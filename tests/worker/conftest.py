@@ -153,14 +153,14 @@ class Away:
 
     def take(self, *databases):
         self._file.rename(self._shelter)
-        # Cannot be opened as a file.
-        self._file.mkdir()
+        # Cannot be opened or made, and can be replaced in one step: a file that SQLite made in between would be taken
+        # for the database, and what is still in the journal beside it be thrown away.
+        self._file.symlink_to(self._file.parent / "unmounted" / self._file.name)
         for database in databases:
             # Connections that are open would go on with the moved file.
             database.close()
 
     def bring_back(self):
-        self._file.rmdir()
         self._shelter.rename(self._file)
 
 
