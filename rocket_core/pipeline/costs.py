@@ -113,8 +113,11 @@ def _joined(earlier: str | None, device: str) -> str:
 
 
 def _spent(before: EnergyReading | None, after: EnergyReading | None, *, accelerated: bool) -> StageEnergy | None:
-    """What was taken between two readings; an accelerator that did nothing for the run is not counted."""
-    if before is None or after is None:
+    """What was taken between two readings; an accelerator that did nothing for the run is not counted.
+
+    One that computes and is said to have taken nothing at all is one that the meter does not see.
+    """
+    if before is None or after is None or (accelerated and not after.accelerator_kwh):
         return None
     return StageEnergy(
         processor_kwh=round(after.processor_kwh - before.processor_kwh, _KWH_DIGITS),

@@ -19,10 +19,11 @@ STEP = PROCESSOR + MEMORY
 class CountingMeter(EnergyMeter):
     """Of which each reading is one step above the one before."""
 
-    def __init__(self, *, counted=True, fails_after=None):
+    def __init__(self, *, counted=True, fails_after=None, accelerator_kwh=ACCELERATOR):
         super().__init__()
         self.readings = 0
         self._counted = counted
+        self._accelerator_kwh = accelerator_kwh
         self._fails_after = fails_after
 
     def reading(self):
@@ -32,7 +33,7 @@ class CountingMeter(EnergyMeter):
         return EnergyReading(
             processor_kwh=self.readings * PROCESSOR,
             memory_kwh=self.readings * MEMORY,
-            accelerator_kwh=self.readings * ACCELERATOR,
+            accelerator_kwh=self.readings * self._accelerator_kwh,
             processor_counted=self._counted,
         )
 
@@ -120,6 +121,16 @@ def test_an_accelerator_counts_where_it_computes(monkeypatch):
     assert stage.energy.accelerator_kwh == pytest.approx(ACCELERATOR)
     assert stage.energy.kwh == pytest.approx(STEP + ACCELERATOR)
     assert (stage.device, stage.peak_device_bytes) == ("NVIDIA H100", 7)
+
+
+def test_an_accelerator_that_the_meter_does_not_see_is_not_taken_for_free(monkeypatch):
+    for name in ("peak_memory", "reset_peak_memory"):
+        monkeypatch.setattr(f"rocket_core.pipeline.costs.{name}", lambda _device: None)
+    monkeypatch.setattr("rocket_core.pipeline.costs.device_name", lambda _device: "some accelerator")
+    costs = Costs(torch.device("cuda"), {}, meter=CountingMeter(accelerator_kwh=0.0))
+    with costs.of("calibrating"):
+        pass
+    assert costs.stages[0].energy is None
 
 
 def test_a_run_that_moved_names_both_devices(monkeypatch):
