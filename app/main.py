@@ -14,6 +14,7 @@ from app.api.access import REFUSALS, AccessMiddleware
 from app.api.addresses import STATIC
 from app.api.dependencies import BEARER
 from app.api.errors import ERROR_HANDLERS, install_error_handlers, problems
+from app.api.forwarding import ForwardingMiddleware
 from app.api.metrics import MetricsMiddleware
 from app.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from app.pages import compare, new_job, sign_in
@@ -23,6 +24,7 @@ from app.pages.rendering import problem_page
 from app.services.context import open_context
 from app.services.health import Health
 from app.services.metrics import ServiceCollector
+from app.services.proxies import TrustedProxies
 from app.shared.metrics import HttpMetrics, create_registry
 from app.shared.settings import Settings
 from rocket_core import __version__
@@ -81,5 +83,6 @@ def create_app(
     app.add_middleware(ExceptionMiddleware, handlers=ERROR_HANDLERS)
     app.add_middleware(MetricsMiddleware, metrics=HttpMetrics(registry))
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(ForwardingMiddleware, proxies=TrustedProxies(settings.proxies))
     install_error_handlers(app)
     return app

@@ -16,6 +16,7 @@ from starlette.routing import Match
 
 from app.api.addresses import is_page
 from app.api.conditions import prefers_html
+from app.api.forwarding import HSTS
 from app.api.identifiers import FORMS
 from app.shared import errors
 from rocket_core import errors as core_errors
@@ -225,8 +226,10 @@ def _on_unknown_error(request: Request, error: Exception) -> Response:
     _log.error("unexpected error", exc_info=error)
     detail = "an error inside the service; its log has the details under this request id"
     request_id = request.scope.get("state", {}).get("request_id", "")
-    # Raised outside of the middleware that adds this header.
+    # Raised outside of the middlewares that add these headers.
     headers = {"X-Request-Id": request_id}
+    if request.url.scheme == "https":
+        headers |= dict([HSTS])
     return problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", detail, headers=headers)
 
 
