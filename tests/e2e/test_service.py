@@ -103,11 +103,11 @@ def test_two_services_do_not_share_a_data_folder(start_service):
 
 def test_api_processes_share_a_data_folder_but_not_with_serve(tmp_path):
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "ROCKET_DATA_DIR": str(tmp_path / "data")}
-    options = {"check": False, "capture_output": True, "text": True, "timeout": 60, "env": environment}
+    options = {"capture_output": True, "text": True, "timeout": 60, "env": environment}
     command = [ROCKET, "api", "--port", "0"]
     service = Service(tmp_path / "data")
     try:
-        refused = subprocess.run(command, **options)
+        refused = subprocess.run(command, check=False, **options)
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "another service uses" in refused.stderr
         assert service.client.get("/healthz").status_code == 200
@@ -118,7 +118,7 @@ def test_api_processes_share_a_data_folder_but_not_with_serve(tmp_path):
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
             stack.callback(process.kill)
             assert process.stdout.readline().startswith(b"Serving on http://")
-        refused = subprocess.run([ROCKET, "serve", "--port", "0"], **options)
+        refused = subprocess.run([ROCKET, "serve", "--port", "0"], check=False, **options)
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "another service uses" in refused.stderr
 
