@@ -16,7 +16,7 @@ from app.api.dependencies import BEARER
 from app.api.errors import ERROR_HANDLERS, install_error_handlers, problems
 from app.api.forwarding import ForwardingMiddleware
 from app.api.metrics import MetricsMiddleware
-from app.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from app.api.middleware import BodyDeadlineMiddleware, BodyLimitMiddleware, RequestIdMiddleware
 from app.pages import compare, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
 from app.pages import profiles as pages_of_profiles
@@ -79,6 +79,7 @@ def create_app(
     # The last one added is the first to see a request.
     uploads = {("POST", calibrations.PATH): settings.max_upload_bytes}
     app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes, exceptions=uploads)
+    app.add_middleware(BodyDeadlineMiddleware, seconds=settings.body_seconds, min_rate=settings.min_body_rate)
     app.add_middleware(AccessMiddleware, context=context, address=address)
     app.add_middleware(ExceptionMiddleware, handlers=ERROR_HANDLERS)
     app.add_middleware(MetricsMiddleware, metrics=HttpMetrics(registry))

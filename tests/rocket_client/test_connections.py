@@ -1,164 +1,51 @@
 """Deadlines and limits of connections, by real sockets on the server that `rocket serve` and `rocket api` run."""
 
-import json
 import os
 import re
 import resource
-import select
-import socket
 import subprocess
 import sys
-import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from app.main import create_app
 from rocket_client.connections import choose_limits
-from rocket_client.serving import build_server
 from tests.rocket_client.service import wait_for
+from tests.rocket_client.sockets import HEAD, PATIENCE, Connection, problem_of
 
 ROCKET = Path(sys.executable).parent / "rocket"
-HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 HALF_HEAD = b"GET /healthz HTTP/1.1\r\nHost: loc"
-# Long enough for a machine with other things to do; what is too slow by that much has no deadline at all.
-PATIENCE = 30.0
 
 
-class Connection:
-    """A connection of a client that is in no hurry."""
-
-    def __init__(self, address, *, source="127.0.0.1", receive_buffer=None):
-        self.socket = socket.socket()
-        if receive_buffer is not None:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.settimeout(PATIENCE)
-        self.socket.bind((source, 0))
-        self.socket.connect(address)
-
-    def send(self, data):
-        self.socket.sendall(data)
-
-    def read(self):
-        """Everything until the server closes the connection."""
-        found = b""
-        try:
-            while data := self.socket.recv(2**16):
-                found += data
-        except ConnectionResetError:
-            pass
-        return found
-
-    def ask(self, request=HEAD + b"\r\n"):
-        """One response with a `Content-Length`."""
-        self.send(request)
-        found = b""
-        while b"\r\n\r\n" not in found:
-            data = self.socket.recv(2**16)
-            assert data, found
-            found += data
-        head, _, body = found.partition(b"\r\n\r\n")
-        length = int(re.search(rb"content-length: (\d+)", head, re.IGNORECASE)[1])
-        while len(body) < length:
-            body += self.socket.recv(2**16)
-        return int(head.split()[1]), body
-
-    def is_open(self):
-        """Whether nothing has come from the server, not even the end."""
-        return not select.select([self.socket], [], [], 0)[0]
-
-    def close(self):
-        self.socket.close()
-
-
-class Server:
-    """The server of `rocket serve`, in a thread of this process."""
-
-    def __init__(self, app):
-        self.app = app
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = self.listener.getsockname()
-        self.server = build_server(app, on_ready=lambda: None)
-        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
-        self._thread.start()
-        wait_for(lambda: self.server.started)
-
-    def stop(self):
-        self.app.state.streams.close()
-        self.server.should_exit = True
-        self._thread.join()
-
-
-@pytest.fixture
-def stack():
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def serve(service, stack, monkeypatch):
-    """Starts servers; the limit on descriptors of this process stays as it is."""
-    monkeypatch.setattr(resource, "setrlimit", lambda *_arguments: None)
-
-    def serve(**settings):
-        server = Server(create_app(service.settings.model_copy(update=settings)))
-        stack.callback(server.stop)
-        return server
-
-    return serve
-
-
-@pytest.fixture
-def connect(stack):
-    def connect(server, **options):
-        connection = Connection(server.address, **options)
-        stack.callback(connection.close)
-        return connection
-
-    return connect
-
-
-def problem_of(answer):
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"connection: close" in head.lower()
-    assert b"content-type: application/problem+json" in head.lower()
-    return int(head.split()[1]), json.loads(body)["code"]
-
-
-def test_a_head_that_is_not_complete_in_time_is_refused(serve, connect):
+def test_a_head_that_is_not_complete_in_time_is_refused(serve, dial):
     server = serve(head_seconds=0.5)
-    halves = [connect(server) for _ in range(20)]
+    halves = [dial(server) for _ in range(20)]
     for half in halves:
         half.send(HALF_HEAD)
     for half in halves:
         assert problem_of(half.read()) == (408, "request_timeout")
 
 
-def test_a_head_that_trickles_is_refused_as_well(serve, connect):
+def test_a_head_that_trickles_is_refused_as_well(serve, dial):
     server = serve(head_seconds=0.5)
-    slow = connect(server)
-    began = time.monotonic()
-    with pytest.raises((BrokenPipeError, ConnectionResetError)):
-        while time.monotonic() < began + PATIENCE:
-            slow.send(b"G")
-            time.sleep(0.05)
+    assert problem_of(dial(server).drip(b"G")) == (408, "request_timeout")
 
 
-def test_a_connection_without_any_request_is_closed_without_a_word(serve, connect):
-    assert connect(serve(head_seconds=0.5)).read() == b""
+def test_a_connection_without_any_request_is_closed_without_a_word(serve, dial):
+    assert dial(serve(head_seconds=0.5)).read() == b""
 
 
-def test_a_second_head_has_the_same_deadline_from_its_first_byte(serve, connect):
-    reused = connect(serve(head_seconds=1))
+def test_a_second_head_has_the_same_deadline_from_its_first_byte(serve, dial):
+    reused = dial(serve(head_seconds=1))
     assert reused.ask()[0] == 200
     reused.send(HALF_HEAD)
     assert problem_of(reused.read()) == (408, "request_timeout")
 
 
-def test_a_connection_is_kept_for_the_next_request(serve, connect):
-    kept = connect(serve(head_seconds=3))
+def test_a_connection_is_kept_for_the_next_request(serve, dial):
+    kept = dial(serve(head_seconds=3))
     # Longer altogether than one head may take.
     until = time.monotonic() + 4
     while time.monotonic() < until:
@@ -169,26 +56,22 @@ def test_a_connection_is_kept_for_the_next_request(serve, connect):
     assert kept.read().count(b"200 OK") == 2
 
 
-def test_a_connection_that_is_idle_after_a_response_is_closed(serve, connect):
-    kept = connect(serve())
+def test_a_connection_that_is_idle_after_a_response_is_closed(serve, dial):
+    kept = dial(serve())
     assert kept.ask()[0] == 200
     assert kept.read() == b""
 
 
-def test_what_is_left_of_a_refused_body_does_not_keep_the_connection(serve, connect):
-    slow = connect(serve(head_seconds=0.5))
+def test_what_is_left_of_a_refused_body_does_not_keep_the_connection(serve, dial):
+    slow = dial(serve(head_seconds=0.5))
     status, _ = slow.ask(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
     assert status == 404
-    until = time.monotonic() + PATIENCE
-    with pytest.raises((BrokenPipeError, ConnectionResetError)):
-        while time.monotonic() < until:
-            slow.send(b"x")
-            time.sleep(0.05)
+    assert slow.drip() == b""
 
 
-def test_an_event_stream_outlives_all_deadlines(serve, connect, service):
+def test_an_event_stream_outlives_all_deadlines(serve, dial, service):
     server = serve(head_seconds=0.5, send_seconds=0.5, body_seconds=0.5)
-    stream = connect(server)
+    stream = dial(server)
     path = f"/jobs/{service.submit()}/events"
     stream.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n".encode())
     assert b"200 OK" in stream.socket.recv(2**16)
@@ -199,47 +82,47 @@ def test_an_event_stream_outlives_all_deadlines(serve, connect, service):
         time.sleep(0.1)
 
 
-def test_the_oldest_idle_connection_of_an_address_makes_room(serve, connect):
+def test_the_oldest_idle_connection_of_an_address_makes_room(serve, dial):
     server = serve(max_connections_per_address=5)
-    first, *others = [connect(server) for _ in range(5)]
+    first, *others = [dial(server) for _ in range(5)]
     assert others[0].ask()[0] == 200
     # On the loopback every 127.x.x.x is an address.
-    elsewhere = connect(server, source="127.0.0.2")
-    newest = connect(server)
+    elsewhere = dial(server, source="127.0.0.2")
+    newest = dial(server)
     assert newest.ask()[0] == 200
     assert first.read() == b""
     assert all(connection.is_open() for connection in [*others, elsewhere, newest])
 
 
-def test_an_address_whose_connections_are_all_busy_is_refused(serve, connect, service):
+def test_an_address_whose_connections_are_all_busy_is_refused(serve, dial, service):
     server = serve(max_connections_per_address=3)
     request = f"GET /jobs/{service.submit()}?x HTTP/1.1\r\nHost: localhost\r\nPrefer: wait=30\r\n\r\n".encode()
-    busy = [connect(server) for _ in range(3)]
+    busy = [dial(server) for _ in range(3)]
     for connection in busy:
         connection.send(request)
     state = server.server.server_state
     wait_for(lambda: len(state.tasks) == 3)
-    assert problem_of(connect(server).read()) == (429, "quota_exceeded")
-    assert connect(server, source="127.0.0.2").ask()[0] == 200
+    assert problem_of(dial(server).read()) == (429, "quota_exceeded")
+    assert dial(server, source="127.0.0.2").ask()[0] == 200
     assert all(connection.is_open() for connection in busy)
     busy[0].close()
     wait_for(lambda: len(state.connections) < 4)
-    assert connect(server).ask()[0] == 200
+    assert dial(server).ask()[0] == 200
 
 
-def test_a_trusted_proxy_may_have_as_many_connections_as_it_likes(serve, connect):
+def test_a_trusted_proxy_may_have_as_many_connections_as_it_likes(serve, dial):
     server = serve(max_connections_per_address=3, trusted_proxies="127.0.0.1", head_seconds=PATIENCE)
-    many = [connect(server) for _ in range(10)]
+    many = [dial(server) for _ in range(10)]
     assert many[-1].ask()[0] == 200
     assert all(connection.is_open() for connection in many)
 
 
-def test_a_client_that_does_not_read_is_cut_off(serve, connect, service):
+def test_a_client_that_does_not_read_is_cut_off(serve, dial, service):
     server = serve(send_seconds=1)
     size = 2**25
     job_id = service.succeeded({"model.safetensors": bytes(size)})
     request = f"GET /jobs/{job_id}/artifacts/model.safetensors HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-    deaf = connect(server, receive_buffer=2**14)
+    deaf = dial(server, receive_buffer=2**14)
     deaf.send(request)
     state = server.server.server_state
     wait_for(lambda: state.total_requests == 0 and state.tasks)
@@ -247,12 +130,12 @@ def test_a_client_that_does_not_read_is_cut_off(serve, connect, service):
     assert len(deaf.read()) < size
 
 
-def test_a_client_that_reads_slowly_gets_everything(serve, connect, service):
+def test_a_client_that_reads_slowly_gets_everything(serve, dial, service):
     server = serve(send_seconds=1)
     size = 2**22
     job_id = service.succeeded({"model.safetensors": bytes(size)})
     request = f"GET /jobs/{job_id}/artifacts/model.safetensors HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-    slow = connect(server, receive_buffer=2**14)
+    slow = dial(server, receive_buffer=2**14)
     slow.send(request)
     found = 0
     while found < size:
@@ -262,8 +145,8 @@ def test_a_client_that_reads_slowly_gets_everything(serve, connect, service):
         time.sleep(0.03)
 
 
-def test_invalid_framing_during_a_response_is_no_error_of_the_server(serve, connect, service, caplog):
-    stream = connect(serve())
+def test_invalid_framing_during_a_response_is_no_error_of_the_server(serve, dial, service, caplog):
+    stream = dial(serve())
     path = f"/jobs/{service.submit()}/events"
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     stream.send(head.encode())
@@ -304,7 +187,7 @@ def rocket_serve(tmp_path, descriptors):
 
 
 @pytest.mark.parametrize("data", [b"", HALF_HEAD], ids=["silent", "half a head"])
-def test_idle_connections_beyond_the_descriptors_do_not_stop_the_service(tmp_path, connect, stack, data):
+def test_idle_connections_beyond_the_descriptors_do_not_stop_the_service(tmp_path, dial, stack, data):
     with rocket_serve(tmp_path, descriptors=200) as (process, address, log):
         for number in range(400):
             connection = Connection(address, source=f"127.0.{number % 5}.1")
