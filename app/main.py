@@ -14,8 +14,9 @@ from app.api.access import REFUSALS, AccessMiddleware
 from app.api.addresses import STATIC
 from app.api.dependencies import BEARER
 from app.api.errors import ERROR_HANDLERS, install_error_handlers, problems
+from app.api.forwarding import ForwardingMiddleware
 from app.api.metrics import MetricsMiddleware
-from app.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from app.api.middleware import BodyDeadlineMiddleware, BodyLimitMiddleware, RequestIdMiddleware
 from app.pages import compare, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
 from app.pages import profiles as pages_of_profiles
@@ -23,6 +24,7 @@ from app.pages.rendering import problem_page
 from app.services.context import open_context
 from app.services.health import Health
 from app.services.metrics import ServiceCollector
+from app.services.proxies import TrustedProxies
 from app.shared.metrics import HttpMetrics, create_registry
 from app.shared.settings import Settings
 from rocket_core import __version__
@@ -77,9 +79,11 @@ def create_app(
     # The last one added is the first to see a request.
     uploads = {("POST", calibrations.PATH): settings.max_upload_bytes}
     app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes, exceptions=uploads)
+    app.add_middleware(BodyDeadlineMiddleware, seconds=settings.body_seconds, min_rate=settings.min_body_rate)
     app.add_middleware(AccessMiddleware, context=context, address=address)
     app.add_middleware(ExceptionMiddleware, handlers=ERROR_HANDLERS)
     app.add_middleware(MetricsMiddleware, metrics=HttpMetrics(registry))
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(ForwardingMiddleware, proxies=TrustedProxies(settings.proxies))
     install_error_handlers(app)
     return app

@@ -1,6 +1,7 @@
 """`rocket api`: the web side alone, for a service whose workers are processes of their own."""
 
 import functools
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from rocket_client.serving import (
@@ -34,8 +35,11 @@ def _serve(settings: "Settings", host: str, port: int) -> None:
     from app.shared.database import Database
     from app.shared.queue import create_celery
     from app.shared.relay import Relay
+    from app.shared.storage import data_folder_lock
 
-    with listen(settings, host, port) as listener:
+    # `rocket serve` holds its data folder, and the database in it, alone.
+    lock = nullcontext() if settings.database_url else data_folder_lock(settings.data_dir, shared=True)
+    with lock, listen(settings, host, port) as listener:
         database = Database(settings.database)
         relay = Relay(settings, database, create_celery(settings))
         application = create_app(settings, address=host, on_queued=relay.wake)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Open downloads get this long to end once the service is told to stop.
 _GRACE_SECONDS = 5
+# Connections that wait to be accepted.
+_BACKLOG = 2048
 
 Host = Annotated[
     str,
@@ -92,7 +94,7 @@ def listen(settings: "Settings", host: str, port: int) -> socket.socket:
     require_safe_binding(settings, host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise InvalidConfigError(
             f"cannot listen on {host} port {port}: {_reason(error)}; choose another with --port (0 takes a free one)"
@@ -116,7 +118,7 @@ def web_server(
         on_ready: called once it answers.
         on_abort: called when somebody does not want to wait for an end in good order.
     """
-    server = _build_server(application, on_ready)
+    server = build_server(application, on_ready)
 
     def stop() -> None:
         server.should_exit = True
@@ -131,14 +133,26 @@ def web_server(
         yield server
 
 
-def _build_server(application: "FastAPI", on_ready: Callable[[], None]) -> "uvicorn.Server":
+def build_server(application: "FastAPI", on_ready: Callable[[], None]) -> "uvicorn.Server":
+    """Build a web server for `listen`'s sockets, without signal handlers."""
     import uvicorn
+
+    from rocket_client.connections import ACCEPTS_PER_TURN, LimitedProtocol, LimitedState, choose_limits
+
+    settings: Settings = application.state.context.settings
 
     class Server(uvicorn.Server):
         """Tells when it is ready, and leaves signals to us: its own handlers end the process before the worker has."""
 
+        def __init__(self, config: uvicorn.Config) -> None:
+            super().__init__(config)
+            self.server_state = LimitedState(choose_limits(settings))
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
+            for listener in sockets or ():
+                # To the event loop the backlog is also the number of connections that it accepts in one turn.
+                listener.listen(_BACKLOG)
             on_ready()
 
         @contextmanager
@@ -149,6 +163,11 @@ def _build_server(application: "FastAPI", on_ready: Callable[[], None]) -> "uvic
     return Server(
         uvicorn.Config(
             application,
+            http=LimitedProtocol,
+            loop="asyncio",
+            backlog=ACCEPTS_PER_TURN,
+            # Done by the application, which knows which proxies to trust.
+            proxy_headers=False,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=_GRACE_SECONDS,

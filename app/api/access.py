@@ -7,7 +7,6 @@ caller, whether there is such a path or not.
 
 import re
 from http import HTTPStatus
-from ipaddress import IPv6Address, ip_network
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -17,9 +16,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from app.api.addresses import SESSION_COOKIE, is_page, is_public
+from app.api.forwarding import may_be_local
 from app.services import access
 from app.services.access import Caller
 from app.services.context import Context
+from app.services.proxies import client_group
 from app.services.rates import RateLimiter
 from app.shared.errors import PermissionDeniedError, UnauthenticatedError
 from app.shared.repositories import keys
@@ -36,8 +37,10 @@ _UNCOUNTED_PATHS = frozenset({"/healthz", "/readyz"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _OWN_SITES = frozenset({"same-origin", "none"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?", re.IGNORECASE)
-# Who has one IPv6 address has all of its network.
-_NETWORK_BITS = 64
+_PROXIED = (
+    "this request came through a proxy and has no API key; create one with `rocket admin keys create TENANT` and send "
+    "it as `Authorization: Bearer rk_...`; the operator can name the proxy's address in ROCKET_TRUSTED_PROXIES"
+)
 
 
 class AccessMiddleware:
@@ -95,11 +98,13 @@ class AccessMiddleware:
                 self._limiter.count_failure(_network(address))
             return None
         authorization = headers.get("authorization")
-        is_local = self._is_loopback and access.is_loopback_ip(address)
+        is_on_loopback = self._is_loopback and access.is_loopback_ip(address)
         try:
-            caller = self._find_signed_in(method, path, headers) or access.authenticate(
-                self._database, authorization, is_local=is_local
-            )
+            caller = self._find_signed_in(method, path, headers)
+            if caller is None:
+                if authorization is None and is_on_loopback and not may_be_local(scope):
+                    raise UnauthenticatedError(_PROXIED)
+                caller = access.authenticate(self._database, authorization, is_local=is_on_loopback)
         except UnauthenticatedError:
             # Only those that fail are slowed down: whoever has a valid key gets in, however many others guess.
             if authorization is None:
@@ -152,5 +157,4 @@ def _is_submission(method: str, path: str) -> bool:
 
 
 def _network(address: str) -> str:
-    ip = access.parse_ip(address)
-    return f"address {ip_network((ip, _NETWORK_BITS), strict=False) if isinstance(ip, IPv6Address) else ip}"
+    return f"address {client_group(address)}"

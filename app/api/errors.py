@@ -12,10 +12,12 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import iter_route_contexts
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from app.api.addresses import is_page
 from app.api.conditions import prefers_html
+from app.api.forwarding import HSTS
 from app.api.identifiers import FORMS
 from app.shared import errors
 from rocket_core import errors as core_errors
@@ -63,6 +65,7 @@ _FRAMEWORK_CODES = {
     HTTPStatus.BAD_REQUEST: "bad_request",
     HTTPStatus.NOT_FOUND: "not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
+    HTTPStatus.REQUEST_TIMEOUT: "request_timeout",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body_too_large",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "unsupported_media_type",
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "range_not_satisfiable",
@@ -70,6 +73,7 @@ _FRAMEWORK_CODES = {
 }
 # Raised by us, with words of ours; the framework's own may repeat what was sent.
 _OUR_OWN_WORDS = {
+    HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
@@ -221,12 +225,21 @@ def _on_framework_error(request: Request, error: Exception) -> Response:
     return problem(request, status, code, detail, headers=headers)
 
 
+def _on_disconnect(request: Request, error: Exception) -> Response:
+    """Answer a client that is gone: for the log and the metrics, which count it as a bad request."""
+    assert isinstance(error, ClientDisconnect)
+    _log.info("the client closed the connection before its request was complete")
+    return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", "the request is not complete")
+
+
 def _on_unknown_error(request: Request, error: Exception) -> Response:
     _log.error("unexpected error", exc_info=error)
     detail = "an error inside the service; its log has the details under this request id"
     request_id = request.scope.get("state", {}).get("request_id", "")
-    # Raised outside of the middleware that adds this header.
+    # Raised outside of the middlewares that add these headers.
     headers = {"X-Request-Id": request_id}
+    if request.url.scheme == "https":
+        headers |= dict([HSTS])
     return problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", detail, headers=headers)
 
 
@@ -243,6 +256,7 @@ ERROR_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Response]] 
     core_errors.RocketError: _on_known_error,
     RequestValidationError: _on_invalid_request,
     HTTPException: _on_framework_error,
+    ClientDisconnect: _on_disconnect,
 }
 """What answers which errors; all others are bugs of ours."""
 

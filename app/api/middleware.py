@@ -5,7 +5,9 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
+from http import HTTPStatus
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +16,7 @@ from app.api.identifiers import is_job_id
 from app.shared.logging import log_context
 
 REQUEST_ID = "X-Request-Id"
+_LATE = "the body of the request did not arrive in time; send it again, faster or in parts"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 _log = logging.getLogger(__name__)
 
@@ -97,6 +100,63 @@ class BodyLimitMiddleware:
             return message
 
         await self._app(scope, counted, send)
+
+
+class BodyDeadlineMiddleware:
+    """Refuses bodies that arrive too slowly: after a silence, or below an average rate.
+
+    Only the time in which the application waits for the client counts, and the rate only once half of the permitted
+    silence has passed, so that a small body may take its time.
+
+    Args:
+        app: what comes next.
+        seconds: the longest silence.
+        min_rate: bytes per second; 0 for no minimum.
+    """
+
+    def __init__(self, app: ASGIApp, *, seconds: float, min_rate: int) -> None:
+        self._app = app
+        self._seconds = seconds
+        self._min_rate = min_rate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_complete, has_begun = False, False
+        arrived, waited = 0, 0.0
+
+        async def in_time() -> Message:
+            nonlocal is_complete, arrived, waited
+            if is_complete:
+                # From here on only the end of the connection is waited for.
+                return await receive()
+            began = time.monotonic()
+            with anyio.move_on_after(self._patience(arrived, waited)) as waiting:
+                message = await receive()
+            waited += time.monotonic() - began
+            if not waiting.cancelled_caught:
+                arrived += len(message.get("body", b""))
+                is_complete = not message.get("more_body", False)
+                return message
+            is_complete = True
+            if has_begun:
+                # Too late for another response; whoever reads the body ends this one.
+                return {"type": "http.disconnect"}
+            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, _LATE, headers={"Connection": "close"})
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = has_begun or message["type"] == "http.response.start"
+            await send(message)
+
+        await self._app(scope, in_time, watched)
+
+    def _patience(self, arrived: int, waited: float) -> float:
+        if not self._min_rate:
+            return self._seconds
+        return min(self._seconds, max(self._seconds / 2, arrived / self._min_rate) - waited)
 
 
 def _too_large(most: int) -> HTTPException:

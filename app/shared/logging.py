@@ -16,6 +16,7 @@ from app.shared.settings import Settings
 _CONTEXT: ContextVar[dict[str, str]] = ContextVar("log_context")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _MASK = "[secret]"
+_TRACE_PREFIX = "  | "
 _log = logging.getLogger(__name__)
 # What this process has learnt since it configured its log.
 _learnt_secrets: set[str] = set()
@@ -124,6 +125,16 @@ class StructuredFormatter(logging.Formatter):
 def _text(fields: dict[str, object]) -> str:
     head = f"{fields.pop('time')} {fields.pop('level'):<7} {fields.pop('logger')}: {fields.pop('message')}"
     trace = fields.pop("trace", None)
-    # A line break inside a value would let a client forge log lines.
-    line = " ".join([head.replace("\n", "\\n"), *(f"{name}={value!r}" for name, value in fields.items())])
-    return line if trace is None else f"{line}\n{trace}"
+    line = " ".join([_escape(head), *(_escape(f"{name}={value!r}") for name, value in fields.items())])
+    if trace is None:
+        return line
+    # The prefix tells these lines from those that start with a time.
+    return "\n".join([line, *(_TRACE_PREFIX + _escape(part) for part in str(trace).split("\n"))])
+
+
+def _escape(text: str) -> str:
+    """Replace every character that could break a line or control a terminal, so that no value can forge a line."""
+    if text.isprintable():
+        return text
+    # Lone surrogates are not printable either; writing one to a UTF-8 stream would fail.
+    return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)

@@ -1,13 +1,15 @@
 """The service as a whole: real processes, a real database, and a model that is really compressed."""
 
 import hashlib
+import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.service_process import ROCKET
+from tests.e2e.service_process import ROCKET, Service
 from tests.e2e.watching import LAYERS, REQUEST, assert_whole, events_of, has_told
 
 
@@ -97,6 +99,28 @@ def test_two_services_do_not_share_a_data_folder(start_service):
     assert "another service uses" in second.stderr
     assert "Traceback" not in second.stderr
     assert service.client.get("/healthz").status_code == 200
+
+
+def test_api_processes_share_a_data_folder_but_not_with_serve(tmp_path):
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "ROCKET_DATA_DIR": str(tmp_path / "data")}
+    options = {"capture_output": True, "text": True, "timeout": 60, "env": environment}
+    command = [ROCKET, "api", "--port", "0"]
+    service = Service(tmp_path / "data")
+    try:
+        refused = subprocess.run(command, check=False, **options)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "another service uses" in refused.stderr
+        assert service.client.get("/healthz").status_code == 200
+    finally:
+        service.close()
+    with ExitStack() as stack:
+        for _ in range(2):
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
+            stack.callback(process.kill)
+            assert process.stdout.readline().startswith(b"Serving on http://")
+        refused = subprocess.run([ROCKET, "serve", "--port", "0"], check=False, **options)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "another service uses" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from app.main import create_app
 from app.shared.settings import Settings
 from rocket_client import Rocket
 from rocket_client.main import main
@@ -14,6 +17,7 @@ from rocket_core.report import CompressionReport
 from tests.rocket_client.blocking import BlockingAsyncRocket
 from tests.rocket_client.fakes import FakePipeline, Outcome, build_report
 from tests.rocket_client.service import Server, Service
+from tests.rocket_client.sockets import Connection, LimitedServer
 
 TINY_LLAMA = Path(__file__).parents[2] / "examples" / "tiny-llama"
 
@@ -107,3 +111,32 @@ def remote(rocket, server, monkeypatch):
     """Runs a command that finds the server in its environment."""
     monkeypatch.setenv("ROCKET_SERVER", server.url)
     return rocket
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def serve(service, stack, monkeypatch):
+    """Starts servers; the limit on descriptors of this process stays as it is."""
+    monkeypatch.setattr(resource, "setrlimit", lambda *_arguments: None)
+
+    def serve(**settings):
+        server = LimitedServer(create_app(service.settings.model_copy(update=settings)))
+        stack.callback(server.stop)
+        return server
+
+    return serve
+
+
+@pytest.fixture
+def dial(stack):
+    def dial(server, **options):
+        connection = Connection(server.address, **options)
+        stack.callback(connection.close)
+        return connection
+
+    return dial

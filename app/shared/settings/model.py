@@ -13,6 +13,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from app.shared.requests import Queue
+from app.shared.settings.networks import Network, parse_networks
 
 PREFIX = "ROCKET_"
 DEFAULT_DATA_DIR = Path("rocket-data")
@@ -82,6 +83,11 @@ class Settings(BaseSettings):
         description="names under which clients reach the service, separated by commas; this machine's loopback names "
         "are always among them",
     )
+    trusted_proxies: str = Field(
+        default="",
+        description="IP addresses and networks of reverse proxies, separated by commas; only from these are "
+        "`X-Forwarded-For` and `X-Forwarded-Proto` accepted; default none",
+    )
     default_queue: Queue = Field(
         default="cpu", description="queue of jobs that name none: `cpu` or `gpu`; `rocket serve` works on both"
     )
@@ -129,6 +135,28 @@ class Settings(BaseSettings):
     max_streams: Annotated[int, Field(ge=1, le=10_000)] = Field(
         default=64,
         description="event streams and waiting requests open at once; more are told to try again, or not waited for",
+    )
+    max_connections_per_address: Annotated[int, Field(ge=1)] = Field(
+        default=256,
+        description="connections that one client address (IPv6: /64 network) may have open; a further one closes the "
+        "oldest idle one, and is refused if none is idle; trusted proxies are exempt",
+    )
+    head_seconds: Annotated[float, Field(ge=0.1, le=3600)] = Field(
+        default=10.0,
+        description="time in which a client must send the head of a request, from connecting or from its first byte",
+    )
+    body_seconds: Annotated[float, Field(ge=0.1, le=3600)] = Field(
+        default=30.0,
+        description="silence after which a client that has not sent all of a request's body is refused (408)",
+    )
+    min_body_rate: Annotated[int, Field(ge=0)] = Field(
+        default=1024,
+        description="bytes per second that a client must send of a body on average once half of `ROCKET_BODY_SECONDS` "
+        "has passed; 0 for no minimum",
+    )
+    send_seconds: Annotated[float, Field(ge=0.1, le=3600)] = Field(
+        default=60.0,
+        description="time without progress after which a client that does not read its response is cut off",
     )
     max_active_jobs: Annotated[int, Field(ge=1)] = Field(
         default=100, description="quota of a tenant: jobs that have not ended"
@@ -246,6 +274,12 @@ class Settings(BaseSettings):
         except ValueError:
             raise ValueError("is no IP address; write 127.0.0.1, or 0.0.0.0 for all networks") from None
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _areparse_networks(cls, text: str) -> str:
+        parse_networks(text)
+        return text
+
     @field_validator("rate_limit", "submit_rate_limit")
     @classmethod
     def _is_rate(cls, rate: str) -> str:
@@ -268,6 +302,11 @@ class Settings(BaseSettings):
     def hosts(self) -> frozenset[str]:
         """Names under which clients may reach the service, beside those of the loopback; in lower case."""
         return frozenset(name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip())
+
+    @property
+    def proxies(self) -> tuple[Network, ...]:
+        """The reverse proxies whose forwarding headers are accepted."""
+        return parse_networks(self.trusted_proxies)
 
     @property
     def models_folder(self) -> Path:

@@ -49,11 +49,48 @@ def test_secrets_are_masked_in_messages_fields_and_traces(lines, monkeypatch, lo
     assert "hf_canary" not in stream.getvalue()
 
 
+FORGED = "2026-01-01T00:00:00.000+00:00 error   app: all is lost"
+LINE_BREAKS = ["\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
+CONTROLS = ["\x00", "\x08", "\x1b[2K\x1b[1A", "\x7f", "\x9b", "\u202e", "\udc80"]
+
+
+class Unruly:
+    def __init__(self, text):
+        self.text = text
+
+    def __repr__(self):
+        return self.text
+
+
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_value_cannot_forge_a_line(lines, log_format):
+@pytest.mark.parametrize("separator", LINE_BREAKS + CONTROLS, ids=ascii)
+def test_no_part_of_a_record_can_forge_a_line(lines, log_format, separator):
     stream = lines(log_format=log_format)
-    logging.getLogger("app").info("model %s", "x\n2026-01-01 error all is lost", extra={"name2": "a\nb"})
-    assert stream.getvalue().count("\n") == 1
+    forging = f"x{separator}{FORGED}"
+    with log_context(request_id=forging):
+        logging.getLogger(forging).info("model %s", forging, extra={"a": forging, forging: 1, "b": Unruly(forging)})
+    written = stream.getvalue()
+    assert written.endswith("\n")
+    # `splitlines` breaks lines wherever any reader of a log may.
+    assert len(written.splitlines()) == 1
+    assert written[:-1].isprintable()
+    if log_format == "json":
+        assert json.loads(written)["message"] == f"model {forging}"
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("separator", LINE_BREAKS + CONTROLS, ids=ascii)
+def test_no_line_of_a_trace_looks_like_a_line_of_the_log(lines, log_format, separator):
+    stream = lines(log_format=log_format)
+    try:
+        raise ValueError(f"x{separator}{FORGED}")
+    except ValueError:
+        logging.getLogger("app").exception("failed")
+    first, *rest = stream.getvalue().splitlines()
+    assert "failed" in first
+    assert "ValueError" in (first if log_format == "json" else "".join(rest))
+    assert [line for line in rest if not line.startswith("  | ")] == []
+    assert bool(rest) == (log_format == "text")
 
 
 def test_the_level_is_that_of_the_settings(lines):

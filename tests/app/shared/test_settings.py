@@ -31,6 +31,7 @@ def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_p
         "ROCKET_REDIRECT_DOWNLOADS": "true",
         "ROCKET_SECRET_KEY": KEY,
         "ROCKET_ALLOWED_HOSTS": "rocket.example",
+        "ROCKET_TRUSTED_PROXIES": "10.0.0.7",
         "ROCKET_DEFAULT_QUEUE": "gpu",
         "ROCKET_MAX_ATTEMPTS": "7",
         "ROCKET_LEASE_SECONDS": "7",
@@ -46,6 +47,11 @@ def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_p
         "ROCKET_IDEMPOTENCY_HOURS": "7",
         "ROCKET_MAX_BODY_BYTES": "7777",
         "ROCKET_MAX_STREAMS": "7",
+        "ROCKET_MAX_CONNECTIONS_PER_ADDRESS": "7",
+        "ROCKET_HEAD_SECONDS": "7",
+        "ROCKET_BODY_SECONDS": "7",
+        "ROCKET_MIN_BODY_RATE": "7",
+        "ROCKET_SEND_SECONDS": "7",
         "ROCKET_MAX_ACTIVE_JOBS": "7",
         "ROCKET_MAX_STORED_BYTES": "7",
         "ROCKET_MAX_MODEL_BYTES": "7",
@@ -87,6 +93,22 @@ def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_p
         ("ROCKET_BROKER_URL", "filesystem://"),
         ("ROCKET_BROKER_URL", "sqla+sqlite:///x"),
         ("ROCKET_LOG_LEVEL", "chatty"),
+        ("ROCKET_TRUSTED_PROXIES", "proxy.example.com"),
+        ("ROCKET_TRUSTED_PROXIES", "localhost"),
+        ("ROCKET_TRUSTED_PROXIES", "*"),
+        ("ROCKET_TRUSTED_PROXIES", "10.0.0.1:80"),
+        ("ROCKET_TRUSTED_PROXIES", "10.0.0.1/8"),
+        ("ROCKET_TRUSTED_PROXIES", "10.0.0.0/33"),
+        ("ROCKET_TRUSTED_PROXIES", "10.0.0.1 10.0.0.2"),
+        ("ROCKET_TRUSTED_PROXIES", "10.0.0.1,,10.0.0.2"),
+        ("ROCKET_TRUSTED_PROXIES", "0.0.0.0/0"),
+        ("ROCKET_TRUSTED_PROXIES", "::/0"),
+        ("ROCKET_TRUSTED_PROXIES", "fe80::1%eth0"),
+        ("ROCKET_HEAD_SECONDS", "0"),
+        ("ROCKET_BODY_SECONDS", "inf"),
+        ("ROCKET_MIN_BODY_RATE", "-1"),
+        ("ROCKET_SEND_SECONDS", "0"),
+        ("ROCKET_MAX_CONNECTIONS_PER_ADDRESS", "0"),
         ("ROCKET_STORAGE_URL", "ftp://h/x"),
         ("ROCKET_STORAGE_URL", "s3://"),
         ("ROCKET_STORAGE_URL", "s3://key:secret@bucket"),
@@ -192,3 +214,9 @@ def test_a_process_that_is_given_the_environment_has_the_same_settings(monkeypat
     assert load_settings() == settings
     assert load_settings().secrets() == settings.secrets()
     assert set(environment) <= {row.variable for row in describe()}
+
+
+def test_trusted_proxies_are_addresses_and_networks():
+    settings = Settings(trusted_proxies="127.0.0.1, 10.1.0.0/16,fd00::/8, ::1")
+    assert [str(network) for network in settings.proxies] == ["127.0.0.1/32", "10.1.0.0/16", "fd00::/8", "::1/128"]
+    assert Settings().proxies == ()

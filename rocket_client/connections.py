@@ -1,0 +1,338 @@
+"""Limits on the connections of the web server: how many may be open, and how slow their clients may be.
+
+uvicorn closes a connection that is idle after a response, and nothing else: a client that never completes the head of
+a request, or never reads a response, keeps its descriptor for as long as it likes.
+"""
+
+import asyncio
+import fcntl
+import json
+import logging
+import resource
+import struct
+import termios
+import time
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Literal, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from app.services.proxies import TrustedProxies, client_group
+from app.shared.settings import Settings
+
+ACCEPTS_PER_TURN = 16
+"""Connections accepted before those accepted earlier are looked at; each may exceed the limit for that long."""
+
+# Descriptors beyond the connections: database, files that are sent and received, pipes of jobs.
+_RESERVED_DESCRIPTORS = 256
+# A connection costs memory too: about 40 KiB.
+_MOST_CONNECTIONS = 4096
+_MOST_DESCRIPTORS = 2**16
+_SECONDS_BETWEEN_REPORTS = 60.0
+_log = logging.getLogger(__name__)
+
+Reason = Literal["head_deadline", "not_read", "replaced", "refused"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A response that the application knows nothing of.
+
+    Attributes:
+        status: HTTP status.
+        code: stable code of the problem document.
+        detail: what is wrong and what to do.
+    """
+
+    status: HTTPStatus
+    code: str
+    detail: str
+
+
+_ADDRESS_FULL = Refusal(
+    status=HTTPStatus.TOO_MANY_REQUESTS,
+    code="quota_exceeded",
+    detail="too many connections are open from your address; close some, or reuse them",
+)
+_SERVER_FULL = Refusal(
+    status=HTTPStatus.SERVICE_UNAVAILABLE,
+    code="service_unavailable",
+    detail="all connections of this server are in use; try again later",
+)
+_HEAD_LATE = Refusal(
+    status=HTTPStatus.REQUEST_TIMEOUT,
+    code="request_timeout",
+    detail="the head of the request did not arrive in time; send it again on a new connection",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What the clients of a server may do.
+
+    Attributes:
+        head_seconds: time for the head of a request, from connecting or from its first byte.
+        send_seconds: time without progress in sending a response.
+        per_address: open connections of one client address.
+        total: open connections of all.
+        exempt: addresses that `per_address` does not apply to.
+    """
+
+    head_seconds: float
+    send_seconds: float
+    per_address: int
+    total: int
+    exempt: TrustedProxies
+
+
+def choose_limits(settings: Settings) -> Limits:
+    """Raise the limit on open files as far as this process may, and derive the number of connections from it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    descriptors = _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    total = max(1, min(_MOST_CONNECTIONS, descriptors - min(_RESERVED_DESCRIPTORS, descriptors // 2)))
+    return Limits(
+        head_seconds=settings.head_seconds,
+        send_seconds=settings.send_seconds,
+        # However few there are, one address does not take all.
+        per_address=min(settings.max_connections_per_address, max(1, total // 2)),
+        total=total,
+        exempt=TrustedProxies(settings.proxies),
+    )
+
+
+class LimitedState(ServerState):
+    """The state of a server, with its open connections; used from its event loop only.
+
+    Args:
+        limits: what its clients may do.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__()
+        self.limits = limits
+        self._groups: dict[LimitedProtocol, str | None] = {}
+        self._open_per_group: Counter[str | None] = Counter()
+        # Oldest first; the second by group.
+        self._idle: OrderedDict[LimitedProtocol, None] = OrderedDict()
+        self._idle_per_group: dict[str | None, OrderedDict[LimitedProtocol, None]] = {}
+        self._closed: Counter[Reason] = Counter()
+        self._reported_at = -_SECONDS_BETWEEN_REPORTS
+
+    def admit(self, connection: "LimitedProtocol", address: str) -> Refusal | None:
+        """Count a new connection; if there are too many, the oldest idle one is closed to make room.
+
+        Returns:
+            Why it must be refused: there are too many, and none is idle.
+        """
+        group = None if address in self.limits.exempt else client_group(address)
+        if group is not None and self._open_per_group[group] >= self.limits.per_address:
+            refusal, idle = _ADDRESS_FULL, self._idle_per_group.get(group)
+        elif len(self._groups) >= self.limits.total:
+            refusal, idle = _SERVER_FULL, self._idle
+        else:
+            self._count(connection, group)
+            return None
+        if not idle:
+            self.note("refused")
+            return refusal
+        oldest = next(iter(idle))
+        # Not counted from here on, although it ends only in the loop's next turn.
+        self.forget(oldest)
+        self.note("replaced")
+        oldest.transport.abort()
+        self._count(connection, group)
+        return None
+
+    def forget(self, connection: "LimitedProtocol") -> None:
+        """Stop counting a connection; idempotent."""
+        if connection in self._groups:
+            self.mark_busy(connection)
+            group = self._groups.pop(connection)
+            self._open_per_group[group] -= 1
+            if not self._open_per_group[group]:
+                del self._open_per_group[group]
+
+    def mark_busy(self, connection: "LimitedProtocol") -> None:
+        """Keep a connection from being closed to make room; idempotent."""
+        if connection in self._idle:
+            del self._idle[connection]
+            group = self._groups[connection]
+            del self._idle_per_group[group][connection]
+            if not self._idle_per_group[group]:
+                del self._idle_per_group[group]
+
+    def mark_idle(self, connection: "LimitedProtocol") -> None:
+        """Let a connection be closed to make room; one that is idle already does not become younger."""
+        if connection in self._groups and connection not in self._idle:
+            self._idle[connection] = None
+            self._idle_per_group.setdefault(self._groups[connection], OrderedDict())[connection] = None
+
+    def note(self, reason: Reason) -> None:
+        """Count a connection that the server ends, and log the counts at most once a minute."""
+        self._closed[reason] += 1
+        now = time.monotonic()
+        if now - self._reported_at >= _SECONDS_BETWEEN_REPORTS:
+            # An attacker must not fill the log.
+            self._reported_at = now
+            counts: dict[str, int] = {str(name): count for name, count in self._closed.items()}
+            _log.warning("connections closed by their limits", extra=counts | {"open": len(self._groups)})
+            self._closed.clear()
+
+    def _count(self, connection: "LimitedProtocol", group: str | None) -> None:
+        self._groups[connection] = group
+        self._open_per_group[group] += 1
+
+
+class LimitedProtocol(H11Protocol):
+    """A connection with deadlines: for the head of each request, and for progress in sending a response.
+
+    The body of a request has its deadline in the application, which knows how to answer.
+    """
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None
+    _unsent = 0
+
+    @property
+    def _state(self) -> LimitedState:
+        return cast("LimitedState", self.server_state)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Admits the connection, or refuses it."""
+        super().connection_made(transport)
+        refusal = self._state.admit(self, self.client[0] if self.client else "")
+        if refusal is not None:
+            self._refuse(refusal)
+            return
+        # Told to pause with the first byte that the system does not take, and to resume once it has taken all.
+        transport.set_write_buffer_limits(high=0)
+        self._update()
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends all timers."""
+        self._cancel_head_timer()
+        self._cancel_send_timer()
+        self._state.forget(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Starts the deadline with the first byte of a head, and ends it with its last."""
+        super().data_received(data)
+        self._update()
+        if not self._is_answering() and self._head_timer is None:
+            # Also what is left of a body that was refused before it had arrived.
+            self._expect_head()
+
+    def on_response_complete(self) -> None:
+        """Lets the connection be closed to make room, unless the next request is there already."""
+        super().on_response_complete()
+        self._update()
+
+    def pause_writing(self) -> None:
+        """Starts the deadline for a client that does not read."""
+        super().pause_writing()
+        self._unsent = self._count_unsent()
+        self._cancel_send_timer()
+        self._send_timer = self.loop.call_later(self._state.limits.send_seconds, self._on_send_deadline)
+        self._update()
+
+    def resume_writing(self) -> None:
+        """Ends the deadline, as the client has read."""
+        super().resume_writing()
+        self._cancel_send_timer()
+        self._update()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is not HTTP, if there is no other response yet."""
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+
+    def _should_upgrade(self) -> bool:
+        # There are no web sockets; a request for one is answered like any other.
+        return False
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _update(self) -> None:
+        if self._is_answering():
+            self._cancel_head_timer()
+        if self._is_answering() or self.flow.write_paused or self.transport.is_closing():
+            self._state.mark_busy(self)
+        else:
+            self._state.mark_idle(self)
+
+    def _expect_head(self) -> None:
+        if not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(self._state.limits.head_seconds, self._on_head_deadline)
+
+    def _on_head_deadline(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        self._state.note("head_deadline")
+        if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._refuse(_HEAD_LATE)
+        else:
+            # Nothing was asked: an answer would be taken for that to the next request.
+            self.transport.close()
+
+    def _on_send_deadline(self) -> None:
+        unsent = self._count_unsent()
+        if unsent < self._unsent:
+            self._unsent = unsent
+            self._send_timer = self.loop.call_later(self._state.limits.send_seconds, self._on_send_deadline)
+            return
+        self._state.note("not_read")
+        self.transport.abort()
+
+    def _count_unsent(self) -> int:
+        """Bytes that the client has not acknowledged: here and, where the system tells, in its own buffer."""
+        here = self.transport.get_write_buffer_size()
+        connection = self.transport.get_extra_info("socket")
+        try:
+            (queued,) = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))
+        except OSError:
+            return here
+        return here + int(queued)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        problem = {
+            "type": f"urn:rocket:error:{refusal.code}",
+            "title": refusal.status.phrase,
+            "status": refusal.status.value,
+            "detail": refusal.detail,
+            "code": refusal.code,
+            "request_id": None,
+        }
+        body = json.dumps(problem).encode()
+        lines = (
+            f"HTTP/1.1 {refusal.status.value} {refusal.status.phrase}",
+            "Content-Type: application/problem+json",
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+            "\r\n",
+        )
+        self.transport.write("\r\n".join(lines).encode() + body)
+        self.transport.close()
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _cancel_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
