@@ -27,9 +27,10 @@ from app.shared.requests import LOCAL, UPLOAD, JobRequest
 from app.shared.settings import Settings
 from rocket_core.errors import HubUnavailableError, UnsupportedArchitectureError
 
-# A request waits no longer than this for the Hub or for a model's files to be read.
+# A request waits no longer than this for the Hub, or for files to be read by a process that may compute for less than
+# half of it: a busy machine or a slow disk takes the rest.
 _HUB_SECONDS = 10.0
-_READ_SECONDS = 10.0
+_READ_SECONDS = 20.0
 # What the Hub's own deadlines may take longer to be noticed.
 _SLACK_SECONDS = 0.5
 # How long a request waits for a place, and its client should wait before the next one.

@@ -23,7 +23,7 @@ from rocket_core.errors import RocketError, UnsupportedArchitectureError
 # The largest headers that are accepted take about a third of it.
 MEMORY_BYTES = 2**30
 # Seconds of computing; less than the time until it is killed, most of which a question to the Hub waits.
-CPU_SECONDS = 8
+CPU_SECONDS = 9
 
 # The service answers others meanwhile.
 _NICENESS = 5
@@ -52,7 +52,6 @@ def _receive(channel: socket.socket) -> bytes:
 
 
 def _confine(question: Question) -> None:
-    os.nice(_NICENESS)
     _soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -63,6 +62,7 @@ def _confine(question: Question) -> None:
     else:
         assert question.folder is not None
         enter_sandbox(Sandbox(readable=_files_of(Path(question.folder))))
+    os.nice(_NICENESS)
 
 
 def _data_bytes() -> int:
@@ -110,7 +110,7 @@ def _places(error: Exception) -> tuple[str, ...]:
     frames = traceback.extract_tb(error.__traceback__)
     inside = [Path(frame.filename) for frame in frames]
     places = [
-        f"{path.relative_to(_ROOT).as_posix().replace('/', '.')}:{frame.lineno}"
+        f"{path.relative_to(_ROOT).with_suffix('').as_posix().replace('/', '.')}:{frame.lineno}"
         for path, frame in zip(inside, frames, strict=True)
         if path.is_relative_to(_ROOT)
     ]
