@@ -21,6 +21,7 @@ from app.pages import compare, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
 from app.pages import profiles as pages_of_profiles
 from app.pages.rendering import problem_page
+from app.services.admission import start_template, template_kept
 from app.services.context import open_context
 from app.services.health import Health
 from app.services.metrics import ServiceCollector
@@ -58,7 +59,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        yield
+        with template_kept():
+            start_template()
+            yield
         context.database.close()
 
     # The framework's own documentation pages load their scripts from elsewhere.

@@ -92,6 +92,7 @@ SERVICE_CODES: Mapping[str, ExitCode] = {
     "permission_denied": ExitCode.NOT_ALLOWED,
     "quota_exceeded": ExitCode.TEMPORARY,
     "rate_limited": ExitCode.TEMPORARY,
+    "busy": ExitCode.TEMPORARY,
     "over_quota": ExitCode.INVALID,
     "too_many_streams": ExitCode.TEMPORARY,
     "storage_error": ExitCode.INTERNAL,

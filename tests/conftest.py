@@ -58,6 +58,15 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_template():
+    """Has all applications of this process fork from one template, as its start takes longer than most tests."""
+    from app.services.admission import template_kept
+
+    with template_kept():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _log_as_it_was():
     """Takes back what a command that is run within a test has done to the log of the process."""

@@ -44,6 +44,7 @@ STATUSES: dict[type[Exception], HTTPStatus] = {
     errors.PermissionDeniedError: HTTPStatus.FORBIDDEN,
     errors.QuotaExceededError: HTTPStatus.TOO_MANY_REQUESTS,
     errors.RateLimitedError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.OverQuotaError: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TooManyStreamsError: HTTPStatus.TOO_MANY_REQUESTS,
     errors.StorageError: HTTPStatus.INTERNAL_SERVER_ERROR,

@@ -1,63 +1,82 @@
-"""What can be told of a request before there is a job: names that do not exist, models that cannot be compressed.
+"""Judging requests before there is a job, in processes of their own: names that do not exist, unfit models.
 
-The rest is found in the job's `preflight` stage, under the same codes. Messages name a local model as the client did,
-never by its folder on this machine.
+Everything that reads a model's files or asks the Hub about them is done by `app.services.judge_process`; here are its
+questions, its limits, and what becomes of a process that exceeds them.
 """
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from threading import BoundedSemaphore
-from typing import Any
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
-from pydantic import SecretStr
+from huggingface_hub import constants, get_token
+from pydantic import SecretStr, ValidationError
 
-from app.services.quotas import require_calibration_tokens, require_evaluation_tokens, require_model_size
+from app.services.questions import MAX_ANSWER_BYTES, NOT_CONFINED, Answer, Figures, HubQuestion, Question
+from app.services.quotas import require_calibration_tokens, require_evaluation_tokens
+from app.services.turns import NoTurnError, Turns
 from app.shared.catalog import find_dataset, find_local_model
+from app.shared.errors import BusyError, RateLimitedError
+from app.shared.fork_server import ForkServer, ForkServerError
 from app.shared.repositories.tenants import Quotas
 from app.shared.requests import LOCAL, UPLOAD, JobRequest
 from app.shared.settings import Settings
-from rocket_core.errors import HubUnavailableError, ModelNotFoundError, UnsupportedArchitectureError
-from rocket_core.footprint import describe_model, positions, sample_positions
-from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
-from rocket_core.hub import find_repository
-from rocket_core.inspection import (
-    input_kind,
-    parse_config,
-    ratio_within,
-    refuse_calibration,
-    refuse_config,
-    refuse_ignore,
-    refuse_weights,
-    window_length,
-)
+from rocket_core.errors import HubUnavailableError, UnsupportedArchitectureError
 
-# A request waits no longer than this for the Hub, and while it hangs no more threads than these wait for it.
+# A request waits no longer than this for the Hub, or for files to be read by a process that may compute for less than
+# half of it: a busy machine or a slow disk takes the rest.
 _HUB_SECONDS = 10.0
-_HUB_REQUESTS = 8
+_READ_SECONDS = 20.0
 # What the Hub's own deadlines may take longer to be noticed.
 _SLACK_SECONDS = 0.5
-_MAX_CONFIG_BYTES = 2**22
+# How long a request waits for a place, and its client should wait before the next one.
+_TURN_SECONDS = 2.0
+_RETRY_SECONDS = 5
+# Together fewer than the threads that serve requests.
+_HUB_TURNS = {"most": 8, "most_of_one": 3, "waiting": 12, "waiting_of_one": 8}
+_READ_TURNS = {"most": 4, "most_of_one": 2, "waiting": 12, "waiting_of_one": 8}
+# What children need of the environment; of the rest, much is secret.
+_ENVIRONMENT = ("PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_ENVIRONMENT_PREFIXES = ("LC_", "HF_HUB_")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdmittedModel:
-    """What has been seen of a model that may be compressed.
+def _environment() -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
+    }
+    # The Hub's client looks for a token in this file where a question brings none.
+    return {**kept, "HF_TOKEN_PATH": os.devnull, "HF_HUB_DISABLE_TELEMETRY": "1"}
 
-    Attributes:
-        commit: of its repository; None for a local model.
-        config: the content of its config.json.
-        weights: what its headers tell; None where the Hub would take too long to send them.
-        positions: of a calibration sample: tokens, or what images and audio become in the model.
-        evaluation_length: tokens per window of an evaluation; None if none is asked for.
-    """
 
-    commit: str | None
-    config: Mapping[str, Any]
-    weights: WeightSummary | None
-    positions: int
-    evaluation_length: int | None
+# One per process: the template knows nothing of settings.
+_processes = ForkServer("app.services.judge_process:run", environment=_environment())
+
+
+@contextmanager
+def template_kept() -> Iterator[None]:
+    """Keep the process that judging processes are forked from, once there is one, while the context is open."""
+    _processes.hold()
+    try:
+        yield
+    finally:
+        _processes.release()
+
+
+def start_template() -> None:
+    """Start that process ahead of the first request, without waiting for it."""
+    try:
+        _processes.start()
+    except ForkServerError as error:
+        # The first request tries again, and its client is told.
+        _log.error("no process can be started to read models: %s", error)
 
 
 class Admission:
@@ -69,22 +88,36 @@ class Admission:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._hub_requests = BoundedSemaphore(_HUB_REQUESTS)
-        self._hub_threads = ThreadPoolExecutor(_HUB_REQUESTS, thread_name_prefix="hub")
+        self._hub_turns = Turns(**_HUB_TURNS)
+        self._read_turns = Turns(**_READ_TURNS)
 
-    def admit(self, request: JobRequest, limits: Quotas, hub_token: SecretStr | None = None) -> AdmittedModel:
-        """Refuses a request that no worker could carry out, or that is larger than its tenant may make.
+    def admit(self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None = None) -> None:
+        """Refuse a request that no worker could carry out, or that is larger than its tenant may make.
 
         Args:
+            owner: the tenant.
             request: what is asked for.
-            limits: how much its tenant may have.
+            limits: how much the tenant may have.
             hub_token: the Hub is asked with it; None takes the operator's.
 
         Raises:
             HubUnavailableError: the Hub cannot be asked; the same request may be admitted later.
+            RateLimitedError: the tenant has too many requests judged at once.
+            BusyError: all tenants together have.
             OverQuotaError: the model or the calibration is too large.
             RocketError: with the code that the job would have failed with.
         """
+        self._judge(owner, request, limits, hub_token, is_estimate=False)
+
+    def estimate(
+        self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None = None
+    ) -> Figures | None:
+        """Do the same, and return what the request would take; None where that cannot be told in time."""
+        return self._judge(owner, request, limits, hub_token, is_estimate=True)
+
+    def _judge(
+        self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None, *, is_estimate: bool
+    ) -> Figures | None:
         require_calibration_tokens(limits, request.calibration)
         require_evaluation_tokens(limits, request.evaluate)
         for name in (*request.datasets[1:], *request.local_tasks):
@@ -93,74 +126,122 @@ class Admission:
         dataset = request.calibration.dataset
         if not dataset.startswith(UPLOAD):
             dataset = find_dataset(self._settings, dataset)
-        if request.model_id.startswith(LOCAL):
-            return _admit_local_model(find_local_model(self._settings, request.model_id), request, dataset, limits)
-        token = hub_token or self._settings.hf_token
-        secret = None if token is None else token.get_secret_value()
-        return self._ask_the_hub(lambda: _admit_hub_model(request, dataset, secret, limits))
+        is_local = request.model_id.startswith(LOCAL)
+        folder = find_local_model(self._settings, request.model_id).resolve() if is_local else None
+        with self._turn(owner, is_local=is_local):
+            question = Question(
+                request=request,
+                dataset=dataset,
+                folder=None if folder is None else str(folder),
+                hub=None if is_local else self._hub_question(hub_token),
+                model_bytes=limits.model_bytes,
+                is_estimate=is_estimate,
+            )
+            return _ask(question)
 
-    def _ask_the_hub(self, question: Callable[[], AdmittedModel]) -> AdmittedModel:
-        if not self._hub_requests.acquire(blocking=False):
-            raise HubUnavailableError("too many requests wait for the Hub already; try again later")
-        answer = self._hub_threads.submit(question)
-        answer.add_done_callback(lambda _: self._hub_requests.release())
+    @contextmanager
+    def _turn(self, owner: str, *, is_local: bool) -> Iterator[None]:
+        turns = self._read_turns if is_local else self._hub_turns
         try:
-            # In a thread that can be left behind: looking up a name has no deadline of its own.
-            return answer.result(timeout=_HUB_SECONDS + _SLACK_SECONDS)
-        except TimeoutError as error:
-            raise HubUnavailableError("the model repository: the Hub does not answer; try again later") from error
+            with turns.turn(owner, _TURN_SECONDS):
+                yield
+        except NoTurnError as error:
+            if not is_local:
+                raise HubUnavailableError("too many requests wait for the Hub already; try again later") from error
+            if error.is_own:
+                raise RateLimitedError(
+                    "too many requests of this tenant are read at once; send fewer at a time",
+                    retry_after=_RETRY_SECONDS,
+                ) from error
+            raise BusyError("too many models are read at once; try again later") from error
+
+    def _hub_question(self, hub_token: SecretStr | None) -> HubQuestion:
+        chosen = hub_token or self._settings.hf_token
+        return HubQuestion(
+            # Where neither is given, that of this machine's user.
+            token=get_token() if chosen is None else chosen.get_secret_value(),
+            endpoint=constants.ENDPOINT,
+            is_offline=constants.HF_HUB_OFFLINE,
+            seconds=_HUB_SECONDS,
+            proxies={name: value for name, value in os.environ.items() if name.lower() in _PROXIES},
+        )
 
 
-def _admit_local_model(folder: Path, request: JobRequest, dataset: str, limits: Quotas) -> AdmittedModel:
-    name = request.model_id
+def _ask(question: Question) -> Figures | None:
     try:
-        with (folder / "config.json").open("rb") as stream:
-            raw = stream.read(_MAX_CONFIG_BYTES + 1)
-        if len(raw) > _MAX_CONFIG_BYTES:
-            raise UnsupportedArchitectureError(f"the config.json of {name} is too large to be one")
-        config = parse_config(raw, name)
-        _refuse(config, request, dataset, name)
-        files = local_weight_files(folder, name)
-        weights = sum_summaries(summarize(read_header(file, f"{name}/{file.name}")) for file in files)
-    except OSError as error:
-        raise ModelNotFoundError(
-            f"a file of {name} cannot be read ({type(error).__name__}); ask the operator of this server"
-        ) from error
-    require_model_size(limits, weights)
-    return _judge(None, config, weights, request, name)
+        answer = _answer(question)
+    except ForkServerError as error:
+        _log.error("no process can be started to read a model: %s", error)
+        raise BusyError("models cannot be read now; try again later") from error
+    if answer.fault:
+        _log.warning("an unexpected error in a model's files: %s", " ".join(answer.fault))
+    if answer.refusal is not None:
+        raise answer.refusal.error()
+    return answer.figures
 
 
-def _admit_hub_model(request: JobRequest, dataset: str, token: str | None, limits: Quotas) -> AdmittedModel:
-    repository = find_repository(request.model_id, request.revision, token=token, seconds=_HUB_SECONDS)
-    name = "the model repository"
-    config = parse_config(repository.read_config(), name)
-    _refuse(config, request, dataset, name)
-    weights = repository.read_weights()
-    require_model_size(limits, weights)
-    return _judge(repository.commit, config, weights, request, name)
+def _answer(question: Question) -> Answer:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            child = _processes.fork([theirs.fileno()])
+        with child:
+            child.pid()
+            # From now on: before, the template may have had to be started.
+            deadline = time.monotonic() + (_READ_SECONDS if question.hub is None else _HUB_SECONDS) + _SLACK_SECONDS
+            try:
+                raw = _exchange(ours, question.model_dump_json().encode(), deadline)
+                # A process that has written its answer has nothing left to do; one that ended without is asked why.
+                return Answer.model_validate_json(raw) if raw else _refuse_lost(question, child.wait(_SLACK_SECONDS))
+            except TimeoutError:
+                _refuse_late(question)
+            except ValidationError:
+                _log.warning("a process that read a model gave no valid answer")
+                _refuse_lost(question, 0)
 
 
-def _refuse(config: Mapping[str, Any], request: JobRequest, dataset: str, name: str) -> None:
-    refuse_config(config, name)
-    refuse_calibration(input_kind(config), dataset, request.calibration.sequence_length, name)
+def _exchange(channel: socket.socket, question: bytes, deadline: float) -> bytes:
+    answer = bytearray()
+    try:
+        channel.settimeout(_seconds_left(deadline))
+        channel.sendall(question)
+        channel.shutdown(socket.SHUT_WR)
+        while len(answer) <= MAX_ANSWER_BYTES:
+            channel.settimeout(_seconds_left(deadline))
+            part = channel.recv(MAX_ANSWER_BYTES)
+            if not part:
+                return bytes(answer)
+            answer += part
+    except ConnectionError:
+        return b""
+    _log.warning("a process that read a model gave too long an answer")
+    return b""
 
 
-def _judge(
-    commit: str | None, config: Mapping[str, Any], weights: WeightSummary | None, request: JobRequest, name: str
-) -> AdmittedModel:
-    if weights is not None:
-        refuse_weights(weights, request.ratio or 0.0, name)
-        refuse_ignore(config, weights, request.options.ignore, name)
-        if request.target_bytes is not None:
-            options = request.options
-            model = describe_model(config, weights, ignore=options.ignore, dtype=options.dtype)
-            ratio_within(model.shapes, request.target_bytes, itemsize=model.itemsize, other_bytes=model.other_bytes)
-    longest, evaluate = positions(config), request.evaluate
-    length = window_length(longest, request.calibration.sequence_length)
-    return AdmittedModel(
-        commit=commit,
-        config=config,
-        weights=weights,
-        positions=sample_positions(config, input_kind(config), length),
-        evaluation_length=None if evaluate is None else window_length(longest, evaluate.sequence_length),
+def _seconds_left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _refuse_late(question: Question) -> NoReturn:
+    if question.hub is not None:
+        raise HubUnavailableError("the model repository: the Hub does not answer; try again later")
+    raise _too_much(question)
+
+
+def _refuse_lost(question: Question, exit_code: int) -> NoReturn:
+    if exit_code == NOT_CONFINED:
+        _log.error("a process to read a model could not be confined; standard error has the reason")
+        raise BusyError("models cannot be read now; try again later")
+    name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else str(exit_code)
+    _log.warning("a process that read a model ended without an answer", extra={"exit_code": name})
+    raise _too_much(question)
+
+
+def _too_much(question: Question) -> UnsupportedArchitectureError:
+    name = question.request.model_id if question.hub is None else "the model repository"
+    return UnsupportedArchitectureError(
+        f"the files of {name} take too much memory or time to read; check its config.json and headers"
     )

@@ -1,30 +1,15 @@
 """What a job would take, told before there is one."""
 
-import sys
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from app.services import quotas
-from app.services.admission import AdmittedModel
 from app.services.context import Context
 from app.services.uploads import require_dataset
 from app.shared.requests import JobRequest
-from rocket_core import budget
 from rocket_core.descriptions import described
 from rocket_core.errors import HubUnavailableError
-from rocket_core.footprint import (
-    ModelShape,
-    ResourceEstimate,
-    Workload,
-    describe_model,
-    estimate_footprint,
-    evaluation_footprint,
-    factored_export_bytes,
-    input_bytes,
-    vocabulary,
-)
-from rocket_core.inspection import highest_ratio, input_kind, ratio_within
 from rocket_core.machine import free_disk, free_machine_memory
 
 _Count = Annotated[int, Field(ge=0)]
@@ -102,52 +87,12 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
         require_dataset(context, owner, dataset)
     with context.database.snapshot() as session:
         limits = quotas.find_limits(session, context.settings, owner)
-    admitted = context.admission.admit(request, limits, hub_token)
-    if admitted.weights is None:
+    figures = context.admission.estimate(owner, request, limits, hub_token)
+    if figures is None:
         raise HubUnavailableError(
             "the model has more headers than can be read from the Hub while you wait; the job would read them"
         )
-    config = request.compression_config(dataset="builtin")
-    model = describe_model(admitted.config, admitted.weights, ignore=config.ignore, dtype=config.dtype)
-    work = Workload(
-        config=config,
-        windows=config.calibration.samples,
-        sequence_length=admitted.positions,
-        input_bytes=input_bytes(admitted.config, input_kind(admitted.config)),
-    )
-    footprint = _with_evaluation(estimate_footprint(model, work), model, request, admitted)
-    ratio = config.ratio or 0.0
-    if config.target_bytes is not None:
-        ratio = ratio_within(model.shapes, config.target_bytes, itemsize=model.itemsize, other_bytes=model.other_bytes)
-    largest = factored_export_bytes(model, ratio)
-    return Estimate(
-        model_id=request.model_id,
-        commit=admitted.commit,
-        parameters=model.parameters,
-        stored_bytes=model.stored_bytes,
-        compressible_parameters=model.compressible_parameters,
-        kept_parameters=budget.parameter_budget(model.compressible_parameters, ratio),
-        factored_bytes=min(largest, config.target_bytes or largest),
-        ratio=ratio,
-        nearest_ratio=min(ratio, highest_ratio(model.shapes)),
-        calibration_tokens=work.tokens,
-        memory_bytes=footprint.memory_bytes,
-        disk_bytes=footprint.disk_bytes,
-        available=_available(context),
-    )
-
-
-def _with_evaluation(
-    footprint: ResourceEstimate, model: ModelShape, request: JobRequest, admitted: AdmittedModel
-) -> ResourceEstimate:
-    if request.evaluate is None or admitted.evaluation_length is None:
-        return footprint
-    tokens = request.evaluate.samples * min(request.evaluate.stride or sys.maxsize, admitted.evaluation_length)
-    evaluation = evaluation_footprint(model, tokens=tokens, vocabulary=vocabulary(admitted.config, model))
-    return ResourceEstimate(
-        memory_bytes=max(footprint.memory_bytes, evaluation.memory_bytes),
-        disk_bytes=footprint.disk_bytes + evaluation.disk_bytes,
-    )
+    return Estimate(model_id=request.model_id, available=_available(context), **figures.model_dump())
 
 
 def _available(context: Context) -> Available | None:

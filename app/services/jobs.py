@@ -71,7 +71,7 @@ def submit_job(
         require_dataset(context, owner, dataset)
     with context.database.snapshot() as session:
         limits = quotas.find_limits(session, context.settings, owner)
-    context.admission.admit(request, limits, hub_token)
+    context.admission.admit(owner, request, limits, hub_token)
     encrypted = _encrypted(context, request, hub_token)
     with context.database.transaction() as session:
         submission = jobs.create_job(

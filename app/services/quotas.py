@@ -13,7 +13,6 @@ from app.shared.repositories.jobs import count_active_jobs
 from app.shared.repositories.tenants import Quotas, find_quotas, lock_tenant, sum_stored_bytes
 from app.shared.requests import CalibrationRequest, EvaluationRequest
 from app.shared.settings import Settings
-from rocket_core.headers import WeightSummary
 
 # Of a window whose length is left to the worker, the longest that it can become.
 _DEFAULT_WINDOW = 1024
@@ -74,24 +73,6 @@ def require_room(session: Session, limits: Quotas, owner: str, *, size: int = 0)
         raise QuotaExceededError(
             f"this tenant stores {stored} of {most} bytes; delete jobs or uploads, or wait for artifacts to expire"
         )
-
-
-def require_model_size(limits: Quotas, weights: WeightSummary | None) -> None:
-    """Refuses a model that is too large for a tenant, and one of unknown size where size is limited.
-
-    Raises:
-        OverQuotaError: it is.
-    """
-    most = limits.model_bytes
-    if most is None:
-        return
-    if weights is None:
-        raise OverQuotaError(
-            f"models may have {most} bytes, and the size of this one cannot be told in time", param="model_id"
-        )
-    size = sum(weights.dtype_bytes.values())
-    if size > most:
-        raise OverQuotaError(f"the model has {size} bytes of weights, {most} are allowed", param="model_id")
 
 
 def require_calibration_tokens(limits: Quotas, calibration: CalibrationRequest) -> None:

@@ -18,6 +18,7 @@ AppError
 ├── QuotaExceededError              the caller has used up what it may have
 │   ├── RateLimitedError            too many requests in a short time
 │   └── TooManyStreamsError         all event streams of this process are in use
+├── BusyError                       this process has no room for the request now (worth retrying)
 ├── OverQuotaError                  what is asked for is larger than the caller may ever have
 ├── StorageError                    files cannot be written or read
 │   ├── DiskFullError
@@ -159,6 +160,13 @@ class TooManyStreamsError(QuotaExceededError):
     """All event streams of this process are in use."""
 
     code = "too_many_streams"
+
+
+class BusyError(AppError):
+    """This process has no room for the request now; the same request may succeed later."""
+
+    code = "busy"
+    retryable = True
 
 
 class OverQuotaError(AppError):

@@ -31,8 +31,9 @@ def _settings_of_no_machine(monkeypatch):
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
     threads = set(threading.enumerate())
+    before = {child.pid for child in psutil.Process().children()}
     yield
-    mine = [child for child in psutil.Process().children() if child.pid not in RUNNING]
+    mine = [child for child in psutil.Process().children() if child.pid not in RUNNING | before]
     families = [process for child in mine for process in (child, *child.children(recursive=True))]
     # One that is just ending is not left.
     _ended, left = psutil.wait_procs(families, timeout=2)

@@ -12,7 +12,6 @@ from app.shared.outcomes import JobError
 from app.shared.repositories import jobs, tenants
 from app.shared.repositories.tenants import Quotas
 from app.shared.requests import CalibrationRequest, EvaluationRequest, JobRequest
-from rocket_core.headers import WeightSummary
 from tests.app.api.conftest import BODY, Worker
 
 pytestmark = pytest.mark.databases("sqlite", "postgres")
@@ -164,16 +163,6 @@ def test_uploads_are_stored_too(context):
         with pytest.raises(OverQuotaError):
             quotas.require_room(session, limits, "local", size=11)
         quotas.require_room(session, Quotas(), "local", size=2**60)
-
-
-def test_a_model_is_measured_by_all_its_weights():
-    weights = WeightSummary(dtype_bytes={"F32": 8, "BF16": 2}, block_shapes={})
-    quotas.require_model_size(Quotas(model_bytes=10), weights)
-    quotas.require_model_size(Quotas(), None)
-    with pytest.raises(OverQuotaError):
-        quotas.require_model_size(Quotas(model_bytes=9), weights)
-    with pytest.raises(OverQuotaError):
-        quotas.require_model_size(Quotas(model_bytes=10), None)
 
 
 @pytest.mark.parametrize(("samples", "length", "fits"), [(2, 50, True), (2, 51, False), (1, None, False)])

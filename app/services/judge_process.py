@@ -1,0 +1,117 @@
+"""The process that reads a model's files for one request: confined, limited, killed when it takes too long.
+
+It is forked from a template that holds no secret, reads its question from a socket, gives up what the question does not
+need, and writes its answer.
+"""
+
+import os
+import resource
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from app.services.judgement import judge
+from app.services.questions import MAX_QUESTION_BYTES, NOT_CONFINED, Answer, HubQuestion, Question, Refusal
+from app.shared.confinement import Sandbox, enter_sandbox, limit_memory
+from app.shared.errors import AppError
+from rocket_core.errors import RocketError, UnsupportedArchitectureError
+
+# The largest headers that are accepted take about a third of it.
+MEMORY_BYTES = 2**30
+# Seconds of computing; less than the time until it is killed, most of which a question to the Hub waits.
+CPU_SECONDS = 9
+
+# The service answers others meanwhile.
+_NICENESS = 5
+_ROOT = Path(__file__).parents[2]
+
+
+def run(descriptors: Sequence[int]) -> None:
+    """Answer one question.
+
+    Args:
+        descriptors: a socket, from which the question is read to its end.
+    """
+    with socket.socket(fileno=descriptors[0]) as channel:
+        try:
+            question = Question.model_validate_json(_receive(channel))
+            _confine(question)
+        except Exception:  # noqa: BLE001  # told apart from all that the files can cause
+            traceback.print_exc()
+            sys.exit(NOT_CONFINED)
+        channel.sendall(_answer(question).model_dump_json().encode())
+
+
+def _receive(channel: socket.socket) -> bytes:
+    with channel.makefile("rb") as stream:
+        return stream.read(MAX_QUESTION_BYTES)
+
+
+def _confine(question: Question) -> None:
+    _soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(_data_bytes() + MEMORY_BYTES)
+    if question.hub is not None:
+        _prepare_for_hub(question.hub)
+        enter_sandbox(Sandbox(readable=_certificates(), network=True))
+    else:
+        assert question.folder is not None
+        enter_sandbox(Sandbox(readable=_files_of(Path(question.folder))))
+    os.nice(_NICENESS)
+
+
+def _data_bytes() -> int:
+    """Return what the limit on memory counts already; 0 where the system does not say."""
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="ascii", errors="replace").splitlines() if status.is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), 0)
+
+
+def _prepare_for_hub(hub: HubQuestion) -> None:
+    os.environ.update(hub.proxies)
+    constants.ENDPOINT = hub.endpoint
+    constants.HUGGINGFACE_CO_URL_TEMPLATE = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    constants.HF_HUB_OFFLINE = hub.is_offline
+
+
+def _certificates() -> tuple[Path, ...]:
+    return tuple(Path(os.environ[name]) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name))
+
+
+def _files_of(folder: Path) -> tuple[Path, ...]:
+    # In a cache of the Hub the files of a snapshot are links to these.
+    blobs = folder.parent.parent / "blobs"
+    return (folder, blobs) if folder.parent.name == "snapshots" and blobs.is_dir() else (folder,)
+
+
+def _answer(question: Question) -> Answer:
+    name = question.request.model_id if question.hub is None else "the model repository"
+    try:
+        return Answer(figures=judge(question))
+    except (RocketError, AppError) as error:
+        return Answer(refusal=Refusal.of(error))
+    except MemoryError:
+        refusal = UnsupportedArchitectureError(f"the files of {name} take too much memory to read; check the model")
+        return Answer(refusal=Refusal.of(refusal))
+    except Exception as error:  # noqa: BLE001  # strangers' files must not become an error of the service
+        refusal = UnsupportedArchitectureError(
+            f"the files of {name} cannot be understood ({type(error).__name__}); check its config.json and headers"
+        )
+        return Answer(refusal=Refusal.of(refusal), fault=_places(error))
+
+
+def _places(error: Exception) -> tuple[str, ...]:
+    """Return an error's class and where in this project it passed, without its message, which may quote the files."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [Path(frame.filename) for frame in frames]
+    places = [
+        f"{path.relative_to(_ROOT).with_suffix('').as_posix().replace('/', '.')}:{frame.lineno}"
+        for path, frame in zip(inside, frames, strict=True)
+        if path.is_relative_to(_ROOT)
+    ]
+    return (type(error).__name__[:100], *places[-8:])

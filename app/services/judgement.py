@@ -1,0 +1,199 @@
+"""Judging a request by its model's files: which cannot be compressed, and what those that can would take.
+
+Runs in a process of its own, as the files are strangers' (`app.services.judge_process`). The rest is found in the job's
+`preflight` stage, under the same codes. Messages name a local model as the client did, never by its folder on this
+machine.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.services.questions import Figures, HubQuestion, Question
+from app.shared.errors import OverQuotaError
+from app.shared.requests import JobRequest
+from rocket_core import budget
+from rocket_core.errors import ModelNotFoundError, UnsupportedArchitectureError
+from rocket_core.footprint import (
+    ModelShape,
+    ResourceEstimate,
+    Workload,
+    describe_model,
+    estimate_footprint,
+    evaluation_footprint,
+    factored_export_bytes,
+    input_bytes,
+    positions,
+    sample_positions,
+    vocabulary,
+)
+from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
+from rocket_core.hub import find_repository
+from rocket_core.inspection import (
+    highest_ratio,
+    input_kind,
+    parse_config,
+    ratio_within,
+    refuse_calibration,
+    refuse_config,
+    refuse_ignore,
+    refuse_weights,
+    window_length,
+)
+
+_MAX_CONFIG_BYTES = 2**22
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Model:
+    """What has been seen of a model that may be compressed.
+
+    Attributes:
+        commit: of its repository; None for a local model.
+        config: the content of its config.json.
+        weights: what its headers tell; None where the Hub would take too long to send them.
+        positions: of a calibration sample: tokens, or what images and audio become in the model.
+        evaluation_length: tokens per window of an evaluation; None if none is asked for.
+    """
+
+    commit: str | None
+    config: Mapping[str, Any]
+    weights: WeightSummary | None
+    positions: int
+    evaluation_length: int | None
+
+
+def judge(question: Question) -> Figures | None:
+    """Refuse a request that no worker could carry out; return what it would take, if that is wanted and can be told.
+
+    Raises:
+        HubUnavailableError: the Hub cannot be asked; the same request may be admitted later.
+        OverQuotaError: the model is too large for the tenant.
+        RocketError: with the code that the job would have failed with.
+    """
+    model = _see_local_model(question) if question.hub is None else _see_hub_model(question, question.hub)
+    if not question.is_estimate or model.weights is None:
+        return None
+    return _estimate(question.request, model, model.weights)
+
+
+def require_model_size(most: int | None, weights: WeightSummary | None) -> None:
+    """Refuse a model that is too large for a tenant, and one of unknown size where size is limited.
+
+    Args:
+        most: bytes of weights that the tenant's models may have; None is no limit.
+        weights: what the headers tell; None if they could not be read in time.
+
+    Raises:
+        OverQuotaError: it is.
+    """
+    if most is None:
+        return
+    if weights is None:
+        raise OverQuotaError(
+            f"models may have {most} bytes, and the size of this one cannot be told in time", param="model_id"
+        )
+    size = sum(weights.dtype_bytes.values())
+    if size > most:
+        raise OverQuotaError(f"the model has {size} bytes of weights, {most} are allowed", param="model_id")
+
+
+def _see_local_model(question: Question) -> _Model:
+    assert question.folder is not None
+    folder, name = Path(question.folder), question.request.model_id
+    try:
+        with (folder / "config.json").open("rb") as stream:
+            raw = stream.read(_MAX_CONFIG_BYTES + 1)
+        if len(raw) > _MAX_CONFIG_BYTES:
+            raise UnsupportedArchitectureError(f"the config.json of {name} is too large to be one")
+        config = parse_config(raw, name)
+        _refuse(config, question, name)
+        files = local_weight_files(folder, name)
+        weights = sum_summaries(summarize(read_header(file, f"{name}/{file.name}")) for file in files)
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"a file of {name} cannot be read ({type(error).__name__}); ask the operator of this server"
+        ) from error
+    require_model_size(question.model_bytes, weights)
+    return _seen(None, config, weights, question.request, name)
+
+
+def _see_hub_model(question: Question, hub: HubQuestion) -> _Model:
+    request = question.request
+    repository = find_repository(request.model_id, request.revision, token=hub.token, seconds=hub.seconds)
+    name = "the model repository"
+    config = parse_config(repository.read_config(), name)
+    _refuse(config, question, name)
+    weights = repository.read_weights()
+    require_model_size(question.model_bytes, weights)
+    return _seen(repository.commit, config, weights, request, name)
+
+
+def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:
+    refuse_config(config, name)
+    refuse_calibration(input_kind(config), question.dataset, question.request.calibration.sequence_length, name)
+
+
+def _seen(
+    commit: str | None, config: Mapping[str, Any], weights: WeightSummary | None, request: JobRequest, name: str
+) -> _Model:
+    if weights is not None:
+        refuse_weights(weights, request.ratio or 0.0, name)
+        refuse_ignore(config, weights, request.options.ignore, name)
+        if request.target_bytes is not None:
+            options = request.options
+            model = describe_model(config, weights, ignore=options.ignore, dtype=options.dtype)
+            ratio_within(model.shapes, request.target_bytes, itemsize=model.itemsize, other_bytes=model.other_bytes)
+    longest, evaluate = positions(config), request.evaluate
+    length = window_length(longest, request.calibration.sequence_length)
+    return _Model(
+        commit=commit,
+        config=config,
+        weights=weights,
+        positions=sample_positions(config, input_kind(config), length),
+        evaluation_length=None if evaluate is None else window_length(longest, evaluate.sequence_length),
+    )
+
+
+def _estimate(request: JobRequest, seen: _Model, weights: WeightSummary) -> Figures:
+    config = request.compression_config(dataset="builtin")
+    model = describe_model(seen.config, weights, ignore=config.ignore, dtype=config.dtype)
+    work = Workload(
+        config=config,
+        windows=config.calibration.samples,
+        sequence_length=seen.positions,
+        input_bytes=input_bytes(seen.config, input_kind(seen.config)),
+    )
+    footprint = _with_evaluation(estimate_footprint(model, work), model, request, seen)
+    ratio = config.ratio or 0.0
+    if config.target_bytes is not None:
+        ratio = ratio_within(model.shapes, config.target_bytes, itemsize=model.itemsize, other_bytes=model.other_bytes)
+    largest = factored_export_bytes(model, ratio)
+    return Figures(
+        commit=seen.commit,
+        parameters=model.parameters,
+        stored_bytes=model.stored_bytes,
+        compressible_parameters=model.compressible_parameters,
+        kept_parameters=budget.parameter_budget(model.compressible_parameters, ratio),
+        factored_bytes=min(largest, config.target_bytes or largest),
+        ratio=ratio,
+        nearest_ratio=min(ratio, highest_ratio(model.shapes)),
+        calibration_tokens=work.tokens,
+        memory_bytes=footprint.memory_bytes,
+        disk_bytes=footprint.disk_bytes,
+    )
+
+
+def _with_evaluation(
+    footprint: ResourceEstimate, model: ModelShape, request: JobRequest, seen: _Model
+) -> ResourceEstimate:
+    if request.evaluate is None or seen.evaluation_length is None:
+        return footprint
+    tokens = request.evaluate.samples * min(request.evaluate.stride or sys.maxsize, seen.evaluation_length)
+    evaluation = evaluation_footprint(model, tokens=tokens, vocabulary=vocabulary(seen.config, model))
+    return ResourceEstimate(
+        memory_bytes=max(footprint.memory_bytes, evaluation.memory_bytes),
+        disk_bytes=footprint.disk_bytes + evaluation.disk_bytes,
+    )

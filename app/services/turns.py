@@ -1,0 +1,81 @@
+"""Places for work that only so much of may be done at once, and of which no tenant may take all."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class NoTurnError(Exception):
+    """All places are taken, and stayed so while it was waited.
+
+    Attributes:
+        is_own: whether the tenant itself holds all that it may have.
+    """
+
+    def __init__(self, *, is_own: bool) -> None:
+        super().__init__("no place")
+        self.is_own = is_own
+
+
+class Turns:
+    """A bounded number of places.
+
+    Args:
+        most: places.
+        most_of_one: places that one tenant may hold.
+        waiting: how many may wait for a place at once.
+        waiting_of_one: how many of one tenant.
+    """
+
+    def __init__(self, *, most: int, most_of_one: int, waiting: int, waiting_of_one: int) -> None:
+        self._most, self._most_of_one = most, most_of_one
+        self._most_waiting, self._most_waiting_of_one = waiting, waiting_of_one
+        self._changed = threading.Condition()
+        self._held: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
+
+    @contextmanager
+    def turn(self, owner: str, seconds: float) -> Iterator[None]:
+        """Hold a place within the context.
+
+        Args:
+            owner: the tenant.
+            seconds: how long to wait for one.
+
+        Raises:
+            NoTurnError: none became free, or too many wait already.
+        """
+        with self._changed:
+            if not self._is_free(owner):
+                self._wait(owner, seconds)
+            self._held[owner] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                _subtract(self._held, owner)
+                self._changed.notify_all()
+
+    def _wait(self, owner: str, seconds: float) -> None:
+        if self._waiting[owner] >= self._most_waiting_of_one or self._waiting.total() >= self._most_waiting:
+            raise self._refusal(owner)
+        self._waiting[owner] += 1
+        try:
+            if not self._changed.wait_for(lambda: self._is_free(owner), seconds):
+                raise self._refusal(owner)
+        finally:
+            _subtract(self._waiting, owner)
+
+    def _is_free(self, owner: str) -> bool:
+        return self._held.total() < self._most and self._held[owner] < self._most_of_one
+
+    def _refusal(self, owner: str) -> NoTurnError:
+        return NoTurnError(is_own=self._held[owner] >= self._most_of_one)
+
+
+def _subtract(counts: Counter[str], owner: str) -> None:
+    # Names of tenants that are gone are not kept.
+    counts[owner] -= 1
+    if counts[owner] <= 0:
+        del counts[owner]

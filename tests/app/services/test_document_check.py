@@ -1,0 +1,68 @@
+"""Lines of calibration files whose JSON would keep the interpreter busy."""
+
+import pytest
+
+from app.services.uploads import _MAX_STRUCTURE, DocumentCheck
+from rocket_core.errors import CalibrationError
+
+LONG = 2**23 - 100
+
+
+def check(line):
+    document_check = DocumentCheck(".jsonl")
+    for _ in document_check.passing(line[start : start + 65536] for start in range(0, len(line), 65536)):
+        pass
+    return document_check.documents
+
+
+def record(value):
+    return b'{"text": "a", "x": ' + value + b"}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        record(b"[" + b",".join([b"[" * 900 + b"]" * 900] * (LONG // 1801)) + b"]"),
+        record(b"[" + b",".join([b"[]"] * (LONG // 3)) + b"]"),
+        record(b"[" + b",".join([b'{"":0}'] * (LONG // 7)) + b"]"),
+        record(b"[" + b",".join([b'"\\""'] * (LONG // 5)) + b"]"),
+        record(b"[" + b",".join([b"1e9"] * (LONG // 4)) + b"]"),
+        record(b"[" * LONG),
+        record(b"1" * LONG),
+        b'{"text": "a",' + b",".join(b'"%x":0' % number for number in range(LONG // 10)) + b"}",
+    ],
+    ids=["nested", "lists", "objects", "strings", "numbers", "deep", "digits", "keys"],
+)
+def test_a_line_that_is_mostly_not_text_is_refused(line):
+    with pytest.raises(CalibrationError, match="line 1 has more than 262144 characters that are not text"):
+        check(line)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"a" * LONG,
+        b"\\n" * (LONG // 2),
+        b'\\"' * (LONG // 2),
+        b"\\\\" * (LONG // 2),
+        b"[{,:}]" * (LONG // 6),
+        b"\xc3\xa9" * 10**6,
+    ],
+    ids=["letters", "escapes", "quotes", "backslashes", "punctuation", "accents"],
+)
+def test_a_long_text_is_accepted_whatever_it_says(text):
+    assert check(b'{"text": "' + text + b'"}') == 1
+
+
+def test_as_much_structure_as_is_allowed_is_accepted():
+    padding = _MAX_STRUCTURE - len('{: "", : []}') - len('""""')
+    line = b'{"text": "' + b"a" * 10**6 + b'", "x": [' + b" " * (padding - 10) + b"]}"
+    assert check(line) == 1
+    with pytest.raises(CalibrationError, match="not text"):
+        check(line.replace(b"[", b"[" + b" " * 20))
+
+
+def test_a_line_that_is_no_json_is_still_told_as_such():
+    for line in (b'{"text": "' + b"a" * 10**6, b'{"text": "' + b"a" * 10**6 + b"\\", b"\\" * 1000):
+        with pytest.raises(CalibrationError, match="no JSON"):
+            check(line)

@@ -1,0 +1,222 @@
+"""Processes that read models, those that behave and those that do not; all are real."""
+
+import logging
+import os
+import struct
+import threading
+import time
+
+import psutil
+import pytest
+
+from app.services import admission
+from app.services.judgement import require_model_size
+from app.services.questions import _KINDS, Answer, Refusal
+from app.shared.confinement import supported
+from app.shared.errors import BusyError, OverQuotaError, RateLimitedError
+from app.shared.fork_server import ForkServer
+from app.shared.repositories.tenants import Quotas
+from app.shared.requests import JobRequest
+from rocket_core.errors import (
+    HubUnavailableError,
+    InfeasibleBudgetError,
+    UnmatchedIgnoreError,
+    UnsupportedArchitectureError,
+)
+from rocket_core.headers import WeightSummary
+from tests.reference.safetensors_files import save_llama
+
+REQUEST = JobRequest(model_id="local/tiny", ratio=0.3)
+ON_THE_HUB = JobRequest(model_id="org/model", ratio=0.3)
+NO_LIMITS = Quotas()
+
+
+@pytest.fixture
+def judges(settings):
+    return admission.Admission(settings)
+
+
+@pytest.fixture
+def hostile(monkeypatch):
+    """Has other processes answer; returns how to choose which."""
+    made = []
+
+    def choose(name, **environment):
+        server = ForkServer(
+            f"tests.reference.hostile_judges:{name}",
+            preload=("app.services.judge_process",),
+            environment=admission._environment() | environment,
+        )
+        made.append(server)
+        monkeypatch.setattr(admission, "_processes", server)
+
+    yield choose
+    for server in made:
+        server.close()
+
+
+def children_of(server):
+    return psutil.Process(server.pid).children()
+
+
+def test_a_request_is_judged_in_a_process_that_ends(judges):
+    assert judges.admit("one", REQUEST, NO_LIMITS) is None
+    assert judges.estimate("one", REQUEST, NO_LIMITS).parameters > 0
+    end = time.monotonic() + 20
+    while children_of(admission._processes) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert children_of(admission._processes) == []
+
+
+def test_the_template_imports_no_more_than_it_needs(judges):
+    judges.admit("one", REQUEST, NO_LIMITS)
+    mapped = {line.path for line in psutil.Process(admission._processes.pid).memory_maps()}
+    assert not [path for path in mapped if any(name in path for name in ("torch", "sqlalchemy", "numpy", "psycopg"))]
+    assert psutil.Process(admission._processes.pid).num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dies",
+        "exits",
+        "exits_at_once",
+        "writes_for_ever",
+        "speaks_no_json",
+        "names_no_error",
+        "names_a_base_error",
+        "sends_more",
+        "sends_a_long_message",
+        "sends_a_figure_that_is_none",
+        "sends_a_huge_number",
+        "forges_a_log_line",
+    ],
+)
+def test_a_process_that_was_taken_over_refuses_its_own_model_alone(judges, hostile, name, caplog):
+    hostile(name)
+    with caplog.at_level(logging.WARNING), pytest.raises(UnsupportedArchitectureError, match="take too much memory"):
+        judges.estimate("one", REQUEST, NO_LIMITS)
+    assert "forged" not in caplog.text
+    assert caplog.records
+
+
+@pytest.mark.parametrize("name", ["hangs", "never_reads", "drips"])
+@pytest.mark.parametrize(
+    ("request_", "kind"), [(REQUEST, UnsupportedArchitectureError), (ON_THE_HUB, HubUnavailableError)]
+)
+def test_a_process_that_takes_too_long_is_killed(judges, hostile, monkeypatch, name, request_, kind):
+    monkeypatch.setattr(admission, "_READ_SECONDS", 0.2)
+    monkeypatch.setattr(admission, "_HUB_SECONDS", 0.2)
+    hostile(name)
+    begun = time.monotonic()
+    with pytest.raises(kind):
+        judges.admit("one", request_, NO_LIMITS)
+    assert time.monotonic() - begun < 30
+    end = time.monotonic() + 20
+    while children_of(admission._processes) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert children_of(admission._processes) == []
+
+
+@pytest.mark.skipif(not supported().files, reason="this kernel has no Landlock")
+def test_a_process_that_was_taken_over_finds_no_secret(settings, hostile, monkeypatch):
+    monkeypatch.setenv("ROCKET_SECRET_KEY", "of-the-service")
+    monkeypatch.setenv("HF_TOKEN", "of-the-operator")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-store")
+    secret = settings.datasets_folder / "secret.txt"
+    secret.write_text("of-the-folder")
+    hostile("tells_what_it_has", LC_API_PID=str(os.getpid()))
+    request = REQUEST.model_copy(
+        update={"calibration": REQUEST.calibration.model_copy(update={"dataset": "local/secret.txt"})}
+    )
+    with pytest.raises(Exception, match="PermissionError") as told:
+        admission.Admission(settings).admit("one", request, NO_LIMITS)
+    assert str(told.value).count("PermissionError") == 3
+    for name in ("ROCKET_", "AWS_", "of-the-", "HF_TOKEN "):
+        assert name not in str(told.value)
+
+
+def test_files_that_take_too_much_memory_are_refused(judges, hostile, settings):
+    hostile("has_little_memory")
+    folder = save_llama(settings.models_folder / "large")
+    assert judges.admit("one", REQUEST.model_copy(update={"model_id": "local/large"}), NO_LIMITS) is None
+    header = b'{"__metadata__": [' + b",".join([b"[]"] * 7_000_000) + b"]}"
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(UnsupportedArchitectureError, match="too much memory"):
+        judges.admit("one", REQUEST.model_copy(update={"model_id": "local/large"}), NO_LIMITS)
+
+
+def test_an_error_that_is_not_foreseen_is_no_error_of_the_service(judges, hostile, caplog):
+    hostile("meets_a_bug")
+    with pytest.raises(UnsupportedArchitectureError, match=r"cannot be understood \(KeyError\)"):
+        judges.admit("one", REQUEST, NO_LIMITS)
+    # For the operator, without what the files say.
+    assert "KeyError app.services.judge_process:" in caplog.text
+    assert "a stranger's word" not in caplog.text
+
+
+def test_a_template_that_cannot_start_asks_clients_to_come_back(judges, monkeypatch, caplog):
+    broken = ForkServer("tests.reference.hostile_judges:not_there", environment=admission._environment())
+    monkeypatch.setattr(admission, "_processes", broken)
+    with pytest.raises(BusyError):
+        judges.admit("one", REQUEST, NO_LIMITS)
+    assert "no process can be started" in caplog.text
+    broken.close()
+
+
+def test_a_tenant_cannot_take_all_places(judges, hostile, monkeypatch):
+    monkeypatch.setattr(admission, "_READ_SECONDS", 2.0)
+    monkeypatch.setattr(admission, "_TURN_SECONDS", 0.05)
+    kept = admission._processes
+    hostile("hangs")
+    ends = []
+
+    def ask():
+        with pytest.raises((UnsupportedArchitectureError, RateLimitedError)) as end:
+            judges.admit("greedy", REQUEST, NO_LIMITS)
+        ends.append(end.type)
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 30
+    while len(ends) < 10 and time.monotonic() < end:
+        time.sleep(0.02)
+    # While two processes hang, another tenant is served.
+    monkeypatch.setattr(admission, "_processes", kept)
+    assert judges.admit("other", REQUEST, NO_LIMITS) is None
+    for thread in threads:
+        thread.join()
+    assert sorted(kind.__name__ for kind in ends) == ["RateLimitedError"] * 10 + ["UnsupportedArchitectureError"] * 2
+    # All places are free again.
+    assert judges.admit("greedy", REQUEST, NO_LIMITS) is None
+
+
+@pytest.mark.parametrize("code", sorted(_KINDS))
+def test_every_error_comes_back_as_it_was(code):
+    kind = _KINDS[code]
+    attributes = {
+        UnmatchedIgnoreError: {"position": 3},
+        InfeasibleBudgetError: {"nearest_ratio": 0.25},
+        OverQuotaError: {"param": "model_id"},
+    }.get(kind, {})
+    sent = Answer(refusal=Refusal.of(kind("what, where, what to do", **attributes))).model_dump_json()
+    error = Answer.model_validate_json(sent).refusal.error()
+    assert type(error) is kind
+    assert str(error) == "what, where, what to do"
+    assert vars(error) == attributes
+
+
+def test_a_message_is_cut_where_it_is_endless():
+    error = Refusal.of(UnsupportedArchitectureError("x" * 1_000_000)).error()
+    assert len(str(error)) == 2000
+
+
+def test_a_model_is_measured_by_all_its_weights():
+    weights = WeightSummary(dtype_bytes={"F32": 8, "BF16": 2}, block_shapes={})
+    require_model_size(10, weights)
+    require_model_size(None, None)
+    with pytest.raises(OverQuotaError):
+        require_model_size(9, weights)
+    with pytest.raises(OverQuotaError):
+        require_model_size(10, None)
