@@ -55,7 +55,8 @@ _MAX_LISTING_BYTES = 2**24
 _MAX_CONFIG_BYTES = 2**22
 _MAX_INDEX_BYTES = 2**24
 _MAX_HEADER_BYTES = 2**22
-_MAX_ALL_HEADERS_BYTES = 2**23
+_MAX_ALL_HEADERS_BYTES = 2**24
+_MAX_TENSORS = 100_000
 # Of a file's size in bytes.
 _MAX_SIZE_DIGITS = 19
 _CONNECTIONS = 4
@@ -69,16 +70,17 @@ class _GivenUpError(Exception):
 
 
 class _Allowance:
-    """Bytes of headers that may still be parsed, whichever thread does it."""
+    """Headers that may still be parsed, whichever thread does it."""
 
-    def __init__(self, byte_count: int) -> None:
-        self._left = byte_count
+    def __init__(self) -> None:
+        self._bytes, self._tensors = _MAX_ALL_HEADERS_BYTES, _MAX_TENSORS
         self._lock = Lock()
 
-    def spend(self, byte_count: int) -> None:
+    def spend(self, *, byte_count: int = 0, tensors: int = 0) -> None:
         with self._lock:
-            self._left -= byte_count
-            if self._left < 0:
+            self._bytes -= byte_count
+            self._tensors -= tensors
+            if self._bytes < 0 or self._tensors < 0:
                 raise _GivenUpError
 
 
@@ -178,7 +180,7 @@ class Repository:
                 files = self.weight_files()
                 if len(files) > _MAX_FILES:
                     return None
-                allowance = _Allowance(_MAX_ALL_HEADERS_BYTES)
+                allowance = _Allowance()
                 with ThreadPoolExecutor(min(_CONNECTIONS, len(files))) as pool:
                     parts = pool.map(lambda file: self._summarize(file, allowance), files)
                     return sum_summaries(parts, self.subject)
@@ -193,14 +195,17 @@ class Repository:
         answer = self._read_part(file, 0, _FIRST_BYTES)
         size = answer.whole_size()
         length = header_length(answer.body[:PREFIX_BYTES], size, name)
-        allowance.spend(length)
+        allowance.spend(byte_count=length)
         header = answer.body[PREFIX_BYTES : PREFIX_BYTES + length]
         if len(header) < length:
             if length > _MAX_HEADER_BYTES:
                 raise _GivenUpError
             header = self._read_part(file, PREFIX_BYTES, length).body
+        # What another file's header took counts.
         _seconds_left(self.deadline)
-        return summarize(parse_header(header, size, name))
+        tensors = parse_header(header, size, name)
+        allowance.spend(tensors=len(tensors))
+        return summarize(tensors)
 
     def _read_whole(self, file: str, most: int) -> bytes:
         url = hf_hub_url(self.model, file, revision=self.commit)

@@ -33,7 +33,7 @@ _MAX_LEAF_CHARACTERS = 64
 _MAX_LEAVES_COMPARED = 256
 _MAX_PATTERN_COMPARED = 256
 # Characters of names times characters of patterns.
-_MOST_COMPARED = 500_000_000
+_MOST_COMPARED = 250_000_000
 
 
 def family_of(config: Mapping[str, object]) -> str:
