@@ -183,9 +183,9 @@ class _Limits:
         """Return the most that a field may say, None without a limit, and what the limit comes from."""
         name, is_exact = field.name, self.is_exact and field.is_main
         if _LAYERS.fullmatch(name):
-            most = self.blocks if name in _MAIN_LAYERS and is_exact else _SPARE_FACTOR * self.blocks + _SPARE_LAYERS
-            return most, f"{self.blocks} blocks at most"
-        most = None
+            spare = _SPARE_FACTOR * self.blocks + _SPARE_LAYERS
+            return self.blocks if name in _MAIN_LAYERS and is_exact else spare, f"{self.blocks} blocks at most"
+        most: int | None = None
         if _COUNTS.fullmatch(name):
             most = max(self.dimension, _SPARE_COUNT)
         elif name == "num_labels":
