@@ -42,6 +42,7 @@ from rocket_core.inspection import (
     refuse_weights,
     window_length,
 )
+from rocket_core.model_fields import refuse_sizes
 
 _MAX_CONFIG_BYTES = 2**22
 
@@ -111,7 +112,7 @@ def _see_local_model(question: Question) -> _Model:
         config = parse_config(raw, name)
         _refuse(config, question, name)
         files = local_weight_files(folder, name)
-        weights = sum_summaries(summarize(read_header(file, f"{name}/{file.name}")) for file in files)
+        weights = sum_summaries((summarize(read_header(file, f"{name}/{file.name}")) for file in files), name)
     except OSError as error:
         raise ModelNotFoundError(
             f"a file of {name} cannot be read ({type(error).__name__}); ask the operator of this server"
@@ -141,6 +142,7 @@ def _seen(
 ) -> _Model:
     if weights is not None:
         refuse_weights(weights, request.ratio or 0.0, name)
+        refuse_sizes(config, weights, name)
         refuse_ignore(config, weights, request.options.ignore, name)
         if request.target_bytes is not None:
             options = request.options

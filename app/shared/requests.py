@@ -37,6 +37,8 @@ _NOT_OPTIONS = frozenset(
 )
 # The first words of the library's own description.
 _WHAT_IT_DECIDES = "Everything that decides what a compression produces, and where it computes."
+# Of an object or a list, whatever its own limit is.
+_MAX_MEMBERS = 1024
 _MAX_METADATA = 16
 _MAX_TASKS = 16
 _UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
@@ -46,6 +48,15 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, json_schema_extra=described
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_members(cls, data: Any) -> Any:
+        # Before anything is validated: each member that is wrong would become an error in the answer.
+        parts = [data, *data.values()] if isinstance(data, dict) and len(data) <= _MAX_MEMBERS else [data]
+        if any(isinstance(part, dict | list | tuple) and len(part) > _MAX_MEMBERS for part in parts):
+            raise ValueError(f"an object or list has more than {_MAX_MEMBERS} members; send fewer")
+        return data
 
 
 def _model_id(text: str) -> str:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rocket_core import headers
 from rocket_core.checkpoint.reader import DTYPES
-from rocket_core.errors import AlreadyQuantizedError, CorruptCheckpointError
+from rocket_core.errors import AlreadyQuantizedError, CheckpointFormatError, CorruptCheckpointError
 from rocket_core.headers import (
     FLOAT_DTYPES,
     WeightSummary,
@@ -87,7 +87,9 @@ def test_numbers_smaller_than_a_byte_are_counted_in_bits():
         one(data_offsets=[8, 0]),
         one(data_offsets=[0, "8"]),
         one(data_offsets=[-8, 0]),
-        one(dtype="XYZ", data_offsets=[0, 9]),
+        one(shape=[2, *[1] * 8]),
+        one(shape=[2**62] * 8),
+        one(shape=[0, 2**62], data_offsets=[0, 0]),
         one()[:-1] + b"," + one()[1:],
     ],
 )
@@ -104,8 +106,48 @@ def test_gaps_and_overlaps_are_refused():
             parse(json.dumps(both).encode(), start + 4)
 
 
-def test_a_dtype_of_the_future_is_carried_along():
-    assert parse(one(dtype="F2_X"), 8)[0].dtype == "F2_X"
+def test_a_dtype_that_nobody_knows_is_refused_by_name():
+    with pytest.raises(
+        CheckpointFormatError, match=r"f\.safetensors: tensor 'a' has dtype F2_X, which is not supported"
+    ):
+        parse(one(dtype="F2_X"), 8)
+
+
+def test_every_dtype_of_the_format_is_known():
+    from safetensors.torch import _TYPES
+
+    assert set(_TYPES) <= set(headers._BITS)
+
+
+def test_eight_dimensions_are_as_good_as_one():
+    assert parse(one(shape=[1, 1, 1, 2, 1, 1, 1, 1]), 8)[0].numbers == 2
+
+
+@pytest.mark.parametrize("characters", [511, 512, 513])
+def test_names_of_tensors_have_a_limit(characters):
+    raw, size = header_of({"a" * characters: ("U8", (1,))})
+    if characters <= 512:
+        assert len(parse(raw, size)) == 1
+        return
+    with pytest.raises(CorruptCheckpointError, match="513 characters") as caught:
+        parse(raw, size)
+    assert "aaaa" not in str(caught.value)
+
+
+def test_tensors_without_numbers_count_for_nothing():
+    tensors = {"h.0.w.weight": ("F32", (4, 6)), "h.0.x.weight": ("F32", (0, 9)), "h.1.y.weight": ("F32", (0, 0))}
+    summary = summarize(parse(*header_of(tensors)))
+    assert summary.matrices == (("h.0.w", (4, 6)),)
+    assert dict(summary.block_shapes) == {(4, 6): 1}
+    assert (summary.tensors, summary.largest_dimension, summary.largest_tensor) == (3, 6, 24)
+    assert set(summary.block_parameters) == {"h.0"}
+
+
+def test_all_files_together_have_no_more_tensors_than_one_may_have(monkeypatch):
+    monkeypatch.setattr(headers, "MAX_TENSORS", 3)
+    summary = summarize(parse(*header_of({"a": ("U8", (1,)), "b": ("U8", (1,))})))
+    with pytest.raises(CheckpointFormatError, match="org/m has more than 3 tensors"):
+        sum_summaries([summary, summary], "org/m")
 
 
 def test_too_many_tensors_are_refused(monkeypatch):
@@ -171,11 +213,15 @@ def test_files_are_chosen_as_transformers_does(names, chosen):
         b'{"weight_map": {"a": 1}}',
         b'{"weight_map": {"a": "../x"}}',
         b"[" * 10**5,
+        b'{"weight_map": {"a": "x", "a": "y"}}',
+        b'{"weight_map": {"a": "' + b"x" * 10**6 + b'"}}',
+        json.dumps({"weight_map": {str(index): f"{index}.safetensors" for index in range(5000)}}).encode(),
     ],
 )
 def test_a_damaged_index_is_refused(index):
-    with pytest.raises(CorruptCheckpointError, match=r"folder/model\.safetensors\.index\.json"):
+    with pytest.raises(CorruptCheckpointError, match=r"folder/model\.safetensors\.index\.json") as caught:
         weight_files(["x", "model.safetensors.index.json"], lambda: index, "folder")
+    assert len(str(caught.value)) < 200
 
 
 def test_an_index_of_nothing_is_no_checkpoint():
