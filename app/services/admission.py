@@ -18,7 +18,7 @@ from app.shared.catalog import find_dataset, find_local_model
 from app.shared.repositories.tenants import Quotas
 from app.shared.requests import LOCAL, UPLOAD, JobRequest
 from app.shared.settings import Settings
-from rocket_core.errors import HubUnavailableError, ModelNotFoundError, UnsupportedArchitectureError
+from rocket_core.errors import HubUnavailableError, ModelNotFoundError
 from rocket_core.footprint import describe_model, positions, sample_positions
 from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
 from rocket_core.hub import find_repository
@@ -32,6 +32,7 @@ from rocket_core.inspection import (
     refuse_weights,
     window_length,
 )
+from rocket_core.model_files import CONFIG_NAME, read_file, vet_folder
 
 # A request waits no longer than this for the Hub, and while it hangs no more threads than these wait for it.
 _HUB_SECONDS = 10.0
@@ -114,11 +115,8 @@ class Admission:
 def _admit_local_model(folder: Path, request: JobRequest, dataset: str, limits: Quotas) -> AdmittedModel:
     name = request.model_id
     try:
-        with (folder / "config.json").open("rb") as stream:
-            raw = stream.read(_MAX_CONFIG_BYTES + 1)
-        if len(raw) > _MAX_CONFIG_BYTES:
-            raise UnsupportedArchitectureError(f"the config.json of {name} is too large to be one")
-        config = parse_config(raw, name)
+        vet_folder(folder, name)
+        config = parse_config(read_file(folder, CONFIG_NAME, limit=_MAX_CONFIG_BYTES), name)
         _refuse(config, request, dataset, name)
         files = local_weight_files(folder, name)
         weights = sum_summaries(summarize(read_header(file, f"{name}/{file.name}")) for file in files)

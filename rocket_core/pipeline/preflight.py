@@ -30,6 +30,7 @@ from rocket_core.headers import storage_dtype
 from rocket_core.inputs import CalibrationInputs, InputSource, open_source
 from rocket_core.inspection import DEFAULT_WINDOW_LENGTH, refuse_calibration, refuse_config, refuse_unreachable
 from rocket_core.methods import Method, method_for
+from rocket_core.model_files import companions
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 
 _FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -107,6 +108,8 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     dtype = _storage_dtype(checkpoint, config)
     architecture = build_architecture(model_config, dtype)
     loader = WeightLoader(architecture.model, checkpoint, device)
+    # Whatever would be copied into the artifacts is looked at before long work, and again when it is copied.
+    companions(source.folder, source.name)
     layers, skipped = _select(architecture, loader, config)
     if config.ratio is not None:
         refuse_unreachable([architecture.shape(name) for block in layers for name in block], config.ratio)
