@@ -37,7 +37,7 @@ from rocket_core.footprint import positions
 from rocket_core.layer_names import advice_on_pattern
 from rocket_core.pretrained import interpreting, load_config
 
-_ADVICE = "Correct config.json, or replace it by the original"
+_ADVICE = "correct config.json, or replace it by the original"
 
 # By the model's main argument.
 _KINDS: dict[str, InputKind] = {"input_ids": "text", "pixel_values": "images", "input_features": "audio"}

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 Shape = tuple[int, int]
 """Rank and nnz of a factored layer."""
@@ -18,7 +19,12 @@ def parameter_budget(compressible_parameters: int, ratio: float) -> int:
         compressible_parameters: parameters of the selected linear layers, >= 0.
         ratio: fraction removed, [0, 1).
     """
-    return math.floor((1 - Fraction(repr(ratio))) * compressible_parameters)
+    return math.floor(_kept_fraction(ratio) * compressible_parameters)
+
+
+@lru_cache(maxsize=256)
+def _kept_fraction(ratio: float) -> Fraction:
+    return 1 - Fraction(repr(ratio))
 
 
 def achieved_ratio(compressible_parameters: int, kept_parameters: int) -> float:
@@ -72,6 +78,8 @@ def candidate_shapes(
     """
     layer_budget = parameter_budget(d_in * d_out, ratio)
     full = min(d_in, d_out)
+    if full < 1:
+        return []
     mask_cost = 0.0 if itemsize is None else 1 / (8 * itemsize)
     ranks = dict.fromkeys(
         min(rank_for(d_in, d_out, layer_budget, value, 0.0 if value == 1 else mask_cost), full)

@@ -84,6 +84,10 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
 BEHIND_THE_PROFILE = frozenset({"ratio", "target_bytes", "preset", "cap_slack", "export", "max_shard_bytes"})
 """Settings that have no part in a layer's profile. Everything else has, settings that are yet to come too."""
 
+MAX_PATTERNS = 256
+MAX_PATTERN_CHARACTERS = 256
+"""Limits of `ignore`: comparing patterns with the names of layers takes work that grows with their product."""
+
 # Under the output folder, until the artifacts are complete.
 WORK_FOLDER_NAME = ".rocket-work"
 
@@ -184,7 +188,7 @@ class CompressionConfig(_Frozen):
             input; not under the objective `weight`), `sparse` (the weight with most entries zero). All by default.
             Each is profiled: `sparse` costs about as much as calibration does, the others less.
         ignore: glob patterns of layer names that stay dense, none by default; each must match at least one compressible
-            layer. Spares the time of each.
+            layer. At most 256 patterns of at most 256 characters. Spares the time of each layer.
         export: artifacts to write, both by default; each costs its disk.
         device: torch device that computes: `auto` (default: an accelerator if there is one), `cpu`, `cuda`, `cuda:1`
             ...
@@ -228,7 +232,9 @@ class CompressionConfig(_Frozen):
     objective: Objective = "fisher"
     budget: Budget = "parameters"
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("low_rank", "factored", "shared", "sparse")
-    ignore: tuple[str, ...] = ()
+    ignore: Annotated[
+        tuple[Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)], ...], Field(max_length=MAX_PATTERNS)
+    ] = ()
     export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ("factored", "dense")
     device: str = "auto"
     dtype: StorageDtype = "auto"

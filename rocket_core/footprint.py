@@ -5,16 +5,17 @@ safetensors headers tell (`describe_model`). Both come here, so that an estimate
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from rocket_core import budget
 from rocket_core.budget import Shape
 from rocket_core.config import CompressionConfig, InputKind
-from rocket_core.errors import UnsupportedArchitectureError
+from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.headers import WeightSummary, storage_dtype
-from rocket_core.layer_names import matches_any, possible_names
+from rocket_core.layer_names import family_of, is_costly, name_matcher, possible_names
+from rocket_core.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
 
 # Enough tokens in one batch to keep matrix products busy; more would only take memory.
 TOKENS_PER_BATCH = 8192
@@ -31,8 +32,6 @@ _LOGITS_IN_MEMORY = 768 * 2**20
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # They store a weight as `(d_in, d_out)`; all other families store the transpose.
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "context_length")
-_HIDDEN_SIZES = ("hidden_size", "n_embd", "d_model", "dim")
 # They count positions from behind the padding token's id, so that some of their position embeddings are never read.
 _PADDED_POSITIONS = frozenset(
     """
@@ -219,17 +218,23 @@ def describe_model(
     Raises:
         AlreadyQuantizedError: most weights are no plain floating-point numbers.
         UnsupportedArchitectureError: no layer is left to compress.
+        InvalidConfigError: comparing the patterns with the names would take too much work.
     """
     stored = storage_dtype(weights, "the model")
     itemsize = _ITEM_BYTES[stored if dtype == "auto" else dtype]
     lists = _block_lists(config, weights)
+    if is_costly((name for name, _ in weights.matrices), ignore):
+        raise InvalidConfigError(
+            f"the ignore patterns are too long for a model of {len(weights.matrices)} layers; use fewer or shorter ones"
+        )
+    is_ignored = name_matcher(ignore)
     layers: dict[str, list[Shape]] = {}
-    turned = config.get("model_type") in _CONV1D_FAMILIES
+    turned = family_of(config) in _CONV1D_FAMILIES
     for name, (rows, columns) in weights.matrices:
         member = _block_of(name)
         if _list_of(member) not in lists or _is_no_layer(name.removeprefix(member)):
             continue
-        if matches_any(possible_names(config, name), ignore):
+        if is_ignored(possible_names(config, name)):
             continue
         layers.setdefault(member, []).append((rows, columns) if turned else (columns, rows))
     if not layers:
@@ -238,7 +243,8 @@ def describe_model(
         layers=tuple(tuple(shapes) for shapes in layers.values()),
         block_parameters=tuple(count for block, count in weights.block_parameters.items() if _list_of(block) in lists),
         parameters=weights.parameters,
-        hidden_size=_number(config, _HIDDEN_SIZES) or max(min(shape) for block in layers.values() for shape in block),
+        hidden_size=find_number(config, HIDDEN_SIZES)
+        or max(min(shape) for block in layers.values() for shape in block),
         itemsize=itemsize,
         stored_bytes=weights.stored_bytes,
     )
@@ -246,11 +252,11 @@ def describe_model(
 
 def positions(config: Mapping[str, object]) -> int | None:
     """Tokens of text that a model can attend to; None if its config.json does not say."""
-    table = _number(config, _POSITIONS)
-    if table is None or config.get("model_type") not in _PADDED_POSITIONS:
+    table = find_number(config, POSITIONS)
+    if table is None or family_of(config) not in _PADDED_POSITIONS:
         return table
     padding = config.get("pad_token_id", 1)
-    return table - 1 - (padding if isinstance(padding, int) else 1)
+    return table - 1 - (padding if type(padding) is int and 0 <= padding < table else 1)
 
 
 def sample_positions(config: Mapping[str, object], kind: InputKind, sequence_length: int) -> int:
@@ -262,45 +268,27 @@ def sample_positions(config: Mapping[str, object], kind: InputKind, sequence_len
         sequence_length: tokens per window of text.
     """
     if kind == "images":
-        image, patch = (_side(config, name) for name in ("image_size", "patch_size"))
+        image, patch = (longer_side(config, name) for name in ("image_size", "patch_size"))
         return (image // patch) ** 2 + 1 if image and patch else sequence_length
     if kind == "audio":
-        return sequence_length + (_number(config, ("max_source_positions",)) or 0)
+        return sequence_length + (find_number(config, ("max_source_positions",)) or 0)
     return 2 * sequence_length if config.get("is_encoder_decoder") else sequence_length
 
 
 def input_bytes(config: Mapping[str, object], kind: InputKind) -> int:
     """Bytes of one image, or of one window of audio, as a model reads it; 0 for text, whose tokens are few."""
     if kind == "images":
-        return 4 * (_number(config, ("num_channels",)) or 3) * _side(config, "image_size") ** 2
+        return 4 * (find_number(config, ("num_channels",)) or 3) * longer_side(config, "image_size") ** 2
     if kind == "audio":
         # A convolution halves the frames.
-        frames = 2 * (_number(config, ("max_source_positions",)) or 0)
-        return 4 * frames * (_number(config, ("num_mel_bins",)) or 0)
+        frames = 2 * (find_number(config, ("max_source_positions",)) or 0)
+        return 4 * frames * (find_number(config, ("num_mel_bins",)) or 0)
     return 0
 
 
 def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
     """Tokens that a model predicts, as its config.json says; else as many as there is room for outside the blocks."""
-    return _number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size
-
-
-def _number(config: Mapping[str, object], names: Iterable[str]) -> int | None:
-    # A model that reads more than text has its decoder's numbers in a part of their own.
-    text = config.get("text_config")
-    for part in (text, config):
-        for name in names:
-            value = part.get(name) if isinstance(part, Mapping) else None
-            if isinstance(value, int) and value > 0:
-                return value
-    return None
-
-
-def _side(config: Mapping[str, object], name: str) -> int:
-    """The longer side of what a config calls the size of an image or patch; 0 if it does not say."""
-    value = config.get(name)
-    sides = value if isinstance(value, list | tuple) else [value]
-    return max((side for side in sides if isinstance(side, int)), default=0)
+    return find_number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size
 
 
 def _block_lists(config: Mapping[str, object], weights: WeightSummary) -> set[str]:

@@ -4,8 +4,6 @@ A header is checked against its file before anything trusts it. Names of files a
 message may see of them: a path on the command line, less where a service answers strangers.
 """
 
-import json
-import math
 import re
 import struct
 from collections import Counter
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rocket_core.errors import AlreadyQuantizedError, CheckpointFormatError, CorruptCheckpointError
+from rocket_core.strict_json import parse_object
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -24,16 +23,27 @@ PREFIX_BYTES = 8
 # What the Hub accepts; a model of a hundred thousand tensors in one file needs less than half of it.
 MAX_HEADER_BYTES = 25_000_000
 MAX_TENSORS = 250_000
+# Video models convolve over five dimensions; nothing stores more than six.
+MAX_DIMENSIONS = 8
+# The longest names of real tensors have some 120 characters.
+MAX_NAME_CHARACTERS = 512
+# Free text that training programs leave.
+MAX_METADATA_CHARACTERS = 2**20
+MAX_FILES = 4096
+
+# Of a tensor without numbers, whose other dimensions nothing else bounds.
+_MAX_DIMENSION = 2**40
+_MAX_FILE_NAME = 255
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 """Plain floating-point numbers: what a weight must be stored as to be compressed."""
 
-# Bits, as two kinds of number are smaller than a byte. A dtype that is missing here is carried along unchecked.
+# Bits, as two kinds of number are smaller than a byte.
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
-    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8),
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
@@ -66,6 +76,11 @@ class TensorHeader:
         """Bytes of the tensor."""
         return self.stop - self.start
 
+    @property
+    def numbers(self) -> int:
+        """Numbers in the tensor: the product of its shape, which a header is checked for."""
+        return 8 * self.nbytes // _BITS[self.dtype]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightSummary:
@@ -79,6 +94,9 @@ class WeightSummary:
         parameters: numbers in all floating-point tensors.
         stored_bytes: bytes of all tensors.
         block_parameters: the same for each numbered block, by its name.
+        tensors: how many tensors there are.
+        largest_dimension: the largest dimension of any tensor that holds numbers.
+        largest_tensor: numbers in the largest tensor.
     """
 
     dtype_bytes: Mapping[str, int]
@@ -87,20 +105,28 @@ class WeightSummary:
     parameters: int = 0
     stored_bytes: int = 0
     block_parameters: Mapping[str, int] = field(default_factory=dict)
+    tensors: int = 0
+    largest_dimension: int = 0
+    largest_tensor: int = 0
 
 
 def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
-    """Counts dtypes and shapes."""
+    """Count dtypes, shapes and sizes. A tensor without numbers counts for nothing but a tensor."""
     dtypes: Counter[str] = Counter()
     shapes: Counter[tuple[int, int]] = Counter()
     blocks: Counter[str] = Counter()
     matrices: list[tuple[str, tuple[int, int]]] = []
-    parameters = stored = 0
+    parameters = stored = tensors = largest_dimension = largest_tensor = 0
     for header in headers:
+        tensors += 1
+        if not header.nbytes:
+            continue
         block = _IN_A_BLOCK.search(header.key)
-        count = math.prod(header.shape) if header.dtype in FLOAT_DTYPES else 0
+        count = header.numbers if header.dtype in FLOAT_DTYPES else 0
         parameters += count
         stored += header.nbytes
+        largest_tensor = max(largest_tensor, header.numbers)
+        largest_dimension = max(largest_dimension, *header.shape, 1)
         if block:
             blocks[header.key[: block.end() - 1]] += count
         if len(header.shape) >= 2:
@@ -117,23 +143,39 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
         parameters=parameters,
         stored_bytes=stored,
         block_parameters=blocks,
+        tensors=tensors,
+        largest_dimension=largest_dimension,
+        largest_tensor=largest_tensor,
     )
 
 
-def sum_summaries(parts: Iterable[WeightSummary]) -> WeightSummary:
-    """The summary of several files."""
+def sum_summaries(parts: Iterable[WeightSummary], name: str = "the model") -> WeightSummary:
+    """Return the summary of several files.
+
+    Args:
+        parts: the summary of each file.
+        name: names the model in messages.
+
+    Raises:
+        CheckpointFormatError: more tensors in all files together than one file may have.
+    """
     dtypes: Counter[str] = Counter()
     shapes: Counter[tuple[int, int]] = Counter()
     blocks: Counter[str] = Counter()
     matrices: list[tuple[str, tuple[int, int]]] = []
-    parameters = stored = 0
+    parameters = stored = tensors = largest_dimension = largest_tensor = 0
     for part in parts:
+        tensors += part.tensors
+        if tensors > MAX_TENSORS:
+            raise CheckpointFormatError(f"{name} has more than {MAX_TENSORS} tensors; merge some of them")
         dtypes.update(part.dtype_bytes)
         shapes.update(part.block_shapes)
         blocks.update(part.block_parameters)
         matrices += part.matrices
         parameters += part.parameters
         stored += part.stored_bytes
+        largest_dimension = max(largest_dimension, part.largest_dimension)
+        largest_tensor = max(largest_tensor, part.largest_tensor)
     return WeightSummary(
         dtype_bytes=dtypes,
         block_shapes=shapes,
@@ -141,6 +183,9 @@ def sum_summaries(parts: Iterable[WeightSummary]) -> WeightSummary:
         parameters=parameters,
         stored_bytes=stored,
         block_parameters=blocks,
+        tensors=tensors,
+        largest_dimension=largest_dimension,
+        largest_tensor=largest_tensor,
     )
 
 
@@ -219,6 +264,7 @@ def read_header(file: Path, name: str) -> list[TensorHeader]:
         name: names the file in messages.
 
     Raises:
+        CheckpointFormatError: a tensor has a dtype that this library does not know.
         CorruptCheckpointError: the header cannot be read or does not describe the file.
     """
     size = file.stat().st_size
@@ -253,22 +299,22 @@ def parse_header(raw: bytes, size: int, name: str) -> list[TensorHeader]:
         name: names the file in messages.
 
     Raises:
+        CheckpointFormatError: a tensor has a dtype that this library does not know.
         CorruptCheckpointError: the header cannot be read or does not describe such a file.
     """
     base = PREFIX_BYTES + len(raw)
     try:
-        fields = json.loads(raw, object_pairs_hook=_without_doubles)
-        fields.pop("__metadata__", None)
+        fields = parse_object(raw, parse_float=_refuse_fraction)
+        _refuse_metadata(fields.pop("__metadata__", None))
         if len(fields) > MAX_TENSORS:
             raise ValueError(f"{len(fields)} tensors, more than {MAX_TENSORS}")
-        headers = [_tensor(key, value, base) for key, value in fields.items()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        headers = [_tensor(key, value, base, size, name) for key, value in fields.items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"{name} has a damaged header ({_reason(error)}); fetch it again") from error
     headers.sort(key=lambda header: (header.start, header.stop))
     position = base
     for header in headers:
-        bits = _BITS.get(header.dtype)
-        if header.start != position or (bits and 8 * header.nbytes != math.prod(header.shape) * bits):
+        if header.start != position:
             raise CorruptCheckpointError(f"{name}: tensor {header.key!r} has offsets that do not fit; fetch it again")
         position = header.stop
     if position != size:
@@ -280,36 +326,70 @@ def parse_header(raw: bytes, size: int, name: str) -> list[TensorHeader]:
 
 def _indexed_files(raw: bytes, name: str) -> tuple[str, ...]:
     try:
-        files = sorted(set(json.loads(raw)["weight_map"].values()))
-        outside = any(Path(file).name != file for file in files)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        named = set(parse_object(raw)["weight_map"].values())
+        if len(named) > MAX_FILES:
+            raise ValueError(f"{len(named)} files, more than {MAX_FILES}")
+        outside = any(len(file) > _MAX_FILE_NAME or Path(file).name != file for file in named)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"{name} is damaged ({_reason(error)}); fetch it again") from error
-    if outside or not files:
+    if outside or not named:
         what = "files outside its folder" if outside else "no files"
         raise CorruptCheckpointError(f"{name} names {what}; fetch it again")
-    return tuple(files)
+    return tuple(sorted(named))
 
 
-def _tensor(key: str, fields: dict[str, Any], base: int) -> TensorHeader:
+def _tensor(key: str, fields: dict[str, Any], base: int, size: int, name: str) -> TensorHeader:
+    if len(key) > MAX_NAME_CHARACTERS:
+        raise ValueError(f"a tensor's name has {len(key)} characters, more than {MAX_NAME_CHARACTERS}")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
         raise ValueError(f"tensor {key!r} has no dtype")
     if not _is_list_of_sizes(shape) or not _is_list_of_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"tensor {key!r} lacks shape or offsets")
-    return TensorHeader(key=key, dtype=dtype, shape=tuple(shape), start=base + offsets[0], stop=base + offsets[1])
+    if dtype not in _BITS:
+        raise CheckpointFormatError(
+            f"{name}: tensor {key!r} has dtype {dtype}, which is not supported; convert the model to F32, F16 or BF16"
+        )
+    header = TensorHeader(key=key, dtype=dtype, shape=tuple(shape), start=base + offsets[0], stop=base + offsets[1])
+    if _count_numbers(header, size) != header.numbers or 8 * header.nbytes % _BITS[dtype]:
+        raise ValueError(f"tensor {key!r} has offsets that do not fit its shape")
+    return header
+
+
+def _count_numbers(header: TensorHeader, size: int) -> int:
+    """Return the product of a shape's dimensions; an early exit keeps it below the bits of the file."""
+    if len(header.shape) > MAX_DIMENSIONS:
+        raise ValueError(f"tensor {header.key!r} has {len(header.shape)} dimensions, more than {MAX_DIMENSIONS}")
+    if 0 in header.shape:
+        if max(header.shape) > _MAX_DIMENSION:
+            raise ValueError(f"tensor {header.key!r} has a dimension above {_MAX_DIMENSION}")
+        return 0
+    count = 1
+    for dimension in header.shape:
+        count *= dimension
+        if count > 8 * size:
+            raise ValueError(f"tensor {header.key!r} is larger than its file")
+    return count
+
+
+def _refuse_metadata(metadata: object) -> None:
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("__metadata__ holds something other than text")
+    if sum(len(key) + len(value) for key, value in metadata.items()) > MAX_METADATA_CHARACTERS:
+        raise ValueError(f"__metadata__ has more than {MAX_METADATA_CHARACTERS} characters")
 
 
 def _is_list_of_sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # JSON readers disagree on which of two equal keys counts, and so on what the file holds.
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a key comes twice")
-    return fields
+def _refuse_fraction(_text: str) -> float:
+    raise ValueError("a number that is not an integer")
 
 
 def _reason(error: Exception) -> str:
-    return "too deep" if isinstance(error, RecursionError) else str(error) or type(error).__name__
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing"
+    return str(error) if isinstance(error, ValueError) else "not an object of the expected form"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from http import HTTPStatus
 from pathlib import Path
+from threading import Lock
 from urllib.parse import quote
 
 import httpx2
@@ -54,6 +55,9 @@ _MAX_LISTING_BYTES = 2**24
 _MAX_CONFIG_BYTES = 2**22
 _MAX_INDEX_BYTES = 2**24
 _MAX_HEADER_BYTES = 2**22
+_MAX_ALL_HEADERS_BYTES = 2**23
+# Of a file's size in bytes.
+_MAX_SIZE_DIGITS = 19
 _CONNECTIONS = 4
 # Most headers are shorter, so that one request reads them.
 _FIRST_BYTES = 100_000
@@ -62,6 +66,20 @@ _MAY_SUCCEED_LATER = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 
 class _GivenUpError(Exception):
     """Reading on would take too long or too much memory."""
+
+
+class _Allowance:
+    """Bytes of headers that may still be parsed, whichever thread does it."""
+
+    def __init__(self, byte_count: int) -> None:
+        self._left = byte_count
+        self._lock = Lock()
+
+    def spend(self, byte_count: int) -> None:
+        with self._lock:
+            self._left -= byte_count
+            if self._left < 0:
+                raise _GivenUpError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +91,7 @@ class _Answer:
     def whole_size(self) -> int:
         part, length = self.headers.get("Content-Range", ""), self.headers.get("Content-Length", "")
         size: str = part.rpartition("/")[2] or length
-        if not size.isdecimal():
+        if not size.isdecimal() or len(size) > _MAX_SIZE_DIGITS:
             # Hidden by a proxy; then a header can be held against nothing.
             raise _GivenUpError
         return int(size)
@@ -160,24 +178,28 @@ class Repository:
                 files = self.weight_files()
                 if len(files) > _MAX_FILES:
                     return None
+                allowance = _Allowance(_MAX_ALL_HEADERS_BYTES)
                 with ThreadPoolExecutor(min(_CONNECTIONS, len(files))) as pool:
-                    return sum_summaries(pool.map(self._summarize, files))
+                    parts = pool.map(lambda file: self._summarize(file, allowance), files)
+                    return sum_summaries(parts, self.subject)
             except (_GivenUpError, httpx2.TimeoutException):
                 return None
 
     def _read_index(self) -> bytes:
         return self._read_whole(INDEX_NAME, _MAX_INDEX_BYTES)
 
-    def _summarize(self, file: str) -> WeightSummary:
+    def _summarize(self, file: str, allowance: "_Allowance") -> WeightSummary:
         name = f"{file} of {self.subject}"
         answer = self._read_part(file, 0, _FIRST_BYTES)
         size = answer.whole_size()
         length = header_length(answer.body[:PREFIX_BYTES], size, name)
+        allowance.spend(length)
         header = answer.body[PREFIX_BYTES : PREFIX_BYTES + length]
         if len(header) < length:
             if length > _MAX_HEADER_BYTES:
                 raise _GivenUpError
             header = self._read_part(file, PREFIX_BYTES, length).body
+        _seconds_left(self.deadline)
         return summarize(parse_header(header, size, name))
 
     def _read_whole(self, file: str, most: int) -> bytes:
@@ -285,7 +307,7 @@ def _look_up(
         listing = json.loads(answer.body)
         sizes = {str(sibling["rfilename"]): _size(sibling.get("size")) for sibling in listing["siblings"]}
         return str(listing["sha"]), sizes
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise HubUnavailableError("what answers in place of the Hub is not the Hub; check the network") from error
 
 

@@ -3,7 +3,6 @@
 Only what is certain is refused here; the rest is for the preflight of a run, which asks the same questions first.
 """
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
@@ -28,7 +27,9 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.headers import WeightSummary, storage_dtype
-from rocket_core.layer_names import PREFIXES, advice_on_pattern, matches_any, possible_names
+from rocket_core.layer_names import PREFIXES, advice_on_pattern, family_of, is_costly, name_matcher, possible_names
+from rocket_core.model_fields import refuse_fields
+from rocket_core.strict_json import Limits, parse_object
 
 # Families that cannot be compressed and are asked for by mistake: without one list of blocks (an encoder-decoder: two),
 # with blocks that share weights or are run in ways of their own, or with an input that calibration cannot make.
@@ -52,34 +53,40 @@ OWN_CODE_ONLY = frozenset(
 
 DEFAULT_WINDOW_LENGTH = 1024
 
-# Layers times characters of patterns: a second's work.
-_MOST_COMPARED = 10_000_000
+MAX_CONFIG_BYTES = 2**22
+"""More than any config.json has; who reads a file needs one byte more to know."""
+
+# Real ones have five levels, and some names of 21,000 labels twice.
+_CONFIG_LIMITS = Limits(depth=32, values=100_000)
+# Each shape that is judged takes about a millisecond.
+_MAX_SHAPES = 1024
 
 Shape = tuple[int, int]
 """Input and output features of a layer."""
 
 
 def parse_config(raw: bytes, model: str) -> dict[str, Any]:
-    """The content of a config.json.
+    """Return the content of a config.json.
 
     Args:
         raw: the file.
         model: names the model in messages.
 
     Raises:
-        UnsupportedArchitectureError: it is no JSON object.
+        UnsupportedArchitectureError: not a JSON object, too large, too deep, or with a key that occurs twice.
     """
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise UnsupportedArchitectureError(f"the config.json of {model} is too large to be one")
     try:
-        config = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise UnsupportedArchitectureError(f"the config.json of {model} is no JSON; repair it") from error
-    if not isinstance(config, dict):
-        raise UnsupportedArchitectureError(f"the config.json of {model} is no JSON object; repair it")
-    return config
+        return parse_object(raw, limits=_CONFIG_LIMITS)
+    except ValueError as error:
+        raise UnsupportedArchitectureError(
+            f"the config.json of {model} cannot be read ({error}); replace it with the model's original one"
+        ) from error
 
 
 def refuse_config(config: Mapping[str, object], model: str) -> None:
-    """Refuses a model by its config.json.
+    """Refuse a model by its config.json.
 
     Args:
         config: the content of the file.
@@ -87,7 +94,8 @@ def refuse_config(config: Mapping[str, object], model: str) -> None:
 
     Raises:
         AlreadyQuantizedError: the weights are quantized or already compressed.
-        UnsupportedArchitectureError: no model of transformers, or none that can be compressed.
+        UnsupportedArchitectureError: no model of transformers, none that can be compressed, or a field with a value
+            that no model has.
     """
     if config.get("quantization_config") is not None:
         raise AlreadyQuantizedError(
@@ -99,6 +107,7 @@ def refuse_config(config: Mapping[str, object], model: str) -> None:
             f"the config.json of {model} has no model_type that transformers could know; architectures that bring "
             "their own code are not supported"
         )
+    refuse_fields(config, model)
     if config.get("auto_map") and kind in OWN_CODE_ONLY:
         raise UnsupportedArchitectureError(
             f"{model} runs on code of its own, which is never loaded; only architectures of transformers are supported"
@@ -162,14 +171,20 @@ def refuse_weights(weights: WeightSummary, ratio: float, model: str) -> None:
 
     Raises:
         AlreadyQuantizedError: most weights are no plain floating-point numbers.
-        UnsupportedArchitectureError: there are no blocks with weight matrices.
+        UnsupportedArchitectureError: there are no blocks with weight matrices, or too many shapes of them.
         InfeasibleBudgetError: no layer's profile reaches the ratio.
     """
-    storage_dtype(weights, model)
+    if weights.dtype_bytes:
+        storage_dtype(weights, model)
     shapes = {shape: count for shape, count in weights.block_shapes.items() if min(shape) > 0}
     if not shapes:
         raise UnsupportedArchitectureError(
             f"{model} has no repeated blocks with weight matrices, so that there is nothing to compress"
+        )
+    if len(shapes) > _MAX_SHAPES:
+        raise UnsupportedArchitectureError(
+            f"the weight matrices in the blocks of {model} have {len(shapes)} different shapes; models with more than "
+            f"{_MAX_SHAPES} are not supported"
         )
     _refuse_ratio_of_any_selection(shapes, ratio)
 
@@ -186,13 +201,15 @@ def refuse_ignore(config: Mapping[str, object], weights: WeightSummary, patterns
     Raises:
         UnmatchedIgnoreError: with what to write in its place.
     """
+    if not patterns or not weights.matrices or family_of(config) not in PREFIXES:
+        return
     stored = [name for name, _ in weights.matrices]
-    # What takes long to compare is for the preflight, as are families whose layers may be called otherwise.
-    if config.get("model_type") not in PREFIXES or len(stored) * sum(map(len, patterns)) > _MOST_COMPARED:
+    # Left to the preflight, as are families that may call their layers something else.
+    if is_costly(stored, patterns):
         return
     names = [name for layer in stored for name in possible_names(config, layer)]
     for position, pattern in enumerate(patterns):
-        if not matches_any(names, (pattern,)):
+        if not name_matcher((pattern,))(names):
             which = "the ignore pattern" if len(patterns) == 1 else f"ignore pattern {position + 1} of {len(patterns)}"
             raise UnmatchedIgnoreError(
                 f"{which} matches no layer of {model}; {advice_on_pattern(stored, pattern)}", position=position
@@ -291,7 +308,7 @@ def _fewest_either_way(shape: Shape) -> tuple[int, int]:
     return min(one[0], other[0]), max(one[1], other[1])
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4 * _MAX_SHAPES)
 def _fewest_kept(d_in: int, d_out: int) -> tuple[int, int]:
     """Fewest parameters that a layer's profile may keep, and fewest that it keeps for sure."""
     kept = [

@@ -2,7 +2,8 @@
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 # Families whose layers are called alike in files and models, but for a prefix that either may lack. All others are left
@@ -22,12 +23,23 @@ _FAMILIES_BY_PREFIX = {
     "roberta": "camembert roberta xlm-roberta",
     "transformer": "bloom codegen gpt2 gpt_bigcode gpt_neo gptj mpt mt5 t5 umt5",
 }
-PREFIXES: Mapping[object, str] = MappingProxyType(
+PREFIXES: Mapping[str, str] = MappingProxyType(
     {family: prefix for prefix, families in _FAMILIES_BY_PREFIX.items() for family in families.split()}
 )
 """By model type what stands before the names of layers, in files or in models."""
 
 _LEAVES_SHOWN = 12
+_MAX_LEAF_CHARACTERS = 64
+_MAX_LEAVES_COMPARED = 256
+_MAX_PATTERN_COMPARED = 256
+# Characters of names times characters of patterns.
+_MOST_COMPARED = 500_000_000
+
+
+def family_of(config: Mapping[str, object]) -> str:
+    """Return the model type of a config.json; empty if it has none."""
+    family = config.get("model_type")
+    return family if isinstance(family, str) else ""
 
 
 def possible_names(config: Mapping[str, object], stored: str) -> tuple[str, ...]:
@@ -37,7 +49,7 @@ def possible_names(config: Mapping[str, object], stored: str) -> tuple[str, ...]
         config: the content of config.json.
         stored: the layer's name in the files.
     """
-    prefix = PREFIXES.get(config.get("model_type"))
+    prefix = PREFIXES.get(family_of(config))
     if prefix is None:
         # Some checkpoints leave out the name of the module around the decoder.
         return stored, f"model.{stored}", f"transformer.{stored}"
@@ -45,17 +57,36 @@ def possible_names(config: Mapping[str, object], stored: str) -> tuple[str, ...]
     return f"{prefix}.{bare}", bare
 
 
-def matches_any(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    """Whether one of the names of a layer matches one of the glob patterns."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names)
+def name_matcher(patterns: Iterable[str]) -> Callable[[Iterable[str]], bool]:
+    """Return a function that tells whether one of the names of a layer matches one of the glob patterns.
+
+    All patterns become one regular expression, without backtracking from one star into another.
+    """
+    expressions = [fnmatch.translate(pattern) for pattern in patterns]
+    if not expressions:
+        return lambda _names: False
+    match = re.compile("|".join(expressions)).match
+    return lambda names: any(match(name) is not None for name in names)
+
+
+def is_costly(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    """Tell whether matching patterns against names takes more work than a request may cause.
+
+    A pattern is compared with a name in at most the product of their lengths.
+    """
+    return sum(map(len, names)) * sum(map(len, patterns)) > _MOST_COMPARED
 
 
 def advice_on_pattern(names: Sequence[str], pattern: str) -> str:
-    """What to write in place of a pattern that matches none of the names, of which there is at least one."""
-    leaves = sorted({name.rsplit(".", 1)[-1] for name in names})
-    close = difflib.get_close_matches(pattern.strip("*."), leaves, n=1)
-    if close:
-        return f"did you mean '*.{close[0]}'?"
+    """Say what to write in place of a pattern that matches none of the names, of which there is at least one."""
+    leaves = sorted({leaf for name in names if len(leaf := name.rsplit(".", 1)[-1]) <= _MAX_LEAF_CHARACTERS})
+    # The comparison takes quadratic time in the characters, once for each leaf.
+    if len(leaves) <= _MAX_LEAVES_COMPARED and len(pattern) <= _MAX_PATTERN_COMPARED:
+        close = difflib.get_close_matches(pattern.strip("*."), leaves, n=1)
+        if close:
+            return f"did you mean '*.{close[0]}'?"
+    if not leaves:
+        return "list the names of layers with a safetensors viewer"
     more = ", ..." if len(leaves) > _LEAVES_SHOWN else ""
     return (
         f"layers are called like {names[0]!r} and end in {', '.join(leaves[:_LEAVES_SHOWN])}{more}; "

@@ -30,7 +30,7 @@ from rocket_core.errors import (
     RocketError,
     UnsupportedArchitectureError,
 )
-from rocket_core.inspection import parse_config
+from rocket_core.inspection import MAX_CONFIG_BYTES, parse_config
 from rocket_core.model_files import CONFIG_NAME, read_file
 from rocket_core.normalizers import refuse_expansion
 from rocket_core.sanitizing import refuse_redirections, without_code
@@ -39,16 +39,17 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 _SPECIAL_TOKENS = "special_tokens_map.json"
 _TOKENIZER = "tokenizer.json"
 _PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")
-# The size of a config.json that the service accepts as well.
-_MAX_CONFIG_BYTES = 2**22
 _MAX_TOKENIZER_BYTES = 2**29
 
 _OURS, _THEIRS = "rocket_core", ("transformers", "tokenizers", "huggingface_hub")
 _LONGEST_REASON = 300
+_ADVICE = "replace it by the original"
 
 
 @contextmanager
-def interpreting(subject: str, kind: type[RocketError] = CheckpointFormatError, advice: str = "") -> Iterator[None]:
+def interpreting(
+    subject: str, kind: type[RocketError] = CheckpointFormatError, advice: str = _ADVICE
+) -> Iterator[None]:
     """Turn what transformers and tokenizers raise about a stranger's files into an error of this library.
 
     What our own code raises, called by them or not, passes through: a bug must stay one.
@@ -56,7 +57,7 @@ def interpreting(subject: str, kind: type[RocketError] = CheckpointFormatError, 
     Args:
         subject: names the file or model in messages.
         kind: the error.
-        advice: what to do; by default, to replace the file by the original.
+        advice: what to do.
 
     Raises:
         RocketError: of that kind.
@@ -96,7 +97,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
     if not (folder / CONFIG_NAME).is_file():
         raise ModelNotFoundError(f"{folder} has no {CONFIG_NAME}; give the folder of a transformers checkpoint")
     name = str(folder / CONFIG_NAME)
-    fields = parse_config(read_file(folder, CONFIG_NAME, limit=_MAX_CONFIG_BYTES), str(folder))
+    fields = parse_config(read_file(folder, CONFIG_NAME, limit=MAX_CONFIG_BYTES), str(folder))
     refuse_redirections(fields, name)
     fields = without_code(fields)
     family = fields.get("model_type")
@@ -109,7 +110,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
             f"the installed transformers cannot read {name}: it names {what}. Architectures that bring their own code "
             "are not supported"
         )
-    advice = "Architectures that bring their own code are not supported"
+    advice = "architectures that bring their own code are not supported"
     with interpreting(name, UnsupportedArchitectureError, advice):
         known: type[PreTrainedConfig] = CONFIG_MAPPING[family]
         config = known.from_dict(fields | {"model_type": family}, name_or_path=str(folder))
@@ -254,10 +255,7 @@ def _refusal(subject: str, kind: type[RocketError], advice: str, error: BaseExce
     if not isinstance(error, ValueError | OSError | ImportError) or not reason:
         reason = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
     reason = "".join(character if character.isprintable() else "?" for character in reason)
-    return kind(
-        f"the installed transformers cannot read {subject}: {reason[:_LONGEST_REASON]}; "
-        f"{advice or "replace the file by the original"}"
-    )
+    return kind(f"the installed transformers cannot read {subject}: {reason[:_LONGEST_REASON]}; {advice}")
 
 
 def _shown(value: object) -> str:

@@ -32,6 +32,7 @@ from rocket_core.inspection import (
     refuse_weights,
     window_length,
 )
+from rocket_core.model_fields import refuse_sizes
 from rocket_core.model_files import CONFIG_NAME, read_file, vet_folder
 
 # A request waits no longer than this for the Hub, and while it hangs no more threads than these wait for it.
@@ -119,7 +120,7 @@ def _admit_local_model(folder: Path, request: JobRequest, dataset: str, limits: 
         config = parse_config(read_file(folder, CONFIG_NAME, limit=_MAX_CONFIG_BYTES), name)
         _refuse(config, request, dataset, name)
         files = local_weight_files(folder, name)
-        weights = sum_summaries(summarize(read_header(file, f"{name}/{file.name}")) for file in files)
+        weights = sum_summaries((summarize(read_header(file, f"{name}/{file.name}")) for file in files), name)
     except OSError as error:
         raise ModelNotFoundError(
             f"a file of {name} cannot be read ({type(error).__name__}); ask the operator of this server"
@@ -148,6 +149,7 @@ def _judge(
 ) -> AdmittedModel:
     if weights is not None:
         refuse_weights(weights, request.ratio or 0.0, name)
+        refuse_sizes(config, weights, name)
         refuse_ignore(config, weights, request.options.ignore, name)
         if request.target_bytes is not None:
             options = request.options

@@ -18,6 +18,7 @@ from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError, Mo
 from rocket_core.hub import HubAccess, Repository, find_repository, hub_errors
 from rocket_core.inspection import parse_config, refuse_config, refuse_weights
 from rocket_core.machine import free_disk
+from rocket_core.model_fields import refuse_sizes
 from rocket_core.model_files import refuse_adapter, vet_folder
 
 # For the listing, config.json and all headers of a repository.
@@ -98,10 +99,12 @@ def find_model(
     subject = f"repository {model} (there is no such folder)"
     repository = find_repository(model, revision, token=hub.token, seconds=_ASK_SECONDS, subject=subject)
     refuse_adapter(repository.files, model)
-    refuse_config(parse_config(repository.read_config(), model), model)
+    config = parse_config(repository.read_config(), model)
+    refuse_config(config, model)
     weights = repository.read_weights()
     if weights is not None:
         refuse_weights(weights, ratio, model)
+        refuse_sizes(config, weights, model)
     return ModelSource(name=model, folder=_fetch(repository, hub, transfer or Transfer()), commit=repository.commit)
 
 

@@ -22,15 +22,24 @@ from rocket_core.datasets import local_path_of
 from rocket_core.devices import resolve_device
 from rocket_core.errors import (
     CalibrationError,
+    ModelNotFoundError,
     UnsupportedArchitectureError,
     WorkFolderError,
 )
 from rocket_core.footprint import sample_positions
 from rocket_core.headers import storage_dtype
 from rocket_core.inputs import CalibrationInputs, InputSource, open_source
-from rocket_core.inspection import DEFAULT_WINDOW_LENGTH, refuse_calibration, refuse_config, refuse_unreachable
+from rocket_core.inspection import (
+    DEFAULT_WINDOW_LENGTH,
+    MAX_CONFIG_BYTES,
+    parse_config,
+    refuse_calibration,
+    refuse_config,
+    refuse_unreachable,
+)
 from rocket_core.methods import Method, method_for
-from rocket_core.model_files import companions
+from rocket_core.model_fields import refuse_sizes
+from rocket_core.model_files import CONFIG_NAME, companions, read_file
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 
 _FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -102,9 +111,9 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
             length, ignore patterns, or a ratio that no choice of candidates can reach.
     """
     device = resolve_device(config.device)
+    checkpoint = _open_judged_checkpoint(source)
     model_config = read_config(source.folder)
     refuse_config(model_config.to_dict(), source.name)
-    checkpoint = open_checkpoint(source.folder)
     dtype = _storage_dtype(checkpoint, config)
     architecture = build_architecture(model_config, dtype)
     loader = WeightLoader(architecture.model, checkpoint, device)
@@ -196,6 +205,17 @@ def _lengths(architecture: Architecture, requested: int | None) -> tuple[int, in
         return positions, positions
     length = window_length(config, requested)
     return length, sample_positions(config.to_dict(), architecture.kind, length)
+
+
+def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
+    """Refuse a model by config.json and headers alone: transformers builds whatever sizes it is given."""
+    if not (source.folder / CONFIG_NAME).is_file():
+        raise ModelNotFoundError(f"{source.folder} has no config.json; give the folder of a transformers checkpoint")
+    config = parse_config(read_file(source.folder, CONFIG_NAME, limit=MAX_CONFIG_BYTES), source.name)
+    refuse_config(config, source.name)
+    checkpoint = open_checkpoint(source.folder)
+    refuse_sizes(config, checkpoint.weights, source.name)
+    return checkpoint
 
 
 def _content_hash(path: Path) -> str:
