@@ -154,6 +154,22 @@ def copy_file(folder: Path, file: Path, target: Path) -> None:
             copy.write(chunk)
 
 
+def read_start(folder: Path, file: str, size: int) -> bytes:
+    """Read at most so many bytes of a file of a model folder, from its start.
+
+    Args:
+        folder: the model.
+        file: its name, relative to the folder.
+        size: how many.
+
+    Raises:
+        UnsafeFileError: the file must not be read.
+        OSError: it cannot be read.
+    """
+    with open_file(folder, Path(file)) as stream:
+        return stream.read(size)
+
+
 def read_file(folder: Path, file: str, *, limit: int = MAX_SMALL_BYTES) -> bytes:
     """Read a small file of a model folder.
 
@@ -166,8 +182,7 @@ def read_file(folder: Path, file: str, *, limit: int = MAX_SMALL_BYTES) -> bytes
         UnsafeFileError: the file must not be read, or is larger than the limit.
         OSError: it cannot be read.
     """
-    with open_file(folder, Path(file)) as stream:
-        content = stream.read(limit + 1)
+    content = read_start(folder, file, limit + 1)
     if len(content) > limit:
         raise _too_large(f"{folder.name}/{file}", limit)
     return content

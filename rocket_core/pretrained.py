@@ -31,7 +31,8 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.inspection import MAX_CONFIG_BYTES, parse_config
-from rocket_core.model_files import CONFIG_NAME, read_file
+from rocket_core.model_fields import refuse_fields
+from rocket_core.model_files import CONFIG_NAME, read_file, read_start
 from rocket_core.normalizers import refuse_expansion
 from rocket_core.sanitizing import refuse_redirections, without_code
 
@@ -43,6 +44,8 @@ _MAX_TOKENIZER_BYTES = 2**29
 
 _OURS, _THEIRS = "rocket_core", ("transformers", "tokenizers", "huggingface_hub")
 _LONGEST_REASON = 300
+# What a model returns is not for its files to say.
+_OUTPUTS = frozenset({"output_attentions", "output_hidden_states", "return_dict", "torchscript", "use_return_dict"})
 _ADVICE = "replace it by the original"
 
 
@@ -97,9 +100,10 @@ def load_config(folder: Path) -> PreTrainedConfig:
     if not (folder / CONFIG_NAME).is_file():
         raise ModelNotFoundError(f"{folder} has no {CONFIG_NAME}; give the folder of a transformers checkpoint")
     name = str(folder / CONFIG_NAME)
-    fields = parse_config(read_file(folder, CONFIG_NAME, limit=MAX_CONFIG_BYTES), str(folder))
+    fields = parse_config(read_start(folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), str(folder))
     refuse_redirections(fields, name)
-    fields = without_code(fields)
+    refuse_fields(fields, str(folder))
+    fields = {key: value for key, value in without_code(fields).items() if key not in _OUTPUTS}
     family = fields.get("model_type")
     if family == "mistral" and "layer_types" in fields:
         # As `AutoConfig` has it.

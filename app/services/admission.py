@@ -23,6 +23,7 @@ from rocket_core.footprint import describe_model, positions, sample_positions
 from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
 from rocket_core.hub import find_repository
 from rocket_core.inspection import (
+    MAX_CONFIG_BYTES,
     input_kind,
     parse_config,
     ratio_within,
@@ -33,14 +34,13 @@ from rocket_core.inspection import (
     window_length,
 )
 from rocket_core.model_fields import refuse_sizes
-from rocket_core.model_files import CONFIG_NAME, read_file, vet_folder
+from rocket_core.model_files import CONFIG_NAME, read_start, vet_folder
 
 # A request waits no longer than this for the Hub, and while it hangs no more threads than these wait for it.
 _HUB_SECONDS = 10.0
 _HUB_REQUESTS = 8
 # What the Hub's own deadlines may take longer to be noticed.
 _SLACK_SECONDS = 0.5
-_MAX_CONFIG_BYTES = 2**22
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +117,7 @@ def _admit_local_model(folder: Path, request: JobRequest, dataset: str, limits: 
     name = request.model_id
     try:
         vet_folder(folder, name)
-        config = parse_config(read_file(folder, CONFIG_NAME, limit=_MAX_CONFIG_BYTES), name)
+        config = parse_config(read_start(folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), name)
         _refuse(config, request, dataset, name)
         files = local_weight_files(folder, name)
         weights = sum_summaries((summarize(read_header(file, f"{name}/{file.name}")) for file in files), name)

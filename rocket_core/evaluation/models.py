@@ -29,7 +29,9 @@ from rocket_core.errors import (
     ModelNotFoundError,
     UnsupportedArchitectureError,
 )
+from rocket_core.headers import local_weight_files, read_header, sum_summaries, summarize
 from rocket_core.hub import offline
+from rocket_core.model_fields import refuse_sizes
 from rocket_core.model_files import CONFIG_NAME, vet_folder
 from rocket_core.pretrained import interpreting, load_config, load_tokenizer
 
@@ -66,6 +68,9 @@ def open_model(path: Path) -> ModelFolder:
         raise ModelNotFoundError(f"{path} holds no model: there is no {CONFIG_NAME}; check the path")
     vet_folder(path, str(path))
     config = load_config(path)
+    files = local_weight_files(path, str(path))
+    weights = sum_summaries((summarize(read_header(file, str(file))) for file in files), str(path))
+    refuse_sizes(config.to_dict(), weights, str(path))
     with offline():
         tokenizer = load_tokenizer(path, config)
     with interpreting(f"{path / CONFIG_NAME}", UnsupportedArchitectureError):

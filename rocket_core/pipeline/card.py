@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rocket_core.config import SYNTHETIC_DATASET, ExportKind
 from rocket_core.measures import quality_rows
-from rocket_core.model_files import open_file
+from rocket_core.model_files import read_start
 from rocket_core.page.loading import loading_snippet
 from rocket_core.report import CalibrationReport, CompressionReport
 
@@ -123,7 +123,6 @@ def _model_parameters(report: CompressionReport) -> int:
 def _licence(source: Path) -> str | None:
     if not (source / "README.md").is_file():
         return None
-    with open_file(source, Path("README.md")) as stream:
-        card = stream.read(_CARD_BYTES).decode("utf-8", errors="replace")
+    card = read_start(source, "README.md", _CARD_BYTES).decode("utf-8", errors="replace")
     match = re.search(r"^license:\s*(\S+)\s*$", card, re.MULTILINE)
     return match.group(1) if match else None

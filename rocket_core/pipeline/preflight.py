@@ -39,7 +39,7 @@ from rocket_core.inspection import (
 )
 from rocket_core.methods import Method, method_for
 from rocket_core.model_fields import refuse_sizes
-from rocket_core.model_files import CONFIG_NAME, companions, read_file
+from rocket_core.model_files import CONFIG_NAME, companions, read_start
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
 
 _FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -211,7 +211,7 @@ def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
     """Refuse a model by config.json and headers alone: transformers builds whatever sizes it is given."""
     if not (source.folder / CONFIG_NAME).is_file():
         raise ModelNotFoundError(f"{source.folder} has no config.json; give the folder of a transformers checkpoint")
-    config = parse_config(read_file(source.folder, CONFIG_NAME, limit=MAX_CONFIG_BYTES), source.name)
+    config = parse_config(read_start(source.folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), source.name)
     refuse_config(config, source.name)
     checkpoint = open_checkpoint(source.folder)
     refuse_sizes(config, checkpoint.weights, source.name)

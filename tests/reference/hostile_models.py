@@ -9,7 +9,7 @@ import os
 import socket
 from pathlib import Path
 
-SECRET = "the-secret-of-the-operator"
+SECRET = "what only the operator may read"  # noqa: S105 - a marker to look for
 
 GIBIBYTE = 2**30
 
