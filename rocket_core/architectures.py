@@ -215,10 +215,16 @@ def window_length(config: PretrainedConfig, requested: int | None) -> int:
     return inspection.window_length(positions(config.to_dict()), requested)
 
 
+def named_classes(config: PretrainedConfig) -> list[str]:
+    """What a configuration gives as names of classes; whatever cannot be one is left out."""
+    declared = config.architectures if isinstance(config.architectures, list) else []
+    return [name for name in declared if isinstance(name, str) and name.isidentifier()]
+
+
 def named_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     """The class of transformers that a configuration names first; None if it names none that fits."""
-    name = next(iter(config.architectures or ()), "")
-    named = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+    name = next(iter(named_classes(config)), "")
+    named = getattr(transformers, name, None)
     fits = isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config)
     return named if fits else None
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
-from rocket_core.architectures import named_class
+from rocket_core.architectures import named_class, named_classes
 from rocket_core.errors import (
     CheckpointFormatError,
     CorruptCheckpointError,
@@ -68,9 +68,6 @@ def open_model(path: Path) -> ModelFolder:
         raise ModelNotFoundError(f"{path} holds no model: there is no {CONFIG_NAME}; check the path")
     vet_folder(path, str(path))
     config = load_config(path)
-    files = local_weight_files(path, str(path))
-    weights = sum_summaries((summarize(read_header(file, str(file))) for file in files), str(path))
-    refuse_sizes(config.to_dict(), weights, str(path))
     with offline():
         tokenizer = load_tokenizer(path, config)
     with interpreting(f"{path / CONFIG_NAME}", UnsupportedArchitectureError):
@@ -98,6 +95,9 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
     # With its own head, as the checkpoint has it: a bare encoder may have a pooler that the checkpoint lacks.
     loader: Any = AutoModelForCausalLM if folder.predicts_tokens else named_class(folder.config) or AutoModel
     vet_folder(folder.path, str(folder.path))
+    files = local_weight_files(folder.path, str(folder.path))
+    weights = sum_summaries((summarize(read_header(file, str(file))) for file in files), str(folder.path))
+    refuse_sizes(folder.config.to_dict(), weights, str(folder.path))
     with interpreting(str(folder.path), CheckpointFormatError), _loading(folder.path), offline():
         answer: Any = loader.from_pretrained(
             folder.path,
@@ -138,7 +138,7 @@ def _is_causal(config: PreTrainedConfig) -> bool:
     # Families like BERT have a causal head too: what a checkpoint is, its architecture says.
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
     names = [known.__name__ for known in (classes if isinstance(classes, tuple) else (classes,))]
-    declared = [name for name in config.architectures or () if isinstance(name, str) and hasattr(transformers, name)]
+    declared = [name for name in named_classes(config) if hasattr(transformers, name)]
     return any(name in names for name in declared) if declared else bool(names)
 
 
