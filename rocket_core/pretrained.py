@@ -18,6 +18,7 @@ from transformers import (
     CONFIG_MAPPING,
     AutoTokenizer,
     FeatureExtractionMixin,
+    GenerationConfig,
     ImageProcessingMixin,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
@@ -39,6 +40,7 @@ from rocket_core.sanitizing import refuse_redirections, without_code
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _SPECIAL_TOKENS = "special_tokens_map.json"
 _TOKENIZER = "tokenizer.json"
+_GENERATION = "generation_config.json"
 _PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")
 _MAX_TOKENIZER_BYTES = 2**29
 
@@ -152,6 +154,22 @@ def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
         )
     loaded: PreTrainedTokenizerBase = tokenizer
     return loaded
+
+
+def check_settings(folder: Path) -> None:
+    """Refuse files that whoever loads the model needs and a compression only copies.
+
+    Args:
+        folder: checkpoint folder.
+
+    Raises:
+        CheckpointFormatError: transformers cannot read them.
+    """
+    for file in _PROCESSOR_CONFIGS:
+        _read_json(folder, file)
+    if _read_json(folder, _GENERATION):
+        with interpreting(str(folder / _GENERATION)):
+            GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
 def load_processor(reader: Any, what: str, folder: Path, **options: Any) -> Any:

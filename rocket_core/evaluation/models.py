@@ -33,7 +33,7 @@ from rocket_core.headers import local_weight_files, read_header, sum_summaries, 
 from rocket_core.hub import offline
 from rocket_core.model_fields import refuse_sizes
 from rocket_core.model_files import CONFIG_NAME, vet_folder
-from rocket_core.pretrained import interpreting, load_config, load_tokenizer
+from rocket_core.pretrained import check_settings, interpreting, load_config, load_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +68,7 @@ def open_model(path: Path) -> ModelFolder:
         raise ModelNotFoundError(f"{path} holds no model: there is no {CONFIG_NAME}; check the path")
     vet_folder(path, str(path))
     config = load_config(path)
+    check_settings(path)
     with offline():
         tokenizer = load_tokenizer(path, config)
     with interpreting(f"{path / CONFIG_NAME}", UnsupportedArchitectureError):

@@ -24,6 +24,12 @@ from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.work_folder import WorkFolder
 from rocket_core.report import LayerReport
+from rocket_core.sanitizing import without_code
+
+# Files that may name code: classes that come with the model.
+_SETTINGS = frozenset(
+    {"generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"}
+)
 
 
 def write_export(
@@ -69,7 +75,7 @@ def write_export(
     _write_config(run, folder, entries)
     for file in companions(run.source.folder, run.source.name):
         (folder / file).parent.mkdir(exist_ok=True)
-        copy_file(run.source.folder, file, folder / file)
+        _copy(run.source.folder, file, folder / file)
     work.finish_export(kind)
     return folder
 
@@ -149,11 +155,25 @@ def _table_entry(run: Run, work: WorkFolder, layer: LayerReport) -> LayerEntry:
 
 
 def _write_config(run: Run, folder: Path, entries: dict[str, LayerEntry] | None) -> None:
-    config = json.loads(read_file(run.source.folder, CONFIG_NAME))
+    config = without_code(json.loads(read_file(run.source.folder, CONFIG_NAME)))
     if run.config.dtype != "auto":
         config.pop("torch_dtype", None)
         config["dtype"] = run.config.dtype
     if entries is not None:
         config["quantization_config"] = quantization_config(entries)
-    with write_atomically(folder / "config.json") as stream:
-        stream.write((json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())
+    with write_atomically(folder / CONFIG_NAME) as stream:
+        stream.write(_json(config))
+
+
+def _copy(source: Path, file: Path, target: Path) -> None:
+    """Copy a file of the model; what names code in its settings is left out, and only then are they written anew."""
+    settings = json.loads(read_file(source, str(file))) if str(file) in _SETTINGS else None
+    cleaned = without_code(settings) if isinstance(settings, dict) else settings
+    if cleaned == settings:
+        copy_file(source, file, target)
+    else:
+        target.write_bytes(_json(cleaned))
+
+
+def _json(settings: object) -> bytes:
+    return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()

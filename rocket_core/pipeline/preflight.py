@@ -41,6 +41,7 @@ from rocket_core.methods import Method, method_for
 from rocket_core.model_fields import refuse_sizes
 from rocket_core.model_files import CONFIG_NAME, companions, read_start
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
+from rocket_core.pretrained import check_settings
 
 _FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -119,6 +120,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     loader = WeightLoader(architecture.model, checkpoint, device)
     # Whatever would be copied into the artifacts is looked at before long work, and again when it is copied.
     companions(source.folder, source.name)
+    check_settings(source.folder)
     layers, skipped = _select(architecture, loader, config)
     if config.ratio is not None:
         refuse_unreachable([architecture.shape(name) for block in layers for name in block], config.ratio)

@@ -118,3 +118,154 @@ LARGE_FILES = {
     "a-thousand-notices": _many_notices,
 }
 """Files that would fill the disk if they were copied."""
+
+
+def _fields(file, message, **fields):
+    def build(folder):
+        edit_json(folder / file, **fields)
+        return message
+
+    return build
+
+
+def _config(message="config.json", **fields):
+    return _fields("config.json", message, **fields)
+
+
+def _content(file, content, message):
+    def build(folder):
+        (folder / file).write_bytes(content)
+        return message
+
+    return build
+
+
+def _in_tokenizer(part, value):
+    return _fields("tokenizer.json", "tokenizer", **{part: value})
+
+
+def nested(depth):
+    """An object that deep."""
+    made = {}
+    for _ in range(depth):
+        made = {"inner": made}
+    return made
+
+
+def replacement(content, *, pattern):
+    """A normalizer that replaces text."""
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def _split(regex):
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
+_THOUSANDFOLD = replacement("a" * 1000, pattern={"String": "a"})
+
+UNREADABLE = {
+    "config-is-cut-off": _content("config.json", b'{"model_type": "lla', "config.json"),
+    "config-is-a-list": _content("config.json", b"[]", "config.json"),
+    "config-is-not-utf8": _content("config.json", b'{"model_type": "\xff"}', "config.json"),
+    "config-is-a-hundred-thousand-lists-deep": _content("config.json", b"[" * 100_000, "config.json"),
+    "model-type-is-a-number": _config(model_type=5),
+    "model-type-is-missing": _config(model_type=...),
+    "model-type-is-of-a-package": _config("timm", model_type="timm_wrapper"),
+    "backbone-is-of-a-package": _config("timm", backbone_config={"model_type": "timm_backbone"}),
+    "weights-of-another-name": _config("transformers_weights", transformers_weights="adapter_model.bin"),
+    "hidden-size-is-text": _config("hidden_size", hidden_size="32"),
+    "hidden-size-is-negative": _config("hidden_size", hidden_size=-1),
+    "hidden-size-is-zero": _config("model", hidden_size=0),
+    "a-billion-layers": _config("num_hidden_layers", num_hidden_layers=10**9),
+    "vocabulary-is-huge": _config("vocab_size", vocab_size=2**62),
+    "no-attention-heads": _config("llama", num_attention_heads=0),
+    "heads-do-not-divide": _config("model", num_attention_heads=5, head_dim=...),
+    "no-key-value-heads": _config("model", num_key_value_heads=0),
+    "intermediate-size-is-another": _config("shape", intermediate_size=79),
+    "unknown-activation": _config("llama", hidden_act="made-up"),
+    "activation-is-a-number": _config("hidden_act", hidden_act=5),
+    "unknown-rope": _config("llama", rope_parameters={"rope_type": "made-up", "rope_theta": 1.0}),
+    "rope-without-its-fields": _config("model", rope_parameters={"rope_type": "yarn"}),
+    "rope-is-a-number": _config("rope_parameters", rope_parameters=5),
+    "dtype-is-unknown": _config("config.json", dtype="made-up"),
+    "label-names-are-a-number": _config("id2label", id2label=5),
+    "tokenizer-class-loads-a-model": _config("tokenizer_class", tokenizer_class="AutoModelForCausalLM"),
+    "tokenizer-is-empty": _content("tokenizer.json", b"", "tokenizer.json"),
+    "tokenizer-is-a-list": _content("tokenizer.json", b"[]", "tokenizer.json"),
+    "tokenizer-is-a-hundred-thousand-lists-deep": _content("tokenizer.json", b"[" * 100_000, "tokenizer.json"),
+    "tokenizer-without-a-model": _in_tokenizer("model", ...),
+    "tokenizer-model-is-unknown": _in_tokenizer("model", {"type": "MadeUp"}),
+    "tokens-are-negative": _in_tokenizer("model", {"type": "BPE", "vocab": {"a": -1}, "merges": []}),
+    "merge-of-unknown-tokens": _in_tokenizer("model", {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}),
+    "unknown-token-is-unknown": _in_tokenizer("model", {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "b"}),
+    "regex-is-wrong": _in_tokenizer("pre_tokenizer", _split("([")),
+    # Three panics of Rust: while the file is read, at the first text, and of a regex that gives up.
+    "charsmap-is-cut-off": _in_tokenizer("normalizer", {"type": "Precompiled", "precompiled_charsmap": "////fwAA"}),
+    "charsmap-is-empty": _in_tokenizer("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}),
+    "pieces-of-no-length": _in_tokenizer("pre_tokenizer", {"type": "FixedLength", "length": 0}),
+    "regex-takes-for-ever": _in_tokenizer("pre_tokenizer", _split("(?:[a-z ]|[a-z. ]{2})+$")),
+    "normalizer-is-a-number": _in_tokenizer("normalizer", 5),
+    "normalizer-multiplies-text": _in_tokenizer("normalizer", {"type": "Sequence", "normalizers": [_THOUSANDFOLD] * 4}),
+    "normalizer-multiplies-by-a-regex": _in_tokenizer(
+        "normalizer", {"type": "Sequence", "normalizers": [replacement("aa", pattern={"Regex": "a"})] * 40}
+    ),
+    "normalizer-prepends": _in_tokenizer("normalizer", {"type": "Prepend", "prepend": "a" * 100_000}),
+    "tokenizer-config-is-a-list": _content("tokenizer_config.json", b"[]", "tokenizer_config.json"),
+    "tokenizer-class-is-a-number": _fields("tokenizer_config.json", "tokenizer_class", tokenizer_class=5),
+    "tokenizer-class-is-a-model": _fields("tokenizer_config.json", "tokenizer_class", tokenizer_class="LlamaModel"),
+    "tokenizer-is-code": _fields(
+        "tokenizer_config.json", "tokenizer", auto_map={"AutoTokenizer": ["code.Own", None]}, tokenizer_class="Own"
+    ),
+    "longest-text-is-text": _fields("tokenizer_config.json", "model_max_length", model_max_length="long"),
+    "special-token-is-a-number": _fields("tokenizer_config.json", "tokenizer", bos_token=5),
+    "added-tokens-are-a-number": _fields("tokenizer_config.json", "tokenizer", added_tokens_decoder=5),
+    "arguments-of-a-tokenizer": _fields("tokenizer_config.json", "init_inputs", init_inputs=["/etc/passwd"]),
+    "another-tokenizer-file": _fields(
+        "tokenizer_config.json", "fast_tokenizer_files", fast_tokenizer_files=["tokenizer.1.0.0.json/../../../x.json"]
+    ),
+    "special-token-is-a-file": _fields("special_tokens_map.json", "vocab_file", vocab_file="/etc/passwd"),
+    "generation-config-is-a-list": _content("generation_config.json", b"[]", "generation_config.json"),
+    "generation-config-is-cut-off": _content("generation_config.json", b"{", "generation_config.json"),
+    "index-is-cut-off": lambda folder: (
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors"),
+        (folder / "model.safetensors.index.json").write_text("{"),
+        "index.json",
+    )[-1],
+}
+"""Files that transformers or tokenizers cannot interpret. A builder returns what the error must mention."""
+
+
+def _pair(*builders):
+    def build(folder):
+        for each in builders:
+            each(folder)
+
+    return build
+
+
+CODE = {
+    "attention": _config(_attn_implementation="org/kernel"),
+    "attention-public": _config(attn_implementation="org/kernel@main:attend"),
+    "attention-paged": _config(attn_implementation="paged|org/kernel"),
+    "attention-internal": _config(_attn_implementation_internal="org/kernel"),
+    "attention-of-parts": _config(_attn_implementation={"": "sdpa", "text_config": "org/kernel"}),
+    "attention-flash": _config(_attn_implementation="flash_attention_2"),
+    "experts": _config(_experts_implementation="sonicmoe", experts_implementation="deepgemm"),
+    "kernels": _config(use_kernels=True, kernel_config={"RMSNorm": "org/kernel:RMSNorm"}, allow_all_kernels=True),
+    "fusion": _config(fusion_config={"rms_norm": True}),
+    "code-of-the-model": _config(
+        auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "org/other--code.Model"}, trust_remote_code=True
+    ),
+    "code-of-the-tokenizer": _fields(
+        "tokenizer_config.json", "", auto_map={"AutoTokenizer": ["org/other--code.Slow", None]}, trust_remote_code=True
+    ),
+    "code-of-generation": _fields("generation_config.json", "", custom_generate="org/name"),
+    "another-configuration": _pair(
+        _config(configuration_files=["config.4.0.0.json"]),
+        _fields("config.4.0.0.json", "", model_type="llama", _attn_implementation="org/kernel"),
+    ),
+    "a-part-of-the-model": _config(
+        text_config={"_attn_implementation": "org/kernel", "auto_map": {"AutoModel": "a.B"}}
+    ),
+}
+"""Settings that lead to code. What they name is left out, and the model is the same without."""
