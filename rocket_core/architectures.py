@@ -37,8 +37,6 @@ from rocket_core.footprint import positions
 from rocket_core.layer_names import advice_on_pattern
 from rocket_core.pretrained import interpreting, load_config
 
-_ADVICE = "correct config.json, or replace it by the original"
-
 # By the model's main argument.
 _KINDS: dict[str, InputKind] = {"input_ids": "text", "pixel_values": "images", "input_features": "audio"}
 
@@ -180,7 +178,7 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
             in them, or an input that calibration cannot make.
     """
     with (
-        interpreting(f"the configuration of type {config.model_type!r}", UnsupportedArchitectureError, _ADVICE),
+        interpreting(_file_of(config), UnsupportedArchitectureError),
         init_empty_weights(include_buffers=False),
     ):
         model = _build(config, dtype)
@@ -258,6 +256,11 @@ def ignored_layers(names: Sequence[str], patterns: Iterable[str]) -> dict[str, s
         for name in matches:
             ignored.setdefault(name, pattern)
     return ignored
+
+
+def _file_of(config: PretrainedConfig) -> str:
+    folder = config.name_or_path
+    return f"{folder}/config.json" if folder else f"the configuration of type {config.model_type!r}"
 
 
 def _quantizations(config: Mapping[str, Any]) -> Iterator[Any]:

@@ -52,9 +52,7 @@ _ADVICE = "replace it by the original"
 
 
 @contextmanager
-def interpreting(
-    subject: str, kind: type[RocketError] = CheckpointFormatError, advice: str = _ADVICE
-) -> Iterator[None]:
+def interpreting(subject: str, kind: type[RocketError] = CheckpointFormatError) -> Iterator[None]:
     """Turn what transformers and tokenizers raise about a stranger's files into an error of this library.
 
     What our own code raises, called by them or not, passes through: a bug must stay one.
@@ -62,7 +60,6 @@ def interpreting(
     Args:
         subject: names the file or model in messages.
         kind: the error.
-        advice: what to do.
 
     Raises:
         RocketError: of that kind.
@@ -79,12 +76,12 @@ def interpreting(
     except Exception as error:
         if _is_ours(error.__traceback__):
             raise
-        raise _refusal(subject, kind, advice, error) from error
+        raise _refusal(subject, kind, error) from error
     except BaseException as error:
         # What a panic of Rust code becomes is not an `Exception`, and its class cannot be imported.
         if type(error).__name__ != "PanicException":
             raise
-        raise _refusal(subject, kind, advice, error) from error
+        raise _refusal(subject, kind, error) from error
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
@@ -116,8 +113,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
             f"the installed transformers cannot read {name}: it names {what}. Architectures that bring their own code "
             "are not supported"
         )
-    advice = "architectures that bring their own code are not supported"
-    with interpreting(name, UnsupportedArchitectureError, advice):
+    with interpreting(name, UnsupportedArchitectureError):
         known: type[PreTrainedConfig] = CONFIG_MAPPING[family]
         config = known.from_dict(fields | {"model_type": family}, name_or_path=str(folder))
         # What the class has added.
@@ -271,13 +267,13 @@ def _is_ours(traceback: TracebackType | None) -> bool:
     return next((module == _OURS for module in reversed(modules) if module in (_OURS, *_THEIRS)), True)
 
 
-def _refusal(subject: str, kind: type[RocketError], advice: str, error: BaseException) -> RocketError:
+def _refusal(subject: str, kind: type[RocketError], error: BaseException) -> RocketError:
     lines = [line.strip() for line in str(error).strip().splitlines()[:2]]
     reason = " ".join(line for line in lines if line).rstrip(".")
     if not isinstance(error, ValueError | OSError | ImportError) or not reason:
         reason = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
     reason = "".join(character if character.isprintable() else "?" for character in reason)
-    return kind(f"the installed transformers cannot read {subject}: {reason[:_LONGEST_REASON]}; {advice}")
+    return kind(f"the installed transformers cannot read {subject}: {reason[:_LONGEST_REASON]}; {_ADVICE}")
 
 
 def _shown(value: object) -> str:
