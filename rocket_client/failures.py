@@ -70,6 +70,7 @@ EXIT_CODES: Mapping[type[errors.RocketError], ExitCode] = {
     errors.CheckpointError: ExitCode.SAVED_STATE,
     errors.CheckpointFormatError: ExitCode.SAVED_STATE,
     errors.CorruptCheckpointError: ExitCode.SAVED_STATE,
+    errors.UnsafeFileError: ExitCode.UNUSABLE_INPUT,
     errors.CompressionCancelledError: ExitCode.INTERRUPTED,
 }
 

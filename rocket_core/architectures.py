@@ -6,9 +6,10 @@ blocks; an encoder-decoder has two.
 """
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     PretrainedConfig,
@@ -30,12 +30,12 @@ from rocket_core import inspection
 from rocket_core.config import InputKind
 from rocket_core.errors import (
     AlreadyQuantizedError,
-    ModelNotFoundError,
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
 from rocket_core.footprint import positions
 from rocket_core.layer_names import advice_on_pattern
+from rocket_core.pretrained import interpreting, load_config
 
 # By the model's main argument.
 _KINDS: dict[str, InputKind] = {"input_ids": "text", "pixel_values": "images", "input_features": "audio"}
@@ -152,17 +152,8 @@ def read_config(folder: Path) -> PretrainedConfig:
         AlreadyQuantizedError: the weights are quantized or already compressed.
         UnsupportedArchitectureError: the installed transformers does not know the architecture.
     """
-    if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(f"{folder} has no config.json; give the folder of a transformers checkpoint")
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    # The latter two where a field is of another type than transformers takes for granted.
-    except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
-        raise UnsupportedArchitectureError(
-            f"the installed transformers cannot read {folder / 'config.json'}: {_first_line(error)}. "
-            "Architectures that bring their own code are not supported"
-        ) from error
-    quantization = getattr(config, "quantization_config", None)
+    config = load_config(folder)
+    quantization = next(_quantizations(config.to_dict()), None)
     if quantization is not None:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
         raise AlreadyQuantizedError(
@@ -186,14 +177,12 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
         UnsupportedArchitectureError: not one list of repeated blocks (an encoder-decoder: two), no plain linear layer
             in them, or an input that calibration cannot make.
     """
-    try:
-        with init_empty_weights(include_buffers=False):
-            model = _build(config, dtype)
-    # The latter where a part of the model is another package's, or fields of the configuration do not agree.
-    except (ValueError, TypeError, ImportError) as error:
-        raise UnsupportedArchitectureError(
-            f"transformers builds no model of type {config.model_type!r}: {_first_line(error)}"
-        ) from error
+    with (
+        interpreting(_file_of(config), UnsupportedArchitectureError),
+        init_empty_weights(include_buffers=False),
+    ):
+        model = _build(config, dtype)
+        _require_readable(model)
     model.eval()
     model.requires_grad_(requires_grad=False)
     if model.main_input_name not in _KINDS:
@@ -222,6 +211,20 @@ def window_length(config: PretrainedConfig, requested: int | None) -> int:
         InvalidConfigError: fewer than 2 tokens, or more than the model has positions for.
     """
     return inspection.window_length(positions(config.to_dict()), requested)
+
+
+def named_classes(config: PretrainedConfig) -> list[str]:
+    """What a configuration gives as names of classes; whatever cannot be one is left out."""
+    declared = config.architectures if isinstance(config.architectures, list) else []
+    return [name for name in declared if isinstance(name, str) and name.isidentifier()]
+
+
+def named_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """The class of transformers that a configuration names first; None if it names none that fits."""
+    name = next(iter(named_classes(config)), "")
+    named = getattr(transformers, name, None)
+    fits = isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config)
+    return named if fits else None
 
 
 def oriented_weight(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
@@ -255,6 +258,30 @@ def ignored_layers(names: Sequence[str], patterns: Iterable[str]) -> dict[str, s
     return ignored
 
 
+def _file_of(config: PretrainedConfig) -> str:
+    folder = config.name_or_path
+    return f"{folder}/config.json" if folder else f"the configuration of type {config.model_type!r}"
+
+
+def _quantizations(config: Mapping[str, Any]) -> Iterator[Any]:
+    """Descriptions of quantized weights in a configuration, or in that of a part of the model."""
+    for key, value in config.items():
+        if key == "quantization_config" and value is not None:
+            yield value
+        elif isinstance(value, dict):
+            yield from _quantizations(value)
+
+
+def _require_readable(model: PreTrainedModel) -> None:
+    """Ask the model what is asked of it later, so that a wrong type in its configuration shows now."""
+    text = model.config.get_text_config()
+    if int(getattr(text, "vocab_size", 0) or 0) < 0:
+        raise ValueError("vocab_size is negative")
+    model.get_output_embeddings()
+    model.num_parameters()
+    isinstance(model.main_input_name, str)
+
+
 def _is_causal(config: PretrainedConfig) -> bool:
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return False
@@ -267,8 +294,8 @@ def _build(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     if _is_causal(config):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         return model
-    named = getattr(transformers, next(iter(config.architectures or ()), ""), None)
-    if isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config):
+    named = named_class(config)
+    if named is not None:
         model = named._from_config(config, dtype=dtype)
     else:
         model = AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
@@ -325,7 +352,3 @@ def _linear_names(model: PreTrainedModel, block: str) -> list[str]:
         # The exact type: subclasses (routers, non-quantizable projections) are used in ways of their own.
         if type(module) in _LINEAR_TYPES and module is not head and f"{block}.{name}.weight" not in tied
     ]
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, SYNTHETIC_DATASET
 from rocket_core.errors import CalibrationError, EmptyCalibrationError, HubUnavailableError, UnknownDatasetError
 from rocket_core.garbage import no_collection
+from rocket_core.pretrained import tokenize
 
 # Whole topics of `pydoc_data` that `builtin` leaves out: the text on which the bundled model is evaluated.
 HELD_OUT_TOPICS = ("assignment", "calls", "execmodel", "import")
@@ -230,7 +231,7 @@ def token_windows(
     tokens: list[int] = []
     for text in texts:
         # verbose=False: a document longer than the model's context is no mistake here, it is cut into windows.
-        encoded = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        encoded = tokenize(tokenizer, text, add_special_tokens=False, verbose=False)["input_ids"]
         if encoded:
             tokens += opening
             tokens += encoded

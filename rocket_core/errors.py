@@ -20,7 +20,8 @@ RocketError
 │   └── WorkFolderBusyError         another process works in it (worth retrying)
 ├── CheckpointError                 weights on disk
 │   ├── CheckpointFormatError       a layout or version this library does not read
-│   └── CorruptCheckpointError      a file that is damaged or incomplete
+│   ├── CorruptCheckpointError      a file that is damaged or incomplete
+│   └── UnsafeFileError             a link out of the model's folder, a device, or an absurdly large file
 └── CompressionCancelledError       the caller asked to stop; what is done is kept
 
 A message says what is wrong, where, and what to do. `code` is stable: it is stored with a job and returned by the API.
@@ -172,6 +173,12 @@ class CorruptCheckpointError(CheckpointError):
     """A checkpoint file is damaged or incomplete."""
 
     code = "corrupt_checkpoint"
+
+
+class UnsafeFileError(CheckpointError):
+    """A file of a model folder must not be read: it leads elsewhere, is not a regular file, or is far too large."""
+
+    code = "unsafe_file"
 
 
 class CompressionCancelledError(RocketError):

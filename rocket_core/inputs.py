@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
-from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoFeatureExtractor, AutoImageProcessor, PreTrainedTokenizerBase
 
 from rocket_core.architectures import Architecture
 from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationConfig
 from rocket_core.datasets import documents, token_windows
 from rocket_core.errors import (
     CalibrationError,
-    CheckpointFormatError,
     EmptyCalibrationError,
     InvalidConfigError,
     UnsupportedArchitectureError,
 )
 from rocket_core.media import folder_audio, folder_images, pillow, synthetic_audio, synthetic_images
+from rocket_core.pretrained import interpreting, load_processor, load_tokenizer, tokenize
 
 # Of images of a model that takes any size.
 _DEFAULT_SIDE = 224
@@ -208,7 +208,8 @@ class Images:
         return CalibrationInputs(tensors={"pixel_values": torch.stack(pixels)})
 
     def _prepared(self, image: Any) -> Float32[Tensor, "channels height width"]:
-        pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+        with interpreting("preprocessor_config.json of the model"):
+            pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
         if self.side is not None and max(pixels.shape[-2:]) != self.side:
             raise CalibrationError(
                 f"the image processor gives {pixels.shape[-2]} x {pixels.shape[-1]} pixels, the model takes "
@@ -260,7 +261,8 @@ class Audio:
         )
 
     def _prepared(self, window: Float32[np.ndarray, " samples"], rate: int) -> Float32[Tensor, "bins frames"]:
-        features: Tensor = self.extractor(window, sampling_rate=rate, return_tensors="pt")["input_features"][0]
+        with interpreting("preprocessor_config.json of the model"):
+            features: Tensor = self.extractor(window, sampling_rate=rate, return_tensors="pt")["input_features"][0]
         if tuple(features.shape) != self.features:
             raise CalibrationError(
                 f"the feature extractor gives {tuple(features.shape)} features, the model takes {self.features}; "
@@ -286,14 +288,14 @@ def open_source(folder: Path, architecture: Architecture, length: int) -> InputS
     if architecture.kind == "images":
         pillow()
         # Results must not depend on which libraries are installed.
-        processor = _read(AutoImageProcessor, "image processor", folder, backend="pil")
+        processor = load_processor(AutoImageProcessor, "image processor", folder, backend="pil")
         return Images(processor=processor, side=_longer_side(getattr(config, "image_size", None)))
-    tokenizer = _read(AutoTokenizer, "tokenizer", folder)
+    tokenizer = load_tokenizer(folder, config)
     if architecture.is_causal:
         return DecoderText(tokenizer=tokenizer, length=length)
     text = EncoderText(tokenizer=tokenizer, length=length)
     if architecture.kind == "audio":
-        extractor = _read(AutoFeatureExtractor, "feature extractor", folder)
+        extractor = load_processor(AutoFeatureExtractor, "feature extractor", folder)
         if not hasattr(extractor, "n_samples") or not hasattr(config, "max_source_positions"):
             raise UnsupportedArchitectureError(
                 f"{type(architecture.model).__name__} hears audio of any length; only models with windows of one "
@@ -326,8 +328,8 @@ def _windows(recordings: Iterable[np.ndarray], length: int) -> Iterator[Float32[
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before and behind a text."""
-    full: list[int] = tokenizer("a")["input_ids"]
-    bare: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
+    full: list[int] = tokenize(tokenizer, "a")["input_ids"]
+    bare: list[int] = tokenize(tokenizer, "a", add_special_tokens=False)["input_ids"]
     for start in range(len(full) - len(bare) + 1):
         if bare and full[start : start + len(bare)] == bare:
             return full[:start], full[start + len(bare) :]
@@ -347,11 +349,3 @@ def _start_token(architecture: Architecture) -> int:
 def _longer_side(size: object) -> int | None:
     sides = size if isinstance(size, list | tuple) else [size]
     return max((side for side in sides if isinstance(side, int)), default=None)
-
-
-def _read(reader: Any, what: str, folder: Path, **options: Any) -> Any:
-    try:
-        return reader.from_pretrained(folder, trust_remote_code=False, **options)
-    except (ValueError, OSError, KeyError, ImportError, AttributeError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise CheckpointFormatError(f"{folder} has no {what} that transformers can read: {reason}") from error

@@ -15,7 +15,7 @@ from app.services.questions import Figures, HubQuestion, Question
 from app.shared.errors import OverQuotaError
 from app.shared.requests import JobRequest
 from rocket_core import budget
-from rocket_core.errors import ModelNotFoundError, UnsupportedArchitectureError
+from rocket_core.errors import ModelNotFoundError
 from rocket_core.footprint import (
     ModelShape,
     ResourceEstimate,
@@ -32,6 +32,7 @@ from rocket_core.footprint import (
 from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
 from rocket_core.hub import find_repository
 from rocket_core.inspection import (
+    MAX_CONFIG_BYTES,
     highest_ratio,
     input_kind,
     parse_config,
@@ -43,8 +44,7 @@ from rocket_core.inspection import (
     window_length,
 )
 from rocket_core.model_fields import refuse_sizes
-
-_MAX_CONFIG_BYTES = 2**22
+from rocket_core.model_files import CONFIG_NAME, read_start, vet_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,11 +105,8 @@ def _see_local_model(question: Question) -> _Model:
     assert question.folder is not None
     folder, name = Path(question.folder), question.request.model_id
     try:
-        with (folder / "config.json").open("rb") as stream:
-            raw = stream.read(_MAX_CONFIG_BYTES + 1)
-        if len(raw) > _MAX_CONFIG_BYTES:
-            raise UnsupportedArchitectureError(f"the config.json of {name} is too large to be one")
-        config = parse_config(raw, name)
+        vet_folder(folder, name)
+        config = parse_config(read_start(folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), name)
         _refuse(config, question, name)
         files = local_weight_files(folder, name)
         weights = sum_summaries((summarize(read_header(file, f"{name}/{file.name}")) for file in files), name)

@@ -36,6 +36,9 @@ class WeightLoader:
         model: a model with its parameters on the meta device.
         checkpoint: the model's safetensors.
         device: device that loaded parameters go to.
+
+    Raises:
+        CorruptCheckpointError: a tensor has another shape than the model's configuration asks for.
     """
 
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint, device: torch.device) -> None:
@@ -58,6 +61,13 @@ class WeightLoader:
             if converter is None and target in skeleton:
                 self._disk_keys[target] = key
         self._adopt_tied_names(skeleton)
+        for parameter, key in self._disk_keys.items():
+            wanted, stored = tuple(skeleton[parameter].shape), checkpoint.entries[key].shape
+            if wanted != stored:
+                raise CorruptCheckpointError(
+                    f"{checkpoint.folder}: {key} has shape {stored}, which does not fit the shapes that config.json "
+                    f"asks for: {wanted}; restore the config.json that belongs to these weights"
+                )
 
     def _adopt_tied_names(self, skeleton: Mapping[str, object]) -> None:
         """A file may hold a tied parameter under either name."""

@@ -19,6 +19,7 @@ from rocket_core.hub import HubAccess, Repository, find_repository, hub_errors
 from rocket_core.inspection import parse_config, refuse_config, refuse_weights
 from rocket_core.machine import free_disk
 from rocket_core.model_fields import refuse_sizes
+from rocket_core.model_files import refuse_adapter, vet_folder
 
 # For the listing, config.json and all headers of a repository.
 _ASK_SECONDS = 60.0
@@ -77,7 +78,8 @@ def find_model(
         UnsupportedArchitectureError: the repository holds no model that could be compressed.
         InfeasibleBudgetError: the ratio is out of reach of the repository's layers.
         InsufficientDiskError: the download does not fit.
-        CheckpointFormatError: the repository has no safetensors.
+        CheckpointFormatError: the repository has no safetensors, or the model has an adapter.
+        UnsafeFileError: a file of the model is a link that leads elsewhere, or not a regular file.
         CorruptCheckpointError: its files are damaged, or did not arrive whole.
         HubUnavailableError: the Hub does not answer.
     """
@@ -86,6 +88,7 @@ def find_model(
         if revision is not None:
             raise ModelNotFoundError(f"{model} is a local folder and has no revision {revision!r}; leave revision out")
         resolved = folder.resolve()
+        vet_folder(resolved, resolved.name)
         return ModelSource(name=resolved.name, folder=resolved, commit=None)
     try:
         validate_repo_id(model)
@@ -95,6 +98,7 @@ def find_model(
         ) from error
     subject = f"repository {model} (there is no such folder)"
     repository = find_repository(model, revision, token=hub.token, seconds=_ASK_SECONDS, subject=subject)
+    refuse_adapter(repository.files, model)
     config = parse_config(repository.read_config(), model)
     refuse_config(config, model)
     weights = repository.read_weights()
@@ -131,6 +135,7 @@ def _fetch(repository: Repository, hub: HubAccess, transfer: Transfer) -> Path:
                 f"{name} of {repository.model} has {size} bytes, the Hub announces {announced}; remove it from {cache} "
                 "and fetch it again"
             )
+    vet_folder(Path(folder), repository.model)
     return Path(folder)
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidConfigError
 from rocket_core.evaluation.windows import ignore_progress
+from rocket_core.pretrained import tokenize
 
 
 def sentences(texts: Iterable[str]) -> Iterator[str]:
@@ -77,7 +78,9 @@ def pooled_outputs(
     tokens = 0
     for start in range(0, len(texts), batch_size):
         batch = list(texts[start : start + batch_size])
-        inputs = tokenizer(batch, truncation=True, max_length=length, padding=True, return_tensors="pt").to(device)
+        inputs = tokenize(tokenizer, batch, truncation=True, max_length=length, padding=True, return_tensors="pt").to(
+            device
+        )
         with torch.inference_mode():
             states = encoder(**inputs).last_hidden_state
         vectors = masked_mean(states, inputs["attention_mask"])

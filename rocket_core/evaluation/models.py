@@ -14,23 +14,26 @@ import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
-from transformers.utils import CONFIG_NAME
 
+from rocket_core.architectures import named_class, named_classes
 from rocket_core.errors import (
     CheckpointFormatError,
     CorruptCheckpointError,
     ModelNotFoundError,
     UnsupportedArchitectureError,
 )
+from rocket_core.headers import local_weight_files, read_header, sum_summaries, summarize
+from rocket_core.hub import offline
+from rocket_core.model_fields import refuse_sizes
+from rocket_core.model_files import CONFIG_NAME, vet_folder
+from rocket_core.pretrained import check_settings, interpreting, load_config, load_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +66,15 @@ def open_model(path: Path) -> ModelFolder:
     """
     if not (path / CONFIG_NAME).is_file():
         raise ModelNotFoundError(f"{path} holds no model: there is no {CONFIG_NAME}; check the path")
-    with _loading(path):
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    causal = _is_causal(config)
-    if not causal and not _encodes_text(config):
+    vet_folder(path, str(path))
+    config = load_config(path)
+    check_settings(path)
+    with offline():
+        tokenizer = load_tokenizer(path, config)
+    with interpreting(f"{path / CONFIG_NAME}", UnsupportedArchitectureError):
+        causal = _is_causal(config)
+        encodes = _encodes_text(config)
+    if not causal and not encodes:
         raise UnsupportedArchitectureError(
             f"{path} holds a {config.model_type} model, which neither predicts the tokens of a text nor encodes them; "
             "it cannot be evaluated on text"
@@ -86,10 +93,16 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
         UnsupportedArchitectureError: `transformers` does not load it.
         CheckpointError: weights are missing or damaged.
     """
-    loader: Any = AutoModelForCausalLM if folder.predicts_tokens else _encoder_class(folder.config)
-    with _loading(folder.path):
+    # With its own head, as the checkpoint has it: a bare encoder may have a pooler that the checkpoint lacks.
+    loader: Any = AutoModelForCausalLM if folder.predicts_tokens else named_class(folder.config) or AutoModel
+    vet_folder(folder.path, str(folder.path))
+    files = local_weight_files(folder.path, str(folder.path))
+    weights = sum_summaries((summarize(read_header(file, str(file))) for file in files), str(folder.path))
+    refuse_sizes(folder.config.to_dict(), weights, str(folder.path))
+    with interpreting(str(folder.path), CheckpointFormatError), _loading(folder.path), offline():
         answer: Any = loader.from_pretrained(
             folder.path,
+            config=folder.config,
             local_files_only=True,
             use_safetensors=True,
             dtype="auto",
@@ -126,7 +139,7 @@ def _is_causal(config: PreTrainedConfig) -> bool:
     # Families like BERT have a causal head too: what a checkpoint is, its architecture says.
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
     names = [known.__name__ for known in (classes if isinstance(classes, tuple) else (classes,))]
-    declared = [name for name in config.architectures or () if hasattr(transformers, name)]
+    declared = [name for name in named_classes(config) if hasattr(transformers, name)]
     return any(name in names for name in declared) if declared else bool(names)
 
 
@@ -137,17 +150,13 @@ def _encodes_text(config: PreTrainedConfig) -> bool:
     return getattr(known, "main_input_name", None) == "input_ids"
 
 
-def _encoder_class(config: PreTrainedConfig) -> Any:
-    # With its own head, as the checkpoint has it: a bare encoder may have a pooler that the checkpoint lacks.
-    names = [name for name in config.architectures or () if hasattr(transformers, name)]
-    return getattr(transformers, names[0]) if names else AutoModel
-
-
 @contextmanager
 def _loading(folder: Path) -> Iterator[None]:
     """Turns what transformers raises while it loads into the errors of this library."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except OSError as error:
         raise CheckpointFormatError(
             f"{folder} cannot be loaded: {_first_line(error)}; weights are read from safetensors only"

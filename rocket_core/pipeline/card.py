@@ -5,8 +5,12 @@ from pathlib import Path
 
 from rocket_core.config import SYNTHETIC_DATASET, ExportKind
 from rocket_core.measures import quality_rows
+from rocket_core.model_files import read_start
 from rocket_core.page.loading import loading_snippet
 from rocket_core.report import CalibrationReport, CompressionReport
+
+# What is read of the original's card: the licence is named in its first lines.
+_CARD_BYTES = 2**20
 
 _LOADING = {
     "factored": """```python
@@ -117,8 +121,8 @@ def _model_parameters(report: CompressionReport) -> int:
 
 
 def _licence(source: Path) -> str | None:
-    card = source / "README.md"
-    if not card.is_file():
+    if not (source / "README.md").is_file():
         return None
-    match = re.search(r"^license:\s*(\S+)\s*$", card.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    card = read_start(source, "README.md", _CARD_BYTES).decode("utf-8", errors="replace")
+    match = re.search(r"^license:\s*(\S+)\s*$", card, re.MULTILINE)
     return match.group(1) if match else None

@@ -1,7 +1,6 @@
 """Writing the artifacts: safetensors tensor by tensor, config, tokenizer files, card and report."""
 
 import json
-import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -19,32 +18,17 @@ from rocket_core.checkpoint import (
 )
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.config import ExportKind
+from rocket_core.model_files import CONFIG_NAME, companions, copy_file, read_file
 from rocket_core.modules import FACTOR_NAMES, LayerEntry, compose_weight, quantization_config, unpack_coefficients
 from rocket_core.pipeline.preflight import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.work_folder import WorkFolder
 from rocket_core.report import LayerReport
+from rocket_core.sanitizing import without_code
 
-# What a model needs beside its weights; everything else in the source folder is none of the artifact's business.
-_COPIED = (
-    # Of sentence-transformers: what is done behind the model, each step in a folder of its own.
-    "[0-9]*_*/config.json",
-    "[0-9]*_*/model.safetensors",
-    "added_tokens.json",
-    "chat_template*",
-    "config_sentence_transformers.json",
-    "generation_config.json",
-    "merges.txt",
-    "modules.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "sentence_*_config.json",
-    "special_tokens_map.json",
-    "tokenizer*",
-    "vocab.*",
-    "*.model",
-    "LICENSE*",
-    "NOTICE*",
+# Files that may name code: classes that come with the model.
+_SETTINGS = frozenset(
+    {"generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"}
 )
 
 
@@ -89,10 +73,9 @@ def write_export(
     )
     entries = {disk: _table_entry(run, work, layer) for disk, layer in stored.items()} if kind == "factored" else None
     _write_config(run, folder, entries)
-    for file in _companions(run.source.folder):
-        copy = folder / file.relative_to(run.source.folder)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, copy)
+    for file in companions(run.source.folder, run.source.name):
+        (folder / file).parent.mkdir(exist_ok=True)
+        _copy(run.source.folder, file, folder / file)
     work.finish_export(kind)
     return folder
 
@@ -172,15 +155,25 @@ def _table_entry(run: Run, work: WorkFolder, layer: LayerReport) -> LayerEntry:
 
 
 def _write_config(run: Run, folder: Path, entries: dict[str, LayerEntry] | None) -> None:
-    config = json.loads((run.source.folder / "config.json").read_text(encoding="utf-8"))
+    config = without_code(json.loads(read_file(run.source.folder, CONFIG_NAME)))
     if run.config.dtype != "auto":
         config.pop("torch_dtype", None)
         config["dtype"] = run.config.dtype
     if entries is not None:
         config["quantization_config"] = quantization_config(entries)
-    with write_atomically(folder / "config.json") as stream:
-        stream.write((json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())
+    with write_atomically(folder / CONFIG_NAME) as stream:
+        stream.write(_json(config))
 
 
-def _companions(folder: Path) -> list[Path]:
-    return sorted({file for pattern in _COPIED for file in folder.glob(pattern) if file.is_file()})
+def _copy(source: Path, file: Path, target: Path) -> None:
+    """Copy a file of the model; what names code in its settings is left out, and only then are they written anew."""
+    settings = json.loads(read_file(source, str(file))) if str(file) in _SETTINGS else None
+    cleaned = without_code(settings) if isinstance(settings, dict) else settings
+    if cleaned == settings:
+        copy_file(source, file, target)
+    else:
+        target.write_bytes(_json(cleaned))
+
+
+def _json(settings: object) -> bytes:
+    return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()

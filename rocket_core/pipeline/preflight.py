@@ -39,7 +39,9 @@ from rocket_core.inspection import (
 )
 from rocket_core.methods import Method, method_for
 from rocket_core.model_fields import refuse_sizes
+from rocket_core.model_files import CONFIG_NAME, companions, read_start
 from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
+from rocket_core.pretrained import check_settings
 
 _FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -116,6 +118,9 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     dtype = _storage_dtype(checkpoint, config)
     architecture = build_architecture(model_config, dtype)
     loader = WeightLoader(architecture.model, checkpoint, device)
+    # Whatever would be copied into the artifacts is looked at before long work, and again when it is copied.
+    companions(source.folder, source.name)
+    check_settings(source.folder)
     layers, skipped = _select(architecture, loader, config)
     if config.ratio is not None:
         refuse_unreachable([architecture.shape(name) for block in layers for name in block], config.ratio)
@@ -206,11 +211,9 @@ def _lengths(architecture: Architecture, requested: int | None) -> tuple[int, in
 
 def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
     """Refuse a model by config.json and headers alone: transformers builds whatever sizes it is given."""
-    file = source.folder / "config.json"
-    if not file.is_file():
+    if not (source.folder / CONFIG_NAME).is_file():
         raise ModelNotFoundError(f"{source.folder} has no config.json; give the folder of a transformers checkpoint")
-    with file.open("rb") as stream:
-        config = parse_config(stream.read(MAX_CONFIG_BYTES + 1), source.name)
+    config = parse_config(read_start(source.folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), source.name)
     refuse_config(config, source.name)
     checkpoint = open_checkpoint(source.folder)
     refuse_sizes(config, checkpoint.weights, source.name)

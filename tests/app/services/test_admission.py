@@ -87,6 +87,8 @@ def test_a_model_without_blocks_is_refused(client, odd):
 def test_a_file_that_cannot_be_read_is_refused(client, odd):
     (odd / "model.safetensors").unlink()
     (odd / "model.safetensors.index.json").symlink_to("/nowhere")
+    refused(client, BODY | {"model_id": "local/odd"}, 422, "unsafe_file")
+    (odd / "model.safetensors.index.json").unlink()
     (odd / "a.safetensors").mkdir()
     refused(client, BODY | {"model_id": "local/odd"}, 422, "checkpoint_format")
 

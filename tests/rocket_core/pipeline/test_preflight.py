@@ -109,7 +109,7 @@ def test_a_tensor_of_another_shape(model, tmp_path, settings):
 def test_a_folder_without_tokenizer(model, tmp_path, settings):
     for file in model.glob("*token*"):
         file.unlink()
-    refused(CheckpointFormatError, "no tokenizer", model, tmp_path, settings())
+    refused(CheckpointFormatError, "cannot read the tokenizer", model, tmp_path, settings())
 
 
 def test_an_unknown_dataset(model, tmp_path, settings):

@@ -1,0 +1,103 @@
+"""Settings of a model by which transformers would run code, load kernels from the Hub, or read other files.
+
+What a model needs no choice in, such as how attention is computed, is taken out; what would make other weights or code
+a part of the model is refused. Loads no torch.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rocket_core.errors import CheckpointFormatError, UnsupportedArchitectureError
+
+# Names of classes in code that comes with the model, of other configuration files, of kernels, and permissions.
+_CODE = frozenset(
+    {
+        "allow_all_kernels",
+        "auto_map",
+        "configuration_files",
+        "custom_generate",
+        "custom_pipelines",
+        "fusion_config",
+        "kernel_config",
+        "trust_remote_code",
+        "use_kernels",
+    }
+)
+# How attention and experts are computed: each may be the id of a repository of the Hub, whose code is then loaded, and
+# `flash_attention_2` is one where the package is not installed.
+_IMPLEMENTATIONS = frozenset(
+    {
+        "_attn_implementation",
+        "_attn_implementation_internal",
+        "_experts_implementation",
+        "_experts_implementation_internal",
+        "attn_implementation",
+        "experts_implementation",
+    }
+)
+_SAFE_IMPLEMENTATIONS = frozenset({"eager", "sdpa", "batched_mm", "grouped_mm", None})
+# Models of the package timm, whose settings name repositories and pickled weights.
+_TIMM = frozenset({"timm_backbone", "timm_wrapper"})
+_MAX_DEPTH = 64
+
+
+def without_code(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those by which code is found, at any depth; the rest as it was.
+
+    Args:
+        settings: content of a JSON file of a model.
+    """
+    return {key: _cleaned(value) for key, value in settings.items() if _is_kept(key, value)}
+
+
+def refuse_redirections(settings: Mapping[str, Any], name: str) -> None:
+    """Refuse a configuration that makes a model of other files than its own.
+
+    Args:
+        settings: content of config.json.
+        name: names the file in messages.
+
+    Raises:
+        CheckpointFormatError: it names other weights, or is nested too deeply.
+        UnsupportedArchitectureError: a part of the model is built by another package.
+    """
+    for key, value in _walk(settings, name, 0):
+        if key == "transformers_weights" and value is not None:
+            raise CheckpointFormatError(
+                f"{name}: transformers_weights names other weights than those of the model; remove it"
+            )
+        if (key == "model_type" and isinstance(value, str) and value in _TIMM) or (
+            key == "use_timm_backbone" and value is True
+        ):
+            raise UnsupportedArchitectureError(
+                f"{name}: {key}: a part of the model is built by the package timm, which is not supported"
+            )
+
+
+def _is_kept(key: str, value: object) -> bool:
+    if key in _CODE:
+        return False
+    if key not in _IMPLEMENTATIONS:
+        return True
+    chosen = list(value.values()) if isinstance(value, dict) else [value]
+    return all(isinstance(choice, str | None) and choice in _SAFE_IMPLEMENTATIONS for choice in chosen)
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return without_code(value)
+    if isinstance(value, list):
+        return [_cleaned(item) for item in value]
+    return value
+
+
+def _walk(value: object, name: str, depth: int) -> Iterator[tuple[str, object]]:
+    if depth > _MAX_DEPTH:
+        raise CheckpointFormatError(f"{name} is nested more than {_MAX_DEPTH} deep; replace it by the original")
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key), inner
+            yield from _walk(inner, name, depth + 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _walk(inner, name, depth + 1)
