@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -36,8 +37,6 @@ TARGETS = tuple(
 """Environments that the files are for, as markers see them."""
 
 _TORCH = "torch"
-# Required by torch alone, and only by its builds for GPUs. A build from another index may need none of it.
-_GPU_PACKAGE = re.compile(r"(cuda|nvidia)-|triton$")
 _HEADER = """\
 # Written by requirements/lock.py (`make lock`): do not edit.
 # For CPython 3.11 to 3.13 on Linux, x86_64 and aarch64.
@@ -56,18 +55,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if (options.torch_index is None) != (options.output is None):
         parser.error("give --torch-index and --output together, or neither")
+    pinned = _pinned()
     if options.torch_index is not None:
         index = ("--index", options.torch_index, "--index-strategy", "unsafe-best-match")
-        lock(options.output, [_TORCH], only_torch=True, index=index)
+        lock(options.output, [_TORCH], without=pinned - {_TORCH}, index=index)
         return
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    # Torch, and what only its builds for GPUs require: one from another index may need none of that.
+    torch = lock(FOLDER / "torch.txt", [_TORCH], without=pinned - {_TORCH})
     lock(FOLDER / "build.txt", project["build-system"]["requires"])
     for image, extras in EXTRAS.items():
-        lock(FOLDER / f"{image}.txt", requirements_of(project["project"], extras))
-    lock(FOLDER / "torch.txt", [_TORCH], only_torch=True)
+        lock(FOLDER / f"{image}.txt", requirements_of(project["project"], extras), without=torch)
 
 
-def requirements_of(metadata: Mapping[str, object], extras: Iterable[str]) -> list[str]:
+def requirements_of(metadata: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
     """Return what the project requires with these extras, without itself."""
     optional = metadata["optional-dependencies"]
     wanted = [*metadata["dependencies"], *(text for extra in extras for text in optional[extra])]
@@ -75,7 +76,9 @@ def requirements_of(metadata: Mapping[str, object], extras: Iterable[str]) -> li
     return [text for text in wanted if Requirement(text).name != metadata["name"]]
 
 
-def lock(file: Path, wanted: Iterable[str], *, only_torch: bool = False, index: Sequence[str] = ()) -> None:
+def lock(
+    file: Path, wanted: Iterable[str], *, without: Set[str] = frozenset(), index: Sequence[str] = ()
+) -> frozenset[str]:
     """Write the packages that requirements bring, each with its version and hashes.
 
     Versions come from constraints.txt. Those that are not there (what torch's builds for GPUs need) stay as the file
@@ -84,8 +87,11 @@ def lock(file: Path, wanted: Iterable[str], *, only_torch: bool = False, index: 
     Args:
         file: the file to write.
         wanted: the requirements.
-        only_torch: keep torch and the packages for GPUs; otherwise, keep everything else.
+        without: packages that another file has.
         index: options of uv that name further indexes.
+
+    Returns:
+        The names of the packages in the file.
     """
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / file.name
@@ -102,25 +108,27 @@ def lock(file: Path, wanted: Iterable[str], *, only_torch: bool = False, index: 
         if result.returncode != 0:
             raise SystemExit(f"{file.name} is not locked; uv says:\n{result.stderr}")
         text = output.read_text(encoding="utf-8")
-    packages = [package for package in _packages(text) if _is_torch(package) == only_torch]
-    file.write_text(_HEADER + "".join(packages), encoding="utf-8")
+    packages = {name: lines for name, lines in _packages(text) if name not in without}
+    file.write_text(_HEADER + "".join(packages.values()), encoding="utf-8")
+    return frozenset(packages)
 
 
-def _packages(text: str) -> Iterable[str]:
-    """Yield the lines of each package that any of the targets needs, with the marker only where it matters."""
+def _pinned() -> frozenset[str]:
+    """Return the packages that constraints.txt has a version of."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return frozenset(canonicalize_name(Requirement(line).name) for line in lines)
+
+
+def _packages(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each package that any of the targets needs and its lines, with the marker only where it matters."""
     for block in re.findall(r"^\S.*\\\n(?:    --hash=.*\n)+", text, flags=re.MULTILINE):
         first, _, hashes = block.partition(" \\\n")
         requirement = Requirement(first)
-        needed = [requirement.marker is None or requirement.marker.evaluate(target) for target in TARGETS]
-        if all(needed):
-            yield f"{requirement.name}{requirement.specifier} \\\n{hashes}"
-        elif any(needed):
-            yield block
-
-
-def _is_torch(package: str) -> bool:
-    name = canonicalize_name(re.match(r"[\w.-]+", package)[0])
-    return name == _TORCH or _GPU_PACKAGE.match(name) is not None
+        marker = requirement.marker
+        needed = [marker is None or marker.evaluate(target) for target in TARGETS]
+        if any(needed):
+            plain = f"{requirement.name}{requirement.specifier} \\\n{hashes}"
+            yield canonicalize_name(requirement.name), plain if all(needed) else block
 
 
 if __name__ == "__main__":
