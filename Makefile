@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-system check docs docs-links test-gpu bench soak format clean
+.PHONY: demo test test-system check docs docs-links test-gpu bench soak lock lock-torch sbom pin-images format clean
 
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
@@ -44,6 +44,23 @@ soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.load
 	$(BIN)/pytest --hypothesis-profile soak tests/app/api/test_life_cycle.py tests/app/api/test_contract.py tests/rocket_core/test_hostile_models.py
+
+# What the images install, with hashes, from pyproject.toml and constraints.txt; asks the package index.
+lock: $(STAMP)
+	$(BIN)/python requirements/lock.py
+
+# Torch from another index: make lock-torch TORCH_INDEX=URL TORCH_LOCK=torch-cpu.txt
+lock-torch: $(STAMP)
+	@test -n "$(TORCH_INDEX)" && test -n "$(TORCH_LOCK)" || { echo "name both: make lock-torch TORCH_INDEX=URL TORCH_LOCK=torch-cpu.txt"; exit 1; }
+	$(BIN)/python requirements/lock.py --torch-index "$(TORCH_INDEX)" --output "requirements/$(TORCH_LOCK)"
+
+# Bills of materials of the images, from the locked requirements; needs no network.
+sbom: $(STAMP)
+	$(BIN)/python requirements/sbom.py
+
+# Digests of the images of others into .env; needs docker with buildx, and the network.
+pin-images: $(STAMP)
+	$(BIN)/python requirements/pin_images.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .

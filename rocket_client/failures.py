@@ -65,6 +65,7 @@ EXIT_CODES: Mapping[type[errors.RocketError], ExitCode] = {
     errors.ResourceError: ExitCode.MACHINE_TOO_SMALL,
     errors.InsufficientMemoryError: ExitCode.MACHINE_TOO_SMALL,
     errors.InsufficientDiskError: ExitCode.MACHINE_TOO_SMALL,
+    errors.HubCacheBusyError: ExitCode.TEMPORARY,
     errors.WorkFolderError: ExitCode.SAVED_STATE,
     errors.WorkFolderBusyError: ExitCode.TEMPORARY,
     errors.CheckpointError: ExitCode.SAVED_STATE,

@@ -15,7 +15,8 @@ RocketError
 ├── InfeasibleBudgetError           a ratio beyond what the layer profiles reach
 ├── ResourceError                   this machine has too little of something
 │   ├── InsufficientMemoryError
-│   └── InsufficientDiskError
+│   ├── InsufficientDiskError
+│   └── HubCacheBusyError           what others use fills the quota (worth retrying)
 ├── WorkFolderError                 the work folder belongs to another run
 │   └── WorkFolderBusyError         another process works in it (worth retrying)
 ├── CheckpointError                 weights on disk
@@ -142,6 +143,13 @@ class InsufficientDiskError(ResourceError):
     """The run would need more disk than there is."""
 
     code = "insufficient_disk"
+
+
+class HubCacheBusyError(ResourceError):
+    """The models that other processes use fill the quota of the shared Hub cache."""
+
+    code = "hub_cache_busy"
+    retryable = True
 
 
 class WorkFolderError(RocketError):

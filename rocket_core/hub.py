@@ -107,10 +107,13 @@ class HubAccess:
         token: the Hub's token; None takes that of this machine's user, if any.
         cache: where downloads are kept; None is this machine's cache. Whoever brings a token of their own needs a
             folder of their own: files in a shared one are found without asking whether they may be read.
+        quota_bytes: bytes that models in the cache may take; those used longest ago that no process uses make room.
+            None never removes anything.
     """
 
     token: str | None = field(default=None, repr=False)
     cache: Path | None = None
+    quota_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -96,7 +96,9 @@ def _hub_access(settings: Settings, job: Job, folder: Path) -> HubAccess:
     """
     if job.hub_token is None:
         token = settings.hf_token
-        return HubAccess(token=None if token is None else token.get_secret_value())
+        return HubAccess(
+            token=None if token is None else token.get_secret_value(), quota_bytes=settings.hub_cache_bytes
+        )
     secret = decrypt(settings, job.hub_token).get_secret_value()
     mask_secret(secret)
     return HubAccess(token=secret, cache=folder / HUB_CACHE)

@@ -59,6 +59,7 @@ STATUSES: dict[type[Exception], HTTPStatus] = {
     core_errors.RocketError: HTTPStatus.UNPROCESSABLE_ENTITY,
     core_errors.HubUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     core_errors.WorkFolderBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    core_errors.HubCacheBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 # What the framework refuses before any code of ours is asked.

@@ -4,7 +4,7 @@ import glob
 import hashlib
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
@@ -12,6 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 
+from rocket_core import hub_cache
 from rocket_core.checkpoint.reader import Checkpoint
 from rocket_core.checkpoint.transfer import Transfer
 from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError, ModelNotFoundError
@@ -78,6 +79,7 @@ def find_model(
         UnsupportedArchitectureError: the repository holds no model that could be compressed.
         InfeasibleBudgetError: the ratio is out of reach of the repository's layers.
         InsufficientDiskError: the download does not fit.
+        HubCacheBusyError: what other processes use leaves it no room in the cache's quota.
         CheckpointFormatError: the repository has no safetensors, or the model has an adapter.
         UnsafeFileError: a file of the model is a link that leads elsewhere, or not a regular file.
         CorruptCheckpointError: its files are damaged, or did not arrive whole.
@@ -111,8 +113,19 @@ def find_model(
 def _fetch(repository: Repository, hub: HubAccess, transfer: Transfer) -> Path:
     wanted = repository.wanted_files()
     cache = hub.cache or Path(constants.HF_HUB_CACHE)
-    _remove_remains(cache / repo_folder_name(repo_id=repository.model, repo_type="model") / "blobs")
+    place = cache / repo_folder_name(repo_id=repository.model, repo_type="model")
+    if hub.quota_bytes is not None:
+        hub_cache.hold(place)
+    _remove_remains(place / "blobs")
     transfer.total = sum(repository.sizes[name] or 0 for name in wanted if not _is_cached(repository, name, cache))
+    room = hub_cache.Room(
+        repository=place,
+        commit=repository.commit,
+        size=sum(repository.sizes[name] or 0 for name in wanted),
+        missing=transfer.total,
+    )
+    if hub.quota_bytes is not None:
+        hub_cache.make_room(hub.quota_bytes, room)
     free = free_disk(cache)
     if transfer.total > free:
         raise InsufficientDiskError(
@@ -136,6 +149,9 @@ def _fetch(repository: Repository, hub: HubAccess, transfer: Transfer) -> Path:
                 "and fetch it again"
             )
     vet_folder(Path(folder), repository.model)
+    if hub.quota_bytes is not None:
+        # The Hub need not announce sizes.
+        hub_cache.make_room(hub.quota_bytes, replace(room, missing=0))
     return Path(folder)
 
 

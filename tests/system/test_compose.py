@@ -1,7 +1,6 @@
 """The stack in containers as far as it can be judged without an engine: by Compose's own parser, by the settings that a
-process would read, by the commands that it would parse, and by what pip would install."""
+process would read, and by the commands that it would parse."""
 
-import importlib.metadata
 import re
 import secrets
 import shutil
@@ -13,11 +12,10 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from app.shared.database import upgrade
 from app.shared.settings import Settings, describe, load_settings
+from requirements.pin_images import default_images
 from rocket_client.main import app
 from tests.worker.waiting import eventually
 from worker import health
@@ -33,7 +31,6 @@ EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
 OURS = {"api": "api", "migrate": "api", "worker": "worker", "worker-gpu": "worker"}
 """Our services, with the target of the Dockerfile that each runs."""
 LASTING = {"api", "worker", "worker-gpu", "postgres", "redis"}
-HEAVY = {"torch", "transformers", "safetensors", "accelerate", "datasets", "tokenizers"}
 SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|ACCESS_KEY|DATABASE_URL")
 
 
@@ -84,6 +81,12 @@ def services(stack):
     return stack["services"]
 
 
+def byte_count(text):
+    """What Compose reads in a size such as 512m."""
+    number, unit = re.fullmatch(r"(\d+)([kmg]?)b?", text).groups()
+    return int(number) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[unit]
+
+
 def seconds(text):
     units = {"s": 1, "m": 60, "h": 3600}
     return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([smh])", text))
@@ -117,20 +120,86 @@ def test_what_lasts_is_watched_and_started_again_and_what_runs_once_is_not(servi
     assert "healthcheck" not in services["migrate"]
 
 
-def test_nobody_is_root_and_our_processes_can_write_nowhere_but_to_their_volumes(services):
+def test_no_process_is_root_or_can_become_it(services):
     for name, service in services.items():
         assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"]), name
-        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert not {"cap_add", "privileged", "devices", "pid", "ipc", "network_mode"} & set(service), name
     uid = re.search(r"--uid (\d+) --gid (\d+)", DOCKERFILE)
     assert f"USER {uid[1]}:{uid[2]}" in DOCKERFILE
+    assert "--shell /usr/sbin/nologin rocket" in DOCKERFILE
+    # What would give a process another user, or install something, is not in the images.
+    assert "find / -xdev -type f -perm /6000 -exec chmod a-s" in DOCKERFILE
+    assert "pip uninstall --yes --root-user-action=ignore pip" in DOCKERFILE
     for name in OURS:
         assert services[name]["user"] == f"{uid[1]}:{uid[2]}"
-        assert services[name]["read_only"] is True
-        writable = [volume for volume in services[name]["volumes"] if not volume.endswith(":ro")]
-        assert writable == ["data:/data:rw"]
     # A new volume has the owner of the folder that the image has in its place.
-    [folders] = re.findall(rf"install --directory --owner={uid[1]} --group={uid[2]} (.*)", DOCKERFILE)
+    [folders] = re.findall(
+        rf"install --directory --owner={uid[1]} --group={uid[2]} (.*?)(?: \\)?$", DOCKERFILE, flags=re.M
+    )
     assert set(folders.split()) == {volume.split(":")[1] for volume in services["api"]["volumes"]}
+
+
+def test_every_container_is_read_only_but_for_its_volumes_and_small_memory_file_systems(services):
+    writable = {"api": "data:/data", "migrate": "data:/data", "worker": "data:/data", "worker-gpu": "data:/data"}
+    for name, service in services.items():
+        assert service["read_only"] is True, name
+        volumes = [volume for volume in service.get("volumes", ()) if not volume.endswith(":ro")]
+        expected = writable.get(name, "postgres:/var/lib/postgresql/data" if name == "postgres" else None)
+        assert volumes == ([f"{expected}:rw"] if expected else []), name
+        for mount in service["tmpfs"]:
+            [size] = re.findall(r"[:,]size=(\w+)", mount)
+            assert byte_count(size) <= 512 * 2**20, (name, mount)
+            # A folder that another user of the container could not use otherwise.
+            assert re.search(r"mode=1777|uid=\d+,gid=\d+", mount), (name, mount)
+
+
+def test_every_container_has_limits(services):
+    for name, service in services.items():
+        assert 0 < byte_count(service["mem_limit"]) <= 16 * 2**30, name
+        # Or as much swap again could be used.
+        assert service["memswap_limit"] == service["mem_limit"], name
+        assert 0 < service["pids_limit"] <= 2048, name
+        assert service["init"] is True, name
+        temporary = sum(byte_count(re.findall(r"size=(\w+)", mount)[0]) for mount in service["tmpfs"])
+        assert temporary + byte_count(service.get("shm_size", "64m")) < byte_count(service["mem_limit"]), name
+
+
+def test_redis_refuses_before_its_container_is_ended(services):
+    command = services["redis"]["command"]
+    most = byte_count(command[command.index("--maxmemory") + 1])
+    assert most < 0.9 * byte_count(services["redis"]["mem_limit"])
+
+
+@pytest.mark.parametrize(
+    ("variable", "names"),
+    [
+        ("WORKER_MEMORY", {"worker", "worker-gpu"}),
+        ("API_MEMORY", {"api", "migrate"}),
+        ("POSTGRES_MEMORY", {"postgres"}),
+    ],
+)
+def test_memory_is_set_in_the_environment_file(compose, canaries, variable, names):
+    result = compose({**canaries, variable: "12345m"}, "--profile", "gpu", "config")
+    for name, service in yaml.safe_load(result.stdout)["services"].items():
+        assert (service["mem_limit"] == service["memswap_limit"] == "12345m") == (name in names), name
+
+
+def test_images_of_others_can_be_pinned_by_digest(compose, canaries):
+    digest = "@sha256:" + "ab" * 32
+    pinned = {name: f"{image}{digest}" for name, image in default_images().items()}
+    services = yaml.safe_load(compose({**canaries, **pinned}, "--profile", "gpu", "config").stdout)["services"]
+    used = {
+        service["image"] for service in services.values() if "build" not in service and service["image"] != "rocket-api"
+    }
+    assert used == {pinned["POSTGRES_IMAGE"], pinned["REDIS_IMAGE"]}
+    built = [service["build"] for service in services.values() if "build" in service]
+    assert {build["args"]["PYTHON_IMAGE"] for build in built} == {pinned["PYTHON_IMAGE"]}
+    # No other image is named anywhere.
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, flags=re.MULTILINE)) == {
+        "${PYTHON_IMAGE}", "packages", "runtime"
+    }  # fmt: skip
 
 
 def test_what_holds_data_is_on_a_named_volume(stack, services):
@@ -251,6 +320,8 @@ def test_a_gpu_worker_has_one_gpu_to_itself(services):
 
 def test_each_image_is_built_once_from_its_target(services):
     built = {service["image"]: service["build"]["target"] for service in services.values() if "build" in service}
+    locks = {services[name]["build"]["args"]["TORCH_LOCK"] for name in ("worker", "worker-gpu")}
+    assert locks == {"torch.txt"}
     assert built == {"rocket-api": "api", "rocket-worker": "worker", "rocket-worker-gpu": "worker"}
     for name, target in OURS.items():
         assert built[services[name]["image"]] == target
@@ -260,54 +331,47 @@ def test_each_image_is_built_once_from_its_target(services):
 
 
 def stage(target):
-    """The lines of a stage of the Dockerfile, and of the one that its packages come from."""
+    """The lines of the stage of the Dockerfile that an image's packages come from."""
     stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", DOCKERFILE, flags=re.MULTILINE | re.DOTALL))
     [source] = re.findall(r"COPY --from=(\S+) /opt/rocket", stages[target])
     return stages[source]
 
 
-def closure(requirements):
-    """The packages that these requirements bring, by what is installed here."""
-    found, waiting = set(), [(Requirement(text), frozenset()) for text in requirements]
-    seen = set()
-    while waiting:
-        requirement, extras = waiting.pop()
-        if requirement.marker and not any(requirement.marker.evaluate({"extra": e}) for e in extras or {""}):
-            continue
-        name = canonicalize_name(requirement.name)
-        key = (name, frozenset(requirement.extras))
-        if key in seen:
-            continue
-        seen.add(key)
-        found.add(name)
-        for text in importlib.metadata.requires(name) or ():
-            waiting.append((Requirement(text), frozenset({"", *requirement.extras})))
-    return found
-
-
-def installed_by(target):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    [extras] = re.findall(r"'\.\[([a-z0-9,]+)\]'", stage(target))
-    assert set(extras.split(",")) <= set(project["optional-dependencies"])
-    chosen = [text for extra in extras.split(",") for text in project["optional-dependencies"][extra]]
-    return closure(project["dependencies"] + chosen)
-
-
-def test_the_image_of_the_api_brings_no_torch_and_that_of_a_worker_does():
-    api, worker = installed_by("api"), installed_by("worker")
-    assert {"fastapi", "sqlalchemy", "boto3", "psycopg-binary", "uvicorn"} <= api
-    assert not HEAVY & api
-    assert HEAVY | {"boto3"} <= worker
+@pytest.mark.parametrize(
+    ("target", "locks"),
+    [
+        ("api", ["requirements/api.txt"]),
+        ("worker", ['"requirements/$TORCH_LOCK"', "requirements/build.txt", "requirements/worker.txt"]),
+    ],
+)
+def test_the_images_install_locked_packages_with_hashes_and_nothing_else(target, locks):
+    lines = re.findall(r"^RUN (pip .*)$", stage(target), flags=re.MULTILINE)
+    *packages, project = lines
+    assert [line.split(" -r ")[1] for line in packages] == locks
+    for line in packages:
+        assert "--require-hashes --no-deps" in line
+        # What comes as source is built with what is there, so that the build downloads nothing.
+        assert "--only-binary :all:" in line or "--no-build-isolation" in line
+    assert project.endswith("install --no-deps --no-index /dist/*.whl")
+    assert "ARG TORCH_LOCK=torch.txt\n" in DOCKERFILE
+    # Outside these stages pip installs only what builds the project.
+    others = set(re.findall(r"^RUN (pip .*)$", DOCKERFILE, flags=re.MULTILINE)) - {
+        *lines,
+        *re.findall(r"^RUN (pip .*)$", stage("api") + stage("worker"), flags=re.MULTILINE),
+    }
+    assert {line.split()[1] for line in others} == {"install", "wheel"}
+    assert all("--require-hashes" in line or "--no-index --no-build-isolation" in line for line in others)
 
 
 def test_the_images_have_every_package_of_the_distribution_and_nothing_that_stays_here():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     copied = set(re.findall(r"^COPY (\w+) \1$", DOCKERFILE, flags=re.MULTILINE))
-    assert copied == packages
+    assert copied == packages | {"requirements"}
     ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert ignore[1] == "*"
     let_in = {line[1:] for line in ignore if line.startswith("!")}
     files = re.findall(r"^COPY (pyproject.*) \./$", DOCKERFILE, flags=re.MULTILINE)[0].split()
-    assert let_in == packages | set(files)
+    assert let_in == packages | {"requirements"} | set(files)
+    assert {"LICENSE", "NOTICE"} <= set(files)
     assert all((ROOT / name).exists() for name in let_in)

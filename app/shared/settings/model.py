@@ -126,6 +126,11 @@ class Settings(BaseSettings):
         description="disk on each worker for layer profiles and calibration statistics, which spare later jobs on the "
         "same model their calibration; those used longest ago make room",
     )
+    hub_cache_bytes: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="disk for models of the Hub in the workers' cache (`HF_HOME`); those used longest ago that no job "
+        "uses make room; default no limit, as other programs may share the cache",
+    )
     idempotency_hours: Annotated[float, Field(gt=0, le=720)] = Field(
         default=24.0, description="hours that an `Idempotency-Key` is remembered"
     )

@@ -44,6 +44,7 @@ def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_p
         "ROCKET_JOB_RETENTION_DAYS": "7",
         "ROCKET_PROFILE_RETENTION_DAYS": "7",
         "ROCKET_KEPT_PROFILES_BYTES": "7",
+        "ROCKET_HUB_CACHE_BYTES": "7",
         "ROCKET_IDEMPOTENCY_HOURS": "7",
         "ROCKET_MAX_BODY_BYTES": "7777",
         "ROCKET_MAX_STREAMS": "7",

@@ -1,0 +1,271 @@
+"""Quota of a Hub cache that several processes share. Loads no torch.
+
+A process that downloads or reads a model holds its repository: a shared lock on a file, which the kernel releases when
+the process ends. What no process holds can be removed to make room, least recently used first. All decisions are made
+under one exclusive lock of the cache, so that no two processes count on the same room.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocket_core.errors import HubCacheBusyError, InsufficientDiskError
+
+# The Hub's client keeps its own locks in `.locks`, and takes nothing there for a repository.
+_LOCKS = Path(".locks", "rocket")
+_DECISION = "decision.lock"
+_SUFFIX = ".repository"
+_REPOSITORIES = "models--*"
+_REMOVED = ".removed-"
+
+# Repositories that this process holds. They are held until it ends: whoever reads a model does not say when it is done.
+_held: dict[Path, int] = {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """What a download takes of a cache.
+
+    Attributes:
+        repository: folder of the repository in the cache.
+        commit: the commit to download.
+        size: bytes of all files of the commit that are wanted.
+        missing: bytes of those that are not in the cache.
+    """
+
+    repository: Path
+    commit: str
+    size: int
+    missing: int
+
+
+def hold(repository: Path) -> None:
+    """Keep a repository from being removed, until this process ends.
+
+    It becomes the most recently used one.
+
+    Args:
+        repository: folder of the repository in a cache, `CACHE/models--NAMESPACE--NAME`; it need not exist yet.
+    """
+    with _deciding(repository.parent):
+        _hold(repository)
+
+
+def release(repository: Path) -> None:
+    """Give up a repository before this process ends.
+
+    Args:
+        repository: its folder, as it was held.
+    """
+    descriptor = _held.pop(repository, None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def make_room(quota_bytes: int, room: Room) -> None:
+    """Remove repositories that no process holds until a download fits into the quota, and reserve its room.
+
+    The least recently used ones go first. Other commits of the same repository go last, if only this process holds it.
+    Downloads that other processes have begun count with their full size. The repository must be held.
+
+    Args:
+        quota_bytes: bytes that the models in the cache may take.
+        room: what the download takes.
+
+    Raises:
+        InsufficientDiskError: the model alone exceeds the quota.
+        HubCacheBusyError: what other processes hold leaves too little of it.
+    """
+    cache = room.repository.parent
+    if room.missing and room.size > quota_bytes:
+        raise InsufficientDiskError(
+            f"the model takes {_gib(room.size)} in the Hub cache {cache}, whose quota is {_gib(quota_bytes)}; choose a "
+            "smaller model, or have the operator raise ROCKET_HUB_CACHE_BYTES"
+        )
+    with _deciding(cache):
+        if room.missing:
+            _reserve(room)
+        over = _evict(quota_bytes, room)
+        if over > 0 and room.missing:
+            _reserve(room, remove=True)
+            raise HubCacheBusyError(
+                f"the model takes {_gib(room.size)} in the Hub cache {cache}, {_gib(over)} more than running jobs "
+                f"leave of its quota of {_gib(quota_bytes)}; try again when they have ended, or have the operator "
+                "raise ROCKET_HUB_CACHE_BYTES"
+            )
+
+
+def _evict(quota_bytes: int, room: Room) -> int:
+    """Remove what no process holds until the quota is kept; return the bytes by which it is still exceeded."""
+    cache = room.repository.parent
+    for remains in cache.glob(f"{_REMOVED}*"):
+        shutil.rmtree(remains)
+    taken = {repository: _taken(repository) for repository in _repositories(cache) | {room.repository}}
+    over = sum(taken.values()) - quota_bytes
+    for repository in sorted(taken, key=_last_use):
+        if over <= 0:
+            return over
+        if repository != room.repository and _remove(repository):
+            over -= taken[repository]
+    if over > 0:
+        over -= _remove_other_commits(room)
+    return over
+
+
+def _repositories(cache: Path) -> set[Path]:
+    """Repositories that are in the cache, and those that a process has begun to download."""
+    present = {folder for folder in cache.glob(_REPOSITORIES) if folder.is_dir() and not folder.is_symlink()}
+    return present | {cache / file.stem for file in (cache / _LOCKS).glob(f"{_REPOSITORIES}{_SUFFIX}")}
+
+
+def _taken(repository: Path) -> int:
+    """Bytes that a repository takes, or will take when the downloads that were begun are complete."""
+    return max(_size(repository), sum(_reservations(repository).values()))
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files below a folder, each once however many links lead to it."""
+    total = 0
+    for place, _folders, files in os.walk(folder):
+        for name in files:
+            # Another process may be downloading: temporary files come and go.
+            with suppress(FileNotFoundError):
+                file = Path(place, name)
+                total += 0 if file.is_symlink() else file.stat().st_size
+    return total
+
+
+def _last_use(repository: Path) -> float:
+    """When a process held a repository last; where none has, when it was made."""
+    for path in (_lock_file(repository), repository):
+        with suppress(FileNotFoundError):
+            return path.stat().st_mtime
+    return 0.0
+
+
+def _remove(repository: Path) -> bool:
+    """Remove a repository unless a process holds it; whether it is gone."""
+    descriptor = _open(_lock_file(repository))
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Renamed first: a process that is killed here leaves no half of a repository that looks complete.
+        doomed = repository.with_name(f"{_REMOVED}{repository.name}")
+        with suppress(FileNotFoundError):
+            repository.rename(doomed)
+            shutil.rmtree(doomed)
+        os.ftruncate(descriptor, 0)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _remove_other_commits(room: Room) -> int:
+    """Remove the commits of a repository that are not wanted, if no other process holds it; return the bytes freed."""
+    before = _size(room.repository)
+    if not _is_held_here_alone(room.repository):
+        return 0
+    snapshots = room.repository / "snapshots"
+    for snapshot in [*snapshots.iterdir()] if snapshots.is_dir() else ():
+        if snapshot.name != room.commit:
+            shutil.rmtree(snapshot)
+    for ref in (room.repository / "refs").rglob("*"):
+        if ref.is_file() and ref.read_text(encoding="utf-8").strip() != room.commit:
+            ref.unlink()
+    needed = {file.resolve() for file in snapshots.rglob("*") if file.is_symlink()}
+    for blob in (room.repository / "blobs").glob("*"):
+        if blob.resolve() not in needed:
+            blob.unlink()
+    return before - _size(room.repository)
+
+
+def _hold(repository: Path) -> None:
+    file = _lock_file(repository)
+    if repository not in _held:
+        descriptor = _open(file)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # No process holds it: downloads that were begun have ended, one way or another.
+            os.ftruncate(descriptor, 0)
+        except BlockingIOError:
+            pass
+        # None removes it meanwhile: whoever removes holds the lock of the cache, as this process does.
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        _held[repository] = descriptor
+    os.utime(file)
+
+
+def _is_held_here_alone(repository: Path) -> bool:
+    """Whether no other process holds a repository; it stays held."""
+    descriptor = _held[repository]
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        # A lock that could not be converted may be lost.
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return True
+
+
+def _reserve(room: Room, *, remove: bool = False) -> None:
+    """Note, or no longer note, what a repository will take; it lasts while any process holds the repository."""
+    reservations = {**_reservations(room.repository), room.commit: room.size}
+    if remove:
+        del reservations[room.commit]
+    descriptor = _held[room.repository]
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(reservations).encode(), 0)
+
+
+def _reservations(repository: Path) -> Mapping[str, int]:
+    """Sizes of the commits that processes which hold a repository have begun to download."""
+    file = _lock_file(repository)
+    with suppress(FileNotFoundError, ValueError):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and all(isinstance(size, int) for size in found.values()):
+            return found if repository in _held or _is_held_elsewhere(file) else {}
+    return {}
+
+
+def _is_held_elsewhere(file: Path) -> bool:
+    descriptor = _open(file)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _lock_file(repository: Path) -> Path:
+    return repository.parent / _LOCKS / f"{repository.name}{_SUFFIX}"
+
+
+def _open(file: Path) -> int:
+    """Open a lock file, which is never removed: a lock on a removed file excludes nobody."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # Not inherited: a child process that lives longer would hold on.
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+@contextmanager
+def _deciding(cache: Path) -> Iterator[None]:
+    """Exclude all other processes that hold, reserve or remove in this cache."""
+    descriptor = _open(cache / _LOCKS / _DECISION)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _gib(byte_count: int) -> str:
+    return f"{byte_count / 2**30:.2f} GiB"
