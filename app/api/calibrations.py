@@ -11,6 +11,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Depends, Path, Request, Response, status
 from starlette.exceptions import HTTPException
 
+from app.api.content_types import read_media_type
 from app.api.dependencies import ContextDep, OwnerDep
 from app.api.errors import problems
 from app.api.resources import CalibrationList, CalibrationView
@@ -44,7 +45,7 @@ def _upload_id(upload_id: Annotated[str, Path(description="id of an upload, with
 
 
 def _suffix(request: Request) -> str:
-    sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    sent = read_media_type(request)
     if sent not in _SUFFIXES:
         kinds = ", ".join(f"`{kind}`" for kind in _SUFFIXES)
         raise HTTPException(status.HTTP_415_UNSUPPORTED_MEDIA_TYPE, f"send the file as one of {kinds}")

@@ -9,6 +9,7 @@ from fastapi.security import HTTPBearer
 from pydantic import SecretStr
 from starlette.exceptions import HTTPException
 
+from app.api.content_types import read_media_type
 from app.api.identifiers import is_job_id
 from app.services.access import Caller
 from app.services.context import Context
@@ -74,7 +75,7 @@ def _hub_token(
 
 
 def _require_json(request: Request) -> None:
-    sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    sent = read_media_type(request)
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     # What comes with another type is text to the framework, which would miss the members of an object in it.
     if sent != _JSON and not sent.endswith("+json") and (sent or has_body):

@@ -3,11 +3,12 @@
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from app.api.addresses import HOME, PAGES, SESSION_COOKIE, SIGN_IN
 from app.api.dependencies import ContextDep
+from app.pages.form_bodies import FormDep
 from app.pages.forms import FieldsDep
 from app.pages.rendering import redirect, render
 from app.services import access
@@ -24,15 +25,11 @@ def show_form(request: Request, next_page: Annotated[str, Query(alias="next")] =
 
 
 @router.post(SIGN_IN)
-def sign_in(
-    request: Request,
-    context: ContextDep,
-    key: Annotated[str, Form()] = "",
-    next_page: Annotated[str, Form(alias="next")] = HOME,
-) -> Response:
-    """Gives a session for a valid key."""
+def sign_in(request: Request, context: ContextDep, fields: FormDep) -> Response:
+    """Open a session for a valid key."""
+    next_page = fields.get("next", HOME)
     try:
-        caller = access.authenticate(context.database, f"Bearer {key.strip()}", is_local=False)
+        caller = access.authenticate(context.database, f"Bearer {fields.get('key', '')}", is_local=False)
     except UnauthenticatedError as error:
         return render(
             request, "sign_in.html.j2", HTTPStatus.UNAUTHORIZED, next_page=_own(next_page), problem=str(error)
