@@ -17,6 +17,7 @@ from starlette.routing import Match
 from app.api.addresses import is_page
 from app.api.conditions import prefers_html
 from app.api.identifiers import FORMS
+from app.api.json_bodies import DUPLICATE_NAME
 from app.shared import errors
 from rocket_core import errors as core_errors
 from rocket_core.descriptions import described
@@ -201,8 +202,11 @@ def _on_known_error(request: Request, error: Exception) -> Response:
 
 def _on_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    if any(item["type"] == "json_invalid" for item in error.errors()):
-        return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", "the body is no JSON")
+    invalid = next((item for item in error.errors() if item["type"] == "json_invalid"), None)
+    if invalid is not None:
+        is_double = invalid["ctx"]["error"] == DUPLICATE_NAME
+        detail = f"the body is ambiguous: {DUPLICATE_NAME}; send one" if is_double else "the body is not valid JSON"
+        return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", detail)
     found = [{"param": _param(item["loc"]), "message": _message(item)} for item in error.errors()]
     detail = "; ".join(f"{item['param']}: {item['message']}" for item in found[:3])
     code = errors.InvalidRequestError.code

@@ -4,11 +4,12 @@ from fastapi import APIRouter
 
 from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, OwnerDep
 from app.api.errors import problems
+from app.api.json_bodies import JsonRoute
 from app.services import estimates
 from app.services.estimates import Estimate
 from app.shared.requests import CompressionRequest
 
-router = APIRouter(prefix="/estimates", tags=["estimates"])
+router = APIRouter(prefix="/estimates", tags=["estimates"], route_class=JsonRoute)
 
 
 @router.post("", dependencies=[JSON_BODY], responses=problems(400, 404, 413, 415, 422, 503))

@@ -10,6 +10,7 @@ from app.api.conditions import is_known
 from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, IdempotencyKeyDep, JobId, LabelsDep, OwnerDep
 from app.api.errors import problems
 from app.api.identifiers import AfterJob, PageSize
+from app.api.json_bodies import JsonRoute
 from app.api.resources import JobList, JobView, LayerList
 from app.api.submission import accept_job, accepted, hint
 from app.api.views import job_view, layer_view
@@ -19,7 +20,7 @@ from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
 from app.shared.requests import CompressionRequest
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=JsonRoute)
 
 # The framework has no word for `metadata[key]=value`.
 _LABELS: dict[str, Any] = {

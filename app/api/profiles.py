@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response, status
 from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, IdempotencyKeyDep, OwnerDep
 from app.api.errors import problems
 from app.api.identifiers import AfterProfile, PageSize, is_profile_id
+from app.api.json_bodies import JsonRoute
 from app.api.resources import AllocationView, Frontier, JobView, ProfileList, ProfileView
 from app.api.submission import accept_job
 from app.api.views import allocation_view, frontier_view, profile_view
@@ -16,7 +17,7 @@ from app.shared.errors import ProfileNotFoundError
 from app.shared.repositories.profiles import NOT_FOUND
 from app.shared.requests import AllocationRequest, ProfileRequest
 
-router = APIRouter(prefix="/profiles", tags=["profiles"])
+router = APIRouter(prefix="/profiles", tags=["profiles"], route_class=JsonRoute)
 
 
 def _profile_id(profile_id: Annotated[str, Path(description="id of a profile")]) -> str:
