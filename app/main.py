@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from anyio import CapacityLimiter
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware.exceptions import ExceptionMiddleware
@@ -16,6 +15,8 @@ from app.api.dependencies import BEARER
 from app.api.errors import ERROR_HANDLERS, install_error_handlers, problems
 from app.api.metrics import MetricsMiddleware
 from app.api.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from app.api.receptions import Receptions
+from app.api.shares import SharedThreads
 from app.pages import compare, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
 from app.pages import profiles as pages_of_profiles
@@ -29,6 +30,7 @@ from rocket_core import __version__
 
 # Apart from those of all other requests, which a store that hangs must not take away.
 _DOWNLOAD_THREADS = 32
+_DOWNLOAD_THREADS_OF_A_TENANT = 8
 
 
 def create_app(
@@ -62,11 +64,11 @@ def create_app(
     # The framework's own documentation pages load their scripts from elsewhere.
     app = FastAPI(title="Rocket", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.context = context
-    app.state.streams = events.Streams(settings.max_streams)
+    app.state.streams = events.Streams(settings.max_streams, share=settings.tenant_streams)
     app.state.health = Health(context)
     app.state.metrics = registry
-    app.state.downloads = CapacityLimiter(_DOWNLOAD_THREADS)
-    app.state.upload_threads = CapacityLimiter(calibrations.UPLOAD_THREADS)
+    app.state.downloads = SharedThreads(_DOWNLOAD_THREADS, share=_DOWNLOAD_THREADS_OF_A_TENANT)
+    app.state.receptions = Receptions(settings)
     app.include_router(health.router)
     for part in (jobs, events, artifacts, profiles, estimates, calibrations, catalog, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))

@@ -30,11 +30,16 @@ def _context(request: Request) -> Context:
     return context
 
 
-def _owner(request: Request) -> str:
-    """The tenant that sends the request, as `app.api.access` has found out."""
+def _caller(request: Request) -> Caller:
+    """Return who sends the request, as `app.api.access` has found out."""
     caller = request.state.caller
     assert isinstance(caller, Caller)
-    return caller.tenant
+    return caller
+
+
+def _owner(request: Request) -> str:
+    """Return the tenant that sends the request."""
+    return _caller(request).tenant
 
 
 def _job_id(job_id: Annotated[str, Path(description="id of a job")]) -> str:
@@ -104,6 +109,7 @@ JSON_BODY = Depends(_require_json)
 # Tells the OpenAPI document how to come in; whether somebody does is decided before any endpoint is asked.
 BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="API key", description="`rk_...`"))
 ContextDep = Annotated[Context, Depends(_context)]
+CallerDep = Annotated[Caller, Depends(_caller)]
 OwnerDep = Annotated[str, Depends(_owner)]
 HubTokenDep = Annotated[SecretStr | None, Depends(_hub_token)]
 IdempotencyKeyDep = Annotated[str | None, Depends(_idempotency_key)]

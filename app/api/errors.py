@@ -45,6 +45,7 @@ STATUSES: dict[type[Exception], HTTPStatus] = {
     errors.RateLimitedError: HTTPStatus.TOO_MANY_REQUESTS,
     errors.OverQuotaError: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TooManyStreamsError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.TooManyUploadsError: HTTPStatus.TOO_MANY_REQUESTS,
     errors.StorageError: HTTPStatus.INTERNAL_SERVER_ERROR,
     errors.DiskFullError: HTTPStatus.INSUFFICIENT_STORAGE,
     errors.StorageUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -71,6 +72,7 @@ _FRAMEWORK_CODES = {
 }
 # Raised by us, with words of ours; the framework's own may repeat what was sent.
 _OUR_OWN_WORDS = {
+    HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,

@@ -130,6 +130,11 @@ class Settings(BaseSettings):
         default=64,
         description="event streams and waiting requests open at once; more are told to try again, or not waited for",
     )
+    max_tenant_streams: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        default=None,
+        description="event streams and waiting requests of one tenant open at once, where there are API keys; "
+        "default a quarter of `ROCKET_MAX_STREAMS`",
+    )
     max_active_jobs: Annotated[int, Field(ge=1)] = Field(
         default=100, description="quota of a tenant: jobs that have not ended"
     )
@@ -147,6 +152,12 @@ class Settings(BaseSettings):
     )
     max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=64 * _MIB, description="largest calibration file that can be uploaded"
+    )
+    max_concurrent_uploads: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=2, description="uploads of one tenant received at once by one process, where there are API keys"
+    )
+    upload_seconds: Annotated[float, Field(ge=1, le=86400)] = Field(
+        default=900.0, description="time in which an upload must have arrived"
     )
     max_uploads: Annotated[int, Field(ge=0)] = Field(
         default=100, description="quota of a tenant: calibration files uploaded"
@@ -290,6 +301,11 @@ class Settings(BaseSettings):
     def broker(self) -> str:
         """The broker's URL, password included."""
         return self.broker_url.get_secret_value()
+
+    @property
+    def tenant_streams(self) -> int:
+        """Return how many event streams and waiting requests one tenant may have open at once."""
+        return self.max_tenant_streams or -(-self.max_streams // 4)
 
     @property
     def heartbeat_seconds(self) -> float:
