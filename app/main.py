@@ -24,6 +24,7 @@ from app.pages.rendering import problem_page
 from app.services.context import open_context
 from app.services.health import Health
 from app.services.metrics import ServiceCollector
+from app.services.sessions import FailureBudget
 from app.shared.metrics import HttpMetrics, create_registry
 from app.shared.settings import Settings
 from rocket_core import __version__
@@ -69,6 +70,7 @@ def create_app(
     app.state.metrics = registry
     app.state.downloads = SharedThreads(_DOWNLOAD_THREADS, share=_DOWNLOAD_THREADS_OF_A_TENANT)
     app.state.receptions = Receptions(settings)
+    app.state.sign_in_failures = FailureBudget()
     app.include_router(health.router)
     for part in (jobs, events, artifacts, profiles, estimates, calibrations, catalog, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))

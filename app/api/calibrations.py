@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response, status
 from starlette.exceptions import HTTPException
 
 from app.api.content_types import read_media_type
-from app.api.dependencies import CallerDep, ContextDep, OwnerDep
+from app.api.dependencies import ActorDep, CallerDep, ContextDep, OwnerDep
 from app.api.errors import problems
 from app.api.receptions import Receptions
 from app.api.resources import CalibrationList, CalibrationView
@@ -60,12 +60,13 @@ async def save_upload(
     response: Response,
     context: ContextDep,
     caller: CallerDep,
+    actor: ActorDep,
     suffix: Annotated[str, Depends(_suffix)],
 ) -> CalibrationView:
     """Keeps the body as a calibration file, to be used as `upload/ID`; the same content has the same id."""
     receptions: Receptions = request.app.state.receptions
     async with receptions.receive(request, caller) as (pieces, threads):
-        upload, is_new = await threads.run(uploads.save_upload, context, caller.tenant, suffix, pieces)
+        upload, is_new = await threads.run(uploads.save_upload, context, actor, suffix, pieces)
     if not is_new:
         response.status_code = status.HTTP_200_OK
     response.headers["Location"] = f"{PATH}/{upload.id}"
@@ -86,6 +87,6 @@ def get_upload(upload_id: UploadId, context: ContextDep, owner: OwnerDep) -> Cal
 
 
 @router.delete("/{upload_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409))
-def delete_upload(upload_id: UploadId, context: ContextDep, owner: OwnerDep) -> None:
+def delete_upload(upload_id: UploadId, context: ContextDep, actor: ActorDep) -> None:
     """Deletes an upload that no job needs any more."""
-    uploads.delete_upload(context, owner, upload_id)
+    uploads.delete_upload(context, actor, upload_id)

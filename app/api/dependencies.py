@@ -1,6 +1,7 @@
 """What the endpoints are given."""
 
 import re
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from app.api.identifiers import is_job_id
 from app.services.access import Caller
 from app.services.context import Context
 from app.shared.errors import InvalidRequestError, JobNotFoundError
+from app.shared.repositories.audit import LOCAL_ACTOR, Actor
 
 _JSON = "application/json"
 # Those of OAuth are longer than those that people make.
@@ -40,6 +42,18 @@ def _caller(request: Request) -> Caller:
 def _owner(request: Request) -> str:
     """Return the tenant that sends the request."""
     return _caller(request).tenant
+
+
+def _client(request: Request) -> Actor:
+    """Return who sends a request that needs no caller."""
+    address = None if request.client is None else request.client.host
+    return Actor(tenant="", name="unknown", address=address, request_id=request.scope["state"].get("request_id"))
+
+
+def _actor(request: Request) -> Actor:
+    """Return the caller as the audit log names it."""
+    caller = _caller(request)
+    return replace(_client(request), tenant=caller.tenant, name=caller.key_id or LOCAL_ACTOR.name)
 
 
 def _job_id(job_id: Annotated[str, Path(description="id of a job")]) -> str:
@@ -110,6 +124,8 @@ JSON_BODY = Depends(_require_json)
 BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="API key", description="`rk_...`"))
 ContextDep = Annotated[Context, Depends(_context)]
 CallerDep = Annotated[Caller, Depends(_caller)]
+ActorDep = Annotated[Actor, Depends(_actor)]
+ClientDep = Annotated[Actor, Depends(_client)]
 OwnerDep = Annotated[str, Depends(_owner)]
 HubTokenDep = Annotated[SecretStr | None, Depends(_hub_token)]
 IdempotencyKeyDep = Annotated[str | None, Depends(_idempotency_key)]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response, status
 
-from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, IdempotencyKeyDep, OwnerDep
+from app.api.dependencies import JSON_BODY, ActorDep, ContextDep, HubTokenDep, IdempotencyKeyDep, OwnerDep
 from app.api.errors import problems
 from app.api.identifiers import AfterProfile, PageSize, is_profile_id
 from app.api.json_bodies import JsonRoute
@@ -62,7 +62,7 @@ async def make_profile(
     request: Request,
     response: Response,
     context: ContextDep,
-    owner: OwnerDep,
+    actor: ActorDep,
     key: IdempotencyKeyDep,
     hub_token: HubTokenDep,
     wait: WaitDep,
@@ -71,7 +71,7 @@ async def make_profile(
 
     A later `POST /jobs` with the same model, calibration and options begins where this ends.
     """
-    return await accept_job(body.job_request(), request, response, context, owner, key, hub_token, wait)
+    return await accept_job(body.job_request(), request, response, context, actor, key, hub_token, wait)
 
 
 @router.get("/{profile_id}", responses=problems(404))
@@ -81,9 +81,9 @@ def get_profile(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) -> 
 
 
 @router.delete("/{profile_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404))
-def delete_profile(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) -> None:
+def delete_profile(profile_id: ProfileId, context: ContextDep, actor: ActorDep) -> None:
     """Deletes a profile; the jobs that made or used it stay."""
-    profiles.delete_profile(context, owner, profile_id)
+    profiles.delete_profile(context, actor, profile_id)
 
 
 @router.get("/{profile_id}/frontier", responses=problems(404))

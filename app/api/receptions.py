@@ -54,7 +54,7 @@ class Receptions:
             raise TooManyUploadsError("as many uploads are being received as may be at once; send this one later")
         threads = self._threads.of(caller)
         try:
-            with SpooledTemporaryFile(max_size=_BUFFER_BYTES, dir=self._folder) as file:
+            with SpooledTemporaryFile(max_size=_BUFFER_BYTES, dir=str(self._folder)) as file:
                 await self._spool(request, file, threads)
                 yield _pieces(file, self._folder), threads
         finally:

@@ -11,6 +11,7 @@ from app.services import jobs
 from app.services.context import Context
 from app.shared.lifecycle import Status
 from app.shared.models import Job
+from app.shared.repositories.audit import Actor
 from app.shared.requests import JobRequest
 
 # How soon a client that polls should look again, in seconds.
@@ -22,13 +23,13 @@ async def accept_job(
     request: Request,
     response: Response,
     context: Context,
-    owner: str,
+    actor: Actor,
     key: str | None,
     hub_token: SecretStr | None,
     wait: int,
 ) -> JobView:
     """Makes a job, or finds that of an earlier request, and answers with it; raises as `jobs.submit_job`."""
-    submission = await run_in_threadpool(jobs.submit_job, context, owner, wanted, key, hub_token)
+    submission = await run_in_threadpool(jobs.submit_job, context, actor, wanted, key, hub_token)
     if not submission.created:
         response.status_code = status.HTTP_200_OK
         response.headers["Idempotent-Replayed"] = "true"
