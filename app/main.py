@@ -32,6 +32,9 @@ from rocket_core import __version__
 # Apart from those of all other requests, which a store that hangs must not take away.
 _DOWNLOAD_THREADS = 32
 _DOWNLOAD_THREADS_OF_A_TENANT = 8
+# For judging models, which may ask a Hub that is slow to answer.
+_ADMISSION_THREADS = 40
+_ADMISSION_THREADS_OF_A_TENANT = 3
 
 
 def create_app(
@@ -69,6 +72,7 @@ def create_app(
     app.state.health = Health(context)
     app.state.metrics = registry
     app.state.downloads = SharedThreads(_DOWNLOAD_THREADS, share=_DOWNLOAD_THREADS_OF_A_TENANT)
+    app.state.admissions = SharedThreads(_ADMISSION_THREADS, share=_ADMISSION_THREADS_OF_A_TENANT)
     app.state.receptions = Receptions(settings)
     app.state.sign_in_failures = FailureBudget()
     app.include_router(health.router)

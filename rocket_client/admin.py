@@ -86,7 +86,7 @@ def create_key(
         scopes = keys.DEFAULT_SCOPES if scope is None else tuple(scope)
         made = keys.create_key(session, tenant, scopes=scopes, label=label, lifetime=lifetime)
         actor = audit.ADMIN.on_behalf_of(tenant)
-        audit.record(session, actor, audit.Action.KEY_CREATE, subject=made.row.id, scopes=made.row.scopes)
+        audit.record(session, actor, audit.Action.KEY_CREATE, subject=made.row.id, detail={"scopes": made.row.scopes})
     # Only once it is committed.
     if as_json:
         typer.echo(json.dumps({"key": made.text} | _key_fields(made.row), indent=2))
@@ -170,7 +170,7 @@ def set_quota(
     chosen = {name: None if most == _SETTINGS_QUOTA else int(most) for name, most in given.items() if most is not None}
     with transaction(data_dir, as_json=as_json) as session:
         found = _tenant_fields(tenants.set_quotas(session, tenant, **chosen))
-        audit.record(session, audit.ADMIN.on_behalf_of(tenant), audit.Action.QUOTA_SET, **chosen)
+        audit.record(session, audit.ADMIN.on_behalf_of(tenant), audit.Action.QUOTA_SET, detail=chosen)
     print_rows([found], as_json=as_json)
 
 

@@ -65,7 +65,7 @@ def revoke_session(
     with transaction(data_dir, as_json=as_json) as session:
         key = sessions.revoke_session(session, session_id)
         actor = audit.ADMIN.on_behalf_of(key.tenant)
-        audit.record(session, actor, audit.Action.SESSION_REVOKE, subject=session_id, key_id=key.id)
+        audit.record(session, actor, audit.Action.SESSION_REVOKE, subject=session_id, detail={"key_id": key.id})
         revoked = {"id": session_id, "tenant": key.tenant, "key_id": key.id}
     if as_json:
         typer.echo(json.dumps(revoked, indent=2))

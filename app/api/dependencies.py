@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from app.api.content_types import read_media_type
 from app.api.identifiers import is_job_id
+from app.api.shares import SharedThreads, Threads
 from app.services.access import Caller
 from app.services.context import Context
 from app.shared.errors import InvalidRequestError, JobNotFoundError
@@ -42,6 +43,12 @@ def _caller(request: Request) -> Caller:
 def _owner(request: Request) -> str:
     """Return the tenant that sends the request."""
     return _caller(request).tenant
+
+
+def _admission_threads(request: Request) -> Threads:
+    """Return the threads in which the caller's requests for models are judged."""
+    threads: SharedThreads = request.app.state.admissions
+    return threads.of(_caller(request))
 
 
 def _client(request: Request) -> Actor:
@@ -124,6 +131,7 @@ JSON_BODY = Depends(_require_json)
 BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="API key", description="`rk_...`"))
 ContextDep = Annotated[Context, Depends(_context)]
 CallerDep = Annotated[Caller, Depends(_caller)]
+AdmissionDep = Annotated[Threads, Depends(_admission_threads)]
 ActorDep = Annotated[Actor, Depends(_actor)]
 ClientDep = Annotated[Actor, Depends(_client)]
 OwnerDep = Annotated[str, Depends(_owner)]

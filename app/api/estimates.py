@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, OwnerDep
+from app.api.dependencies import JSON_BODY, AdmissionDep, ContextDep, HubTokenDep, OwnerDep
 from app.api.errors import problems
 from app.api.json_bodies import JsonRoute
 from app.services import estimates
@@ -13,6 +13,8 @@ router = APIRouter(prefix="/estimates", tags=["estimates"], route_class=JsonRout
 
 
 @router.post("", dependencies=[JSON_BODY], responses=problems(400, 404, 413, 415, 422, 503))
-def make_estimate(body: CompressionRequest, context: ContextDep, owner: OwnerDep, hub_token: HubTokenDep) -> Estimate:
+async def make_estimate(
+    body: CompressionRequest, context: ContextDep, owner: OwnerDep, threads: AdmissionDep, hub_token: HubTokenDep
+) -> Estimate:
     """Judges a request as `POST /jobs` does, and tells from the model's config.json and headers what it would take."""
-    return estimates.make_estimate(context, owner, body, hub_token)
+    return await threads.run(estimates.make_estimate, context, owner, body, hub_token)

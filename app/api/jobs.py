@@ -10,6 +10,7 @@ from app.api.conditions import is_known
 from app.api.dependencies import (
     JSON_BODY,
     ActorDep,
+    AdmissionDep,
     ContextDep,
     HubTokenDep,
     IdempotencyKeyDep,
@@ -55,6 +56,7 @@ async def submit_job(
     response: Response,
     context: ContextDep,
     actor: ActorDep,
+    threads: AdmissionDep,
     key: IdempotencyKeyDep,
     hub_token: HubTokenDep,
     wait: WaitDep,
@@ -64,7 +66,7 @@ async def submit_job(
     What the model's config.json and safetensors headers show to be impossible is refused here, with the code that the
     job would fail with.
     """
-    return await accept_job(body, request, response, context, actor, key, hub_token, wait)
+    return await accept_job(body, request, response, context, actor, threads, key, hub_token, wait)
 
 
 @router.get("", responses=problems(422), openapi_extra={"parameters": [_LABELS]})

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response, status
 
-from app.api.dependencies import JSON_BODY, ActorDep, ContextDep, HubTokenDep, IdempotencyKeyDep, OwnerDep
+from app.api.dependencies import JSON_BODY, ActorDep, AdmissionDep, ContextDep, HubTokenDep, IdempotencyKeyDep, OwnerDep
 from app.api.errors import problems
 from app.api.identifiers import AfterProfile, PageSize, is_profile_id
 from app.api.json_bodies import JsonRoute
@@ -63,6 +63,7 @@ async def make_profile(
     response: Response,
     context: ContextDep,
     actor: ActorDep,
+    threads: AdmissionDep,
     key: IdempotencyKeyDep,
     hub_token: HubTokenDep,
     wait: WaitDep,
@@ -71,7 +72,7 @@ async def make_profile(
 
     A later `POST /jobs` with the same model, calibration and options begins where this ends.
     """
-    return await accept_job(body.job_request(), request, response, context, actor, key, hub_token, wait)
+    return await accept_job(body.job_request(), request, response, context, actor, threads, key, hub_token, wait)
 
 
 @router.get("/{profile_id}", responses=problems(404))

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from app.api.addresses import PAGES
-from app.api.dependencies import ActorDep, ContextDep, OwnerDep
+from app.api.dependencies import ActorDep, AdmissionDep, ContextDep, OwnerDep
 from app.api.errors import param_of, status_of
 from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, field_of, read_compression, read_profile
 from app.pages.frontiers import frontier_of
@@ -76,20 +76,30 @@ def show_form(request: Request, context: ContextDep, owner: OwnerDep) -> Respons
 
 
 @router.post(NEW)
-def submit(request: Request, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
+async def submit(
+    request: Request, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
+) -> Response:
     """Makes the job, and shows it."""
-    return _submit(request, context, actor, fields, read_compression)
+    return await threads.run(_submit, request, context, actor, fields, read_compression)
 
 
 @router.post(f"{NEW}/profile")
-def submit_profile(request: Request, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
+async def submit_profile(
+    request: Request, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
+) -> Response:
     """Makes a job that profiles the model and no more, and shows it."""
-    return _submit(request, context, actor, fields, read_profile)
+    return await threads.run(_submit, request, context, actor, fields, read_profile)
 
 
 @router.post(f"{NEW}/preview")
-def preview(request: Request, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
-    """What would come of the form as it is."""
+async def preview(
+    request: Request, context: ContextDep, owner: OwnerDep, threads: AdmissionDep, fields: FieldsDep
+) -> Response:
+    """Show what would come of the form as it is."""
+    return await threads.run(_show_preview, request, context, owner, fields)
+
+
+def _show_preview(request: Request, context: Context, owner: str, fields: Fields) -> Response:
     if not fields.get("model_id"):
         return render(request, "preview.html.j2", preview=None)
     try:

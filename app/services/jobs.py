@@ -87,7 +87,7 @@ def submit_job(
         )
         if submission.created:
             quotas.require_job_slot(session, context.settings, owner)
-            audit.record(session, actor, Action.JOB_SUBMIT, subject=submission.job.id, kind=request.kind)
+            audit.record(session, actor, Action.JOB_SUBMIT, subject=submission.job.id, detail={"kind": request.kind})
     if submission.created:
         _log.info("accepted", extra={"job_id": submission.job.id})
     context.on_queued()
@@ -181,7 +181,7 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
             quotas.require_calibration_tokens(limits, request.calibration)
             quotas.require_evaluation_tokens(limits, request.evaluate)
             quotas.require_job_slot(session, context.settings, owner)
-            audit.record(session, actor, Action.JOB_RETRY, subject=submission.job.id, retry_of=job_id)
+            audit.record(session, actor, Action.JOB_RETRY, subject=submission.job.id, detail={"retry_of": job_id})
     if submission.created:
         _log.info("accepted", extra={"job_id": submission.job.id, "retry_of": job_id})
     context.on_queued()

@@ -85,7 +85,7 @@ def _record_failure(context: Context, key: str, client: Actor, omitted: int) -> 
         named = keys.find_named(session, key)
         actor = client if named is None else client.on_behalf_of(named.tenant)
         subject = None if named is None else named.id
-        audit.record(session, actor, Action.SIGN_IN, subject=subject, outcome="failure", omitted=omitted)
+        audit.record(session, actor, Action.SIGN_IN, subject=subject, outcome="failure", detail={"omitted": omitted})
 
 
 def sign_out(context: Context, caller: Caller, actor: Actor) -> None:

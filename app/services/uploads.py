@@ -120,7 +120,7 @@ def save_upload(context: Context, actor: Actor, suffix: str, chunks: Iterable[by
                 _require_room(context, session, owner, new.size)
             upload, is_new = uploads.save_upload(session, owner, new)
             if is_new:
-                audit.record(session, actor, Action.UPLOAD_CREATE, subject=upload.id, size=new.size)
+                audit.record(session, actor, Action.UPLOAD_CREATE, subject=upload.id, detail={"size": new.size})
         is_kept = is_new
         return upload, is_new
     finally:

@@ -1,9 +1,11 @@
 """The audit log: who did what, from where. Rows are only added; the database refuses to change or delete them."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Literal
 
 from sqlalchemy import select
@@ -69,7 +71,7 @@ def record(
     *,
     subject: str | None = None,
     outcome: Outcome = "success",
-    **detail: str | int | None,
+    detail: Mapping[str, str | int | None] = MappingProxyType({}),
 ) -> None:
     """Record something, in the transaction that does it.
 
@@ -81,9 +83,8 @@ def record(
         outcome: whether it was done.
         detail: what else is worth knowing; no secrets, and no text that a client chose.
     """
-    if actor.name == ADMIN.name:
-        # Several people may have a shell on the machine.
-        detail["uid"] = os.getuid()
+    # Several people may have a shell on the machine.
+    account = {"uid": os.getuid()} if actor.name == ADMIN.name else {}
     row = AuditEvent(
         at=now(session),
         tenant=actor.tenant or None,
@@ -93,7 +94,7 @@ def record(
         subject=subject,
         request_id=actor.request_id,
         outcome=outcome,
-        detail=detail,
+        detail={**detail, **account},
     )
     session.add(row)
     session.flush()

@@ -81,7 +81,7 @@ def save_profile(
     profile_id = _insert_or_use(session, row)
     if profile_id == row["id"]:
         worker = Actor(tenant=job.owner, name="worker", request_id=job.request_id)
-        audit.record(session, worker, Action.PROFILE_CREATE, subject=profile_id, job_id=job.id)
+        audit.record(session, worker, Action.PROFILE_CREATE, subject=profile_id, detail={"job_id": job.id})
     if job.profile_id is None:
         data = {"profile": profile_id}
         append_event(session, job.id, NewEvent(type="profile", message="all layers are profiled", data=data), at)

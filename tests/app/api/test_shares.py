@@ -11,9 +11,12 @@ import httpx2
 import pytest
 
 from app.api.shares import Places, SharedThreads
+from app.services import admission
 from app.services.access import LOCAL_CALLER, Caller
 from app.shared.repositories import keys
 from tests.app.api.conftest import BODY
+from tests.reference.fake_hub import FakeHub
+from tests.reference.safetensors_files import llama_tensors, safetensors_bytes
 
 # A client that had to wait for the other tenant would wait for longer.
 PATIENCE_SECONDS = 20
@@ -131,6 +134,37 @@ def test_requests_that_wait_leave_streams_to_other_tenants(connect, authorized):
     waited = [answer for answer in answers if "Preference-Applied" in answer.headers]
     assert len(answers) == GREEDY
     assert 2 <= len(waited) < GREEDY
+
+
+def test_models_of_a_slow_hub_leave_places_to_other_tenants(connect, authorized, monkeypatch):
+    monkeypatch.setattr(admission, "_HUB_SECONDS", 3.0)
+    greedy, other = authorized("greedy"), authorized("other")
+    statuses = []
+
+    def estimate():
+        body = BODY | {"model_id": "org/slow"}
+        statuses.append(connect().post("/estimates", json=body, headers=greedy).status_code)
+
+    with FakeHub() as hub:
+        hub.replace_the_hub(monkeypatch)
+        hub.repositories["org/model"] = {
+            "config.json": b'{"model_type": "llama"}',
+            "model.safetensors": safetensors_bytes(llama_tensors()),
+        }
+        hub.silent = ["/api/models/org/slow"]
+        # As many as may ask the Hub at once, of all tenants.
+        threads = [threading.Thread(target=estimate) for _ in range(admission._HUB_REQUESTS)]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not hub.asked and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.5)  # those that are let through arrive
+        answer = connect().post("/estimates", json=BODY | {"model_id": "org/model"}, headers=other)
+        assert answer.status_code == 200, answer.text
+        for thread in threads:
+            thread.join()
+    assert statuses == [503] * admission._HUB_REQUESTS
 
 
 def caller(tenant):

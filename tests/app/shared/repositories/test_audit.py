@@ -21,7 +21,7 @@ def recorded(database, clock):
         (ADMIN.on_behalf_of("alice"), Action.KEY_CREATE),
     ):
         with database.transaction() as session:
-            audit.record(session, actor, action, subject="x", number=1)
+            audit.record(session, actor, action, subject="x", detail={"number": 1})
         clock.advance(3600)
 
 
