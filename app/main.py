@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from anyio import CapacityLimiter
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware.exceptions import ExceptionMiddleware
@@ -17,6 +16,8 @@ from app.api.errors import ERROR_HANDLERS, install_error_handlers, problems
 from app.api.forwarding import ForwardingMiddleware
 from app.api.metrics import MetricsMiddleware
 from app.api.middleware import BodyDeadlineMiddleware, BodyLimitMiddleware, RequestIdMiddleware
+from app.api.receptions import Receptions
+from app.api.shares import SharedThreads
 from app.pages import compare, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
 from app.pages import profiles as pages_of_profiles
@@ -26,12 +27,17 @@ from app.services.context import open_context
 from app.services.health import Health
 from app.services.metrics import ServiceCollector
 from app.services.proxies import TrustedProxies
+from app.services.sessions import FailureBudget
 from app.shared.metrics import HttpMetrics, create_registry
 from app.shared.settings import Settings
 from rocket_core import __version__
 
 # Apart from those of all other requests, which a store that hangs must not take away.
 _DOWNLOAD_THREADS = 32
+_DOWNLOAD_THREADS_OF_A_TENANT = 8
+# For judging models, which may ask a Hub that is slow to answer.
+_ADMISSION_THREADS = 40
+_ADMISSION_THREADS_OF_A_TENANT = 3
 
 
 def create_app(
@@ -67,11 +73,13 @@ def create_app(
     # The framework's own documentation pages load their scripts from elsewhere.
     app = FastAPI(title="Rocket", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.context = context
-    app.state.streams = events.Streams(settings.max_streams)
+    app.state.streams = events.Streams(settings.max_streams, share=settings.tenant_streams)
     app.state.health = Health(context)
     app.state.metrics = registry
-    app.state.downloads = CapacityLimiter(_DOWNLOAD_THREADS)
-    app.state.upload_threads = CapacityLimiter(calibrations.UPLOAD_THREADS)
+    app.state.downloads = SharedThreads(_DOWNLOAD_THREADS, share=_DOWNLOAD_THREADS_OF_A_TENANT)
+    app.state.admissions = SharedThreads(_ADMISSION_THREADS, share=_ADMISSION_THREADS_OF_A_TENANT)
+    app.state.receptions = Receptions(settings)
+    app.state.sign_in_failures = FailureBudget()
     app.include_router(health.router)
     for part in (jobs, events, artifacts, profiles, estimates, calibrations, catalog, metrics):
         app.include_router(part.router, dependencies=[BEARER], responses=problems(*REFUSALS))

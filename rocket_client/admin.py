@@ -1,38 +1,33 @@
-"""`rocket admin`: keys, tenants, quotas and stuck jobs, for whoever runs the service.
+"""`rocket admin`: keys, tenants, quotas, sessions, audit log and stuck jobs, for operators of the service.
 
 Talks to the database, not to a server: it works where the service runs, with the same environment.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from rocket_client import options
-from rocket_client.failures import Failure, exit_code_of_code, report_failure, reported_failures
+from rocket_client import admin_records, options
 from rocket_client.progress import print_line
-from rocket_client.rendering import wide_console
+from rocket_client.service_database import DataDir, Row, print_rows, text_of, transaction
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
-
     from app.shared.models import ApiKey, Tenant
-    from app.shared.settings import Settings
 
 NAME = "admin"
 
-app = typer.Typer(help="Keys, tenants, quotas and stuck jobs, where the service runs.", no_args_is_help=True)
+app = typer.Typer(
+    help="Keys, tenants, quotas, sessions, the audit log and stuck jobs, where the service runs.", no_args_is_help=True
+)
 _keys = typer.Typer(help="API keys: who may come in, as which tenant.", no_args_is_help=True)
 _quota = typer.Typer(help="How much a tenant may have.", no_args_is_help=True)
 app.add_typer(_keys, name="keys")
 app.add_typer(_quota, name="quota")
+app.add_typer(admin_records.sessions_app, name="sessions")
+app.command("audit")(admin_records.list_audit_events)
 
 
 class ScopeChoice(StrEnum):
@@ -63,14 +58,6 @@ def _quota_option(what: str, most: int = _MAX_BYTES) -> Any:
 
 
 Tenant_ = Annotated[str, typer.Argument(metavar="TENANT", help="Name of the tenant.")]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Data folder of a `rocket serve` that was given one.",
-        show_default="ROCKET_DATA_DIR or ./rocket-data",
-    ),
-]
 
 
 @_keys.command("create")
@@ -92,12 +79,14 @@ def create_key(
     as_json: options.JsonResult = False,
 ) -> None:
     """Make a key, and its tenant if need be; the key goes to stdout, and cannot be shown again."""
-    from app.shared.repositories import keys
+    from app.shared.repositories import audit, keys
 
     lifetime = None if expires_days is None else timedelta(days=expires_days)
-    with _transaction(data_dir, as_json=as_json) as session:
+    with transaction(data_dir, as_json=as_json) as session:
         scopes = keys.DEFAULT_SCOPES if scope is None else tuple(scope)
         made = keys.create_key(session, tenant, scopes=scopes, label=label, lifetime=lifetime)
+        actor = audit.ADMIN.on_behalf_of(tenant)
+        audit.record(session, actor, audit.Action.KEY_CREATE, subject=made.row.id, detail={"scopes": made.row.scopes})
     # Only once it is committed.
     if as_json:
         typer.echo(json.dumps({"key": made.text} | _key_fields(made.row), indent=2))
@@ -120,9 +109,9 @@ def list_keys(
     """List keys, oldest first; those revoked or expired are among them."""
     from app.shared.repositories import keys
 
-    with _transaction(data_dir, as_json=as_json) as session:
+    with transaction(data_dir, as_json=as_json) as session:
         found = [_key_fields(row) for row in keys.list_keys(session, tenant)]
-    _print_rows(found, as_json=as_json)
+    print_rows(found, as_json=as_json)
 
 
 @_keys.command("revoke")
@@ -133,10 +122,12 @@ def revoke_key(
     as_json: options.JsonResult = False,
 ) -> None:
     """End the use of a key, at once and for good."""
-    from app.shared.repositories import keys
+    from app.shared.repositories import audit, keys
 
-    with _transaction(data_dir, as_json=as_json) as session:
-        revoked = _key_fields(keys.revoke_key(session, key_id))
+    with transaction(data_dir, as_json=as_json) as session:
+        key = keys.revoke_key(session, key_id)
+        audit.record(session, audit.ADMIN.on_behalf_of(key.tenant), audit.Action.KEY_REVOKE, subject=key_id)
+        revoked = _key_fields(key)
         is_last = not keys.has_usable_keys(session)
     if as_json:
         typer.echo(json.dumps(revoked, indent=2))
@@ -151,9 +142,9 @@ def list_tenants(*, data_dir: DataDir = None, as_json: options.JsonResult = Fals
     """List tenants with their quotas."""
     from app.shared.repositories import tenants
 
-    with _transaction(data_dir, as_json=as_json) as session:
+    with transaction(data_dir, as_json=as_json) as session:
         found = [_tenant_fields(row) for row in tenants.list_tenants(session)]
-    _print_rows(found, as_json=as_json)
+    print_rows(found, as_json=as_json)
 
 
 @_quota.command("set")
@@ -168,7 +159,7 @@ def set_quota(
     as_json: options.JsonResult = False,
 ) -> None:
     """Set quotas of a tenant: a number, or `default` for that of the settings; what is not given stays."""
-    from app.shared.repositories import tenants
+    from app.shared.repositories import audit, tenants
 
     given = {
         "active_jobs": active_jobs,
@@ -177,78 +168,41 @@ def set_quota(
         "calibration_tokens": calibration_tokens,
     }
     chosen = {name: None if most == _SETTINGS_QUOTA else int(most) for name, most in given.items() if most is not None}
-    with _transaction(data_dir, as_json=as_json) as session:
+    with transaction(data_dir, as_json=as_json) as session:
         found = _tenant_fields(tenants.set_quotas(session, tenant, **chosen))
-    _print_rows([found], as_json=as_json)
+        audit.record(session, audit.ADMIN.on_behalf_of(tenant), audit.Action.QUOTA_SET, detail=chosen)
+    print_rows([found], as_json=as_json)
 
 
 @app.command("requeue")
 def requeue(*, job_id: options.JobId, data_dir: DataDir = None, as_json: options.JsonResult = False) -> None:
     """Take a running job from a worker that hangs; the attempt counts, the next goes on from the checkpoints."""
-    from app.shared.repositories import sweeps
+    from app.shared.repositories import audit, sweeps
 
-    with _transaction(data_dir, as_json=as_json) as session:
-        status = sweeps.requeue_job(session, job_id)
+    with transaction(data_dir, as_json=as_json) as session:
+        job = sweeps.requeue_job(session, job_id)
+        status = job.status
+        audit.record(session, audit.ADMIN.on_behalf_of(job.owner), audit.Action.JOB_REQUEUE, subject=job_id)
     if as_json:
         typer.echo(json.dumps({"id": job_id, "status": status}))
     else:
         print_line(f"{job_id} is {status}")
 
 
-@contextmanager
-def _transaction(data_dir: Path | None, *, as_json: bool) -> Iterator["Session"]:
-    """A writing transaction on the service's database, whose errors end the command."""
-    from app.shared.database import Database
-    from app.shared.errors import AppError
-    from app.shared.settings import load_settings
-
-    with reported_failures(as_json=as_json):
-        try:
-            settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
-            _require_file(settings)
-            with closing(Database(settings.database)) as database:
-                _require_schema(database.is_current())
-                with database.transaction() as session:
-                    yield session
-        except AppError as error:
-            failure = Failure(code=error.code, message=str(error), exit_code=exit_code_of_code(error.code))
-            report_failure(failure, as_json=as_json)
-            raise typer.Exit(failure.exit_code) from error
-
-
-def _require_file(settings: "Settings") -> None:
-    from app.shared.errors import InvalidSettingsError
-
-    # SQLite would make one, and the keys in it would open nothing.
-    file = settings.database.database
-    if settings.database.get_backend_name() == "sqlite" and file is not None and not Path(file).exists():
-        raise InvalidSettingsError(
-            f"there is no database at {file}; start `rocket serve` or run `rocket migrate` once, or name the service's "
-            "data folder with --data-dir or ROCKET_DATA_DIR"
-        )
-
-
-def _require_schema(is_current: bool) -> None:
-    from app.shared.errors import InvalidSettingsError
-
-    if not is_current:
-        raise InvalidSettingsError("the database is of another version of Rocket; run `rocket migrate`")
-
-
-def _key_fields(row: "ApiKey") -> dict[str, str | int | None]:
+def _key_fields(row: "ApiKey") -> Row:
     return {
         "id": row.id,
         "tenant": row.tenant,
         "label": row.label,
         "scopes": row.scopes,
-        "created_at": _text(row.created_at),
-        "expires_at": _text(row.expires_at),
-        "revoked_at": _text(row.revoked_at),
-        "last_used_at": _text(row.last_used_at),
+        "created_at": text_of(row.created_at),
+        "expires_at": text_of(row.expires_at),
+        "revoked_at": text_of(row.revoked_at),
+        "last_used_at": text_of(row.last_used_at),
     }
 
 
-def _tenant_fields(row: "Tenant") -> dict[str, str | int | None]:
+def _tenant_fields(row: "Tenant") -> Row:
     return {
         "tenant": row.name,
         "active_jobs": row.max_active_jobs,
@@ -256,22 +210,3 @@ def _tenant_fields(row: "Tenant") -> dict[str, str | int | None]:
         "model_bytes": row.max_model_bytes,
         "calibration_tokens": row.max_calibration_tokens,
     }
-
-
-def _text(instant: datetime | None) -> str | None:
-    return None if instant is None else instant.isoformat(timespec="seconds")
-
-
-def _print_rows(rows: list[dict[str, str | int | None]], *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps({"data": rows}, indent=2))
-        return
-    if not rows:
-        print_line("none")
-        return
-    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for column in rows[0]:
-        table.add_column(column.removesuffix("_at").replace("_", " "), no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text("-" if cell in {None, ""} else str(cell)) for cell in row.values()))
-    wide_console().print(table)

@@ -97,6 +97,7 @@ SERVICE_CODES: Mapping[str, ExitCode] = {
     "busy": ExitCode.TEMPORARY,
     "over_quota": ExitCode.INVALID,
     "too_many_streams": ExitCode.TEMPORARY,
+    "too_many_uploads": ExitCode.TEMPORARY,
     "storage_error": ExitCode.INTERNAL,
     "disk_full": ExitCode.MACHINE_TOO_SMALL,
     "storage_unavailable": ExitCode.TEMPORARY,

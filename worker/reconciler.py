@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from app.shared.database import Database
 from app.shared.errors import StorageError, StorageUnavailableError
 from app.shared.metrics import WorkerMetrics
-from app.shared.repositories import jobs, profiles, sweeps
+from app.shared.repositories import jobs, profiles, sessions, sweeps
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders, is_bound_to, open_store
 
@@ -90,6 +90,7 @@ class Reconciler:
         with self._database.transaction() as session:
             sweeps.forget_checkpoints(session, retention=retention)
             sweeps.forget_idempotency_keys(session)
+            sessions.forget_sessions(session)
         self._forget_jobs()
         self._forget_profiles()
         while expired := self._expire():

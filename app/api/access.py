@@ -55,7 +55,6 @@ class AccessMiddleware:
     def __init__(self, app: ASGIApp, *, context: Context, address: str) -> None:
         self._app = app
         self._database = context.database
-        self._settings = context.settings
         self._limiter = RateLimiter(context.settings)
         self._is_loopback = access.is_loopback(address)
         self._names = context.settings.hosts | {address.lower()}
@@ -124,7 +123,7 @@ class AccessMiddleware:
             return None
         if method not in _SAFE_METHODS and not is_page(path):
             return None
-        return access.authenticate_session(self._database, self._settings, cookie)
+        return access.authenticate_session(self._database, cookie)
 
 
 def _require_own_origin(method: str, headers: Headers, host: str) -> None:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request, Response, status
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.api.conditions import is_known, prefers_html
-from app.api.dependencies import ContextDep, JobId, OwnerDep
+from app.api.dependencies import CallerDep, ContextDep, JobId, OwnerDep
 from app.api.downloads import StoredFileResponse, asked_ranges
 from app.api.errors import problems
 from app.api.resources import ArtifactList
@@ -70,10 +70,10 @@ def download_artifact(
     name: Annotated[str, Path(description="name of a file, as the list of artifacts has it; may hold `/`")],
     request: Request,
     context: ContextDep,
-    owner: OwnerDep,
+    caller: CallerDep,
 ) -> Response:
     """One file, or ranges of it; the ETag is that of its content and never changes."""
-    download = outputs.open_artifact(context, owner, job_id, name)
+    download = outputs.open_artifact(context, caller.tenant, job_id, name)
     artifact = download.artifact
     headers = _headers(artifact)
     if is_known(request.headers.get("if-none-match"), headers["ETag"]):
@@ -89,7 +89,7 @@ def download_artifact(
         ranges,
         headers=headers,
         media_type=artifact.media_type,
-        limiter=request.app.state.downloads,
+        threads=request.app.state.downloads.of(caller),
     )
 
 

@@ -1,6 +1,7 @@
 """What the endpoints are given."""
 
 import re
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated
 
@@ -9,10 +10,13 @@ from fastapi.security import HTTPBearer
 from pydantic import SecretStr
 from starlette.exceptions import HTTPException
 
+from app.api.content_types import read_media_type
 from app.api.identifiers import is_job_id
+from app.api.shares import SharedThreads, Threads
 from app.services.access import Caller
 from app.services.context import Context
 from app.shared.errors import InvalidRequestError, JobNotFoundError
+from app.shared.repositories.audit import LOCAL_ACTOR, Actor
 
 _JSON = "application/json"
 # Those of OAuth are longer than those that people make.
@@ -29,11 +33,34 @@ def _context(request: Request) -> Context:
     return context
 
 
-def _owner(request: Request) -> str:
-    """The tenant that sends the request, as `app.api.access` has found out."""
+def _caller(request: Request) -> Caller:
+    """Return who sends the request, as `app.api.access` has found out."""
     caller = request.state.caller
     assert isinstance(caller, Caller)
-    return caller.tenant
+    return caller
+
+
+def _owner(request: Request) -> str:
+    """Return the tenant that sends the request."""
+    return _caller(request).tenant
+
+
+def _admission_threads(request: Request) -> Threads:
+    """Return the threads in which the caller's requests for models are judged."""
+    threads: SharedThreads = request.app.state.admissions
+    return threads.of(_caller(request))
+
+
+def _client(request: Request) -> Actor:
+    """Return who sends a request that needs no caller."""
+    address = None if request.client is None else request.client.host
+    return Actor(tenant="", name="unknown", address=address, request_id=request.scope["state"].get("request_id"))
+
+
+def _actor(request: Request) -> Actor:
+    """Return the caller as the audit log names it."""
+    caller = _caller(request)
+    return replace(_client(request), tenant=caller.tenant, name=caller.key_id or LOCAL_ACTOR.name)
 
 
 def _job_id(job_id: Annotated[str, Path(description="id of a job")]) -> str:
@@ -74,7 +101,7 @@ def _hub_token(
 
 
 def _require_json(request: Request) -> None:
-    sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    sent = read_media_type(request)
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     # What comes with another type is text to the framework, which would miss the members of an object in it.
     if sent != _JSON and not sent.endswith("+json") and (sent or has_body):
@@ -103,6 +130,10 @@ JSON_BODY = Depends(_require_json)
 # Tells the OpenAPI document how to come in; whether somebody does is decided before any endpoint is asked.
 BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="API key", description="`rk_...`"))
 ContextDep = Annotated[Context, Depends(_context)]
+CallerDep = Annotated[Caller, Depends(_caller)]
+AdmissionDep = Annotated[Threads, Depends(_admission_threads)]
+ActorDep = Annotated[Actor, Depends(_actor)]
+ClientDep = Annotated[Actor, Depends(_client)]
 OwnerDep = Annotated[str, Depends(_owner)]
 HubTokenDep = Annotated[SecretStr | None, Depends(_hub_token)]
 IdempotencyKeyDep = Annotated[str | None, Depends(_idempotency_key)]

@@ -6,11 +6,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from anyio import CancelScope, CapacityLimiter, to_thread
+from anyio import CancelScope
 from starlette import status
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
+
+from app.api.shares import Threads
 
 # More digits than any file needs are no number, and more ranges than any client needs are no range.
 _RANGE = r"\s*(\d{1,18}-\d{0,18}|-\d{1,18})\s*"
@@ -78,7 +80,7 @@ class StoredFileResponse(Response):
         ranges: what to send; empty means the whole.
         headers: further ones.
         media_type: of the file.
-        limiter: of the threads that read.
+        threads: what reads.
     """
 
     def __init__(
@@ -89,11 +91,11 @@ class StoredFileResponse(Response):
         *,
         headers: Mapping[str, str],
         media_type: str,
-        limiter: CapacityLimiter,
+        threads: Threads,
     ) -> None:
         self._read = read
         self._size = size
-        self._limiter = limiter
+        self._threads = threads
         self._pieces: list[bytes | ByteRange] = [ByteRange(start=0, stop=size)]
         self.status_code = status.HTTP_206_PARTIAL_CONTENT if ranges else status.HTTP_200_OK
         self.background = None
@@ -112,7 +114,7 @@ class StoredFileResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
         if scope["method"] == "HEAD":
-            await to_thread.run_sync(self._require_end, limiter=self._limiter)
+            await self._threads.run(self._require_end)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": b""})
             return
@@ -130,12 +132,12 @@ class StoredFileResponse(Response):
     async def _chunks(self) -> AsyncGenerator[bytes]:
         content = self._content()
         try:
-            while chunk := await to_thread.run_sync(next, content, b"", limiter=self._limiter):
+            while chunk := await self._threads.run(next, content, b""):
                 yield chunk
         finally:
             # A client that has gone leaves the store's answer half-read.
             with CancelScope(shield=True):
-                await to_thread.run_sync(content.close, limiter=self._limiter)
+                await self._threads.run(content.close)
 
     def _content(self) -> Generator[bytes]:
         for piece in self._pieces:

@@ -19,6 +19,7 @@ from app.api.addresses import is_page
 from app.api.conditions import prefers_html
 from app.api.forwarding import HSTS
 from app.api.identifiers import FORMS
+from app.api.json_bodies import DUPLICATE_NAME
 from app.shared import errors
 from rocket_core import errors as core_errors
 from rocket_core.descriptions import described
@@ -47,6 +48,7 @@ STATUSES: dict[type[Exception], HTTPStatus] = {
     errors.BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.OverQuotaError: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TooManyStreamsError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.TooManyUploadsError: HTTPStatus.TOO_MANY_REQUESTS,
     errors.StorageError: HTTPStatus.INTERNAL_SERVER_ERROR,
     errors.DiskFullError: HTTPStatus.INSUFFICIENT_STORAGE,
     errors.StorageUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -207,8 +209,11 @@ def _on_known_error(request: Request, error: Exception) -> Response:
 
 def _on_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    if any(item["type"] == "json_invalid" for item in error.errors()):
-        return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", "the body is no JSON")
+    invalid = next((item for item in error.errors() if item["type"] == "json_invalid"), None)
+    if invalid is not None:
+        is_double = invalid["ctx"]["error"] == DUPLICATE_NAME
+        detail = f"the body is ambiguous: {DUPLICATE_NAME}; send one" if is_double else "the body is not valid JSON"
+        return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", detail)
     found = [{"param": _param(item["loc"]), "message": _message(item)} for item in error.errors()]
     detail = "; ".join(f"{item['param']}: {item['message']}" for item in found[:3])
     code = errors.InvalidRequestError.code

@@ -2,16 +2,19 @@
 
 from fastapi import APIRouter
 
-from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, OwnerDep
+from app.api.dependencies import JSON_BODY, AdmissionDep, ContextDep, HubTokenDep, OwnerDep
 from app.api.errors import problems
+from app.api.json_bodies import JsonRoute
 from app.services import estimates
 from app.services.estimates import Estimate
 from app.shared.requests import CompressionRequest
 
-router = APIRouter(prefix="/estimates", tags=["estimates"])
+router = APIRouter(prefix="/estimates", tags=["estimates"], route_class=JsonRoute)
 
 
 @router.post("", dependencies=[JSON_BODY], responses=problems(400, 404, 413, 415, 422, 503))
-def make_estimate(body: CompressionRequest, context: ContextDep, owner: OwnerDep, hub_token: HubTokenDep) -> Estimate:
+async def make_estimate(
+    body: CompressionRequest, context: ContextDep, owner: OwnerDep, threads: AdmissionDep, hub_token: HubTokenDep
+) -> Estimate:
     """Judges a request as `POST /jobs` does, and tells from the model's config.json and headers what it would take."""
-    return estimates.make_estimate(context, owner, body, hub_token)
+    return await threads.run(estimates.make_estimate, context, owner, body, hub_token)

@@ -14,11 +14,13 @@ from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from app.api.dependencies import ContextDep, JobId, OwnerDep
+from app.api.dependencies import CallerDep, ContextDep, JobId
 from app.api.errors import problems
 from app.api.resources import EventList, ProgressView
+from app.api.shares import Places
 from app.api.views import event_view, progress_view
 from app.services import jobs
+from app.services.access import Caller
 from app.services.context import Context
 from app.shared.errors import AppError, TooManyStreamsError
 from app.shared.lifecycle import Status
@@ -38,26 +40,27 @@ class Streams:
 
     Args:
         limit: how many may be open.
+        share: how many one tenant may have open where there are API keys.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._open = 0
+    def __init__(self, limit: int, *, share: int) -> None:
+        self._places = Places(limit, share=share)
         self.are_closing = False
 
-    def take(self) -> None:
-        """Counts a stream that opens.
+    def take(self, caller: Caller) -> None:
+        """Count a stream that opens.
 
         Raises:
-            TooManyStreamsError: all are in use.
+            TooManyStreamsError: all that there are, or that the caller's tenant may have, are in use.
         """
-        if self._open >= self._limit:
-            raise TooManyStreamsError("all event streams are in use; poll GET /jobs/{id}, or try again later")
-        self._open += 1
+        if not self._places.try_take(caller):
+            raise TooManyStreamsError(
+                "all event streams that you may open are in use; poll GET /jobs/{id}, or try again later"
+            )
 
-    def give_back(self) -> None:
-        """Counts a stream that closes."""
-        self._open -= 1
+    def give_back(self, caller: Caller) -> None:
+        """Count a stream that closes."""
+        self._places.give_back(caller)
 
     def close(self) -> None:
         """Ends all streams within a second; called when the service stops, which would otherwise wait for them."""
@@ -67,17 +70,18 @@ class Streams:
 class _CountedStream(StreamingResponse):
     """A stream that is given back when it ends, however it ends."""
 
-    def __init__(self, content: AsyncIterator[str], streams: Streams) -> None:
+    def __init__(self, content: AsyncIterator[str], streams: Streams, caller: Caller) -> None:
         # Buffering proxies would hold events back.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(content, media_type=_STREAM_TYPE, headers=headers)
         self._streams = streams
+        self._caller = caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._streams.give_back()
+            self._streams.give_back(self._caller)
 
 
 @router.get(
@@ -89,7 +93,7 @@ async def list_events(
     job_id: JobId,
     request: Request,
     context: ContextDep,
-    owner: OwnerDep,
+    caller: CallerDep,
     after: Annotated[
         int,
         Query(ge=0, le=_MAX_SEQUENCE, description="Number of an event: only those behind it; 0 begins at the first."),
@@ -105,11 +109,12 @@ async def list_events(
     ] = None,
 ) -> EventList | Response:
     """What happened to a job, oldest first; with `Accept: text/event-stream` also what happens, until the job ends."""
+    owner = caller.tenant
     page = await run_in_threadpool(jobs.list_events, context, owner, job_id, after=after, limit=limit)
     if _STREAM_TYPE in request.headers.get("accept", ""):
         streams: Streams = request.app.state.streams
-        streams.take()
-        return _CountedStream(_follow(context, streams, owner, job_id, last_event_id or after), streams)
+        streams.take(caller)
+        return _CountedStream(_follow(context, streams, owner, job_id, last_event_id or after), streams, caller)
     last = page.events[-1].sequence if page.events else None
     return EventList(data=[event_view(event) for event in page.events], has_more=page.has_more, last_id=last)
 

@@ -7,9 +7,20 @@ from fastapi import APIRouter, Query, Request, Response, status
 from fastapi.concurrency import run_in_threadpool
 
 from app.api.conditions import is_known
-from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, IdempotencyKeyDep, JobId, LabelsDep, OwnerDep
+from app.api.dependencies import (
+    JSON_BODY,
+    ActorDep,
+    AdmissionDep,
+    ContextDep,
+    HubTokenDep,
+    IdempotencyKeyDep,
+    JobId,
+    LabelsDep,
+    OwnerDep,
+)
 from app.api.errors import problems
 from app.api.identifiers import AfterJob, PageSize
+from app.api.json_bodies import JsonRoute
 from app.api.resources import JobList, JobView, LayerList
 from app.api.submission import accept_job, accepted, hint
 from app.api.views import job_view, layer_view
@@ -19,7 +30,7 @@ from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
 from app.shared.requests import CompressionRequest
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=JsonRoute)
 
 # The framework has no word for `metadata[key]=value`.
 _LABELS: dict[str, Any] = {
@@ -44,7 +55,8 @@ async def submit_job(
     request: Request,
     response: Response,
     context: ContextDep,
-    owner: OwnerDep,
+    actor: ActorDep,
+    threads: AdmissionDep,
     key: IdempotencyKeyDep,
     hub_token: HubTokenDep,
     wait: WaitDep,
@@ -54,7 +66,7 @@ async def submit_job(
     What the model's config.json and safetensors headers show to be impossible is refused here, with the code that the
     job would fail with.
     """
-    return await accept_job(body, request, response, context, owner, key, hub_token, wait)
+    return await accept_job(body, request, response, context, actor, threads, key, hub_token, wait)
 
 
 @router.get("", responses=problems(422), openapi_extra={"parameters": [_LABELS]})
@@ -101,9 +113,9 @@ async def get_job(
     "/{job_id}/cancel",
     responses=problems(404, 409) | {202: {"model": JobView, "description": "The worker was asked to stop"}},
 )
-def cancel_job(job_id: JobId, response: Response, context: ContextDep, owner: OwnerDep) -> JobView:
+def cancel_job(job_id: JobId, response: Response, context: ContextDep, actor: ActorDep) -> JobView:
     """Cancels a job: at once (200) if it waits, as soon as its worker notices (202) if it runs."""
-    job = jobs.cancel_job(context, owner, job_id)
+    job = jobs.cancel_job(context, actor, job_id)
     if job.status == Status.CANCELLING:
         response.status_code = status.HTTP_202_ACCEPTED
         hint(response, job)
@@ -112,19 +124,19 @@ def cancel_job(job_id: JobId, response: Response, context: ContextDep, owner: Ow
 
 @router.post("/{job_id}/retry", status_code=status.HTTP_202_ACCEPTED, responses=problems(404, 409, 422))
 def retry_job(
-    job_id: JobId, response: Response, context: ContextDep, owner: OwnerDep, hub_token: HubTokenDep
+    job_id: JobId, response: Response, context: ContextDep, actor: ActorDep, hub_token: HubTokenDep
 ) -> JobView:
     """Makes a new job of a failed or cancelled one; it goes on from the checkpoints. Repeating it changes nothing.
 
     A Hub token is forgotten when its job ends: a job that needs one gets it again with the retry.
     """
-    return accepted(response, jobs.retry_job(context, owner, job_id, hub_token).job)
+    return accepted(response, jobs.retry_job(context, actor, job_id, hub_token).job)
 
 
 @router.delete("/{job_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409))
-def delete_job(job_id: JobId, context: ContextDep, owner: OwnerDep) -> None:
+def delete_job(job_id: JobId, context: ContextDep, actor: ActorDep) -> None:
     """Deletes a job that has ended, with its artifacts."""
-    jobs.delete_job(context, owner, job_id)
+    jobs.delete_job(context, actor, job_id)
 
 
 @router.get("/{job_id}/layers", responses=problems(404))

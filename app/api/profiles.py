@@ -4,9 +4,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response, status
 
-from app.api.dependencies import JSON_BODY, ContextDep, HubTokenDep, IdempotencyKeyDep, OwnerDep
+from app.api.dependencies import JSON_BODY, ActorDep, AdmissionDep, ContextDep, HubTokenDep, IdempotencyKeyDep, OwnerDep
 from app.api.errors import problems
 from app.api.identifiers import AfterProfile, PageSize, is_profile_id
+from app.api.json_bodies import JsonRoute
 from app.api.resources import AllocationView, Frontier, JobView, ProfileList, ProfileView
 from app.api.submission import accept_job
 from app.api.views import allocation_view, frontier_view, profile_view
@@ -16,7 +17,7 @@ from app.shared.errors import ProfileNotFoundError
 from app.shared.repositories.profiles import NOT_FOUND
 from app.shared.requests import AllocationRequest, ProfileRequest
 
-router = APIRouter(prefix="/profiles", tags=["profiles"])
+router = APIRouter(prefix="/profiles", tags=["profiles"], route_class=JsonRoute)
 
 
 def _profile_id(profile_id: Annotated[str, Path(description="id of a profile")]) -> str:
@@ -61,7 +62,8 @@ async def make_profile(
     request: Request,
     response: Response,
     context: ContextDep,
-    owner: OwnerDep,
+    actor: ActorDep,
+    threads: AdmissionDep,
     key: IdempotencyKeyDep,
     hub_token: HubTokenDep,
     wait: WaitDep,
@@ -70,7 +72,7 @@ async def make_profile(
 
     A later `POST /jobs` with the same model, calibration and options begins where this ends.
     """
-    return await accept_job(body.job_request(), request, response, context, owner, key, hub_token, wait)
+    return await accept_job(body.job_request(), request, response, context, actor, threads, key, hub_token, wait)
 
 
 @router.get("/{profile_id}", responses=problems(404))
@@ -80,9 +82,9 @@ def get_profile(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) -> 
 
 
 @router.delete("/{profile_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404))
-def delete_profile(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) -> None:
+def delete_profile(profile_id: ProfileId, context: ContextDep, actor: ActorDep) -> None:
     """Deletes a profile; the jobs that made or used it stay."""
-    profiles.delete_profile(context, owner, profile_id)
+    profiles.delete_profile(context, actor, profile_id)
 
 
 @router.get("/{profile_id}/frontier", responses=problems(404))

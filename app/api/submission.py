@@ -1,16 +1,17 @@
 """How a job is accepted, whatever it does: the answer to what makes one."""
 
 from fastapi import Request, Response, status
-from fastapi.concurrency import run_in_threadpool
 from pydantic import SecretStr
 
 from app.api.resources import JobView
+from app.api.shares import Threads
 from app.api.views import job_path, job_view
 from app.api.waiting import wait_for_end
 from app.services import jobs
 from app.services.context import Context
 from app.shared.lifecycle import Status
 from app.shared.models import Job
+from app.shared.repositories.audit import Actor
 from app.shared.requests import JobRequest
 
 # How soon a client that polls should look again, in seconds.
@@ -22,13 +23,14 @@ async def accept_job(
     request: Request,
     response: Response,
     context: Context,
-    owner: str,
+    actor: Actor,
+    threads: Threads,
     key: str | None,
     hub_token: SecretStr | None,
     wait: int,
 ) -> JobView:
     """Makes a job, or finds that of an earlier request, and answers with it; raises as `jobs.submit_job`."""
-    submission = await run_in_threadpool(jobs.submit_job, context, owner, wanted, key, hub_token)
+    submission = await threads.run(jobs.submit_job, context, actor, wanted, key, hub_token)
     if not submission.created:
         response.status_code = status.HTTP_200_OK
         response.headers["Idempotent-Replayed"] = "true"

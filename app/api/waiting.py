@@ -14,6 +14,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from app.api.events import SECONDS_BETWEEN_LOOKS, Streams
 from app.services import jobs
+from app.services.access import Caller
 from app.services.context import Context
 from app.shared.errors import AppError, TooManyStreamsError
 from app.shared.lifecycle import Status
@@ -54,10 +55,12 @@ async def wait_for_end(request: Request, response: Response, context: Context, j
         seconds: how long to wait; 0 applies no preference.
     """
     streams: Streams = request.app.state.streams
+    caller = request.state.caller
+    assert isinstance(caller, Caller)
     if seconds == 0:
         return job
     try:
-        streams.take()
+        streams.take(caller)
     except TooManyStreamsError:
         return job
     response.headers["Preference-Applied"] = f"wait={seconds}"
@@ -74,5 +77,5 @@ async def wait_for_end(request: Request, response: Response, context: Context, j
         # The job was there a moment ago; of a client's submission not even its loss is a failure.
         return job
     finally:
-        streams.give_back()
+        streams.give_back(caller)
     return job

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from app.pages.form_bodies import FormDep
 from app.services.access import Caller
 from app.shared.errors import PermissionDeniedError
 from app.shared.requests import CompressionRequest, JobRequest, ProfileRequest
 
-_MAX_FIELDS = 64
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 _CSRF_HEADER = "x-csrf-token"
 # Where the members of a request are filled in.
@@ -30,10 +30,8 @@ _FIELDS = {
 Fields = Mapping[str, str]
 
 
-async def _fields(request: Request) -> dict[str, str]:
-    """The fields of a form that is ours; of a name that comes twice the last one counts."""
-    async with request.form(max_files=0, max_fields=_MAX_FIELDS) as form:
-        found = {name: value.strip() for name, value in form.multi_items() if isinstance(value, str)}
+def _fields(request: Request, found: FormDep) -> dict[str, str]:
+    """Return the fields of a form that belongs to the caller's session."""
     caller = request.state.caller
     expected = caller.csrf if isinstance(caller, Caller) else None
     sent = request.headers.get(_CSRF_HEADER) or found.get("csrf", "")

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from app.api.addresses import HOME, PAGES
-from app.api.dependencies import ContextDep, JobId, OwnerDep
+from app.api.dependencies import ActorDep, ContextDep, JobId, OwnerDep
 from app.api.identifiers import AfterJob
 from app.api.views import job_view
 from app.pages.forms import FieldsDep
@@ -115,24 +115,24 @@ def show_figure_data(job_id: JobId, name: str, context: ContextDep, owner: Owner
 
 
 @router.post(f"{_JOBS}/{{job_id}}/cancel")
-def cancel(request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
+def cancel(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
     """Cancels a job, and shows it."""
-    jobs.cancel_job(context, owner, job_id)
+    jobs.cancel_job(context, actor, job_id)
     return redirect(request, HOME if fields.get("from") == "list" else f"{_JOBS}/{job_id}")
 
 
 @router.post(f"{_JOBS}/{{job_id}}/retry")
-def retry(request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
+def retry(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
     """Repeats a job that failed or was cancelled, and shows the new one."""
     del fields
-    return redirect(request, f"{_JOBS}/{jobs.retry_job(context, owner, job_id).job.id}")
+    return redirect(request, f"{_JOBS}/{jobs.retry_job(context, actor, job_id).job.id}")
 
 
 @router.post(f"{_JOBS}/{{job_id}}/delete")
-def delete(request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
+def delete(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
     """Deletes a job that has ended, with its files."""
     del fields
-    jobs.delete_job(context, owner, job_id)
+    jobs.delete_job(context, actor, job_id)
     return redirect(request, HOME)
 
 

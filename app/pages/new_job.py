@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from app.api.addresses import PAGES
-from app.api.dependencies import ContextDep, OwnerDep
+from app.api.dependencies import ActorDep, AdmissionDep, ContextDep, OwnerDep
 from app.api.errors import param_of, status_of
 from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, field_of, read_compression, read_profile
 from app.pages.frontiers import frontier_of
@@ -21,6 +21,7 @@ from app.services.profiles import Predicted
 from app.shared import catalog
 from app.shared.errors import AppError, ProfileNotFoundError
 from app.shared.models import Profile
+from app.shared.repositories.audit import Actor
 from app.shared.requests import QUEUES, UPLOAD, AllocationRequest, JobRequest
 from rocket_core.errors import InfeasibleBudgetError, RocketError
 from rocket_core.figures import Figure, predicted_map
@@ -75,20 +76,30 @@ def show_form(request: Request, context: ContextDep, owner: OwnerDep) -> Respons
 
 
 @router.post(NEW)
-def submit(request: Request, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
+async def submit(
+    request: Request, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
+) -> Response:
     """Makes the job, and shows it."""
-    return _submit(request, context, owner, fields, read_compression)
+    return await threads.run(_submit, request, context, actor, fields, read_compression)
 
 
 @router.post(f"{NEW}/profile")
-def submit_profile(request: Request, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
+async def submit_profile(
+    request: Request, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
+) -> Response:
     """Makes a job that profiles the model and no more, and shows it."""
-    return _submit(request, context, owner, fields, read_profile)
+    return await threads.run(_submit, request, context, actor, fields, read_profile)
 
 
 @router.post(f"{NEW}/preview")
-def preview(request: Request, context: ContextDep, owner: OwnerDep, fields: FieldsDep) -> Response:
-    """What would come of the form as it is."""
+async def preview(
+    request: Request, context: ContextDep, owner: OwnerDep, threads: AdmissionDep, fields: FieldsDep
+) -> Response:
+    """Show what would come of the form as it is."""
+    return await threads.run(_show_preview, request, context, owner, fields)
+
+
+def _show_preview(request: Request, context: Context, owner: str, fields: Fields) -> Response:
     if not fields.get("model_id"):
         return render(request, "preview.html.j2", preview=None)
     try:
@@ -99,18 +110,18 @@ def preview(request: Request, context: ContextDep, owner: OwnerDep, fields: Fiel
 
 
 def _submit(
-    request: Request, context: Context, owner: str, fields: Fields, read: Callable[[Fields], JobRequest]
+    request: Request, context: Context, actor: Actor, fields: Fields, read: Callable[[Fields], JobRequest]
 ) -> Response:
     try:
         wanted = read(fields)
-        submission = jobs.submit_job(context, owner, wanted, _key(fields, wanted))
+        submission = jobs.submit_job(context, actor, wanted, _key(fields, wanted))
     except InvalidFieldsError as error:
-        return _form(request, context, owner, fields, error.problems, HTTPStatus.UNPROCESSABLE_ENTITY)
+        return _form(request, context, actor.tenant, fields, error.problems, HTTPStatus.UNPROCESSABLE_ENTITY)
     except (AppError, RocketError) as error:
         status = status_of(type(error))
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status is not HTTPStatus.SERVICE_UNAVAILABLE:
             raise
-        return _form(request, context, owner, fields, {field_of(param_of(error) or ""): str(error)}, status)
+        return _form(request, context, actor.tenant, fields, {field_of(param_of(error) or ""): str(error)}, status)
     return redirect(request, f"{PAGES}/jobs/{submission.job.id}")
 
 

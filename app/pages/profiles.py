@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from app.api.addresses import PAGES
-from app.api.dependencies import ContextDep, OwnerDep
+from app.api.dependencies import ActorDep, ContextDep, OwnerDep
 from app.api.identifiers import AfterProfile
 from app.api.profiles import ProfileId
 from app.api.views import profile_view
@@ -74,11 +74,11 @@ def show_figure_data(
 
 @router.post(f"{_PROFILES}/{{profile_id}}/delete")
 def delete(
-    request: Request, profile_id: ProfileId, context: ContextDep, owner: OwnerDep, fields: FieldsDep
+    request: Request, profile_id: ProfileId, context: ContextDep, actor: ActorDep, fields: FieldsDep
 ) -> Response:
     """Deletes a profile; the jobs that made or used it stay."""
     del fields
-    profiles.delete_profile(context, owner, profile_id)
+    profiles.delete_profile(context, actor, profile_id)
     return redirect(request, _PROFILES)
 
 

@@ -3,15 +3,16 @@
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from app.api.addresses import HOME, PAGES, SESSION_COOKIE, SIGN_IN
-from app.api.dependencies import ContextDep
+from app.api.dependencies import ActorDep, CallerDep, ClientDep, ContextDep
+from app.pages.form_bodies import FormDep
 from app.pages.forms import FieldsDep
 from app.pages.rendering import redirect, render
-from app.services import access
-from app.services.sessions import SESSION_SECONDS, open_session
+from app.services import sessions
+from app.services.sessions import SESSION_SECONDS
 from app.shared.errors import UnauthenticatedError
 
 router = APIRouter(include_in_schema=False)
@@ -24,24 +25,17 @@ def show_form(request: Request, next_page: Annotated[str, Query(alias="next")] =
 
 
 @router.post(SIGN_IN)
-def sign_in(
-    request: Request,
-    context: ContextDep,
-    key: Annotated[str, Form()] = "",
-    next_page: Annotated[str, Form(alias="next")] = HOME,
-) -> Response:
-    """Gives a session for a valid key."""
+def sign_in(request: Request, context: ContextDep, client: ClientDep, fields: FormDep) -> Response:
+    """Open a session for a valid key."""
+    next_page = _own(fields.get("next", HOME))
     try:
-        caller = access.authenticate(context.database, f"Bearer {key.strip()}", is_local=False)
+        token = sessions.sign_in(context, fields.get("key", ""), client, request.app.state.sign_in_failures)
     except UnauthenticatedError as error:
-        return render(
-            request, "sign_in.html.j2", HTTPStatus.UNAUTHORIZED, next_page=_own(next_page), problem=str(error)
-        )
-    assert caller.key_id is not None
-    answer = redirect(request, _own(next_page))
+        return render(request, "sign_in.html.j2", HTTPStatus.UNAUTHORIZED, next_page=next_page, problem=str(error))
+    answer = redirect(request, next_page)
     answer.set_cookie(
         SESSION_COOKIE,
-        open_session(context.settings, caller.key_id),
+        token,
         max_age=SESSION_SECONDS,
         httponly=True,
         samesite="lax",
@@ -51,9 +45,10 @@ def sign_in(
 
 
 @router.post(f"{PAGES}/sign-out")
-def sign_out(request: Request, fields: FieldsDep) -> Response:
-    """Ends the session of this browser."""
+def sign_out(request: Request, context: ContextDep, caller: CallerDep, actor: ActorDep, fields: FieldsDep) -> Response:
+    """End the session of this browser, for every copy of its cookie."""
     del fields
+    sessions.sign_out(context, caller, actor)
     answer = redirect(request, SIGN_IN)
     answer.delete_cookie(SESSION_COOKIE)
     return answer

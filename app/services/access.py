@@ -5,6 +5,7 @@ Beyond the loopback nobody comes in without a key. On it, as long as no key was 
 a key away does not mean to let everybody in.
 """
 
+import hashlib
 import ipaddress
 import logging
 import shlex
@@ -12,11 +13,10 @@ import socket
 from contextlib import closing
 from dataclasses import dataclass
 
-from app.services.sessions import read_session
 from app.shared.database import Database
 from app.shared.errors import AppError, InvalidSettingsError, PermissionDeniedError, UnauthenticatedError
 from app.shared.models import LOCAL_OWNER
-from app.shared.repositories import keys
+from app.shared.repositories import keys, sessions
 from app.shared.repositories.keys import SCOPES, Scope
 from app.shared.settings import DEFAULT_DATA_DIR, Settings
 
@@ -33,12 +33,14 @@ class Caller:
         scopes: what the caller may do.
         key_id: the key that proves it; None on a loopback without keys.
         csrf: what a form must hold that comes with the caller's cookie; None of who came in without one.
+        session_id: the session of the cookie; None without one.
     """
 
     tenant: str
     scopes: frozenset[str]
     key_id: str | None
     csrf: str | None = None
+    session_id: str | None = None
 
     def require_scope(self, scope: Scope) -> None:
         """Refuses what the caller's key is not for.
@@ -84,20 +86,29 @@ def authenticate(database: Database, authorization: str | None, *, is_local: boo
     return Caller(tenant=row.tenant, scopes=frozenset(row.scopes.split()), key_id=row.id)
 
 
-def authenticate_session(database: Database, settings: Settings, token: str) -> Caller | None:
-    """Who has signed in to the pages, by the cookie; None if the session or its key is no longer valid.
+def authenticate_session(database: Database, token: str) -> Caller | None:
+    """Return who has signed in to the pages, by the cookie; None if the session or its key is no longer valid.
 
     Raises:
         DatabaseUnavailableError: the keys cannot be read.
     """
-    opened = read_session(settings, token)
-    if opened is None:
-        return None
     with database.snapshot() as session:
-        row = keys.find_usable(session, opened.key_id)
-    if row is None:
+        found = sessions.find_session(session, token)
+    if found is None:
         return None
-    return Caller(tenant=row.tenant, scopes=frozenset(row.scopes.split()), key_id=row.id, csrf=opened.csrf)
+    opened, key = found
+    return Caller(
+        tenant=key.tenant,
+        scopes=frozenset(key.scopes.split()),
+        key_id=key.id,
+        csrf=_csrf_token(token),
+        session_id=opened.id,
+    )
+
+
+def _csrf_token(token: str) -> str:
+    # A page shows it, and it does not tell the token of the session.
+    return hashlib.sha256(f"csrf:{token}".encode()).hexdigest()
 
 
 def is_loopback(address: str) -> bool:

@@ -13,7 +13,8 @@ from app.services.uploads import require_dataset
 from app.shared.encryption import encrypt
 from app.shared.errors import StorageError
 from app.shared.models import Job, JobEvent
-from app.shared.repositories import events, jobs
+from app.shared.repositories import audit, events, jobs
+from app.shared.repositories.audit import Action, Actor
 from app.shared.repositories.jobs import Idempotency, JobFilter, Submission
 from app.shared.requests import JobRequest
 
@@ -37,7 +38,7 @@ class EventPage:
 
 def submit_job(
     context: Context,
-    owner: str,
+    actor: Actor,
     request: JobRequest,
     idempotency_key: str | None,
     hub_token: SecretStr | None = None,
@@ -46,7 +47,7 @@ def submit_job(
 
     Args:
         context: the service.
-        owner: the tenant.
+        actor: who asks for it.
         request: what is asked for.
         idempotency_key: a key under which the request may come again, with another token perhaps.
         hub_token: the Hub is asked with it, now and by the job, and with no other.
@@ -58,6 +59,7 @@ def submit_job(
         OverQuotaError: it is larger than the tenant may make.
         QuotaExceededError: the tenant has all that it may have.
     """
+    owner = actor.tenant
     idempotency = None
     if idempotency_key is not None:
         lifetime = timedelta(hours=context.settings.idempotency_hours)
@@ -85,6 +87,7 @@ def submit_job(
         )
         if submission.created:
             quotas.require_job_slot(session, context.settings, owner)
+            audit.record(session, actor, Action.JOB_SUBMIT, subject=submission.job.id, detail={"kind": request.kind})
     if submission.created:
         _log.info("accepted", extra={"job_id": submission.job.id})
     context.on_queued()
@@ -140,7 +143,7 @@ def list_stages(context: Context, owner: str, job_id: str) -> tuple[Job, Sequenc
         return job, events.list_stage_events(session, job.id)
 
 
-def cancel_job(context: Context, owner: str, job_id: str) -> Job:
+def cancel_job(context: Context, actor: Actor, job_id: str) -> Job:
     """Cancels a job that waits, asks the worker of a running one to stop.
 
     Raises:
@@ -148,10 +151,15 @@ def cancel_job(context: Context, owner: str, job_id: str) -> Job:
         ConflictError: it has succeeded or failed.
     """
     with context.database.transaction() as session:
-        return jobs.cancel_job(session, job_id, owner)
+        before = jobs.get_job(session, job_id, actor.tenant).status
+        job = jobs.cancel_job(session, job_id, actor.tenant)
+        # Done again and again it changes nothing, and must not fill the log.
+        if job.status != before:
+            audit.record(session, actor, Action.JOB_CANCEL, subject=job_id)
+        return job
 
 
-def retry_job(context: Context, owner: str, job_id: str, hub_token: SecretStr | None = None) -> Submission:
+def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr | None = None) -> Submission:
     """Makes a new job that goes on from the checkpoints of one that failed or was cancelled.
 
     Raises:
@@ -160,6 +168,7 @@ def retry_job(context: Context, owner: str, job_id: str, hub_token: SecretStr | 
         OverQuotaError: it is larger than the tenant may make by now.
         QuotaExceededError: the tenant has all that it may have.
     """
+    owner = actor.tenant
     with context.database.snapshot() as session:
         request = JobRequest.model_validate(jobs.get_job(session, job_id, owner).request)
     encrypted = _encrypted(context, request, hub_token)
@@ -172,6 +181,7 @@ def retry_job(context: Context, owner: str, job_id: str, hub_token: SecretStr | 
             quotas.require_calibration_tokens(limits, request.calibration)
             quotas.require_evaluation_tokens(limits, request.evaluate)
             quotas.require_job_slot(session, context.settings, owner)
+            audit.record(session, actor, Action.JOB_RETRY, subject=submission.job.id, detail={"retry_of": job_id})
     if submission.created:
         _log.info("accepted", extra={"job_id": submission.job.id, "retry_of": job_id})
     context.on_queued()
@@ -185,7 +195,7 @@ def _encrypted(context: Context, request: JobRequest, hub_token: SecretStr | Non
     return encrypt(context.settings, hub_token)
 
 
-def delete_job(context: Context, owner: str, job_id: str) -> None:
+def delete_job(context: Context, actor: Actor, job_id: str) -> None:
     """Deletes a job that has ended, its rows and its files.
 
     Raises:
@@ -193,7 +203,8 @@ def delete_job(context: Context, owner: str, job_id: str) -> None:
         ConflictError: it has not ended.
     """
     with context.database.transaction() as session:
-        removed = jobs.delete_job(session, job_id, owner)
+        removed = jobs.delete_job(session, job_id, actor.tenant)
+        audit.record(session, actor, Action.JOB_DELETE, subject=job_id)
     # Only now that nothing refers to them. The job is gone in any case; what is left here is swept later.
     try:
         for key in removed.storage_keys:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.services.context import Context
 from app.shared.models import Profile
-from app.shared.repositories import profiles
+from app.shared.repositories import audit, profiles
+from app.shared.repositories.audit import Action, Actor
 from app.shared.requests import AllocationRequest, JobRequest
 from rocket_core.config import BEHIND_THE_PROFILE
 
@@ -102,11 +103,12 @@ def allocate(context: Context, owner: str, profile_id: str, wanted: AllocationRe
     return Predicted(what_if=what_if, allocation=allocation, chosen=chosen)
 
 
-def delete_profile(context: Context, owner: str, profile_id: str) -> None:
+def delete_profile(context: Context, actor: Actor, profile_id: str) -> None:
     """Deletes a profile; what workers keep of it on disk goes when its room is wanted.
 
     Raises:
         ProfileNotFoundError: there is no such profile.
     """
     with context.database.transaction() as session:
-        profiles.delete_profile(session, profile_id, owner)
+        profiles.delete_profile(session, profile_id, actor.tenant)
+        audit.record(session, actor, Action.PROFILE_DELETE, subject=profile_id)

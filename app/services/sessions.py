@@ -1,51 +1,97 @@
-"""Signing in to the pages: a cookie that names a key, and what proves that a form is ours.
+"""Signing in to the pages: a session in the database for a valid API key.
 
-The cookie is encrypted, says when it ends, and is worth no more than its key: whoever revokes the key ends the session.
-Nothing of it is kept here, so that any replica with the same ROCKET_SECRET_KEY reads it.
+The cookie holds a random token, of which the database keeps a hash, so that any replica knows the session, and
+signing out ends it wherever the cookie has been copied to. It is worth no more than its key.
 """
 
-import secrets
+import threading
 import time
+from collections.abc import Callable
+from datetime import timedelta
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
-
-from app.shared.encryption import decrypt, encrypt
-from app.shared.errors import InvalidSettingsError
-from app.shared.settings import Settings
+from app.services import access
+from app.services.access import Caller
+from app.services.context import Context
+from app.shared.errors import UnauthenticatedError
+from app.shared.repositories import audit, keys, sessions
+from app.shared.repositories.audit import Action, Actor
 
 SESSION_SECONDS = 12 * 3600
+_RECORDED_FAILURES = 30
+_WINDOW_SECONDS = 60.0
 
 
-class OpenedSession(BaseModel):
-    """What the cookie holds.
+class FailureBudget:
+    """How many failed sign-ins a process records: a flood of them must not fill the database.
 
-    Attributes:
-        key_id: the key that was given.
-        csrf: what the forms of this session hold.
-        ends_at: seconds since the epoch.
+    Args:
+        clock: seconds that only increase.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._window_ends_at = float("-inf")
+        self._left = 0
+        self._omitted = 0
 
-    key_id: str
-    csrf: str
-    ends_at: float
+    def spend(self) -> int | None:
+        """Return how many failures were omitted since the last record; None if this one is to be omitted too."""
+        with self._lock:
+            if self._clock() >= self._window_ends_at:
+                self._window_ends_at = self._clock() + _WINDOW_SECONDS
+                self._left = _RECORDED_FAILURES
+            if self._left == 0:
+                self._omitted += 1
+                return None
+            self._left -= 1
+            omitted, self._omitted = self._omitted, 0
+            return omitted
 
 
-def open_session(settings: Settings, key_id: str) -> str:
-    """The cookie of somebody who has given a valid key.
+def sign_in(context: Context, key: str, client: Actor, failures: FailureBudget) -> str:
+    """Open a session for a key.
+
+    Args:
+        context: the service.
+        key: what was given as a key.
+        client: who gives it, as far as is known.
+        failures: how many of them are recorded.
+
+    Returns:
+        The token of the session.
 
     Raises:
-        StorageError: there is nothing to encrypt it with.
+        UnauthenticatedError: the key is not valid.
     """
-    opened = OpenedSession(key_id=key_id, csrf=secrets.token_urlsafe(24), ends_at=time.time() + SESSION_SECONDS)
-    return encrypt(settings, SecretStr(opened.model_dump_json()))
-
-
-def read_session(settings: Settings, token: str) -> OpenedSession | None:
-    """What a cookie holds; None if it is none of ours, or has ended."""
     try:
-        opened = OpenedSession.model_validate_json(decrypt(settings, token).get_secret_value())
-    except (InvalidSettingsError, ValidationError, UnicodeEncodeError):
-        return None
-    return opened if time.time() < opened.ends_at else None
+        caller = access.authenticate(context.database, f"Bearer {key}", is_local=False)
+    except UnauthenticatedError:
+        omitted = failures.spend()
+        if omitted is not None:
+            _record_failure(context, key, client, omitted)
+        raise
+    assert caller.key_id is not None
+    actor = Actor(tenant=caller.tenant, name=caller.key_id, address=client.address, request_id=client.request_id)
+    with context.database.transaction() as session:
+        opened = sessions.open_session(session, caller.key_id, lifetime=timedelta(seconds=SESSION_SECONDS))
+        audit.record(session, actor, Action.SIGN_IN, subject=opened.row.id)
+    return opened.token
+
+
+def _record_failure(context: Context, key: str, client: Actor, omitted: int) -> None:
+    with context.database.transaction() as session:
+        # A key that was revoked or has expired, or of which only the id is known.
+        named = keys.find_named(session, key)
+        actor = client if named is None else client.on_behalf_of(named.tenant)
+        subject = None if named is None else named.id
+        audit.record(session, actor, Action.SIGN_IN, subject=subject, outcome="failure", detail={"omitted": omitted})
+
+
+def sign_out(context: Context, caller: Caller, actor: Actor) -> None:
+    """End the session by which the caller came in, if there is one."""
+    if caller.session_id is None:
+        return
+    with context.database.transaction() as session:
+        if sessions.end_session(session, caller.session_id):
+            audit.record(session, actor, Action.SIGN_OUT, subject=caller.session_id)

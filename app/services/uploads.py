@@ -11,7 +11,8 @@ from app.services import quotas
 from app.services.context import Context
 from app.shared.errors import QuotaExceededError, StorageError
 from app.shared.models import Upload
-from app.shared.repositories import tenants, uploads
+from app.shared.repositories import audit, tenants, uploads
+from app.shared.repositories.audit import Action, Actor
 from app.shared.repositories.uploads import NewUpload
 from app.shared.requests import UPLOAD
 from rocket_core.errors import CalibrationError, EmptyCalibrationError
@@ -100,12 +101,12 @@ class DocumentCheck:
         return CalibrationError(f"line {self._line + ahead} {what}")
 
 
-def save_upload(context: Context, owner: str, suffix: str, chunks: Iterable[bytes]) -> tuple[Upload, bool]:
+def save_upload(context: Context, actor: Actor, suffix: str, chunks: Iterable[bytes]) -> tuple[Upload, bool]:
     """Stores a calibration file, or finds that of the same content which the tenant has uploaded before.
 
     Args:
         context: the service.
-        owner: the tenant.
+        actor: who uploads it.
         suffix: `.txt` or `.jsonl`.
         chunks: the file as it arrives.
 
@@ -118,6 +119,7 @@ def save_upload(context: Context, owner: str, suffix: str, chunks: Iterable[byte
         QuotaExceededError: the tenant has as many files as it may have.
         StorageError: it cannot be stored.
     """
+    owner = actor.tenant
     check = DocumentCheck(suffix)
     stored = context.artifacts.put_stream(check.passing(chunks), max_bytes=context.settings.max_upload_bytes)
     new = NewUpload(
@@ -131,6 +133,8 @@ def save_upload(context: Context, owner: str, suffix: str, chunks: Iterable[byte
             if not uploads.is_uploaded(session, owner, new.id):
                 _require_room(context, session, owner, new.size)
             upload, is_new = uploads.save_upload(session, owner, new)
+            if is_new:
+                audit.record(session, actor, Action.UPLOAD_CREATE, subject=upload.id, detail={"size": new.size})
         is_kept = is_new
         return upload, is_new
     finally:
@@ -162,7 +166,7 @@ def get_upload(context: Context, owner: str, upload_id: str) -> Upload:
         return uploads.get_upload(session, owner, upload_id)
 
 
-def delete_upload(context: Context, owner: str, upload_id: str) -> None:
+def delete_upload(context: Context, actor: Actor, upload_id: str) -> None:
     """Deletes a file of a tenant.
 
     Raises:
@@ -170,7 +174,8 @@ def delete_upload(context: Context, owner: str, upload_id: str) -> None:
         ConflictError: a job that has not ended needs it.
     """
     with context.database.transaction() as session:
-        key = uploads.delete_upload(session, owner, upload_id)
+        key = uploads.delete_upload(session, actor.tenant, upload_id)
+        audit.record(session, actor, Action.UPLOAD_DELETE, subject=upload_id)
     _remove(context, key)
 
 

@@ -17,7 +17,8 @@ AppError
 ├── PermissionDeniedError           the caller may not do this
 ├── QuotaExceededError              the caller has used up what it may have
 │   ├── RateLimitedError            too many requests in a short time
-│   └── TooManyStreamsError         all event streams of this process are in use
+│   ├── TooManyStreamsError         all event streams of this process, or of the tenant, are in use
+│   └── TooManyUploadsError         as many uploads are being received as may be at once
 ├── BusyError                       this process has no room for the request now (worth retrying)
 ├── OverQuotaError                  what is asked for is larger than the caller may ever have
 ├── StorageError                    files cannot be written or read
@@ -157,7 +158,7 @@ class RateLimitedError(QuotaExceededError):
 
 
 class TooManyStreamsError(QuotaExceededError):
-    """All event streams of this process are in use."""
+    """All event streams that this process has, or has for one tenant, are in use."""
 
     code = "too_many_streams"
 
@@ -167,6 +168,12 @@ class BusyError(AppError):
 
     code = "busy"
     retryable = True
+
+
+class TooManyUploadsError(QuotaExceededError):
+    """As many uploads are being received as may be at once, of one tenant or of all."""
+
+    code = "too_many_uploads"
 
 
 class OverQuotaError(AppError):

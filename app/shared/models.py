@@ -10,6 +10,8 @@ jobs ─┬─ job_events         what happened, numbered without gaps
 
 profiles                    what is known of a model before a ratio is chosen; jobs name theirs
 tenants ── api_keys         who may come in, as which tenant
+           └─ sessions      people signed in to the pages with a key
+audit_events                who did what; rows are only added
 uploads                     calibration files of a tenant
 identity                    tells this database from all others
 
@@ -345,3 +347,54 @@ class Upload(Base):
     suffix: Mapped[str] = mapped_column(String(8))
     documents: Mapped[int]
     created_at: Mapped[datetime]
+
+
+class BrowserSession(Base):
+    """A person signed in to the pages, by a token `rs_<id>_<secret>` of which only the hash is kept.
+
+    Attributes:
+        key_id: the API key that was given; the session ends with it.
+        secret_sha256: SHA-256 of the secret, hexadecimal.
+    """
+
+    __tablename__ = "sessions"
+    __table_args__ = (Index(None, "expires_at"),)
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    key_id: Mapped[str] = mapped_column(String(16), ForeignKey("api_keys.id", ondelete="CASCADE"), index=True)
+    secret_sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+
+
+class AuditEvent(Base):
+    """Something that was done. Triggers in the database refuse to change or delete a row.
+
+    Attributes:
+        tenant: whose; null if it concerns no tenant in particular.
+        actor: id of the API key, or `local`, `unknown`, `worker` or `admin`.
+        address: IP address of the client.
+        action: an `Action` of `app.shared.repositories.audit`.
+        subject: id of what it was done to.
+        request_id: the request, as the log names it.
+        outcome: `success` or `failure`.
+        detail: no secrets, and no text that a client chose.
+    """
+
+    __tablename__ = "audit_events"
+    __table_args__ = (
+        CheckConstraint("outcome IN ('success', 'failure')", name="outcome"),
+        Index("ix_audit_events_tenant_id", "tenant", "id"),
+        Index(None, "at"),
+    )
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    at: Mapped[datetime]
+    tenant: Mapped[str | None] = mapped_column(String(64))
+    actor: Mapped[str] = mapped_column(String(16))
+    address: Mapped[str | None] = mapped_column(String(64))
+    action: Mapped[str] = mapped_column(String(32))
+    subject: Mapped[str | None] = mapped_column(String(64))
+    request_id: Mapped[str | None] = mapped_column(String(64))
+    outcome: Mapped[str] = mapped_column(String(8))
+    detail: Mapped[dict[str, Any]]

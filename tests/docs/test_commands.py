@@ -33,6 +33,7 @@ READ_IN_TURN = (
     "how-to/cost",
     "how-to/hub",
     "how-to/production",
+    "how-to/audit",
 )
 PAGES = [ROOT / "docs" / f"{name}.md" for name in READ_IN_TURN]
 BLOCK = re.compile(r"(?:<!-- not run: ([^>]+) -->\n)?```(sh|python|bash|console|shell)\n(.*?)```", flags=re.DOTALL)
@@ -140,7 +141,7 @@ def test_every_page_is_read_and_what_is_not_run_says_why():
     assert not [page for page in PAGES for block in blocks(page) if re.search(r"^\$ ", block.text, flags=re.MULTILINE)]
     assert {block.language for page in PAGES for block in blocks(page)} == {"sh", "python"}
     run = [page.stem for page in PAGES if script_of(page)]
-    assert run == ["quickstart", "calibration", "ratio", "load", "evaluate", "cost"]
+    assert run == ["quickstart", "calibration", "ratio", "load", "evaluate", "cost", "audit"]
 
 
 def test_commands_that_cannot_run_here_exist_all_the_same():

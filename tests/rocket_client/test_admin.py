@@ -2,6 +2,7 @@
 
 import json
 
+import httpx2
 import pytest
 
 from app.shared.database import downgrade
@@ -175,3 +176,56 @@ def test_a_service_without_keys_does_not_start_beyond_the_loopback(rocket, tmp_p
     from app.shared.settings import Settings
 
     require_safe_binding(Settings(data_dir=folder), "0.0.0.0")  # noqa: S104
+
+
+def test_what_an_operator_does_is_in_the_audit_log(admin):
+    key_id = as_json(admin("keys", "create", "alice", "--label", "canary", "--json"))["id"]
+    admin("quota", "set", "alice", "--active-jobs", "3")
+    admin("keys", "revoke", key_id)
+    newest_first = as_json(admin("audit", "--json"))["data"]
+    assert [(event["action"], event["tenant"], event["subject"]) for event in newest_first] == [
+        ("key.revoke", "alice", key_id),
+        ("quota.set", "alice", None),
+        ("key.create", "alice", key_id),
+    ]
+    assert {event["actor"] for event in newest_first} == {"admin"}
+    assert newest_first[1]["detail"]["active_jobs"] == 3
+    assert "canary" not in json.dumps(newest_first)
+
+
+def test_the_audit_log_is_asked_by_tenant_action_and_time(admin):
+    for tenant in ("alice", "bob"):
+        admin("keys", "create", tenant)
+    asked = {
+        ("--tenant", "bob"): ["bob"],
+        ("--action", "key.create"): ["bob", "alice"],
+        ("--action", "job.delete"): [],
+        ("--since", "2020-01-01"): ["bob", "alice"],
+        ("--since", "2120-01-01T00:00:00"): [],
+        ("--limit", "1"): ["bob"],
+    }
+    for arguments, tenants in asked.items():
+        found = as_json(admin("audit", *arguments, "--json"))["data"]
+        assert [event["tenant"] for event in found] == tenants, arguments
+    table = admin("audit").out
+    assert "key.create" in table
+    assert "scopes=read write" in table
+    refused = admin("audit", "--action", "x")
+    assert refused.code == 2
+    assert "job.delete" in refused.err
+
+
+def test_an_operator_lists_and_ends_sessions(admin, server):
+    key = admin("keys", "create", "alice").out.strip()
+    with httpx2.Client(base_url=server.url, trust_env=False) as browser:
+        assert browser.post("/ui/sign-in", data={"key": key}).status_code == 303
+        assert browser.get("/").status_code == 200
+        [opened] = as_json(admin("sessions", "list", "--json"))["data"]
+        assert (opened["tenant"], opened["key_id"]) == ("alice", key.split("_")[1])
+        assert as_json(admin("sessions", "list", "bob", "--json"))["data"] == []
+        ended = admin("sessions", "revoke", opened["id"])
+        assert (ended.code, "alice has ended" in ended.err) == (0, True)
+        assert browser.get("/", headers={"Accept": "text/html"}).status_code == 303
+    again = admin("sessions", "revoke", opened["id"])
+    assert (again.code, "sessions list" in again.err) == (7, True)
+    assert as_json(admin("audit", "--limit", "1", "--json"))["data"][0]["action"] == "session.revoke"

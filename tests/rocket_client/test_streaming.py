@@ -113,8 +113,8 @@ def test_a_server_that_stays_away_is_given_up(connect, service):
 
 def test_a_stream_is_had_once_the_server_has_one_to_give(client, server, failed, monkeypatch):
     monkeypatch.setattr("app.api.errors.RETRY_AFTER_SECONDS", 1)
-    server.application.state.streams = Streams(0)
-    timer = threading.Timer(0.5, lambda: setattr(server.application.state, "streams", Streams(1)))
+    server.application.state.streams = Streams(0, share=0)
+    timer = threading.Timer(0.5, lambda: setattr(server.application.state, "streams", Streams(1, share=1)))
     timer.start()
 
     assert numbers(client.events(failed)) == [1, 2, 3, 4]
@@ -123,7 +123,7 @@ def test_a_stream_is_had_once_the_server_has_one_to_give(client, server, failed,
 
 def test_a_server_without_a_stream_to_give_is_told_and_not_worked_around(client, server, failed, monkeypatch):
     monkeypatch.setattr("app.api.errors.RETRY_AFTER_SECONDS", 1)
-    server.application.state.streams = Streams(0)
+    server.application.state.streams = Streams(0, share=0)
 
     with pytest.raises(ProblemError) as refused:
         list(client.events(failed, patience=0.5))

@@ -93,6 +93,12 @@ def find_key(session: Session, text: str) -> ApiKey | None:
     return row
 
 
+def find_named(session: Session, text: str) -> ApiKey | None:
+    """Return the row that a key names, whether the key is valid or not."""
+    parts = _KEY.fullmatch(text)
+    return None if parts is None else session.get(ApiKey, parts[1])
+
+
 def find_usable(session: Session, key_id: str) -> ApiKey | None:
     """The key of an id, unless it was revoked or has expired."""
     return session.scalars(select(ApiKey).where(ApiKey.id == key_id, _is_usable(now(session)))).one_or_none()

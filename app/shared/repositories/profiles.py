@@ -12,6 +12,8 @@ from app.shared.database import now
 from app.shared.errors import ProfileNotFoundError
 from app.shared.models import Job, Profile
 from app.shared.outcomes import NewEvent
+from app.shared.repositories import audit
+from app.shared.repositories.audit import Action, Actor
 from app.shared.repositories.events import append_event
 from app.shared.repositories.identifiers import new_id
 from app.shared.repositories.leases import Lease, change, hold
@@ -77,6 +79,9 @@ def save_profile(
         "used_at": at,
     }
     profile_id = _insert_or_use(session, row)
+    if profile_id == row["id"]:
+        worker = Actor(tenant=job.owner, name="worker", request_id=job.request_id)
+        audit.record(session, worker, Action.PROFILE_CREATE, subject=profile_id, detail={"job_id": job.id})
     if job.profile_id is None:
         data = {"profile": profile_id}
         append_event(session, job.id, NewEvent(type="profile", message="all layers are profiled", data=data), at)

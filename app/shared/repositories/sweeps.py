@@ -116,11 +116,11 @@ def reclaim_from(session: Session, worker: str | None = None) -> list[str]:
     return _reclaim(session, Job.fence.is_not(None) if worker is None else Job.claimed_by == worker)
 
 
-def requeue_job(session: Session, job_id: str) -> Status:
+def requeue_job(session: Session, job_id: str) -> Job:
     """Takes a job from its worker, as when that hangs: what the worker still writes is refused, the attempt counts.
 
     Returns:
-        Where the job is now: `queued`; `cancelled` if that had been asked for; `failed` if no attempt is left.
+        The job as it is now: `queued`; `cancelled` if that had been asked for; `failed` if no attempt is left.
 
     Raises:
         JobNotFoundError: there is no such job.
@@ -135,7 +135,9 @@ def requeue_job(session: Session, job_id: str) -> Status:
         raise ConflictError(f"the job is {status}, which never changes; `rocket retry` makes a new one of it")
     if not status.is_held:
         raise ConflictError("the job is queued already; if no worker takes it, see whether one runs")
-    return _take(session, job, now(session), why="taken from its worker by the operator")
+    _take(session, job, now(session), why="taken from its worker by the operator")
+    session.refresh(job)
+    return job
 
 
 def expire_artifacts(session: Session) -> list[str]:

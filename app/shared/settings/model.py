@@ -163,6 +163,11 @@ class Settings(BaseSettings):
         default=60.0,
         description="time without progress after which a client that does not read its response is cut off",
     )
+    max_tenant_streams: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        default=None,
+        description="event streams and waiting requests of one tenant open at once, where there are API keys; "
+        "default a quarter of `ROCKET_MAX_STREAMS`",
+    )
     max_active_jobs: Annotated[int, Field(ge=1)] = Field(
         default=100, description="quota of a tenant: jobs that have not ended"
     )
@@ -180,6 +185,12 @@ class Settings(BaseSettings):
     )
     max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=64 * _MIB, description="largest calibration file that can be uploaded"
+    )
+    max_concurrent_uploads: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=2, description="uploads of one tenant received at once by one process, where there are API keys"
+    )
+    upload_seconds: Annotated[float, Field(ge=1, le=86400)] = Field(
+        default=900.0, description="time in which an upload must have arrived"
     )
     max_uploads: Annotated[int, Field(ge=0)] = Field(
         default=100, description="quota of a tenant: calibration files uploaded"
@@ -281,7 +292,7 @@ class Settings(BaseSettings):
 
     @field_validator("trusted_proxies")
     @classmethod
-    def _areparse_networks(cls, text: str) -> str:
+    def _is_list_of_networks(cls, text: str) -> str:
         parse_networks(text)
         return text
 
@@ -334,6 +345,11 @@ class Settings(BaseSettings):
     def broker(self) -> str:
         """The broker's URL, password included."""
         return self.broker_url.get_secret_value()
+
+    @property
+    def tenant_streams(self) -> int:
+        """Return how many event streams and waiting requests one tenant may have open at once."""
+        return self.max_tenant_streams or -(-self.max_streams // 4)
 
     @property
     def heartbeat_seconds(self) -> float:

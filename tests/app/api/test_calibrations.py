@@ -7,6 +7,7 @@ import pytest
 from app.services import uploads
 from app.shared.outcomes import JobError
 from app.shared.repositories import sweeps
+from app.shared.repositories.audit import LOCAL_ACTOR
 from rocket_core.datasets import documents
 from tests.app.api.conftest import BODY
 
@@ -163,15 +164,17 @@ def test_another_tenant_s_files_are_not_there(client, context):
     view = upload(client).json()
     upload_id = view["id"].removeprefix("upload/")
     assert uploads.list_uploads(context, "other") == []
-    for action in (uploads.get_upload, uploads.delete_upload):
-        with pytest.raises(uploads.uploads.UploadNotFoundError):
-            action(context, "other", upload_id)
+    other = LOCAL_ACTOR.on_behalf_of("other")
+    with pytest.raises(uploads.uploads.UploadNotFoundError):
+        uploads.get_upload(context, "other", upload_id)
+    with pytest.raises(uploads.uploads.UploadNotFoundError):
+        uploads.delete_upload(context, other, upload_id)
     with pytest.raises(uploads.uploads.UploadNotFoundError):
         uploads.require_dataset(context, "other", view["id"])
     # The same content belongs to each of those who have sent it.
-    theirs, is_new = uploads.save_upload(context, "other", ".jsonl", [GOOD])
+    theirs, is_new = uploads.save_upload(context, other, ".jsonl", [GOOD])
     assert (theirs.id, is_new) == (upload_id, True)
-    uploads.delete_upload(context, "other", upload_id)
+    uploads.delete_upload(context, other, upload_id)
     assert client.get(f"/calibrations/{upload_id}").status_code == 200
 
 

@@ -119,7 +119,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         return client.get(path, headers={"If-None-Match": client.get(path).headers["ETag"]})
 
     def without_streams():
-        app.state.streams = Streams(0)
+        app.state.streams = Streams(0, share=0)
         return client.get(f"{jobs.queued}/events", headers={"Accept": "text/event-stream"})
 
     def from_the_store():

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from app.api.events import Streams
+from app.services.access import LOCAL_CALLER
 from app.shared.errors import TooManyStreamsError
 from app.shared.outcomes import JobError
 from app.shared.repositories import leases, outputs
@@ -99,10 +100,10 @@ def test_the_stream_of_an_unknown_job_is_not_found(client):
 
 
 def test_streams_are_limited_and_given_back(client, failed, app):
-    app.state.streams = Streams(1)
+    app.state.streams = Streams(1, share=1)
     assert client.get(failed, headers=STREAM).status_code == 200
     assert client.get(failed, headers=STREAM).status_code == 200
-    app.state.streams.take()
+    app.state.streams.take(LOCAL_CALLER)
     answer = client.get(failed, headers=STREAM)
     assert (answer.status_code, answer.json()["code"]) == (429, "too_many_streams")
     assert int(answer.headers["Retry-After"]) > 0
@@ -120,10 +121,10 @@ def test_open_streams_end_when_the_service_stops(client, submitted, app, monkeyp
 
 
 def test_the_count_never_exceeds_its_limit():
-    count = Streams(2)
-    count.take()
-    count.take()
+    count = Streams(2, share=2)
+    count.take(LOCAL_CALLER)
+    count.take(LOCAL_CALLER)
     with pytest.raises(TooManyStreamsError):
-        count.take()
-    count.give_back()
-    count.take()
+        count.take(LOCAL_CALLER)
+    count.give_back(LOCAL_CALLER)
+    count.take(LOCAL_CALLER)

@@ -6,6 +6,7 @@ from sqlalchemy import text
 
 from app.api.events import Streams
 from app.api.waiting import _seconds_to_wait
+from app.services.access import LOCAL_CALLER
 from app.shared.outcomes import JobError
 from tests.app.api.conftest import BODY
 
@@ -98,8 +99,8 @@ def test_a_job_that_is_deleted_meanwhile_is_told_as_it_was(client, submitted, co
 
 
 def test_no_more_wait_than_streams_may_be_open(client, submitted, app):
-    app.state.streams = Streams(1)
-    app.state.streams.take()
+    app.state.streams = Streams(1, share=1)
+    app.state.streams.take(LOCAL_CALLER)
     answer, seconds = timed(client.get, f"/jobs/{submitted}", headers=WAIT)
     assert answer.status_code == 200
     assert "Preference-Applied" not in answer.headers
@@ -107,10 +108,10 @@ def test_no_more_wait_than_streams_may_be_open(client, submitted, app):
 
 
 def test_a_place_to_wait_is_given_back(client, submitted, app):
-    app.state.streams = Streams(1)
+    app.state.streams = Streams(1, share=1)
     for _ in range(2):
         assert "Preference-Applied" in client.get(f"/jobs/{submitted}", headers={"Prefer": "wait=1"}).headers
-    app.state.streams.take()
+    app.state.streams.take(LOCAL_CALLER)
 
 
 def test_nothing_waits_when_the_service_stops(client, submitted, app, later):

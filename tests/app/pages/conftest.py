@@ -1,6 +1,6 @@
 import pytest
 
-from tests.app.api.conftest import Worker
+from tests.app.api.conftest import Worker, submitted, url  # noqa: F401  # fixtures
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Who signs in, for how long, and what their cookie is good for."""
 
+import hashlib
 import re
 
 import pytest
@@ -102,6 +103,36 @@ def test_the_session_ends_with_its_key_its_time_and_by_hand(page, client, contex
     with context.database.transaction() as session:
         keys.revoke_key(session, key.row.id)
     assert page("GET", "/").status_code == 303
+
+
+def test_signing_out_ends_every_copy_of_the_cookie(page, client, context, sign_in):
+    sign_in()
+    copied = client.cookies["rocket_session"]
+    token = csrf_of(page("GET", "/").text)
+    client.cookies.clear()
+    sign_in()
+    other = client.cookies["rocket_session"]
+    client.cookies.set("rocket_session", copied, domain="localhost.local")
+    assert page("POST", "/ui/sign-out", data={"csrf": token}).status_code == 303
+    for cookie, status in ((copied, 303), (other, 200)):
+        client.cookies.clear()
+        client.cookies.set("rocket_session", cookie)
+        assert page("GET", "/").status_code == status
+        assert client.get("/jobs").status_code == (401 if status == 303 else 200)
+
+
+def test_the_database_keeps_no_token(page, client, context, sign_in):
+    sign_in()
+    token = client.cookies["rocket_session"]
+    with context.database.snapshot() as session:
+        [(row, _)] = sessions.sessions.list_sessions(session)
+    assert token.split("_")[1] == row.id
+    assert row.secret_sha256 == hashlib.sha256(token.split("_")[2].encode()).hexdigest()
+    assert csrf_of(page("GET", "/").text) not in token
+    for forged in (f"rs_{row.id}_{row.secret_sha256}", token[:-1] + ("0" if token[-1] != "0" else "1"), token + "0"):
+        client.cookies.clear()
+        client.cookies.set("rocket_session", forged)
+        assert page("GET", "/").status_code == 303
 
 
 def test_a_cookie_that_is_none_of_ours_is_as_good_as_none(page, client, key):

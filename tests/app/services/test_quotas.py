@@ -10,6 +10,7 @@ from app.shared.errors import OverQuotaError, QuotaExceededError
 from app.shared.models import Upload
 from app.shared.outcomes import JobError
 from app.shared.repositories import jobs, tenants
+from app.shared.repositories.audit import LOCAL_ACTOR
 from app.shared.repositories.tenants import Quotas
 from app.shared.requests import CalibrationRequest, EvaluationRequest, JobRequest
 from tests.app.api.conftest import BODY, Worker
@@ -40,7 +41,7 @@ def allow(context):
 
 @pytest.fixture
 def submit_job(context):
-    return lambda owner="local", key=None: services.submit_job(context, owner, REQUEST, key)
+    return lambda owner="local", key=None: services.submit_job(context, LOCAL_ACTOR.on_behalf_of(owner), REQUEST, key)
 
 
 def count(context, owner="local"):
@@ -86,7 +87,7 @@ def test_a_job_that_is_refused_leaves_nothing_and_its_key_stays_free(context, al
     with pytest.raises(QuotaExceededError):
         submit_job(key="b")
     assert submit_job(key="a").job.id == first.job.id, "a replay makes no job"
-    services.cancel_job(context, "local", first.job.id)
+    services.cancel_job(context, LOCAL_ACTOR, first.job.id)
     assert submit_job(key="b").created
 
 
@@ -96,11 +97,11 @@ def test_a_retry_counts_as_a_job(context, allow, submit_job, worker):
     allow(active_jobs=1)
     other = submit_job().job.id
     with pytest.raises(QuotaExceededError):
-        services.retry_job(context, "local", failed)
+        services.retry_job(context, LOCAL_ACTOR, failed)
     assert count(context) == 1
-    services.cancel_job(context, "local", other)
-    retried = services.retry_job(context, "local", failed)
-    assert services.retry_job(context, "local", failed).job.id == retried.job.id, "which makes no other"
+    services.cancel_job(context, LOCAL_ACTOR, other)
+    retried = services.retry_job(context, LOCAL_ACTOR, failed)
+    assert services.retry_job(context, LOCAL_ACTOR, failed).job.id == retried.job.id, "which makes no other"
 
 
 def test_a_retry_is_judged_by_what_is_allowed_now(context, allow, submit_job, worker):
@@ -108,7 +109,7 @@ def test_a_retry_is_judged_by_what_is_allowed_now(context, allow, submit_job, wo
     worker.fail(failed, BROKEN)
     allow(calibration_tokens=1)
     with pytest.raises(OverQuotaError):
-        services.retry_job(context, "local", failed)
+        services.retry_job(context, LOCAL_ACTOR, failed)
 
 
 def test_a_tenant_that_may_have_no_jobs_is_told_so_for_good(allow, submit_job):
@@ -124,7 +125,7 @@ def test_who_stores_too_much_makes_no_more_until_it_is_deleted(context, allow, s
     with pytest.raises(QuotaExceededError, match="10 of 10 bytes"):
         submit_job()
     assert submit_job("other").created
-    services.delete_job(context, "local", done)
+    services.delete_job(context, LOCAL_ACTOR, done)
     assert submit_job().created
 
 

@@ -1,0 +1,97 @@
+"""What requests of all tenants share: places and threads, of which one tenant gets only a part."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+from anyio import CapacityLimiter, to_thread
+
+from app.services.access import Caller
+
+Result = TypeVar("Result")
+
+
+class Places:
+    """Places that requests occupy for a while; used from the event loop only.
+
+    Without API keys there is one tenant, which may occupy all of them.
+
+    Args:
+        total: how many there are.
+        share: how many one tenant may occupy where there are API keys.
+    """
+
+    def __init__(self, total: int, *, share: int) -> None:
+        self.total = total
+        self.share = min(share, total)
+        self._taken: Counter[str] = Counter()
+
+    def try_take(self, caller: Caller) -> bool:
+        """Occupy a place; return whether one was free for this caller."""
+        most = self.total if caller.key_id is None else self.share
+        if self._taken.total() >= self.total or self._taken[caller.tenant] >= most:
+            return False
+        self._taken[caller.tenant] += 1
+        return True
+
+    def give_back(self, caller: Caller) -> None:
+        """Free a place that was taken."""
+        self._taken[caller.tenant] -= 1
+        if self._taken[caller.tenant] == 0:
+            del self._taken[caller.tenant]
+
+
+class Threads(Protocol):
+    """Something that runs a function in a thread."""
+
+    async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Return what the function returns."""
+        ...
+
+
+class SharedThreads:
+    """Threads for one kind of work, of which one tenant occupies only a part; others wait at most for that part.
+
+    Args:
+        total: how many there are.
+        share: how many one tenant may occupy where there are API keys.
+    """
+
+    def __init__(self, total: int, *, share: int) -> None:
+        self._all = CapacityLimiter(total)
+        self._share = share
+        self._tenants: WeakValueDictionary[str, CapacityLimiter] = WeakValueDictionary()
+
+    def of(self, caller: Caller) -> Threads:
+        """Return the threads that a caller may occupy."""
+        if caller.key_id is None:
+            return _Part(self._all, None)
+        own = self._tenants.get(caller.tenant)
+        if own is None:
+            own = self._tenants[caller.tenant] = CapacityLimiter(self._share)
+        return _Part(self._all, own)
+
+
+class _Part:
+    def __init__(self, limiter: CapacityLimiter, own: CapacityLimiter | None) -> None:
+        self._all = limiter
+        self._own = own
+
+    async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
+        if self._own is None:
+            return await to_thread.run_sync(function, *arguments, limiter=self._all)
+        # The borrower is not the task: one task may run several functions at once.
+        async with _Borrowed(self._own):
+            return await to_thread.run_sync(function, *arguments, limiter=self._all)
+
+
+class _Borrowed:
+    def __init__(self, limiter: CapacityLimiter) -> None:
+        self._limiter = limiter
+
+    async def __aenter__(self) -> None:
+        await self._limiter.acquire_on_behalf_of(self)
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._limiter.release_on_behalf_of(self)

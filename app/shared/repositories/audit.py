@@ -1,0 +1,127 @@
+"""The audit log: who did what, from where. Rows are only added; the database refuses to change or delete them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Literal
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.shared.database import now
+from app.shared.models import LOCAL_OWNER, AuditEvent
+
+Outcome = Literal["success", "failure"]
+
+
+class Action(StrEnum):
+    """What is recorded."""
+
+    JOB_SUBMIT = "job.submit"
+    JOB_CANCEL = "job.cancel"
+    JOB_RETRY = "job.retry"
+    JOB_DELETE = "job.delete"
+    JOB_REQUEUE = "job.requeue"
+    UPLOAD_CREATE = "upload.create"
+    UPLOAD_DELETE = "upload.delete"
+    PROFILE_CREATE = "profile.create"
+    PROFILE_DELETE = "profile.delete"
+    SIGN_IN = "session.sign_in"
+    SIGN_OUT = "session.sign_out"
+    SESSION_REVOKE = "session.revoke"
+    KEY_CREATE = "key.create"
+    KEY_REVOKE = "key.revoke"
+    QUOTA_SET = "quota.set"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Actor:
+    """Who does something, on whose behalf and from where.
+
+    Attributes:
+        tenant: the tenant; "" for none in particular.
+        name: id of the API key, or one of `local` (a service without keys), `unknown` (not signed in), `worker`,
+            `admin`.
+        address: IP address of the client; None if it did not come over the network.
+        request_id: the request, as the log of the service names it.
+    """
+
+    tenant: str
+    name: str
+    address: str | None = None
+    request_id: str | None = None
+
+    def on_behalf_of(self, tenant: str) -> "Actor":
+        """Return the same actor, acting on another tenant's behalf."""
+        return replace(self, tenant=tenant)
+
+
+LOCAL_ACTOR = Actor(tenant=LOCAL_OWNER, name="local")
+ADMIN = Actor(tenant="", name="admin")
+_MAX_ADDRESS = 64
+
+
+def record(
+    session: Session,
+    actor: Actor,
+    action: Action,
+    *,
+    subject: str | None = None,
+    outcome: Outcome = "success",
+    detail: Mapping[str, str | int | None] = MappingProxyType({}),
+) -> None:
+    """Record something, in the transaction that does it.
+
+    Args:
+        session: a writing transaction.
+        actor: who does it.
+        action: what is done.
+        subject: id of what it is done to.
+        outcome: whether it was done.
+        detail: what else is worth knowing; no secrets, and no text that a client chose.
+    """
+    # Several people may have a shell on the machine.
+    account = {"uid": os.getuid()} if actor.name == ADMIN.name else {}
+    row = AuditEvent(
+        at=now(session),
+        tenant=actor.tenant or None,
+        actor=actor.name,
+        address=None if actor.address is None else actor.address[:_MAX_ADDRESS],
+        action=action,
+        subject=subject,
+        request_id=actor.request_id,
+        outcome=outcome,
+        detail={**detail, **account},
+    )
+    session.add(row)
+    session.flush()
+
+
+def list_events(
+    session: Session,
+    *,
+    tenant: str | None = None,
+    action: Action | None = None,
+    since: datetime | None = None,
+    limit: int,
+) -> list[AuditEvent]:
+    """Return the newest events, newest first.
+
+    Args:
+        session: a transaction.
+        tenant: only those of this one.
+        action: only these.
+        since: only those from this time on.
+        limit: how many at most.
+    """
+    statement = select(AuditEvent).order_by(AuditEvent.id.desc()).limit(limit)
+    if tenant is not None:
+        statement = statement.where(AuditEvent.tenant == tenant)
+    if action is not None:
+        statement = statement.where(AuditEvent.action == action)
+    if since is not None:
+        statement = statement.where(AuditEvent.at >= since)
+    return list(session.scalars(statement))

@@ -1,0 +1,101 @@
+"""Sessions of people signed in to the pages. Of a session's token only its id and a hash of its secret are kept."""
+
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import delete, or_, select
+from sqlalchemy.orm import Session
+
+from app.shared.database import now
+from app.shared.errors import NotFoundError
+from app.shared.models import ApiKey, BrowserSession
+from app.shared.repositories.keys import find_usable
+
+_ID_BYTES = 8
+_SECRET_BYTES = 32
+_TOKEN = re.compile(rf"rs_([0-9a-f]{{{2 * _ID_BYTES}}})_([0-9a-f]{{{2 * _SECRET_BYTES}}})")
+_MAX_PER_KEY = 100
+_UNSYNCHRONIZED = {"synchronize_session": False}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewSession:
+    """A session that has just been opened.
+
+    Attributes:
+        row: what is kept of it.
+        token: the token for the client, which cannot be shown again.
+    """
+
+    row: BrowserSession
+    token: str
+
+
+def open_session(session: Session, key_id: str, *, lifetime: timedelta) -> NewSession:
+    """Open a session for a key; of more than a hundred of one key the oldest end."""
+    at = now(session)
+    mine = select(BrowserSession.id).where(BrowserSession.key_id == key_id)
+    newest = mine.order_by(BrowserSession.created_at.desc(), BrowserSession.id).offset(_MAX_PER_KEY - 1)
+    surplus = session.scalars(newest).all()
+    session.execute(delete(BrowserSession).where(BrowserSession.id.in_(surplus)), execution_options=_UNSYNCHRONIZED)
+    identifier, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
+    row = BrowserSession(
+        id=identifier, key_id=key_id, secret_sha256=_hashed(secret), created_at=at, expires_at=at + lifetime
+    )
+    session.add(row)
+    session.flush()
+    return NewSession(row=row, token=f"rs_{identifier}_{secret}")
+
+
+def find_session(session: Session, token: str) -> tuple[BrowserSession, ApiKey] | None:
+    """Return the session of a token and its key; None if the session has ended or the key is not usable."""
+    parts = _TOKEN.fullmatch(token)
+    row = None if parts is None else session.get(BrowserSession, parts[1])
+    if parts is None or row is None or not hmac.compare_digest(row.secret_sha256, _hashed(parts[2])):
+        return None
+    key = find_usable(session, row.key_id) if row.expires_at > now(session) else None
+    return None if key is None else (row, key)
+
+
+def list_sessions(session: Session, tenant: str | None = None) -> list[tuple[BrowserSession, ApiKey]]:
+    """Return the sessions of a tenant, or all, oldest first; those that have expired only until they are swept."""
+    statement = select(BrowserSession, ApiKey).join(ApiKey, ApiKey.id == BrowserSession.key_id)
+    if tenant is not None:
+        statement = statement.where(ApiKey.tenant == tenant)
+    ordered = statement.order_by(BrowserSession.created_at, BrowserSession.id)
+    return [(row, key) for row, key in session.execute(ordered)]
+
+
+def end_session(session: Session, session_id: str) -> bool:
+    """End a session; return whether there was one."""
+    ended = delete(BrowserSession).where(BrowserSession.id == session_id).returning(BrowserSession.id)
+    return session.execute(ended, execution_options=_UNSYNCHRONIZED).one_or_none() is not None
+
+
+def revoke_session(session: Session, session_id: str) -> ApiKey:
+    """End a session, and return its key.
+
+    Raises:
+        NotFoundError: no such session exists.
+    """
+    row = session.get(BrowserSession, session_id)
+    key = None if row is None else session.get(ApiKey, row.key_id)
+    if key is None or not end_session(session, session_id):
+        raise NotFoundError("no session has this id; `rocket admin sessions list` shows them")
+    return key
+
+
+def forget_sessions(session: Session) -> None:
+    """Delete the sessions that have expired, and those of keys that were revoked or have expired."""
+    at = now(session)
+    unusable = select(ApiKey.id).where(or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at <= at))
+    ended = or_(BrowserSession.expires_at <= at, BrowserSession.key_id.in_(unusable))
+    session.execute(delete(BrowserSession).where(ended), execution_options=_UNSYNCHRONIZED)
+
+
+def _hashed(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
