@@ -34,11 +34,11 @@ _READ_SECONDS = 20.0
 # What the Hub's own deadlines may take longer to be noticed.
 _SLACK_SECONDS = 0.5
 # How long a request waits for a place, and its client should wait before the next one.
-_TURN_SECONDS = 2.0
+_TURN_SECONDS = 10.0
 _RETRY_SECONDS = 5
-# Together fewer than the threads that serve requests.
-_HUB_TURNS = {"most": 8, "most_of_one": 3, "waiting": 12, "waiting_of_one": 8}
-_READ_TURNS = {"most": 4, "most_of_one": 2, "waiting": 12, "waiting_of_one": 8}
+# One tenant takes fewer of the threads that serve requests than there are: 40.
+_HUB_TURNS = {"most": 8, "most_of_one": 4, "waiting": 12, "waiting_of_one": 8}
+_READ_TURNS = {"most": 6, "most_of_one": 3, "waiting": 20, "waiting_of_one": 16}
 # What children need of the environment; of the rest, much is secret.
 _ENVIRONMENT = ("PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _ENVIRONMENT_PREFIXES = ("LC_", "HF_HUB_")
