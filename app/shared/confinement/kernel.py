@@ -1,0 +1,116 @@
+"""System calls that Python has no names for."""
+
+import ctypes
+import os
+import sys
+
+# The same on all architectures.
+_LANDLOCK_CREATE_RULESET = 444
+_LANDLOCK_ADD_RULE = 445
+_LANDLOCK_RESTRICT_SELF = 446
+_LANDLOCK_CREATE_RULESET_VERSION = 1
+
+_PR_SET_NO_NEW_PRIVS = 38
+_LANDLOCK_RULE_PATH_BENEATH = 1
+
+_CAPABILITY_VERSION = 0x20080522
+# Kept for root: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, to read and write files of any owner. The others
+# lead around Landlock: with CAP_PERFMON, for instance, the environment of any process can be read.
+_KEPT_CAPABILITIES = 0b11111
+
+
+class _RulesetAttributes(ctypes.Structure):
+    _fields_ = (
+        ("handled_access_fs", ctypes.c_uint64),
+        ("handled_access_net", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Capabilities(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+def give_up_privileges() -> bool:
+    """Drop what root may do apart from reading files, and forbid to gain privileges; return whether the system does."""
+    if sys.platform != "linux" or _libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return False
+    header = _CapabilityHeader(version=_CAPABILITY_VERSION, pid=0)
+    # Numbers from 32 on are in the second element.
+    held = (_Capabilities * 2)()
+    if _libc().capget(ctypes.byref(header), held) != 0:
+        return False
+    low = held[0]
+    for name in ("effective", "permitted", "inheritable"):
+        setattr(low, name, getattr(low, name) & _KEPT_CAPABILITIES)
+    held[1] = _Capabilities()
+    return bool(_libc().capset(ctypes.byref(header), held) == 0)
+
+
+def landlock_version() -> int:
+    """Return the version of Landlock's interface; 0 if the kernel has none."""
+    if sys.platform != "linux":
+        return 0
+    version: int = _libc().syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
+    return max(0, version)
+
+
+def create_ruleset(files: int, network: int, scopes: int) -> int:
+    """Return the descriptor of a Landlock ruleset that denies these kinds of access until rules allow them.
+
+    Raises:
+        OSError: the kernel refuses it.
+    """
+    attributes = _RulesetAttributes(handled_access_fs=files, handled_access_net=network, scoped=scopes)
+    return _call(_LANDLOCK_CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0)
+
+
+def allow_beneath(ruleset: int, descriptor: int, access: int) -> None:
+    """Allow access to a file, or to a folder and all below it.
+
+    Raises:
+        OSError: the kernel refuses it.
+    """
+    rule = _PathBeneath(allowed_access=access, parent_fd=descriptor)
+    _call(_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_RULE_PATH_BENEATH, ctypes.byref(rule), 0)
+
+
+def restrict_self(ruleset: int) -> None:
+    """Put the calling thread, and all that it starts, under a ruleset for good.
+
+    Raises:
+        OSError: the kernel refuses it.
+    """
+    _call(_LANDLOCK_RESTRICT_SELF, ruleset, 0)
+
+
+def call(number: int, *arguments: object) -> int:
+    """Make a system call by its number on this architecture.
+
+    Raises:
+        OSError: it fails.
+    """
+    return _call(number, *arguments)
+
+
+def _call(number: int, *arguments: object) -> int:
+    # As the kernel reads them: a plain int would be passed with 32 bits.
+    wide = (ctypes.c_long(value) if isinstance(value, int) else value for value in arguments)
+    result: int = _libc().syscall(ctypes.c_long(number), *wide)
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

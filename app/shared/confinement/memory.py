@@ -1,0 +1,167 @@
+"""Limits on the memory of a process: by a control group where one can be made, and by the process's own limit."""
+
+import logging
+import os
+import resource
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
+_log = logging.getLogger(__name__)
+
+
+def limit_memory(byte_count: int) -> None:
+    """Limit the private memory of this process; above it an allocation fails with ENOMEM.
+
+    It counts what is reserved for writing (heap, anonymous mappings, stacks of threads), used or not, and neither files
+    that are mapped nor memory that is shared. May be called again, also to raise the limit.
+
+    Args:
+        byte_count: of RLIMIT_DATA, > 0; a lower hard limit of the system's stays in force.
+    """
+    _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = byte_count if hard == resource.RLIM_INFINITY else min(byte_count, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Names:
+    """What the two kinds of control groups call the same things.
+
+    Attributes:
+        limit: file of the limit.
+        swap_limit: file of the limit on swap; not there where the system has no swap accounting.
+        counts_both: whether that counts memory and swap together.
+        events: file that counts killed processes.
+    """
+
+    limit: str
+    swap_limit: str
+    counts_both: bool
+    events: str
+
+
+_SECOND = _Names(limit="memory.max", swap_limit="memory.swap.max", counts_both=False, events="memory.events")
+_FIRST = _Names(
+    limit="memory.limit_in_bytes",
+    swap_limit="memory.memsw.limit_in_bytes",
+    counts_both=True,
+    events="memory.oom_control",
+)
+
+
+class MemoryGroup:
+    """A control group for one job's processes, which the kernel kills when they take more than the limit.
+
+    Unlike `limit_memory` it counts what is used, of all processes in it together, and cannot be lifted from within.
+    """
+
+    def __init__(self, folder: Path, names: _Names) -> None:
+        self._folder = folder
+        self._names = names
+
+    @classmethod
+    def try_create(cls, name: str, byte_count: int) -> "MemoryGroup | None":
+        """Return a new group, or None where this process may not make one, as in most containers.
+
+        Args:
+            name: of the group's folder; that of no other one.
+            byte_count: the limit, > 0.
+        """
+        for parent, names in _parents():
+            folder = parent / name
+            try:
+                folder.mkdir()
+            except OSError:
+                continue
+            group = cls(folder, names)
+            try:
+                group.set_limit(byte_count)
+            except OSError as error:
+                _log.debug("no memory limit in %s: %s", folder, error)
+                group.remove()
+                continue
+            return group
+        return None
+
+    def add(self, pid: int) -> None:
+        """Move a process, with what it starts from now on, into the group.
+
+        Raises:
+            OSError: it is gone, or may not be moved.
+        """
+        _write(self._folder / "cgroup.procs", str(pid))
+
+    def set_limit(self, byte_count: int) -> None:
+        """Change the limit.
+
+        Raises:
+            OSError: the kernel refuses it.
+        """
+        limit, swap = self._folder / self._names.limit, self._folder / self._names.swap_limit
+        if not swap.exists():
+            _write(limit, str(byte_count))
+        elif self._names.counts_both:
+            # Both together may never be less than memory alone: raised first, lowered last.
+            with suppress(OSError):
+                _write(swap, str(byte_count))
+            _write(limit, str(byte_count))
+            _write(swap, str(byte_count))
+        else:
+            _write(limit, str(byte_count))
+            _write(swap, "0")
+
+    def was_exceeded(self) -> bool:
+        """Return whether the kernel has killed a process of the group for its memory."""
+        try:
+            lines = (self._folder / self._names.events).read_text(encoding="ascii").splitlines()
+        except OSError:
+            return False
+        counts = dict(line.split() for line in lines if len(line.split()) == 2)
+        return int(counts.get("oom_kill", "0")) > 0
+
+    def remove(self) -> None:
+        """Remove the group, whose processes must have ended; one that cannot be removed is logged and left."""
+        try:
+            self._folder.rmdir()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            _log.warning("cannot remove the control group %s: %s", self._folder, error)
+
+
+def _parents() -> list[tuple[Path, _Names]]:
+    """Return groups in which this process might make one of its own, the nearest first."""
+    found: list[tuple[Path, _Names]] = []
+    for line in _lines(_PROC / "self" / "cgroup"):
+        _number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            own = _CGROUPS / path.lstrip("/")
+            # A group with processes in it cannot pass its memory on to groups below; the one around it may.
+            found += [(group, _SECOND) for group in (own, own.parent) if _delegates_memory(group)]
+        elif "memory" in controllers.split(","):
+            found.append((_CGROUPS / "memory" / path.lstrip("/"), _FIRST))
+    return [(group, names) for group, names in found if group.is_dir() and os.access(group, os.W_OK)]
+
+
+def _delegates_memory(group: Path) -> bool:
+    return any("memory" in line.split() for line in _lines(group / "cgroup.subtree_control"))
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def _write(file: Path, text: str) -> None:
+    # In one write and without creating: a file that is missing is a limit that does not exist here.
+    descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode("ascii"))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,236 @@
+"""Each test confines a process of its own, as there is no way back."""
+
+import resource
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import app
+from app.shared.confinement import MemoryGroup, supported
+
+ROOT = Path(app.__file__).parents[1]
+CONTENT = "the service's secret"
+
+needs_landlock = pytest.mark.skipif(not supported().files, reason="this kernel has no Landlock")
+needs_seccomp = pytest.mark.skipif(not supported().network, reason="this system has no seccomp")
+
+PRELUDE = """
+import os, socket, sys, threading, time
+from pathlib import Path
+from app.shared.confinement import Sandbox, close_network, enter_sandbox, limit_memory
+
+def attempt(action):
+    try:
+        return action()
+    except OSError as error:
+        return type(error).__name__
+"""
+
+
+def run(code, *arguments, **options):
+    """Lines that a program prints which confines itself."""
+    command = [sys.executable, "-P", "-c", PRELUDE + textwrap.dedent(code), *map(str, arguments)]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"} | options.pop("env", {})
+    result = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=60, env=environment, **options
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+@pytest.fixture
+def secret(tmp_path):
+    file = tmp_path / "data" / "secret.key"
+    file.parent.mkdir()
+    file.write_text(CONTENT)
+    return file
+
+
+@needs_landlock
+def test_only_named_files_can_be_read(tmp_path, secret):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "LICENSE").symlink_to(secret)
+    code = """
+    model, secret = Path(sys.argv[1]), Path(sys.argv[2])
+    print(enter_sandbox(Sandbox(readable=(model,))).files)
+    for file in (model / "config.json", model / "LICENSE", secret, Path("/etc/shadow")):
+        print(attempt(file.read_text))
+    print(attempt(lambda: (model / "new").write_text("x")))
+    print(attempt(lambda: os.listdir(secret.parent)))
+    """
+    assert run(code, model, secret) == ["True", "{}", *["PermissionError"] * 5]
+
+
+@needs_landlock
+def test_writable_folders_can_be_worked_in(tmp_path, secret):
+    work, cache = tmp_path / "work", tmp_path / "cache"
+    work.mkdir()
+    cache.mkdir()
+    code = """
+    work, cache, secret = map(Path, sys.argv[1:])
+    enter_sandbox(Sandbox(writable=(work, cache)))
+    (work / "a").write_text("a")
+    (work / "folder").mkdir()
+    (work / "a").replace(work / "folder" / "b")
+    os.link(work / "folder" / "b", cache / "c")
+    print((cache / "c").read_text())
+    (cache / "c").unlink()
+    print(attempt(lambda: os.link(secret, work / "stolen")))
+    print(attempt(lambda: (work / "folder" / "b").rename(secret.parent / "out")))
+    print(attempt(lambda: os.truncate(secret, 0)))
+    """
+    # A link from outside is refused with EXDEV, as between two file systems.
+    assert run(code, work, cache, secret) == ["a", "OSError", "PermissionError", "PermissionError"]
+    assert secret.read_text() == CONTENT
+
+
+@needs_landlock
+def test_the_checkout_around_imported_packages_is_not_readable(tmp_path):
+    (tmp_path / "rocket-data").mkdir()
+    (tmp_path / "rocket-data" / "secret.key").write_text(CONTENT)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("value = 7")
+    code = """
+    enter_sandbox(Sandbox())
+    import package
+    print(package.value)
+    print(attempt(Path(sys.argv[1], "rocket-data", "secret.key").read_text))
+    """
+    assert run(code, tmp_path, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"}) == ["7", "PermissionError"]
+
+
+@needs_landlock
+def test_the_parent_can_be_neither_read_nor_signalled():
+    code = """
+    enter_sandbox(Sandbox())
+    parent = os.getppid()
+    print(attempt(Path(f"/proc/{parent}/environ").read_bytes))
+    print(attempt(lambda: os.readlink(f"/proc/{parent}/fd/0")))
+    print(attempt(lambda: os.kill(parent, 0)))
+    status = dict(line.split(":\\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    print(status["NoNewPrivs"], int(status["CapEff"], 16) & ~0b11111)
+    """
+    assert run(code) == [*["PermissionError"] * 3, "1 0"]
+
+
+@needs_landlock
+def test_children_are_confined_too(secret):
+    code = """
+    import subprocess
+    enter_sandbox(Sandbox())
+    print(subprocess.run(["/bin/cat", sys.argv[1]], capture_output=True).returncode)
+    """
+    assert run(code, secret) == ["1"]
+
+
+@needs_seccomp
+@pytest.mark.parametrize("family", ["AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"])
+def test_no_socket_can_be_opened_without_network(family):
+    code = """
+    enter_sandbox(Sandbox())
+    kind = socket.SOCK_RAW if sys.argv[1] == "AF_NETLINK" else socket.SOCK_STREAM
+    print(attempt(lambda: socket.socket(getattr(socket, sys.argv[1]), kind)))
+    one, other = socket.socketpair()
+    one.send(b"a pair is no way out")
+    print(other.recv(100).decode())
+    """
+    assert run(code, family) == ["PermissionError", "a pair is no way out"]
+
+
+@needs_seccomp
+def test_io_uring_is_no_way_around():
+    code = """
+    import ctypes
+    enter_sandbox(Sandbox(network=True))
+    libc = ctypes.CDLL(None, use_errno=True)
+    print(libc.syscall(425, 8, ctypes.create_string_buffer(120)), ctypes.get_errno())
+    """
+    assert run(code) == ["-1 13"]
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+@needs_seccomp
+def test_the_network_can_be_closed_later_in_all_threads(listener):
+    code = """
+    address = ("127.0.0.1", int(sys.argv[1]))
+    enter_sandbox(Sandbox(network=True))
+    before = socket.create_connection(address)
+    closed, seen = threading.Event(), []
+
+    def other():
+        closed.wait()
+        seen.append(attempt(lambda: socket.create_connection(address)))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    print(close_network())
+    closed.set()
+    thread.join()
+    print(*seen, attempt(lambda: socket.create_connection(address)), attempt(lambda: before.send(b"x")))
+    """
+    accepted = []
+    accepting = threading.Thread(target=lambda: accepted.append(listener.accept()[0]))
+    accepting.start()
+    assert run(code, listener.getsockname()[1]) == ["True", "PermissionError PermissionError BrokenPipeError"]
+    accepting.join()
+    accepted[0].close()
+
+
+def test_an_allocation_beyond_the_limit_fails_and_the_limit_can_be_raised():
+    code = """
+    limit_memory(2**28)
+    try:
+        bytearray(2**29)
+    except MemoryError:
+        print("refused")
+    limit_memory(2**30)
+    print(len(bytearray(2**29)))
+    """
+    assert run(code) == ["refused", str(2**29)]
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
+
+
+@pytest.fixture
+def group():
+    made = MemoryGroup.try_create(f"rocket-test-{time.monotonic_ns()}", 2**27)
+    if made is None:
+        pytest.skip("no control group can be made here")
+    yield made
+    made.remove()
+
+
+def eat(byte_count):
+    code = f"import sys; sys.stdin.readline(); held = bytearray({byte_count}); print(len(held))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_a_group_kills_who_takes_more_than_its_limit(group):
+    process = eat(2**29)
+    group.add(process.pid)
+    process.communicate(b"\n", timeout=60)
+    assert process.returncode == -9
+    assert group.was_exceeded()
+
+
+def test_a_group_leaves_others_alone_and_its_limit_can_be_raised(group):
+    group.set_limit(2**30)
+    process = eat(2**28)
+    group.add(process.pid)
+    out, _ = process.communicate(b"\n", timeout=60)
+    assert (process.returncode, int(out)) == (0, 2**28)
+    assert not group.was_exceeded()
