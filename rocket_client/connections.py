@@ -11,7 +11,6 @@ import logging
 import resource
 import struct
 import termios
-import time
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -32,7 +31,7 @@ _RESERVED_DESCRIPTORS = 256
 # A connection costs memory too: about 40 KiB.
 _MOST_CONNECTIONS = 4096
 _MOST_DESCRIPTORS = 2**16
-_SECONDS_BETWEEN_REPORTS = 60.0
+_SECONDS_BETWEEN_REPORTS = 5.0
 _log = logging.getLogger(__name__)
 
 Reason = Literal["head_deadline", "not_read", "replaced", "refused"]
@@ -124,7 +123,6 @@ class LimitedState(ServerState):
         self._idle: OrderedDict[LimitedProtocol, None] = OrderedDict()
         self._idle_per_group: dict[str | None, OrderedDict[LimitedProtocol, None]] = {}
         self._closed: Counter[Reason] = Counter()
-        self._reported_at = -_SECONDS_BETWEEN_REPORTS
 
     def admit(self, connection: "LimitedProtocol", address: str) -> Refusal | None:
         """Count a new connection; if there are too many, the oldest idle one is closed to make room.
@@ -176,15 +174,15 @@ class LimitedState(ServerState):
             self._idle_per_group.setdefault(self._groups[connection], OrderedDict())[connection] = None
 
     def note(self, reason: Reason) -> None:
-        """Count a connection that the server ends, and log the counts at most once a minute."""
+        """Count a connection that the server ends; a line of the log tells of many, as an attacker must not fill it."""
+        if not self._closed:
+            asyncio.get_running_loop().call_later(_SECONDS_BETWEEN_REPORTS, self._report)
         self._closed[reason] += 1
-        now = time.monotonic()
-        if now - self._reported_at >= _SECONDS_BETWEEN_REPORTS:
-            # An attacker must not fill the log.
-            self._reported_at = now
-            counts: dict[str, int] = {str(name): count for name, count in self._closed.items()}
-            _log.warning("connections closed by their limits", extra=counts | {"open": len(self._groups)})
-            self._closed.clear()
+
+    def _report(self) -> None:
+        counts: dict[str, int] = {str(name): count for name, count in self._closed.items()}
+        self._closed.clear()
+        _log.warning("connections closed by their limits", extra=counts | {"open": len(self._groups)})
 
     def _count(self, connection: "LimitedProtocol", group: str | None) -> None:
         self._groups[connection] = group

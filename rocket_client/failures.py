@@ -136,6 +136,7 @@ _BY_STATUS: Mapping[int | None, ExitCode] = {
     401: ExitCode.NOT_ALLOWED,
     403: ExitCode.NOT_ALLOWED,
     404: ExitCode.NOT_FOUND,
+    408: ExitCode.TEMPORARY,
     409: ExitCode.CONFLICT,
     410: ExitCode.NOT_FOUND,
     429: ExitCode.TEMPORARY,

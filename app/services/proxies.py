@@ -1,5 +1,6 @@
 """Reverse proxies in front of the service, and the addresses of the clients behind them."""
 
+import functools
 from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_network
 
@@ -21,7 +22,7 @@ class TrustedProxies:
         self._networks = tuple(networks)
 
     def __contains__(self, address: str) -> bool:
-        ip = parse_ip(address)
+        ip = parse_ip(address) if self._networks else None
         return ip is not None and any(ip in network for network in self._networks)
 
     def find_client(self, peer: str, hops: Iterable[str]) -> str:
@@ -46,6 +47,7 @@ class TrustedProxies:
         return client
 
 
+@functools.lru_cache(maxsize=4096)
 def client_group(address: str) -> str:
     """Return what is counted together with an address: itself, or its IPv6 /64 network."""
     ip = parse_ip(address)

@@ -200,4 +200,4 @@ def test_idle_connections_beyond_the_descriptors_do_not_stop_the_service(tmp_pat
         limits = Path(f"/proc/{process.pid}/limits").read_text()
         assert re.search(r"Max open files +200 +200 ", limits)
         assert "out of system resource" not in log.read_text()
-        assert "connections closed by their limits" in log.read_text()
+        wait_for(lambda: "connections closed by their limits" in log.read_text())
