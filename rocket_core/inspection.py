@@ -29,7 +29,7 @@ from rocket_core.errors import (
 from rocket_core.headers import WeightSummary, storage_dtype
 from rocket_core.layer_names import PREFIXES, advice_on_pattern, family_of, is_costly, name_matcher, possible_names
 from rocket_core.model_fields import refuse_fields
-from rocket_core.strict_json import Limits, parse_object
+from rocket_core.strict_json import Limits, is_field_name, parse_object
 
 # Families that cannot be compressed and are asked for by mistake: without one list of blocks (an encoder-decoder: two),
 # with blocks that share weights or are run in ways of their own, or with an input that calibration cannot make.
@@ -97,9 +97,12 @@ def refuse_config(config: Mapping[str, object], model: str) -> None:
         UnsupportedArchitectureError: no model of transformers, none that can be compressed, or a field with a value
             that no model has.
     """
-    if config.get("quantization_config") is not None:
+    quantization = config.get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        named = f" ({method})" if isinstance(method, str) and is_field_name(method) else ""
         raise AlreadyQuantizedError(
-            f"{model} is already compressed or quantized; start from the original floating-point weights"
+            f"{model} is already compressed or quantized{named}; start from the original floating-point weights"
         )
     kind = config.get("model_type")
     if not isinstance(kind, str):
