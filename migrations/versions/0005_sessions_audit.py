@@ -12,10 +12,14 @@ depends_on = None
 _JSON = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
 _SERIAL = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 _INSTANT = sa.DateTime(timezone=True)
-_SQLITE_TRIGGERS = tuple(
-    f"CREATE TRIGGER audit_events_no_{change.lower()} BEFORE {change} ON audit_events "
-    "BEGIN SELECT RAISE(ABORT, 'audit_events is append-only'); END"
-    for change in ("UPDATE", "DELETE")
+_REFUSE = "BEGIN SELECT RAISE(ABORT, 'audit_events is append-only'); END"
+_SQLITE_TRIGGERS = (
+    f"CREATE TRIGGER audit_events_no_update BEFORE UPDATE ON audit_events {_REFUSE}",
+    f"CREATE TRIGGER audit_events_no_delete BEFORE DELETE ON audit_events {_REFUSE}",
+    # INSERT OR REPLACE deletes a row without the trigger for that.
+    "CREATE TRIGGER audit_events_no_replace BEFORE INSERT ON audit_events "
+    "WHEN EXISTS (SELECT 1 FROM audit_events WHERE id = NEW.id) "
+    "BEGIN SELECT RAISE(ABORT, 'audit_events is append-only'); END",
 )
 _POSTGRES_TRIGGERS = (
     "CREATE FUNCTION refuse_audit_change() RETURNS trigger LANGUAGE plpgsql AS "

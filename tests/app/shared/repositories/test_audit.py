@@ -56,6 +56,16 @@ def test_the_database_refuses_to_change_or_delete_an_event(database, recorded, s
     assert len(found(database)) == 3
 
 
+@pytest.mark.databases("sqlite")
+def test_the_database_refuses_to_replace_an_event(database, recorded):
+    before = found(database)
+    columns = "at, tenant, actor, action, outcome, detail"
+    replace = f"INSERT OR REPLACE INTO audit_events (id, {columns}) SELECT id, {columns.replace('tenant', '1')}"
+    with pytest.raises(DBAPIError, match="append-only"), database.transaction() as session:
+        session.execute(text(f"{replace} FROM audit_events"))
+    assert found(database) == before
+
+
 @pytest.mark.databases("postgres")
 def test_the_database_refuses_to_empty_the_log(database, recorded):
     with pytest.raises(DBAPIError, match="append-only"), database.transaction() as session:
