@@ -308,7 +308,7 @@ def test_what_a_process_has_started_ends_with_it(runner, program, diary, submit)
 def test_a_process_dies_with_the_worker(settings, submit, program, diary):
     submit()
     watched = program(
-        f"{STUBBORN}\n{diary.note('os.getpid()')}\nfrom worker.lease import die_with\n"
+        f"{STUBBORN}\n{diary.note('os.getpid()')}\nfrom worker.process import die_with\n"
         f"die_with(int(sys.argv[3]))\n{diary.note(1)}\n{FOREVER}"
     )
     code = f"""
