@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -151,7 +151,7 @@ class Delegation:
         if conversation is not None:
             conversation.memory = memory
         try:
-            child = self._launch(program, environment, self._name)
+            child = self._started(program, environment)
             try:
                 if child.pid is not None:
                     memory.add(child.pid)
@@ -176,6 +176,13 @@ class Delegation:
         finally:
             memory.remove()
 
+    def _started(self, program: Sequence[str], environment: Mapping[str, str]) -> Child:
+        try:
+            return self._launch(program, environment, self._name)
+        except OSError as error:
+            _log.error("cannot start a process of the job: %s", error)
+            raise ReportedError(lost("its process could not be started")) from None
+
     def _converse(self, child: Child, kinds: TypeAdapter[Received], handle: Callable[[Received, Child], bool]) -> None:
         has_asked = False
         while True:
@@ -199,7 +206,7 @@ class Delegation:
             if self._stop.wait(_STOP_SECONDS):
                 raise CompressionCancelledError(message.message)
             raise ReportedError(lost("the job's process has stopped by itself; see the worker's log"))
-        raise ReportedError(reported(message.code, message.message))
+        raise ReportedError(reported(message.code, message.message), is_logged=True)
 
 
 class _Conversation:

@@ -42,11 +42,13 @@ class ReportedError(Exception):
 
     Attributes:
         error: the error, without stage and layer.
+        is_logged: whether that process has logged it.
     """
 
-    def __init__(self, error: JobError) -> None:
+    def __init__(self, error: JobError, *, is_logged: bool = False) -> None:
         super().__init__(f"{error.code}: {error.message}")
         self.error = error
+        self.is_logged = is_logged
 
 
 def attempted(what: str, action: Callable[[], object]) -> bool:
@@ -143,7 +145,8 @@ def _kinds(base: type[RocketError]) -> list[type[RocketError]]:
 def _describe(error: Exception, stage: str | None, layer: str | None, hidden: Mapping[str, str]) -> JobError:
     match error:
         case ReportedError():
-            _log.warning("the job failed: %s", error, extra={"code": error.error.code})
+            level = logging.DEBUG if error.is_logged else logging.WARNING
+            _log.log(level, "the job failed: %s", error, extra={"code": error.error.code})
             code, retryable = error.error.code, error.error.retryable
             message = _without_folders(error.error.message, hidden)
         case RocketError() | AppError():

@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from worker.channel import Channel
-from worker.compute import connect
+from worker.compute import connect, end
 from worker.confinement import enter_confinement
 from worker.process import set_on_sigterm
 
@@ -113,11 +113,11 @@ def _cost(seconds: float, meter: "EnergyMeter | None") -> "StageReport":
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Download a model and return the exit code of the process."""
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Download a model."""
     run(connect(arguments))
-    return 0
+    end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -146,7 +146,7 @@ class Attempt:
             self._writer,
             self._stop,
             launch=self._launch,
-            memory=lambda: MemoryLimit(group_name(self._lease.fence), cap=self._settings.max_job_memory_bytes),
+            memory=self._memory_limit,
         )
         logged = self._logging(job)
         downloaded = None
@@ -196,6 +196,10 @@ class Attempt:
             token=given.hub.token if given.needs_network else None,
             download=None if downloaded is None else downloaded.cost,
         )
+
+    def _memory_limit(self) -> MemoryLimit:
+        cap, accelerated = self._settings.max_job_memory_bytes, self._device != "cpu"
+        return MemoryLimit(group_name(self._lease.fence), cap=cap, accelerated=accelerated)
 
     def _logging(self, job: Job) -> Logging:
         named = {"job_id": job.id, "request_id": job.request_id}

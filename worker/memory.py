@@ -3,6 +3,7 @@
 import logging
 import os
 from contextlib import suppress
+from pathlib import Path
 
 from app.shared.confinement import MemoryGroup
 from rocket_core.errors import InsufficientMemoryError
@@ -11,6 +12,9 @@ from rocket_core.errors import InsufficientMemoryError
 # is known. Each thread reserves some for its stack and its heap.
 _BASE_BYTES = 4 * 2**30
 _THREAD_BYTES = 2**26
+# What a driver of accelerators reserves in the process; not measured, and far more than it uses.
+_DRIVER_BYTES = 16 * 2**30
+_ACCELERATORS = ("nvidia[0-9]*", "kfd")
 # Estimates are not exact, and this limit is there to stop what takes many times as much.
 _MARGIN = 2
 _GIB = 2**30
@@ -29,11 +33,13 @@ class MemoryLimit:
     Args:
         name: of the control group; that of no other.
         cap: most that any job may have; None sets no such limit.
+        accelerated: whether it may use an accelerator, if there is one.
     """
 
-    def __init__(self, name: str, *, cap: int | None) -> None:
+    def __init__(self, name: str, *, cap: int | None, accelerated: bool = False) -> None:
         self._cap = cap
-        self._base = self._capped(_BASE_BYTES + _THREAD_BYTES * (os.cpu_count() or 1))
+        driver = _DRIVER_BYTES if accelerated and _has_accelerator() else 0
+        self._base = self._capped(_BASE_BYTES + _THREAD_BYTES * (os.cpu_count() or 1) + driver)
         self._group = MemoryGroup.try_create(name, self._base)
 
     @property
@@ -84,3 +90,7 @@ class MemoryLimit:
 
     def _capped(self, byte_count: int) -> int:
         return byte_count if self._cap is None else min(byte_count, self._cap)
+
+
+def _has_accelerator() -> bool:
+    return any(True for pattern in _ACCELERATORS for _ in Path("/dev").glob(pattern))

@@ -7,11 +7,20 @@ each place, and nine starts of a child process instead of eighteen. `make soak` 
 import pytest
 
 from tests.e2e.deployment import Deployment
-from tests.e2e.kill_matrix import POINTS, assert_promise, environment, save_model, see_through, submit, uninterrupted
+from tests.e2e.kill_matrix import (
+    ATTEMPT_PROCESSES,
+    POINTS,
+    assert_promise,
+    environment,
+    save_model,
+    see_through,
+    submit,
+    uninterrupted,
+)
 from tests.reference.fake_hub import FakeHub
 
 # Of those that come after the claim each costs an attempt; the last strikes when the job has ended.
-ATTEMPTS = 1 + sum(point.where in {"worker", "child"} for point in POINTS) - 1
+ATTEMPTS = 1 + sum(point.where in ATTEMPT_PROCESSES for point in POINTS) - 1
 
 
 @pytest.fixture(scope="module")
