@@ -8,9 +8,13 @@ import textwrap
 
 import psutil
 import pytest
+from pydantic import SecretStr
 
 from app.shared.confinement import supported
+from app.shared.encryption import encrypt
 from app.shared.errors import InvalidSettingsError
+from app.shared.repositories import jobs
+from app.shared.requests import JobRequest
 from tests.reference.reports import empty_report
 from tests.worker.waiting import eventually
 from worker import confinement
@@ -20,6 +24,7 @@ from worker.runner import Runner
 confined = pytest.mark.skipif(supported().missing != (), reason="this system does not confine processes")
 
 CANARY = "canary-0123456789"
+KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 # The process of an attempt as it is, but for the program of its process that computes.
 JOB = """
 from worker import delegation, job
@@ -132,16 +137,15 @@ def test_a_hostile_model_reaches_no_file_no_network_and_no_other_process(
         "socket": str(tmp_path / "s"),
         "worker": os.getpid(),
     }
-    key = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
     with listener, local:
-        job = run(CURIOUS.format(plan=plan), configure(secret_key=key, hf_token=CANARY))
+        job = run(CURIOUS.format(plan=plan), configure(secret_key=KEY, hf_token=CANARY))
     found, environment, arguments, config, folder = json.loads(left_in(settings, "found.json"))
     # The model was there to be read, so that it is not for a mistake of the test that all else was not.
     assert "architectures" in config
     assert {name: answer for name, answer in found.items() if answer.startswith("got")} == {}
     assert set(found.values()) == {"PermissionError"}
     assert CANARY not in str((environment, arguments))
-    assert key not in str((environment, arguments))
+    assert KEY not in str((environment, arguments))
     assert not [name for name in environment if name.startswith(("ROCKET_", "AWS_", "PG", "HF_TOKEN"))]
     assert environment["OMP_NUM_THREADS"] == "1"
     for name in ("HOME", "HF_HOME", "TMPDIR"):
@@ -149,6 +153,54 @@ def test_a_hostile_model_reaches_no_file_no_network_and_no_other_process(
     assert folder.endswith("empty")
     # It has said that it was finished, without a report.
     assert (job.status, job.error["code"]) == ("failed", "storage_error")
+
+
+FETCH = """
+import json, socket
+from pathlib import Path
+from worker import compute
+from worker.confinement import enter_confinement
+
+channel = compute.connect()
+enter_confinement(channel)
+from worker.messages import *
+request = channel.receive(FETCH_REQUEST)
+def tried(action):
+    try:
+        return "got " + repr(action())
+    except OSError as error:
+        return type(error).__name__
+found = {{path: tried(lambda: list(Path(path).iterdir()) if Path(path).is_dir() else Path(path).read_bytes())
+         for path in {read!r}}}
+with socket.create_connection(("127.0.0.1", {port})):
+    pass
+(request.cache / "found.json").write_text(json.dumps([found, dict(os.environ), request.token]))
+channel.send(Failed(code="hub_unavailable", message="later"))
+time.sleep(600)
+"""
+
+
+@confined
+def test_a_download_has_a_network_one_token_and_no_other_secret(database, program, secrets, look, configure):
+    token = "hf_of_the_job"  # noqa: S105 - no real one
+    settings = configure(secret_key=KEY, hf_token=CANARY)
+    request = JobRequest(model_id="org/model", ratio=0.3)
+    with database.transaction() as session:
+        encrypted = encrypt(settings, SecretStr(token))
+        job_id = jobs.create_job(session, request, max_attempts=2, hub_token=encrypted).job.id
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        fetching = program(FETCH.format(read=secrets, port=listener.getsockname()[1]))
+        job = JOB.replace("COMPUTE_PROGRAM", "FETCH_PROGRAM").format(program=fetching[0])
+        assert Runner(settings, database, program(job)).run()
+    assert (look(job_id).status, look(job_id).attempt) == ("queued", 1)
+    [file] = (settings.data_dir / "work").glob("*/hub/found.json")
+    found, environment, given = json.loads(file.read_text())
+    assert set(found.values()) == {"PermissionError"}
+    assert given == token
+    # A proxy is what a download needs, and its password with it.
+    del environment["HTTPS_PROXY"]
+    assert CANARY not in str(environment)
+    assert KEY not in str(environment)
 
 
 @confined
