@@ -8,7 +8,7 @@ import pytest
 from app.shared.confinement import MemoryGroup
 from rocket_core.errors import InsufficientMemoryError
 from tests.worker.test_isolation import COMPUTE, JOB
-from worker.memory import MemoryLimit
+from worker.memory import MemoryLimit, group_name
 from worker.runner import Runner
 
 GIB = 2**30
@@ -104,3 +104,24 @@ def test_a_job_that_needs_more_than_any_may_have_is_told_so():
             limit.raise_for(CAP + 1)
     finally:
         limit.remove()
+
+
+def test_a_group_that_a_killed_attempt_has_left_is_removed(settings, database, program, submit):
+    if (group := MemoryGroup.try_create(f"rocket-test-{os.getpid()}", CAP)) is None:
+        pytest.skip("this process may not make control groups")
+    group.remove()
+    job_id = submit(max_attempts=1)
+    left = "from app.shared.confinement import MemoryGroup\nfrom worker.memory import group_name\n"
+    left += f"MemoryGroup.try_create(group_name(sys.argv[2]), {CAP})\nos.kill(os.getpid(), signal.SIGKILL)"
+    fences = []
+
+    class Noting(Runner):
+        def _claim(self, wanted):
+            lease = super()._claim(wanted)
+            fences.append(lease.fence)
+            return lease
+
+    assert Noting(settings, database, program(left)).run(job_id)
+    again = MemoryGroup.try_create(group_name(fences[0]), CAP)
+    assert again is not None
+    again.remove()
