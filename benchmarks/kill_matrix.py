@@ -14,6 +14,7 @@ import torch
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.kill_matrix import (
+    ATTEMPT_PROCESSES,
     MODEL,
     POINTS,
     Failpoint,
@@ -60,10 +61,11 @@ def run(kinds: list[str], points: list[Failpoint]) -> None:
 
 
 def _victims(kind: str, point: Failpoint) -> tuple[str, ...]:
-    if point.where != "child":
+    if point.where not in ATTEMPT_PROCESSES - {"worker"}:
         return (point.where,)
+    below = (point.where, "worker") if point.where == "job" else (point.where, "job", "worker")
     # Embedded, API and worker are one process.
-    return ("child", "worker") if kind == "embedded" else ("child", "worker", "api")
+    return below if kind == "embedded" else (*below, "api")
 
 
 def _strike(

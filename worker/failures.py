@@ -5,15 +5,17 @@ what went wrong                           what becomes of the job
 ========================================  ==============================================
 errors of the library, memory, disk       fails: the same job would fail again
 network, database, a folder still in use  another attempt, as long as there is one
+a process that was killed or has crashed  another attempt, as long as there is one
 anything else                             fails with `internal_error`; the trace is logged
 ========================================  ==============================================
 """
 
 import errno
 import logging
+import signal
 from collections.abc import Callable, Mapping
 
-from app.shared.errors import AppError, DiskFullError, FencedOutError
+from app.shared.errors import AppError, DiskFullError, FencedOutError, WorkerLostError
 from app.shared.outcomes import JobError
 from rocket_core.errors import CompressionCancelledError, InsufficientMemoryError, RocketError
 
@@ -21,7 +23,32 @@ INTERNAL_ERROR = "internal_error"
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
+_OUT_OF_MEMORY = "memory ran out; use fewer or shorter samples, or a machine with more memory"
+_INTERNAL = "an error inside the service; the worker's log has the details under this job's id"
+# What Rust, C++ and the runtime of OpenMP print before they end a process that gets no memory.
+_LAST_WORDS_WITHOUT_MEMORY = (
+    "memory allocation of",
+    "std::bad_alloc",
+    "MemoryError",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "libgomp: Out of memory",
+)
 _log = logging.getLogger(__name__)
+
+
+class ReportedError(Exception):
+    """A process of the job has failed, with an error that is known already.
+
+    Attributes:
+        error: the error, without stage and layer.
+        is_logged: whether that process has logged it.
+    """
+
+    def __init__(self, error: JobError, *, is_logged: bool = False) -> None:
+        super().__init__(f"{error.code}: {error.message}")
+        self.error = error
+        self.is_logged = is_logged
 
 
 def attempted(what: str, action: Callable[[], object]) -> bool:
@@ -73,15 +100,62 @@ def failure_of(
     return None
 
 
+def reported(code: str, message: str) -> JobError:
+    """Return the error that a process of the job has sent, which is not trusted: an unknown code says nothing."""
+    known = {kind.code: kind.retryable for kind in _kinds(RocketError)} | {DiskFullError.code: DiskFullError.retryable}
+    if code in known and code != CompressionCancelledError.code:
+        return JobError(code=code, message=message, retryable=known[code])
+    return internal_error()
+
+
+def internal_error() -> JobError:
+    """Return the error whose details are in the log."""
+    return JobError(code=INTERNAL_ERROR, message=_INTERNAL)
+
+
+def lost(message: str) -> JobError:
+    """Return the error of a process that has ended without a word."""
+    return JobError(code=WorkerLostError.code, message=message, retryable=True)
+
+
+def ended(exit_code: int, *, last_words: str = "", ran_out: bool = False) -> JobError:
+    """Return the error of a process that has ended without saying how.
+
+    Args:
+        exit_code: as `subprocess` has it: negative numbers are signals.
+        last_words: the last lines that it has printed.
+        ran_out: whether the kernel has killed a process of the job for its memory.
+    """
+    if ran_out or (exit_code != 0 and any(words in last_words for words in _LAST_WORDS_WITHOUT_MEMORY)):
+        return JobError(code=InsufficientMemoryError.code, message=_OUT_OF_MEMORY)
+    if exit_code == -signal.SIGKILL:
+        return lost(
+            "the job's process was killed, as the system does when memory runs out; use fewer or shorter samples, or a "
+            "machine with more memory"
+        )
+    if exit_code < 0:
+        return lost(f"the job's process crashed ({signal.strsignal(-exit_code)}); see the worker's log")
+    return lost(f"the job's process ended with exit code {exit_code}; see the worker's log")
+
+
+def _kinds(base: type[RocketError]) -> list[type[RocketError]]:
+    return [base, *(kind for below in base.__subclasses__() for kind in _kinds(below))]
+
+
 def _describe(error: Exception, stage: str | None, layer: str | None, hidden: Mapping[str, str]) -> JobError:
     match error:
+        case ReportedError():
+            level = logging.DEBUG if error.is_logged else logging.WARNING
+            _log.log(level, "the job failed: %s", error, extra={"code": error.error.code})
+            code, retryable = error.error.code, error.error.retryable
+            message = _without_folders(error.error.message, hidden)
         case RocketError() | AppError():
             _log.warning("the job failed: %s", error, extra={"code": error.code})
             code, message, retryable = error.code, _without_folders(str(error), hidden), error.retryable
         case _ if _is_out_of_memory(error):
             _log.warning("the job failed: out of memory", exc_info=error)
             code, retryable = InsufficientMemoryError.code, False
-            message = "memory ran out; use fewer or shorter samples, or a machine with more memory"
+            message = _OUT_OF_MEMORY
         case OSError() if error.errno in _NO_ROOM:
             _log.warning("the job failed: no room on the disk: %s", error)
             code, retryable = DiskFullError.code, False
@@ -89,7 +163,7 @@ def _describe(error: Exception, stage: str | None, layer: str | None, hidden: Ma
         case _:
             _log.error("unexpected error", exc_info=error)
             code, retryable = INTERNAL_ERROR, False
-            message = "an error inside the service; the worker's log has the details under this job's id"
+            message = _INTERNAL
     return JobError(code=code, message=message, stage=stage, layer=layer, retryable=retryable)
 
 

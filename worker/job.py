@@ -1,28 +1,27 @@
-"""`python -m worker.job JOB FENCE PARENT`: one attempt at one job, in a process of its own.
+"""`python -m worker.job JOB FENCE PARENT`: one attempt at one job, in its own process.
 
-A process, because memory errors, crashes of native code and leaks must not reach the worker, and because a job must be
-killable. How the attempt ended stands in the job's row; if the process ends without that, its supervisor writes it.
+It holds the lease, the database, the store and the secrets; what reads a stranger's model are processes that it starts
+(see `worker.compute`), and it trusts nothing that they say or leave behind. It loads no torch.
+
+How the attempt has ended is in the job's row; if the process ends without that, its supervisor writes it.
 """
 
 import argparse
+import functools
 import logging
-import mimetypes
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING
 
 from app.shared.database import Database
 from app.shared.errors import AppError, DiskFullError, FencedOutError, StorageError
 from app.shared.lifecycle import Status
-from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors
+from app.shared.logging import configure_logging, log_uncaught_errors
 from app.shared.models import Job
 from app.shared.outcomes import JobResult, NewArtifact, NewEvent
 from app.shared.repositories import leases, outputs, sweeps
@@ -30,41 +29,33 @@ from app.shared.repositories.leases import Lease
 from app.shared.requests import LOCAL, JobRequest
 from app.shared.settings import Settings, load_settings
 from app.shared.storage import WorkFolders, open_store
-from rocket_core.energy import EnergyMeter
 from rocket_core.errors import (
     CompressionCancelledError,
     InvalidConfigError,
-    WorkFolderBusyError,
+    UnknownDatasetError,
+    UnmatchedIgnoreError,
     WorkFolderError,
 )
-from rocket_core.garbage import no_collection
 from rocket_core.report import CompressionReport
-from worker.failures import failure_of
-from worker.inputs import HUB_CACHE, Inputs, collect_inputs
-from worker.lease import EXIT_FENCED_OUT, LeaseKeeper, die_with
+from worker.artifacts import REPORT_NAME, Finished, read_report, result_files, store_files
+from worker.children import ChildProcess, Launcher
+from worker.confinement import require_isolation
+from worker.delegation import Delegation
+from worker.failures import ReportedError, failure_of
+from worker.folders import JobFolders
+from worker.inputs import Inputs, collect_inputs
+from worker.lease import LeaseKeeper
+from worker.memory import MemoryLimit, group_name
+from worker.messages import ComputeRequest, Downloaded, Logging
+from worker.process import EXIT_FENCED_OUT, adopt_orphans, die_with, hide_memory, set_on_sigterm
 from worker.progress import ProgressWriter
 
-if TYPE_CHECKING:
-    from rocket_core.pipeline import KeptProfiles
-
-_MEDIA_TYPES = {".safetensors": "application/vnd.safetensors", ".md": "text/markdown", ".jinja": "text/plain"}
-_REPORTS = ("report.json", "report.html")
 _PROFILES = "profiles"
 _EXIT_UNSAID = 75
+# Errors about what an earlier run has left, unfinished or complete.
+_STALE = WorkFolderError.code
+_CONTRADICTS = frozenset({InvalidConfigError.code, UnknownDatasetError.code, UnmatchedIgnoreError.code})
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
-    """A compression that is complete, with its files stored but not yet published.
-
-    Attributes:
-        report: the report.
-        artifacts: the files.
-    """
-
-    report: CompressionReport
-    artifacts: tuple[NewArtifact, ...]
 
 
 class Attempt:
@@ -74,25 +65,32 @@ class Attempt:
         settings: of the service.
         database: the rows.
         lease: the right to work on the job.
-        stop: set when the job shall stop at the next step.
+        stop: set when the job is to stop at the next step.
         device: what computes, as the library names it.
+        launch: starts the processes that read the model.
     """
 
     def __init__(
-        self, settings: Settings, database: Database, lease: Lease, stop: threading.Event, device: str = "auto"
+        self,
+        settings: Settings,
+        database: Database,
+        lease: Lease,
+        stop: threading.Event,
+        device: str = "auto",
+        *,
+        launch: Launcher = ChildProcess,
     ) -> None:
         self._settings = settings
         self._device = device
         self._database = database
         self._lease = lease
         self._stop = stop
+        self._launch = launch
         self._writer = ProgressWriter(
             database, lease, patience=settings.lease_seconds, max_profiles=settings.max_profiles
         )
         self._store = open_store(settings)
         self._work = WorkFolders(settings.data_dir / "work")
-        # Loads beside torch.
-        self._meter = EnergyMeter() if settings.measure_energy else None
         self._finished: Finished | None = None
 
     def run(self, parent: int) -> None:
@@ -107,20 +105,20 @@ class Attempt:
         job = self._writer.insist(lambda session: leases.hold(session, self._lease))
         request = JobRequest.model_validate(job.request)
         assert job.work_key is not None
-        folder = self._work.path(job.work_key)
-        hidden = self._hidden_folders(folder)
+        folders = JobFolders(root=self._work.path(job.work_key))
+        hidden = self._hidden_folders(folders)
         try:
             keeper = LeaseKeeper(self._database, self._lease, self._settings, parent=parent, on_stop=self._stop.set)
-            with keeper, self._meter or nullcontext():
+            with keeper:
                 failure = failure_of(
-                    lambda: self._work_on(job, request, folder / "out"), place=self._writer.place, hidden=hidden
+                    lambda: self._work_on(job, request, folders), place=self._writer.place, hidden=hidden
                 )
             if failure is None:
                 key = job.work_key
                 failure = failure_of(lambda: self._succeed(key), place=self._writer.place, hidden=hidden)
         except CompressionCancelledError:
             status = self._writer.insist(lambda session: leases.release_job(session, self._lease))
-            self._forget_download(folder, status)
+            self._forget_download(folders, status)
             _log.info("let go of the job, which is now %s", status)
             return
         if failure is not None:
@@ -128,78 +126,88 @@ class Attempt:
             status = self._writer.insist(
                 lambda session: leases.fail_job(session, self._lease, failure, backoff_seconds=backoff)
             )
-            self._forget_download(folder, status)
+            self._forget_download(folders, status)
 
-    def _forget_download(self, folder: Path, status: Status) -> None:
+    def _forget_download(self, folders: JobFolders, status: Status) -> None:
         # A retry has no token to use it with.
         if status.is_terminal:
-            shutil.rmtree(folder / HUB_CACHE, ignore_errors=True)
+            shutil.rmtree(folders.hub, ignore_errors=True)
 
-    def _work_on(self, job: Job, request: JobRequest, output: Path) -> None:
-        # Takes seconds, in which the lease must be kept already.
-        from huggingface_hub.utils import disable_progress_bars
-
-        # Those of transformers too, which asks at its import; this process writes a log.
-        disable_progress_bars()
-        with no_collection(lasting=True):
-            from rocket_core.pipeline import KeptProfiles
-
-        adopt_loggers()
+    def _work_on(self, job: Job, request: JobRequest, folders: JobFolders) -> None:
+        require_isolation(self._settings.job_isolation)
         given = collect_inputs(
-            self._settings, self._database, self._store, job, request, folder=output.parent, device=self._device
+            self._settings, self._database, self._store, job, request, folders=folders, device=self._device
         )
-        # Of all tenants: whoever comes to one has the model, and the very text.
-        profiles = KeptProfiles(self._settings.data_dir / _PROFILES, quota_bytes=self._settings.kept_profiles_bytes)
-        run = self._compress if request.kind == "compression" else self._profile
-        if not output.exists():
+        if not folders.output.exists():
             self._discard_inherited_layers()
+        delegation = Delegation(
+            self._lease.job_id,
+            folders,
+            self._writer,
+            self._stop,
+            launch=self._launch,
+            memory=self._memory_limit,
+        )
+        logged = self._logging(job)
+        downloaded = None
+        if given.is_on_hub:
+            wanted = given.fetch_request(logged, measure_energy=self._settings.measure_energy)
+            downloaded = delegation.download(wanted)
+            given.check_download(downloaded)
+        run = functools.partial(self._compute, delegation, self._request(request, given, logged, folders, downloaded))
         try:
-            run(given, output, profiles)
-        except (WorkFolderError, InvalidConfigError) as error:
+            run(given)
+        except ReportedError as error:
             # A retry may come after the model or the library has changed. An attempt must not: its rows are out.
-            if job.retry_of is None or job.attempt > 1 or not _is_stale(error, output):
+            if job.retry_of is None or job.attempt > 1 or not _is_stale(error.error.code, folders.output):
                 raise
-            self._start_afresh(output, str(error))
-            run(given, output, profiles)
+            self._start_afresh(folders.output, error.error.message)
+            run(given)
 
-    def _compress(self, given: Inputs, output: Path, profiles: "KeptProfiles") -> None:
-        from rocket_core.pipeline import compress
+    def _compute(self, delegation: Delegation, wanted: ComputeRequest, given: Inputs) -> None:
+        delegation.compute(wanted, readable=given.readable, network=given.needs_network)
+        if wanted.task == "compression":
+            report = read_report(wanted.output)
+            self._finished = Finished(report=report, artifacts=self._stored(report, wanted.output))
 
-        report = compress(
-            given.model,
-            output,
-            given.config,
+    def _request(
+        self,
+        request: JobRequest,
+        given: Inputs,
+        logged: Logging,
+        folders: JobFolders,
+        downloaded: Downloaded | None,
+    ) -> ComputeRequest:
+        # Of all tenants: whoever comes to a profile has the model, and the very text.
+        profiles = self._settings.data_dir / _PROFILES
+        profiles.mkdir(mode=0o700, exist_ok=True)
+        return ComputeRequest(
+            logging=logged,
+            task="compression" if request.kind == "compression" else "profile",
+            model=given.model,
+            folder=None if downloaded is None else downloaded.folder,
+            commit=None if downloaded is None else downloaded.commit,
             revision=given.revision,
-            resume=True,
-            hub=given.hub,
+            output=folders.output,
+            config=given.config,
             profiles=profiles,
-            meter=self._meter,
-            on_progress=self._writer.on_progress,
-            on_profile=self._writer.on_profile,
-            on_profiled=self._writer.on_profiled,
-            on_allocation=self._writer.on_allocation,
-            should_cancel=self._stop.is_set,
+            profiles_bytes=self._settings.kept_profiles_bytes,
+            measure_energy=self._settings.measure_energy,
+            token=given.hub.token if given.needs_network else None,
+            download=None if downloaded is None else downloaded.cost,
         )
-        self._finished = Finished(report=report, artifacts=self._stored(report, output))
 
-    def _profile(self, given: Inputs, output: Path, profiles: "KeptProfiles") -> None:
-        from rocket_core.pipeline import profile_model
+    def _memory_limit(self) -> MemoryLimit:
+        cap, accelerated = self._settings.max_job_memory_bytes, self._device != "cpu"
+        return MemoryLimit(group_name(self._lease.fence), cap=cap, accelerated=accelerated)
 
-        profile = profile_model(
-            given.model,
-            output,
-            given.config,
-            revision=given.revision,
-            resume=True,
-            hub=given.hub,
-            profiles=profiles,
-            meter=self._meter,
-            on_progress=self._writer.on_progress,
-            on_profile=self._writer.on_profile,
-            on_costs=self._writer.on_costs,
-            should_cancel=self._stop.is_set,
+    def _logging(self, job: Job) -> Logging:
+        named = {"job_id": job.id, "request_id": job.request_id}
+        return Logging(
+            level=self._settings.log_level,
+            format=self._settings.log_format,
+            fields={name: value for name, value in named.items() if value is not None},
         )
-        self._writer.on_profiled(profile)
 
     def _discard_inherited_layers(self) -> None:
         """Takes back what a retry has copied, where the checkpoints that it stands for are on another machine."""
@@ -216,24 +224,15 @@ class Attempt:
         shutil.rmtree(output, ignore_errors=True)
 
     def _stored(self, report: CompressionReport, output: Path) -> tuple[NewArtifact, ...]:
-        folders = [output / export.folder for export in report.exports]
-        files = [*(output / name for name in _REPORTS), *(file for folder in folders for file in folder.rglob("*"))]
+        def before_each() -> None:
+            if self._stop.is_set():
+                raise CompressionCancelledError("cancelled while storing the artifacts")
+            self._writer.on_stored_file()
+
         artifacts: list[NewArtifact] = []
         try:
-            for file in sorted(file for file in files if file.is_file()):
-                if self._stop.is_set():
-                    raise CompressionCancelledError("cancelled while storing the artifacts")
-                self._writer.on_stored_file()
-                stored = self._store.put(file)
-                artifacts.append(
-                    NewArtifact(
-                        name=file.relative_to(output).as_posix(),
-                        storage_key=stored.key,
-                        size=stored.size,
-                        sha256=stored.sha256,
-                        media_type=_media_type(file),
-                    )
-                )
+            for artifact in store_files(self._store, result_files(report, output), output, before_each=before_each):
+                artifacts.append(artifact)  # those before an error are removed
         except BaseException:
             self._remove(artifacts)
             raise
@@ -290,11 +289,11 @@ class Attempt:
             # What the attempt has come to matters more.
             _log.warning("artifacts that nobody needs are left to a sweep: %s", error)
 
-    def _hidden_folders(self, folder: Path) -> dict[str, str]:
+    def _hidden_folders(self, folders: JobFolders) -> dict[str, str]:
         names = {
             self._settings.models_folder: LOCAL.removesuffix("/"),
             self._settings.datasets_folder: LOCAL.removesuffix("/"),
-            folder / "out": f"the work folder of {self._lease.job_id}",
+            folders.output: f"the work folder of {self._lease.job_id}",
             self._settings.data_dir: "the data folder",
             _home(): "~",
         }
@@ -302,11 +301,9 @@ class Attempt:
         return {str(path): name for place, name in names.items() for path in (place, place.resolve())}
 
 
-def _is_stale(error: WorkFolderError | InvalidConfigError, output: Path) -> bool:
-    """Whether what a compression found in its folder, unfinished or complete, is that of another."""
-    if isinstance(error, InvalidConfigError):
-        return (output / _REPORTS[0]).is_file()
-    return not isinstance(error, WorkFolderBusyError)
+def _is_stale(code: str, output: Path) -> bool:
+    """Return whether what a compression found in its folder, unfinished or complete, is that of another."""
+    return code == _STALE or (code in _CONTRADICTS and (output / REPORT_NAME).is_file())
 
 
 def _home() -> Path:
@@ -316,21 +313,6 @@ def _home() -> Path:
         if home != Path(home.anchor):
             return home
     return Path("~")
-
-
-def _media_type(file: Path) -> str:
-    known = _MEDIA_TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0]
-    return known or "application/octet-stream"
-
-
-def _set_on_sigterm(stop: threading.Event) -> None:
-    # An exception out of a signal handler could split a commit; a flag cannot.
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        # A second signal would wait for ever for the flag's lock if it came while this one holds it.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        stop.set()
-
-    signal.signal(signal.SIGTERM, ask)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -343,13 +325,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto", help="what computes: auto, cpu, cuda")
     given = parser.parse_args(arguments)
     die_with(given.parent)
+    hide_memory()
+    adopt_orphans()
     settings = load_settings()
     # Of every line, also those of threads, which have no context of their own.
     named = {"job_id": given.job, "request_id": given.request}
     configure_logging(settings, **{name: value for name, value in named.items() if value is not None})
     log_uncaught_errors()
     stop = threading.Event()
-    _set_on_sigterm(stop)
+    set_on_sigterm(stop)
     database = Database(settings.database)
     try:
         lease = Lease(job_id=given.job, fence=given.fence)

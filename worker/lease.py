@@ -1,15 +1,12 @@
 """Keeping a lease: a thread inside the job's process says that it lives, and ends it once it may no longer work."""
 
-import ctypes
 import logging
 import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 from app.shared.database import Database
 from app.shared.errors import FencedOutError
@@ -18,29 +15,10 @@ from app.shared.repositories import leases
 from app.shared.repositories.leases import Lease
 from app.shared.settings import Settings
 from worker.failures import attempted
-
-EXIT_FENCED_OUT = 76
+from worker.process import exit_at_once
 
 _LOOK_SECONDS = 1.0
-_PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
-
-
-def exit_at_once() -> NoReturn:
-    """Ends the process without a word: what it holds open, the lock on its work folder too, the system lets go of."""
-    logging.shutdown()
-    os._exit(EXIT_FENCED_OUT)
-
-
-def die_with(parent: int) -> None:
-    """Has the system end this process when its parent dies, so that a restarted service finds the field clear.
-
-    Linux only, and only if the thread that started this process outlives it; `LeaseKeeper` looks too.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        exit_at_once()
 
 
 class LeaseKeeper:

@@ -14,6 +14,7 @@ from app.shared.queue import create_celery, queue_name, ring
 from app.shared.relay import Relay
 from app.shared.repositories import sweeps
 from app.shared.settings import Settings
+from worker.confinement import log_missing_isolation, require_isolation
 from worker.failures import attempted
 from worker.metrics import MetricsServer
 from worker.reconciler import Reconciler
@@ -87,8 +88,11 @@ class Worker:
         """Starts all threads and returns.
 
         Raises:
-            InvalidSettingsError: the port of its metrics is not to be had; nothing has started then.
+            InvalidSettingsError: the port of its metrics is not to be had, or jobs cannot be confined as required;
+                nothing has started then.
         """
+        require_isolation(self._settings.job_isolation)
+        log_missing_isolation()
         if self._serves_metrics:
             self._metrics_server = MetricsServer(self._settings, self._registry)
             _log.info("metrics are served", extra={"port": self._metrics_server.port})

@@ -1,10 +1,11 @@
-"""From the library's callbacks to rows, under the lease."""
+"""From what a job's processes tell to rows, under the lease."""
 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -16,14 +17,21 @@ from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.model_profile import ModelProfile
 from rocket_core.report import StageReport
 
-if TYPE_CHECKING:
-    from rocket_core.pipeline import Progress
-
 Answer = TypeVar("Answer")
 
 _SECONDS_BETWEEN_WRITES = 1.0
 _SECONDS_BETWEEN_TRIES = 1.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """Where a job is; as `rocket_core.pipeline.Progress`, which loads torch."""
+
+    stage: str
+    layer: str | None
+    fraction: float
+    seconds_left: float | None
 
 
 class ProgressWriter:
@@ -47,13 +55,13 @@ class ProgressWriter:
         self._written_at = float("-inf")
         self._stage: str | None = None
         self._layer: str | None = None
-        self._last: Progress | None = None
+        self._last: Step | None = None
 
     def place(self) -> tuple[str | None, str | None]:
         """Stage and layer being worked on, as far as there are any."""
         return self._stage, self._layer
 
-    def on_progress(self, progress: "Progress") -> None:
+    def on_progress(self, progress: Step) -> None:
         """Writes where the job is."""
         self._last = progress
         is_new_stage = progress.stage != self._stage

@@ -15,8 +15,9 @@ from enum import Enum, auto
 
 from prometheus_client import CollectorRegistry
 
+from app.shared.confinement import MemoryGroup
 from app.shared.database import Database
-from app.shared.errors import AppError, FencedOutError, JobStalledError, WorkerLostError
+from app.shared.errors import AppError, FencedOutError, JobStalledError
 from app.shared.lifecycle import Status
 from app.shared.logging import log_context
 from app.shared.metrics import WorkerMetrics
@@ -28,6 +29,8 @@ from app.shared.requests import QUEUES, Queue
 from app.shared.settings import Settings
 from app.shared.storage import WorkFolders
 from worker.device import Kind, device_environment
+from worker.failures import ended, lost
+from worker.memory import group_name
 from worker.metrics import AttemptMeter
 
 JOB_PROGRAM = ("-m", "worker.job")
@@ -168,7 +171,7 @@ class Runner:
             child = self._start(job, lease)
         except (OSError, AppError) as error:
             _log.error("cannot start a process for %s: %s", lease.job_id, error)
-            self._settle(lease, _lost("its process could not be started"))
+            self._settle(lease, lost("its process could not be started"))
             return
         with log_context(**_request_of(job)):
             _log.info("started", extra={"child": child.pid, "attempt": job.attempt})
@@ -177,8 +180,10 @@ class Runner:
             finally:
                 # Nothing of this job may go on once its slot is free.
                 _kill(child)
+                # An attempt that was killed cannot do so itself.
+                MemoryGroup.remove_left(group_name(lease.fence))
             _log.info("ended", extra={"child": child.pid, "exit_code": child.returncode})
-            fault = _lost(_last_words(child.returncode)) if verdict is _Verdict.ENDED else None
+            fault = ended(child.returncode) if verdict is _Verdict.ENDED else None
             if verdict is _Verdict.STALLED:
                 fault = _stalled(self._settings.stall_seconds)
             self._settle(lease, fault)
@@ -275,10 +280,6 @@ def _request_of(job: Job) -> dict[str, str]:
     return {} if job.request_id is None else {"request_id": job.request_id}
 
 
-def _lost(message: str) -> JobError:
-    return JobError(code=WorkerLostError.code, message=message, retryable=True)
-
-
 def _stalled(seconds: float) -> JobError:
     return JobError(
         code=JobStalledError.code,
@@ -294,14 +295,3 @@ def _kill(child: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-
-
-def _last_words(exit_code: int) -> str:
-    if exit_code == -signal.SIGKILL:
-        return (
-            "the job's process was killed, as the system does when memory runs out; use fewer or shorter samples, or a "
-            "machine with more memory"
-        )
-    if exit_code < 0:
-        return f"the job's process crashed ({signal.strsignal(-exit_code)}); see the worker's log"
-    return f"the job's process ended with exit code {exit_code}; see the worker's log"

@@ -1,22 +1,27 @@
 """Weights on disk: finding and checking a checkpoint, loading parts of it, writing safetensors without holding them.
 
-`source` finds a model, `transfer` watches its download, `reader` checks its files, `loader` fills modules one at a
-time, `writer` streams new files.
+`source` finds a model, `download` and `transfer` watch its download, `reader` checks its files, `loader` fills modules
+one at a time, `writer` streams new files. Names are imported when they are first used, because a process that only
+downloads needs no torch.
 """
 
-from rocket_core.checkpoint.loader import WeightLoader
-from rocket_core.checkpoint.reader import Checkpoint, TensorEntry, open_checkpoint
-from rocket_core.checkpoint.source import ModelSource, find_model
-from rocket_core.checkpoint.transfer import Transfer
-from rocket_core.checkpoint.writer import (
-    TensorPlan,
-    header_bytes,
-    plan_copy,
-    plan_tensor,
-    write_atomically,
-    write_checkpoint,
-    write_safetensors,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rocket_core.checkpoint.loader import WeightLoader
+    from rocket_core.checkpoint.reader import Checkpoint, TensorEntry, open_checkpoint
+    from rocket_core.checkpoint.source import ModelSource, find_model
+    from rocket_core.checkpoint.transfer import Transfer
+    from rocket_core.checkpoint.writer import (
+        TensorPlan,
+        header_bytes,
+        plan_copy,
+        plan_tensor,
+        write_atomically,
+        write_checkpoint,
+        write_safetensors,
+    )
 
 __all__ = [
     "Checkpoint",
@@ -34,3 +39,26 @@ __all__ = [
     "write_checkpoint",
     "write_safetensors",
 ]
+
+_MODULES = {
+    "loader": ("WeightLoader",),
+    "reader": ("Checkpoint", "TensorEntry", "open_checkpoint"),
+    "source": ("ModelSource", "find_model"),
+    "transfer": ("Transfer",),
+    "writer": (
+        "TensorPlan",
+        "header_bytes",
+        "plan_copy",
+        "plan_tensor",
+        "write_atomically",
+        "write_checkpoint",
+        "write_safetensors",
+    ),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

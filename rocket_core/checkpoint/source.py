@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
@@ -13,7 +14,6 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 
 from rocket_core import hub_cache
-from rocket_core.checkpoint.reader import Checkpoint
 from rocket_core.checkpoint.transfer import Transfer
 from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError, ModelNotFoundError
 from rocket_core.hub import HubAccess, Repository, find_repository, hub_errors
@@ -21,6 +21,9 @@ from rocket_core.inspection import parse_config, refuse_config, refuse_weights
 from rocket_core.machine import free_disk
 from rocket_core.model_fields import refuse_sizes
 from rocket_core.model_files import refuse_adapter, vet_folder
+
+if TYPE_CHECKING:
+    from rocket_core.checkpoint.reader import Checkpoint
 
 # For the listing, config.json and all headers of a repository.
 _ASK_SECONDS = 60.0
@@ -42,7 +45,7 @@ class ModelSource:
     folder: Path
     commit: str | None
 
-    def revision(self, checkpoint: Checkpoint) -> str:
+    def revision(self, checkpoint: "Checkpoint") -> str:
         """What identifies the weights: the commit, or for a local folder the hash of config.json and all weights."""
         if self.commit is not None:
             return self.commit

@@ -68,6 +68,18 @@ class Costs:
         costs = self._costs if self._begun is None else self._costs | {self._begun.name: self._charge(self._begun)}
         return tuple(costs.values())
 
+    def include(self, stage: StageReport) -> None:
+        """Add what another process of this machine has spent on a stage."""
+        before = self._costs.get(stage.name)
+        self._costs[stage.name] = stage.model_copy(
+            update={
+                "seconds": round(stage.seconds + (before.seconds if before else 0.0), 3),
+                "peak_memory_bytes": max(stage.peak_memory_bytes, before.peak_memory_bytes if before else 0),
+                "device": _joined(before.device if before else None, self._device_name),
+                "energy": stage.energy if before is None else _sum(before.energy, stage.energy),
+            }
+        )
+
     @contextmanager
     def of(self, stage: str) -> Iterator[None]:
         """Charges a stage with what is done in the block, also if it is cut short."""

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rocket_core.config import BEHIND_THE_PROFILE, CompressionConfig
 from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError
+from rocket_core.footprint import ResourceEstimate
 from rocket_core.inputs import CalibrationInputs
 from rocket_core.methods import Method
 from rocket_core.pipeline.files import read_model, read_tensors, write_model
@@ -207,16 +208,14 @@ class ProfileOfRun:
         """What it was calibrated on, for a run that has drawn nothing yet."""
         return None if self.profiles is None or work.is_claimed else self.profiles.inputs(self.identity)
 
-    def require_resources(self, run: Run, windows: int, output: Path, *, held: int) -> None:
+    def require_resources(self, run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
         """As the function of that name; kept profiles give way where the disk is too small for both."""
         while True:
             try:
-                require_resources(run, windows, output, held=held)
+                return require_resources(run, windows, output, held=held)
             except InsufficientDiskError:
                 if self.profiles is None or not self.profiles.drop_oldest():
                     raise
-            else:
-                return
 
     def lend(self, work: WorkFolder, inputs: CalibrationInputs) -> None:
         """Takes it over, if there is one, unless the run is past profiling or was begun on other data of that name."""

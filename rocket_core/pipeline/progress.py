@@ -62,6 +62,7 @@ class Callbacks:
     """What the caller of `compress` or `profile_model` wants to hear and say; see there."""
 
     on_progress: Callable[[Progress], None]
+    on_requirements: Callable[[int], None] = lambda _memory_bytes: None
     on_profile: Callable[[int, LayerProfile], None]
     on_profiled: Callable[[ModelProfile], None] = lambda _profile: None
     on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None
@@ -162,6 +163,10 @@ class Monitor:
         """Passes over what an earlier run has done: it says nothing about the speed of this one."""
         self.step(share)
         self._anchor = self._fraction, time.monotonic()
+
+    def requires(self, memory_bytes: int) -> None:
+        """Pass on how much memory the run is estimated to take."""
+        self._callbacks.on_requirements(memory_bytes)
 
     def profiled(self, position: int, profile: LayerProfile) -> None:
         """Hands over a layer profile, also one that an earlier run has made."""

@@ -94,20 +94,23 @@ def require_size(run: Run) -> None:
         ratio_within(shapes, target, itemsize=run.dtype.itemsize, other_bytes=bytes_beside(run, names))
 
 
-def require_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> None:
-    """Refuses an evaluation that this machine cannot finish, before the compression begins.
+def require_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int:
+    """Refuse an evaluation that this machine cannot finish, before the compression starts.
 
     Args:
         run: the run.
         plan: what will be evaluated; None asks for nothing.
         output: the folder to write to; need not exist yet.
 
+    Returns:
+        Bytes of memory that it is estimated to take.
+
     Raises:
         InsufficientMemoryError: the device has too little free memory for the whole model.
         InsufficientDiskError: the disk has too little free space for the dense model's logits.
     """
     if plan is None:
-        return
+        return 0
     tokens = plan.text.predicted_tokens
     estimate = evaluation_footprint(_model_shape(run), tokens=tokens, vocabulary=run.architecture.vocabulary)
     memory, disk = free_memory(run.device), free_disk(output)
@@ -122,6 +125,7 @@ def require_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> N
             f"evaluating {run.source.name} needs about {gigabytes(estimate.disk_bytes)} of disk at {output}, "
             f"{gigabytes(disk)} are free; lower evaluate.samples, or {advice}"
         )
+    return estimate.memory_bytes
 
 
 def gigabytes(size: int) -> str:

@@ -11,6 +11,7 @@ import torch
 from rocket_core import __version__
 from rocket_core.allocation import chosen, layer_frontiers
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.checkpoint import ModelSource
 from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig
 from rocket_core.devices import map_large_tensors, resolve_device
 from rocket_core.energy import EnergyMeter
@@ -70,7 +71,7 @@ class _Begun:
 
 
 def compress(
-    model: str,
+    model: str | ModelSource,
     output: Path,
     config: CompressionConfig,
     *,
@@ -79,7 +80,10 @@ def compress(
     hub: HubAccess = HubAccess(),
     profiles: KeptProfiles | None = None,
     meter: EnergyMeter | None = None,
+    download: StageReport | None = None,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
+    on_offline: Callable[[], None] = lambda: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
     on_profiled: Callable[[ModelProfile], None] = lambda _profile: None,
     on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None,
@@ -91,7 +95,7 @@ def compress(
     `output/.rocket-work` until the artifacts are complete.
 
     Args:
-        model: folder of a checkpoint, or repository id on the Hub.
+        model: folder of a checkpoint, repository id on the Hub, or a model that `find_model` has found before.
         output: folder to write to; created if need be.
         config: all settings.
         revision: branch, tag or commit of a repository.
@@ -101,8 +105,11 @@ def compress(
         profiles: where the profile of an earlier run is taken from, if that had the same model, calibration and
             settings of profiling, and where this run's is kept. It changes no byte of the result. None keeps none.
         meter: measures the energy of each stage, from before the call on; None leaves it out of the report.
+        download: what downloading the model has cost, for a model that was found before; its device is filled in.
         on_progress: told of every step, at least once per layer; again and again while a model is downloaded and while
             calibration text passes through a block.
+        on_requirements: given the bytes of memory that the run is estimated to take, before the work that takes them.
+        on_offline: called when everything has been read that may come from the Hub; nothing asks for a network after.
         on_profile: given each layer's place in the model and its profile as soon as that is on disk; a resumed run
             gives those of the earlier one again.
         on_profiled: given all of them together once the last one is there.
@@ -119,13 +126,14 @@ def compress(
         raise InvalidConfigError("give a ratio, or a target size in bytes (target_bytes): how small shall it become?")
     callbacks = Callbacks(
         on_progress=on_progress,
+        on_requirements=on_requirements,
         on_profile=on_profile,
         on_profiled=on_profiled,
         on_allocation=on_allocation,
         should_cancel=should_cancel,
     )
-    with _opened(output, config, callbacks, meter) as (work, monitor):
-        source = obtain_model(model, revision, hub, config.ratio or 0.0, monitor)
+    with _opened(output, config, callbacks, meter, download) as (work, monitor):
+        source = _found(model, revision, hub, config.ratio or 0.0, monitor)
         with monitor.stage("preflight"):
             with offline():
                 run = prepare_run(source, config)
@@ -136,13 +144,14 @@ def compress(
                 return finished
             begun = _begin(run, identity, output, work, monitor, resume=resume, token=hub.token, profiles=profiles)
         with offline():
+            on_offline()
             report = _compress(begun)
         monitor.finish()
         return report
 
 
 def profile_model(
-    model: str,
+    model: str | ModelSource,
     output: Path,
     config: CompressionConfig,
     *,
@@ -151,7 +160,10 @@ def profile_model(
     resume: bool = False,
     hub: HubAccess = HubAccess(),
     meter: EnergyMeter | None = None,
+    download: StageReport | None = None,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_requirements: Callable[[int], None] = lambda _memory_bytes: None,
+    on_offline: Callable[[], None] = lambda: None,
     on_profile: Callable[[int, LayerProfile], None] = lambda _position, _profile: None,
     on_costs: Callable[[tuple[StageReport, ...]], None] = lambda _stages: None,
     should_cancel: Callable[[], bool] = lambda: False,
@@ -161,7 +173,7 @@ def profile_model(
     A later `compress` with the same model, calibration and settings of profiling begins where this ends.
 
     Args:
-        model: folder of a checkpoint, or repository id on the Hub.
+        model: as in `compress`.
         output: folder for unfinished work, in `output/.rocket-work`; nothing is left there at the end.
         config: all settings, without a target.
         profiles: where the profile is kept, or taken from if it is there already.
@@ -169,7 +181,10 @@ def profile_model(
         resume: as in `compress`.
         hub: as in `compress`.
         meter: as in `compress`.
+        download: as in `compress`.
         on_progress: as in `compress`.
+        on_requirements: as in `compress`.
+        on_offline: as in `compress`.
         on_profile: as in `compress`.
         on_costs: told at the end what each stage cost, as there is no report.
         should_cancel: as in `compress`.
@@ -182,9 +197,11 @@ def profile_model(
     """
     if config.has_target:
         raise InvalidConfigError("a profile is for every ratio and size; leave the target out")
-    callbacks = Callbacks(on_progress=on_progress, on_profile=on_profile, should_cancel=should_cancel)
-    with _opened(output, config, callbacks, meter) as (work, monitor):
-        source = obtain_model(model, revision, hub, 0.0, monitor)
+    callbacks = Callbacks(
+        on_progress=on_progress, on_requirements=on_requirements, on_profile=on_profile, should_cancel=should_cancel
+    )
+    with _opened(output, config, callbacks, meter, download) as (work, monitor):
+        source = _found(model, revision, hub, 0.0, monitor)
         with monitor.stage("preflight"):
             with offline():
                 run = prepare_run(source, config)
@@ -192,6 +209,7 @@ def profile_model(
                 run, run_identity(run), output, work, monitor, resume=resume, token=hub.token, profiles=profiles
             )
         with offline():
+            on_offline()
             profile, _ = _profile(begun)
         monitor.finish()
         on_costs(monitor.costs.stages)
@@ -199,9 +217,19 @@ def profile_model(
         return profile
 
 
+def _found(
+    model: str | ModelSource, revision: str | None, hub: HubAccess, ratio: float, monitor: Monitor
+) -> ModelSource:
+    return model if isinstance(model, ModelSource) else obtain_model(model, revision, hub, ratio, monitor)
+
+
 @contextmanager
 def _opened(
-    output: Path, config: CompressionConfig, callbacks: Callbacks, meter: EnergyMeter | None
+    output: Path,
+    config: CompressionConfig,
+    callbacks: Callbacks,
+    meter: EnergyMeter | None,
+    download: StageReport | None,
 ) -> Iterator[tuple[WorkFolder, Monitor]]:
     """The work folder of a run and its monitor; says what ran out, and tidies up."""
     device = resolve_device(config.device)
@@ -215,6 +243,8 @@ def _opened(
             work.save_stages(stages)
 
     costs = Costs(device, work.stages(), meter=meter, keep=keep)
+    if download is not None:
+        costs.include(download)
     monitor = Monitor(callbacks, costs, evaluates=config.evaluate is not None, compresses=config.has_target)
     with _resource_errors(output), _tidying(work, monitor):
         yield work, monitor
@@ -238,8 +268,8 @@ def _begin(
     calibration = kept.inputs(work) or calibration_inputs(run, work, token=token)
     plan = plan_evaluation(run, token=token)
     require_size(run)
-    kept.require_resources(run, len(calibration), output, held=work.stored_bytes)
-    require_evaluation(run, plan, output)
+    needed = kept.require_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
+    monitor.requires(max(needed, require_evaluation(run, plan, output)))
     work.claim(identity, calibration)
     kept.lend(work, calibration)
     return _Begun(

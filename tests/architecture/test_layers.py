@@ -16,6 +16,7 @@ WITHOUT_TORCH = ("errors", "config", "budget", "headers", "candidates", "hub", "
 
 
 BASE_INSTALL = [*(f"rocket_core.{name}" for name in WITHOUT_TORCH), "rocket_client.main", "app.main", "worker.main"]
+BASE_INSTALL += ["worker.job", "worker.fetch", "rocket_core.checkpoint.download"]
 
 
 @pytest.mark.parametrize("module", BASE_INSTALL)
@@ -26,6 +27,14 @@ def test_what_the_base_install_imports_loads_no_torch(module):
     )
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["worker.compute", "worker.fetch"])
+def test_a_process_has_one_thread_until_it_is_confined(module):
+    # numpy starts threads when it is imported, which would stay outside.
+    code = f"import os, sys, {module}; print('numpy' in sys.modules, len(os.listdir('/proc/self/task')))"
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert result.stdout.strip() == "False 1"
 
 
 def functions(tree):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ KEY = {"Idempotency-Key": "kill-matrix"}
 # One for every place, and some.
 MAX_ATTEMPTS = 20
 _DAY = 86400.0
+# How far below the worker a process is.
+_DEPTHS = {"worker": 0, "job": 1, "compute": 2, "fetch": 2}
+ATTEMPT_PROCESSES = frozenset(_DEPTHS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +42,7 @@ class Failpoint:
         function: `module:Class.function`.
         when: before or after it.
         call: which call of it in one process.
-        where: the process that comes there: api, worker (with its reconciler) or child.
+        where: the process that comes there: api, worker (with its reconciler), job, or its compute or fetch.
         with_answer: whether calls that return None do not count.
     """
 
@@ -46,15 +50,15 @@ class Failpoint:
     function: str
     when: str
     call: int = 1
-    where: str = "child"
+    where: str = "compute"
     with_answer: bool = False
 
     def point(self, victim: str | None = None) -> dict:
         """As `failpoints/sitecustomize.py` reads it."""
-        if victim in {None, self.where}:
+        if victim is None or victim == self.where:
             victim = "self"
-        elif victim == "worker":
-            victim = "parent"
+        elif victim in _DEPTHS:
+            victim = ("self", "parent", "grandparent")[_DEPTHS[self.where] - _DEPTHS[victim]]
         fields = {field: getattr(self, field) for field in ("name", "function", "when", "call", "with_answer")}
         return fields | {"victim": victim}
 
@@ -67,18 +71,37 @@ POINTS = (
         name="after-claim", function="worker.runner:Runner._claim", when="after", where="worker", with_answer=True
     ),
     # A file is complete, and not yet where it belongs.
-    Failpoint(name="mid-download", function="huggingface_hub.file_download:http_get", when="after"),
+    Failpoint(name="mid-download", function="huggingface_hub.file_download:http_get", when="after", where="fetch"),
     Failpoint(name="mid-layer", function="rocket_core.profiling:best_factorizations", when="before", call=3),
-    Failpoint(name="layer-file-no-row", function="worker.progress:ProgressWriter.on_profile", when="before", call=4),
-    Failpoint(name="after-row", function="worker.progress:ProgressWriter.on_profile", when="after", call=5),
-    Failpoint(name="after-allocation", function="worker.progress:ProgressWriter.on_allocation", when="after"),
+    Failpoint(
+        name="layer-file-no-row",
+        function="worker.progress:ProgressWriter.on_profile",
+        when="before",
+        call=4,
+        where="job",
+    ),
+    Failpoint(
+        name="after-row", function="worker.progress:ProgressWriter.on_profile", when="after", call=5, where="job"
+    ),
+    # The same, as the process sees it that computes.
+    Failpoint(name="after-layer", function="worker.computation:Computation._on_profile", when="after", call=6),
+    Failpoint(
+        name="after-allocation", function="worker.progress:ProgressWriter.on_allocation", when="after", where="job"
+    ),
     # The first export is complete, the second has its weights.
     Failpoint(name="mid-save", function="rocket_core.pipeline.export:_write_config", when="before", call=2),
     # Two files of the store are there, one of them under a temporary name.
-    Failpoint(name="mid-store", function="os:link", when="after", call=2),
+    Failpoint(name="mid-store", function="app.shared.storage.local:_link_or_copy", when="after", call=2, where="job"),
     # All is written, in a transaction that is still open.
-    Failpoint(name="before-terminal-commit", function="app.shared.repositories.outputs:succeed_job", when="after"),
-    Failpoint(name="after-terminal-commit", function="app.shared.storage:WorkFolders.remove", when="before"),
+    Failpoint(
+        name="before-terminal-commit",
+        function="app.shared.repositories.outputs:succeed_job",
+        when="after",
+        where="job",
+    ),
+    Failpoint(
+        name="after-terminal-commit", function="app.shared.storage:WorkFolders.remove", when="before", where="job"
+    ),
 )
 
 
@@ -103,15 +126,22 @@ def uninterrupted(model: Path, output: Path) -> dict[str, str]:
 def environment(marks: Path, points: list[dict], hub: str, home: Path) -> dict[str, str]:
     """What a service is started with to be killed there; jobs are tried again at once."""
     marks.mkdir(exist_ok=True)
+    plan = _plan(marks)
+    plan.parent.mkdir(exist_ok=True)
+    plan.write_text(json.dumps({"folder": str(marks), "points": points}))
+    shutil.copy(FAILPOINTS / "sitecustomize.py", plan.parent)
     return {
-        "FAILPOINTS": json.dumps({"folder": str(marks), "points": points}),
-        "PYTHONPATH": f"{FAILPOINTS}:{ROOT}",
+        "PYTHONPATH": f"{plan.parent}:{ROOT}",
         "HF_ENDPOINT": hub,
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_XET": "1",
         "ROCKET_MAX_ATTEMPTS": str(MAX_ATTEMPTS),
         "ROCKET_RETRY_BACKOFF_SECONDS": "0",
     }
+
+
+def _plan(marks: Path) -> Path:
+    return marks.with_name(f"{marks.name}-failpoints") / "failpoints.json"
 
 
 def submit(service, marks: Path) -> str:
@@ -130,7 +160,7 @@ def submit(service, marks: Path) -> str:
 def see_through(service, marks: Path, job_id: str, *, seconds: float) -> dict:
     """Starts what dies again until the job has ended and all places have struck; returns the job."""
     until = time.monotonic() + seconds
-    wanted = {point["name"] for point in json.loads(service.environment["FAILPOINTS"])["points"]}
+    wanted = {point["name"] for point in json.loads(_plan(marks).read_text())["points"]}
     while True:
         service.revive()
         _name_api(service, marks)

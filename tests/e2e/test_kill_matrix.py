@@ -1,17 +1,26 @@
 """Processes that are killed at every place where it could hurt.
 
 One job is struck at all places in turn, each time in the middle of what the last attempt has left: as hard as a job for
-each place, and nine starts of a child process instead of eighteen. `make soak` kills every process at every place.
+each place, and half as many starts of a process. `make soak` kills every process at every place.
 """
 
 import pytest
 
 from tests.e2e.deployment import Deployment
-from tests.e2e.kill_matrix import POINTS, assert_promise, environment, save_model, see_through, submit, uninterrupted
+from tests.e2e.kill_matrix import (
+    ATTEMPT_PROCESSES,
+    POINTS,
+    assert_promise,
+    environment,
+    save_model,
+    see_through,
+    submit,
+    uninterrupted,
+)
 from tests.reference.fake_hub import FakeHub
 
 # Of those that come after the claim each costs an attempt; the last strikes when the job has ended.
-ATTEMPTS = 1 + sum(point.where in {"worker", "child"} for point in POINTS) - 1
+ATTEMPTS = 1 + sum(point.where in ATTEMPT_PROCESSES for point in POINTS) - 1
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +38,7 @@ def struck(tmp_path_factory, postgres, redis_server):
         service = Deployment(data_dir, **given, **urls)
         try:
             job_id = submit(service, marks)
-            job = see_through(service, marks, job_id, seconds=240)
+            job = see_through(service, marks, job_id, seconds=600)
             yield service, job, marks, expected
         finally:
             service.close()

@@ -19,8 +19,15 @@ worker.main.Worker = functools.partial(worker.main.Worker, program=(sys.argv[1],
 from rocket_client.main import main
 main(["serve", "--port", "0", "--data-dir", sys.argv[2]])
 """
-# The process of a job as it is, but for the library, in whose place stands a module that logs and fails in all ways.
+# The process of an attempt as it is, but for the program of its process that computes.
 JOB = """
+import sys
+from worker import delegation, job
+delegation.COMPUTE_PROGRAM = (sys.argv[0].replace("job.py", "compute.py"),)
+sys.exit(job.main())
+"""
+# That process as it is, but for the library, in whose place is a module that logs and fails in all ways.
+COMPUTE = """
 import logging, sys, threading, types, warnings
 
 library = types.ModuleType("rocket_core.pipeline")
@@ -40,15 +47,15 @@ def compress(model, output, config, *, on_progress, **options):
 library.compress = compress
 library.KeptProfiles = lambda folder, quota_bytes: None
 sys.modules["rocket_core.pipeline"] = library
-from worker.job import main
-sys.exit(main())
+from worker.compute import main
+main()
 """
 
 
 @pytest.fixture
 def lines(start_service, tmp_path, monkeypatch):
     """What a service and the process of one job have logged, each line as JSON, and the job's id."""
-    for name, code in (("service.py", SERVICE), ("job.py", JOB)):
+    for name, code in (("service.py", SERVICE), ("job.py", JOB), ("compute.py", COMPUTE)):
         (tmp_path / name).write_text(textwrap.dedent(code), encoding="utf-8")
     program = [sys.executable, str(tmp_path / "service.py"), str(tmp_path / "job.py")]
     popen = subprocess.Popen

@@ -100,6 +100,15 @@ def test_too_many_files_are_left_to_the_worker(fake, monkeypatch):
     assert find().read_weights() is None
 
 
+def test_too_many_tensors_in_all_files_together_are_left_to_the_worker(fake, monkeypatch):
+    files = {f"model-{part}.safetensors": safetensors_bytes(llama_tensors(blocks=1)) for part in range(3)}
+    fake.repositories["org/model"] = {"config.json": CONFIG, **files}
+    monkeypatch.setattr(hub, "_MAX_TENSORS", 3 * len(llama_tensors(blocks=1)))
+    assert find().read_weights() is not None
+    monkeypatch.setattr(hub, "_MAX_TENSORS", 3 * len(llama_tensors(blocks=1)) - 1)
+    assert find().read_weights() is None
+
+
 def test_too_long_a_header_is_left_to_the_worker(fake, monkeypatch):
     monkeypatch.setattr(hub, "_FIRST_BYTES", 100)
     monkeypatch.setattr(hub, "_MAX_HEADER_BYTES", 500)

@@ -220,3 +220,29 @@ def retry(database):
             return jobs.retry_job(session, job_id, max_attempts=5).job.id
 
     return retry
+
+
+class Background(threading.Thread):
+    """A thread that must end, and that keeps a test which fails from ending no longer than that."""
+
+    def __init__(self, action):
+        super().__init__(target=action, daemon=True)
+        self.start()
+
+    def join(self, timeout=30):
+        super().join(timeout)
+        assert not self.is_alive(), "it has not ended"
+
+
+@pytest.fixture
+def in_background():
+    """Calls functions in threads, which must have ended by the end of the test."""
+    threads = []
+
+    def in_background(action):
+        threads.append(Background(action))
+        return threads[-1]
+
+    yield in_background
+    for thread in threads:
+        thread.join()

@@ -21,9 +21,9 @@ from app.shared.lifecycle import Status
 from app.shared.repositories import outputs, sweeps
 from rocket_core.report import CompressionReport
 from tests.reference.tiny_models import FAMILIES, byte_tokenizer
+from tests.worker.threads import ThreadedAttempt as Attempt
 from tests.worker.waiting import eventually
-from worker.job import Attempt
-from worker.lease import EXIT_FENCED_OUT
+from worker.process import EXIT_FENCED_OUT
 from worker.reconciler import Reconciler
 from worker.runner import Runner
 

@@ -20,8 +20,8 @@ from app.shared.requests import JobRequest
 from rocket_core.report import CompressionReport
 from tests.reference.fake_hub import FakeHub
 from tests.reference.tiny_models import save_tiny_model
+from tests.worker.threads import ThreadedAttempt as Attempt
 from tests.worker.waiting import eventually
-from worker.job import Attempt
 from worker.runner import Runner
 
 TOKEN = "hf_canary0123456789"  # noqa: S105 - no real one

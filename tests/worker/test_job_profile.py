@@ -10,7 +10,7 @@ from app.shared.models import Profile
 from app.shared.repositories import events, outputs
 from rocket_core.pipeline.walk import BlockWalk
 from rocket_core.report import StageReport
-from worker.job import Attempt
+from tests.worker.threads import ThreadedAttempt as Attempt
 
 QUICK = {"calibration": {"samples": 2, "sequence_length": 16}}
 

@@ -14,7 +14,8 @@ from app.shared.models import Job
 from app.shared.repositories import leases, sweeps
 from app.shared.repositories.leases import Lease
 from tests.worker.waiting import eventually
-from worker.lease import EXIT_FENCED_OUT, LeaseKeeper
+from worker.lease import LeaseKeeper
+from worker.process import EXIT_FENCED_OUT
 
 # The shortest there is; renewed every half second.
 LEASE_SECONDS = 2.0

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 
 import psutil
@@ -38,32 +37,6 @@ def runner(settings, database):
         return Runner(changed or settings, database, program)
 
     return runner
-
-
-class Background(threading.Thread):
-    """A thread that must end, and that keeps a test which fails from ending no longer than that."""
-
-    def __init__(self, action):
-        super().__init__(target=action, daemon=True)
-        self.start()
-
-    def join(self, timeout=30):
-        super().join(timeout)
-        assert not self.is_alive(), "it has not ended"
-
-
-@pytest.fixture
-def in_background():
-    """Calls functions in threads, which must have ended by the end of the test."""
-    threads = []
-
-    def in_background(action):
-        threads.append(Background(action))
-        return threads[-1]
-
-    yield in_background
-    for thread in threads:
-        thread.join()
 
 
 @pytest.fixture
@@ -308,7 +281,7 @@ def test_what_a_process_has_started_ends_with_it(runner, program, diary, submit)
 def test_a_process_dies_with_the_worker(settings, submit, program, diary):
     submit()
     watched = program(
-        f"{STUBBORN}\n{diary.note('os.getpid()')}\nfrom worker.lease import die_with\n"
+        f"{STUBBORN}\n{diary.note('os.getpid()')}\nfrom worker.process import die_with\n"
         f"die_with(int(sys.argv[3]))\n{diary.note(1)}\n{FOREVER}"
     )
     code = f"""

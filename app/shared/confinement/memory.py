@@ -86,6 +86,13 @@ class MemoryGroup:
             return group
         return None
 
+    @classmethod
+    def remove_left(cls, name: str) -> None:
+        """Remove the group of that name, if a process that was killed has left it; its processes must have ended."""
+        for parent, names in _parents():
+            if (parent / name).is_dir():
+                cls(parent / name, names).remove()
+
     def add(self, pid: int) -> None:
         """Move a process, with what it starts from now on, into the group.
 

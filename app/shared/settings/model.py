@@ -203,6 +203,15 @@ class Settings(BaseSettings):
         default="1200/minute", description="requests of a tenant, of an address where there are no keys"
     )
     submit_rate_limit: str = Field(default="120/minute", description="jobs, estimates and uploads of a tenant")
+    job_isolation: Literal["auto", "required"] = Field(
+        default="auto",
+        description="confine the processes that read models to their files, without a network: `auto` as far as the "
+        "system can, and `required` has workers refuse to run where it cannot",
+    )
+    max_job_memory_bytes: Annotated[int, Field(ge=2**30)] | None = Field(
+        default=None,
+        description="memory of one job's process; default 4 GiB and twice what the job is estimated to need",
+    )
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         default=None, description="port of a worker's metrics; default none, as in `rocket serve` the API has them"
     )

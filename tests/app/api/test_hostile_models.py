@@ -86,18 +86,6 @@ def test_a_header_of_the_hub_takes_time_that_grows_with_its_size(client, hub):
     assert time.process_time() - started < 8
 
 
-def test_many_headers_of_the_hub_are_left_to_the_job(client, hub, monkeypatch):
-    from rocket_core import hub as hub_module
-
-    monkeypatch.setattr(hub_module, "_MAX_TENSORS", 20)
-    files = {f"model-{part}.safetensors": llama_tensors(blocks=1) for part in range(3)}
-    repository = {name: safetensors_bytes(tensors) for name, tensors in files.items()}
-    hub.repositories["org/model"] = {"config.json": json.dumps(LLAMA).encode(), **repository}
-    answer = client.post("/estimates", json=BODY | {"model_id": "org/model"})
-    assert (answer.status_code, answer.json()["code"]) == (503, "hub_unavailable")
-    assert client.post("/jobs", json=BODY | {"model_id": "org/model"}).status_code == 202
-
-
 @pytest.mark.parametrize("name", ignore_patterns())
 def test_ignore_patterns_that_take_long_are_refused(client, name):
     started = time.process_time()

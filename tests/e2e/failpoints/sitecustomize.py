@@ -1,13 +1,17 @@
-"""Kills a process when it comes to a named function: a test puts this folder on PYTHONPATH of what it starts.
+"""Kills a process when it comes to a named function: a test puts a copy of this file on PYTHONPATH of what it starts.
 
-So the product itself has no code for that. The variable FAILPOINTS holds JSON: the `folder` of the marks, and `points`,
-each with its `name`, the `function` (`module:Class.function`), `when` (before or after it), at which `call` of a
-process, and the `victim`: `self`, `parent`, or the name of a file in `folder` that holds a process id. Each strikes
-once, whatever process comes there first: it leaves a file of its name.
+So the product itself has no code for that. A file `failpoints.json` next to the copy holds the `folder` of the marks,
+and `points`, each with its `name`, the `function` (`module:Class.function`), `when` (before or after it), at which
+`call` of a process, and the `victim`: `self`, `parent`, `grandparent`, or the name of a file in `folder` that holds a
+process id. Each strikes once, whatever process comes there first: it leaves a file of its name. It is a file, because
+the processes that read models have no variables but those that they need.
+
+Those processes can neither leave marks nor kill: a fork of each, made before it is confined, does so in its place.
 
 The variable STAND_IN holds the path of a program that workers run in place of `worker.job`.
 """
 
+import contextlib
 import functools
 import importlib
 import importlib.machinery
@@ -17,24 +21,60 @@ import signal
 import sys
 from pathlib import Path
 
-FAILPOINTS = "FAILPOINTS"
+PLAN = Path(__file__).parent / "failpoints.json"
 STAND_IN = "STAND_IN"
+CONFINED = {"worker.compute", "worker.fetch"}
+GENERATIONS = {"self": 0, "parent": 1, "grandparent": 2}
 
 
-def _strike(folder, point):
+def _strike_as(pid, folder, point):
+    """Strikes for a process."""
     try:
         descriptor = os.open(folder / point["name"], os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
         return
-    os.write(descriptor, str(os.getpid()).encode())
+    os.write(descriptor, str(pid).encode())
     os.fsync(descriptor)
     os.close(descriptor)
-    known = {"self": os.getpid, "parent": os.getppid}
-    find = known.get(point["victim"], lambda: int((folder / point["victim"]).read_text()))
-    os.kill(find(), signal.SIGKILL)
+    if point["victim"] in GENERATIONS:
+        for _ in range(GENERATIONS[point["victim"]]):
+            pid = int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
+    else:
+        pid = int((folder / point["victim"]).read_text())
+    os.kill(pid, signal.SIGKILL)
 
 
-def _wrap(module, folder, point):
+def _strike(folder, point):
+    _strike_as(os.getpid(), folder, point)
+
+
+def _striker(points, folder):
+    """Has a fork strike for this process; returns what asks it to."""
+    asked, ask = os.pipe()
+    told, tell = os.pipe()
+    by_name = {point["name"]: point for point in points}
+    if os.fork() == 0:
+        parent = os.getppid()
+        for file in list(Path("/proc/self/fd").iterdir()):
+            # Whoever reads what this process writes must see its end.
+            if int(file.name) not in {asked, tell}:
+                with contextlib.suppress(OSError):
+                    os.close(int(file.name))
+        while name := os.read(asked, 256):
+            _strike_as(parent, folder, by_name[name.decode()])
+            os.write(tell, b".")
+        os._exit(0)
+    os.close(asked)
+    os.close(tell)
+
+    def strike(_folder, point):
+        os.write(ask, point["name"].encode())
+        os.read(told, 1)
+
+    return strike
+
+
+def _wrap(module, folder, point, strike):
     *owners, name = point["function"].partition(":")[2].split(".")
     owner = functools.reduce(getattr, owners, module)
     function = getattr(owner, name)
@@ -46,13 +86,13 @@ def _wrap(module, folder, point):
         if point["when"] == "before":
             calls += 1
             if calls == point["call"]:
-                _strike(folder, point)
+                strike(folder, point)
             return function(*arguments, **options)
         answer = function(*arguments, **options)
         # What came to nothing is no call: a claim that found no job, for instance.
         calls += answer is not None or not point.get("with_answer")
         if calls == point["call"]:
-            _strike(folder, point)
+            strike(folder, point)
         return answer
 
     setattr(owner, name, wrapped)
@@ -80,14 +120,15 @@ class _Finder:
 
 
 def _install():
-    given = json.loads(os.environ.get(FAILPOINTS, '{"folder": "", "points": []}'))
+    given = json.loads(PLAN.read_text()) if PLAN.exists() else {"folder": "", "points": []}
     folder = Path(given["folder"])
+    # What has struck once does not strike again.
+    points = [point for point in given["points"] if not (folder / point["name"]).exists()]
+    strike = _striker(points, folder) if points and CONFINED.intersection(sys.orig_argv) else _strike
     changes = {}
-    for point in given["points"]:
-        # What has struck once does not strike again.
-        if not (folder / point["name"]).exists():
-            change = functools.partial(_wrap, folder=folder, point=point)
-            changes.setdefault(point["function"].partition(":")[0], []).append(change)
+    for point in points:
+        change = functools.partial(_wrap, folder=folder, point=point, strike=strike)
+        changes.setdefault(point["function"].partition(":")[0], []).append(change)
     if STAND_IN in os.environ:
         program = (os.environ[STAND_IN],)
         changes["worker.runner"] = [*changes.get("worker.runner", ()), lambda m: setattr(m, "JOB_PROGRAM", program)]
@@ -97,5 +138,5 @@ def _install():
     sys.meta_path.insert(0, _Finder(changes))
 
 
-if FAILPOINTS in os.environ or STAND_IN in os.environ:
+if PLAN.exists() or STAND_IN in os.environ:
     _install()

@@ -14,7 +14,8 @@ from app.shared.repositories import jobs, leases, outputs
 from app.shared.repositories.leases import Lease
 from app.shared.settings import load_settings
 from tests.reference.reports import empty_report
-from worker.lease import LeaseKeeper, die_with
+from worker.lease import LeaseKeeper
+from worker.process import die_with
 from worker.progress import ProgressWriter
 
 WORK_SECONDS = 0.5

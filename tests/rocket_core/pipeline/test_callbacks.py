@@ -2,8 +2,10 @@ import itertools
 
 import pytest
 
+from rocket_core.checkpoint import find_model
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline import compress
+from rocket_core.report import StageReport
 
 
 def place(progress):
@@ -111,3 +113,33 @@ def test_work_is_gone_on_with_where_the_same_device_goes_by_another_name(tmp_pat
             should_cancel=lambda: len(layers) > 2,
         )
     assert compress(folder, output, settings(device="cpu:0"), resume=True).layers
+
+
+def test_the_memory_a_run_needs_is_told_before_its_work_and_the_network_is_let_go_in_between(
+    tmp_path, model_folder, settings
+):
+    told = []
+    compress(
+        str(model_folder("llama")),
+        tmp_path / "out",
+        settings(),
+        on_progress=lambda progress: told.append(progress.stage),
+        on_requirements=told.append,
+        on_offline=lambda: told.append("offline"),
+    )
+    [needed] = [one for one in told if isinstance(one, int)]
+    assert needed > 10 * 2**20
+    assert told[: told.index("calibrating")] == ["preflight", needed, "offline"]
+
+
+def test_a_model_that_was_found_before_gives_the_same_result(tmp_path, model_folder, settings, finished):
+    source = find_model(str(model_folder("llama")))
+    download = StageReport(name="downloading", seconds=1.5, peak_memory_bytes=1)
+    report = compress(source, tmp_path / "out", settings(), download=download)
+    folder, expected = finished("llama")
+    assert report.fingerprint == expected.fingerprint
+    for name in ("factored/model.safetensors", "dense/model.safetensors", "factored/config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes(), name
+    assert [stage.name for stage in report.stages] == ["downloading", *(stage.name for stage in expected.stages)]
+    assert report.stages[0].seconds == 1.5
+    assert report.stages[0].device == report.stages[1].device

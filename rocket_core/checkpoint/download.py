@@ -1,0 +1,58 @@
+"""Downloading a model in another thread, with progress and a way to stop while its bytes arrive. Loads no torch."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from rocket_core.checkpoint.source import ModelSource, find_model
+from rocket_core.checkpoint.transfer import Transfer
+from rocket_core.hub import HubAccess
+
+# How often arrived bytes are reported, and `check` is called.
+_LOOK_SECONDS = 0.5
+
+
+def download_model(
+    model: str,
+    revision: str | None,
+    *,
+    hub: HubAccess,
+    ratio: float,
+    on_step: Callable[[float], None],
+    check: Callable[[], None],
+) -> ModelSource:
+    """Find a model of the Hub and download it.
+
+    The Hub is asked in another thread: a name server or a Hub that hangs does not keep the caller from stopping.
+
+    Args:
+        model: repository id.
+        revision: branch, tag or commit.
+        hub: as whom the Hub is asked, and where downloads are kept.
+        ratio: target compression ratio, [0, 1).
+        on_step: given the share of bytes that have arrived, [0, 1], whenever it has grown.
+        check: called again and again; stops the download by raising.
+
+    Raises:
+        RocketError: see `find_model`; and whatever `check` raises.
+    """
+    transfer = Transfer()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="download")
+    try:
+        found = pool.submit(find_model, model, revision, hub=hub, ratio=ratio, transfer=transfer)
+        _watch(found, transfer, on_step, check)
+        return found.result()
+    finally:
+        transfer.stop()
+        pool.shutdown(wait=False)
+
+
+def _watch(
+    found: Future[ModelSource], transfer: Transfer, on_step: Callable[[float], None], check: Callable[[], None]
+) -> None:
+    arrived = 0
+    while not wait((found,), timeout=_LOOK_SECONDS).done:
+        check()
+        # Without new bytes there is no progress: a watchdog must see a standstill.
+        if transfer.done > arrived:
+            arrived = transfer.done
+            on_step(transfer.share)

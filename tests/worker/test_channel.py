@@ -1,0 +1,113 @@
+import contextlib
+import socket
+import threading
+from typing import get_args
+
+import pytest
+from pydantic import TypeAdapter
+
+from rocket_core.pipeline.progress import Stage
+from worker.channel import Channel, ChannelClosedError, ChannelError, Message
+from worker.messages import FROM_COMPUTE, Advanced, Finished, StageName
+
+
+class Note(Message):
+    text: str
+
+
+NOTE = TypeAdapter(Note)
+
+
+@pytest.fixture
+def ends():
+    """Two ends of a connection: a channel, and a socket that may send anything."""
+    one, other = socket.socketpair()
+    channel = Channel(one, max_line_bytes=2**20)
+    with other:
+        yield channel, other
+    channel.close()
+
+
+def test_messages_arrive_whole_and_in_order(ends):
+    channel, other = ends
+    texts = ["", "x" * 10**6, "line\nbreak", "ü"]
+    sender = Channel(other)
+    thread = threading.Thread(target=lambda: [sender.send(Note(text=text)) for text in texts])
+    thread.start()
+    assert [channel.receive(NOTE).text for _ in texts] == texts
+    thread.join()
+
+
+def test_a_message_that_does_not_come_is_not_waited_for_forever(ends):
+    channel, other = ends
+    assert channel.receive(NOTE, seconds=0.01) is None
+    other.sendall(b'{"text": ')
+    assert channel.receive(NOTE, seconds=0.01) is None
+    other.sendall(b'"late"}\n')
+    assert channel.receive(NOTE, seconds=10).text == "late"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"null",
+        b'{"text": 1}',
+        b'{"text": "a", "more": 1}',
+        b'{"text": "a"',
+        b'{"text": "\xff"}',
+        b'{"text": "\\u0000"}',
+        b'{"text": "\\ud800"}',
+        b"[" * 10**5,
+    ],
+)
+def test_what_is_not_a_message_is_refused_and_not_repeated(ends, line):
+    channel, other = ends
+    other.sendall(line + b"\n")
+    with pytest.raises(ChannelError) as caught:
+        channel.receive(NOTE)
+    assert "more" not in str(caught.value) or "Extra" in str(caught.value)
+
+
+def test_a_line_that_is_too_long_is_refused_before_it_ends(ends):
+    channel, other = ends
+
+    def send():
+        with contextlib.suppress(OSError):
+            while True:
+                other.sendall(b"x" * 2**16)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    with pytest.raises(ChannelError, match="bytes"):
+        channel.receive(NOTE)
+    channel.close()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_closed_end_is_noticed(ends):
+    channel, other = ends
+    other.close()
+    with pytest.raises(ChannelClosedError):
+        channel.receive(NOTE)
+    with pytest.raises(ChannelClosedError):
+        channel.send(Note(text="x" * 10**6))
+
+
+def test_a_message_is_told_from_others_by_its_kind(ends):
+    channel, other = ends
+    other.sendall(Finished().model_dump_json().encode() + b"\n" + b'{"kind":"finish"}\n')
+    assert channel.receive(FROM_COMPUTE) == Finished()
+    with pytest.raises(ChannelError):
+        channel.receive(FROM_COMPUTE)
+
+
+@pytest.mark.parametrize("fraction", [float("nan"), float("inf"), -0.1, 1.1])
+def test_a_fraction_is_one(fraction):
+    with pytest.raises(ValueError, match="fraction"):
+        Advanced(stage="calibrating", layer=None, fraction=fraction, seconds_left=None)
+
+
+def test_stages_are_those_of_the_library():
+    assert get_args(StageName) == get_args(Stage)

@@ -1,0 +1,48 @@
+import os
+from pathlib import Path
+
+from worker.environment import confined_environment, named_paths
+
+GIVEN = {
+    "AWS_ACCESS_KEY_ID": "canary",
+    "CODECARBON_API_KEY": "canary",
+    "CUDA_VISIBLE_DEVICES": "1",
+    "DATABASE_URL": "canary",
+    "HF_ENDPOINT": "http://hub",
+    "HF_HUB_DISABLE_XET": "1",
+    "HF_TOKEN": "canary",
+    "HUGGING_FACE_HUB_TOKEN": "canary",
+    "HOME": "/root",
+    "HTTPS_PROXY": "http://user:canary@proxy",
+    "LC_ALL": "C",
+    "OMP_NUM_THREADS": "2",
+    "PATH": "/bin",
+    "PGPASSWORD": "canary",
+    "PYTHONSTARTUP": "/root/canary.py",
+    "ROCKET_SECRET_KEY": "canary",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCH_API_TOKEN": "canary",
+}
+PASSED_ON = ("CUDA_VISIBLE_DEVICES", "HF_ENDPOINT", "HF_HUB_DISABLE_XET", "LC_ALL", "OMP_NUM_THREADS", "PATH")
+
+
+def test_named_variables_and_no_secret_are_passed_on():
+    environment = confined_environment(Path("/job/home"), Path("/job/tmp"), network=False, inherited=GIVEN)
+    assert "canary" not in str(environment)
+    assert environment["TOKENIZERS_PARALLELISM"] == "false"
+    assert {name: environment[name] for name in PASSED_ON} == {name: GIVEN[name] for name in PASSED_ON}
+    assert {environment["HOME"], environment["TMPDIR"]} == {"/job/home", "/job/tmp"}
+    assert environment["HF_HOME"].startswith("/job/home/")
+
+
+def test_a_proxy_is_for_those_with_a_network():
+    environment = confined_environment(Path("/job/home"), Path("/job/tmp"), network=True, inherited=GIVEN)
+    assert environment["HTTPS_PROXY"] == GIVEN["HTTPS_PROXY"]
+
+
+def test_what_variables_name_must_be_readable():
+    paths = os.pathsep.join(["/opt/cuda/lib", "", "relative"])
+    assert named_paths({"LD_LIBRARY_PATH": paths, "SSL_CERT_FILE": "/opt/ca.pem"}) == (
+        Path("/opt/cuda/lib"),
+        Path("/opt/ca.pem"),
+    )

@@ -1,0 +1,334 @@
+"""What a process that reads a stranger's model cannot reach, tried from inside by a program that wants to."""
+
+import json
+import os
+import signal
+import socket
+import textwrap
+
+import psutil
+import pytest
+from pydantic import SecretStr
+
+from app.shared.confinement import supported
+from app.shared.encryption import encrypt
+from app.shared.errors import InvalidSettingsError
+from app.shared.repositories import jobs
+from app.shared.requests import JobRequest
+from tests.reference.reports import empty_report
+from tests.worker.waiting import eventually
+from worker import confinement
+from worker.main import Worker
+from worker.runner import Runner
+
+confined = pytest.mark.skipif(supported().missing != (), reason="this system does not confine processes")
+
+CANARY = "canary-0123456789"
+KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+# The process of an attempt as it is, but for the program of its process that computes.
+JOB = """
+from worker import delegation, job
+delegation.COMPUTE_PROGRAM = ({program!r},)
+sys.exit(job.main())
+"""
+# In that place: confined in the same way and with the same request, and then whatever a test wants.
+COMPUTE = """
+import json, socket, threading
+from pathlib import Path
+from worker import compute
+from worker.confinement import enter_confinement
+
+channel = compute.connect()
+enter_confinement(channel)
+from worker.computation import receive_request
+from worker.messages import *
+request = receive_request(channel)
+"""
+CURIOUS = """
+plan = {plan!r}
+def tried(action):
+    try:
+        return "got " + repr(action())
+    except OSError as error:
+        return type(error).__name__
+def read(path):
+    path = Path(path)
+    return os.listdir(path) if path.is_dir() else path.read_bytes()[:40]
+def connect(kind, address):
+    with socket.socket(kind, socket.SOCK_STREAM) as connection:
+        connection.connect(address)
+found = {{path: tried(lambda: read(path)) for path in plan["read"]}}
+found |= {{"write " + path: tried(lambda: Path(path).write_bytes(b"x")) for path in plan["write"]}}
+found["connect"] = tried(lambda: connect(socket.AF_INET, ("127.0.0.1", plan["port"])))
+found["connect to a file"] = tried(lambda: connect(socket.AF_UNIX, plan["socket"]))
+for name, pid in (("attempt", os.getppid()), ("worker", plan["worker"])):
+    found["environment of " + name] = tried(lambda: Path("/proc", str(pid), "environ").read_bytes()[:40])
+    found["memory of " + name] = tried(lambda: os.open(Path("/proc", str(pid), "mem"), os.O_RDWR))
+    found["signal to " + name] = tried(lambda: os.kill(pid, 0))
+(request.output / "found.json").write_text(json.dumps(
+    [found, dict(os.environ), sys.argv, read(Path(request.model) / "config.json").decode(), os.getcwd()]
+))
+channel.send(Finished())
+"""
+
+
+@pytest.fixture
+def run(settings, database, program, submit, look, model):
+    """Runs one attempt at a job whose process that computes does what a test says."""
+
+    def run(code, changed=None, **request):
+        computing = program(COMPUTE + textwrap.dedent(code))
+        job_id = submit(**request)
+        assert Runner(changed or settings, database, program(JOB.format(program=computing[0]))).run()
+        return look(job_id)
+
+    return run
+
+
+def report_with(folder):
+    """A report of one artifact, in a folder."""
+    exports = [{"kind": "dense", "folder": folder, "stored_bytes": 1}]
+    return json.dumps(json.loads(empty_report().model_dump_json()) | {"exports": exports})
+
+
+def left_in(settings, name):
+    """What a process has left in the output folder of its job."""
+    [file] = (settings.data_dir / "work").glob(f"*/out/{name}")
+    return file.read_text()
+
+
+@pytest.fixture
+def secrets(tmp_path, monkeypatch, settings):
+    """Places where secrets are, and variables that are secrets."""
+    home = tmp_path / "operator"
+    files = [
+        home / ".aws" / "credentials",
+        home / ".cache" / "huggingface" / "token",
+        home / ".ssh" / "id_ed25519",
+        settings.data_dir / "secret.key",
+        settings.data_dir / "artifacts" / ("0" * 32),
+        settings.data_dir / "work" / ("0" * 32) / "out" / "weights",
+        settings.models_folder / "private" / "config.json",
+    ]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(CANARY)
+    variables = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "CODECARBON_API_KEY", "HTTPS_PROXY", "MY_SECRET")
+    for name in variables:
+        monkeypatch.setenv(name, CANARY)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return [*map(str, files), str(settings.data_dir), str(settings.data_dir / "work")]
+
+
+@confined
+def test_a_hostile_model_reaches_no_file_no_network_and_no_other_process(
+    run, secrets, settings, configure, database_kind, tmp_path
+):
+    database = str(settings.database.database) if database_kind == "sqlite" else "/etc/shadow"
+    listener = socket.create_server(("127.0.0.1", 0))
+    local = socket.socket(socket.AF_UNIX)
+    local.bind(str(tmp_path / "s"))
+    local.listen()
+    plan = {
+        "read": [*secrets, database, "/etc/shadow", "/root", str(tmp_path)],
+        "write": [*secrets[:7], database, str(settings.models_folder / "tiny" / "config.json"), str(tmp_path / "new")],
+        "port": listener.getsockname()[1],
+        "socket": str(tmp_path / "s"),
+        "worker": os.getpid(),
+    }
+    with listener, local:
+        job = run(CURIOUS.format(plan=plan), configure(secret_key=KEY, hf_token=CANARY))
+    found, environment, arguments, config, folder = json.loads(left_in(settings, "found.json"))
+    # The model was there to be read, so that it is not for a mistake of the test that all else was not.
+    assert "architectures" in config
+    assert {name: answer for name, answer in found.items() if answer.startswith("got")} == {}
+    assert set(found.values()) == {"PermissionError"}
+    assert CANARY not in str((environment, arguments))
+    assert KEY not in str((environment, arguments))
+    assert not [name for name in environment if name.startswith(("ROCKET_", "AWS_", "PG", "HF_TOKEN"))]
+    assert environment["OMP_NUM_THREADS"] == "1"
+    for name in ("HOME", "HF_HOME", "TMPDIR"):
+        assert environment[name].startswith(str(settings.data_dir / "work")), name
+    assert folder.endswith("empty")
+    # It has said that it was finished, without a report.
+    assert (job.status, job.error["code"]) == ("failed", "storage_error")
+
+
+FETCH = """
+import json, socket
+from pathlib import Path
+from worker import compute
+from worker.confinement import enter_confinement
+
+channel = compute.connect()
+enter_confinement(channel)
+from worker.messages import *
+request = channel.receive(FETCH_REQUEST)
+def tried(action):
+    try:
+        return "got " + repr(action())
+    except OSError as error:
+        return type(error).__name__
+found = {{path: tried(lambda: list(Path(path).iterdir()) if Path(path).is_dir() else Path(path).read_bytes())
+         for path in {read!r}}}
+with socket.create_connection(("127.0.0.1", {port})):
+    pass
+(request.cache / "found.json").write_text(json.dumps([found, dict(os.environ), request.token]))
+channel.send(Failed(code="hub_unavailable", message="later"))
+time.sleep(600)
+"""
+
+
+@confined
+def test_a_download_has_a_network_one_token_and_no_other_secret(database, program, secrets, look, configure):
+    token = "hf_of_the_job"  # noqa: S105 - no real one
+    settings = configure(secret_key=KEY, hf_token=CANARY)
+    request = JobRequest(model_id="org/model", ratio=0.3)
+    with database.transaction() as session:
+        encrypted = encrypt(settings, SecretStr(token))
+        job_id = jobs.create_job(session, request, max_attempts=2, hub_token=encrypted).job.id
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        fetching = program(FETCH.format(read=secrets, port=listener.getsockname()[1]))
+        job = JOB.replace("COMPUTE_PROGRAM", "FETCH_PROGRAM").format(program=fetching[0])
+        assert Runner(settings, database, program(job)).run()
+    assert (look(job_id).status, look(job_id).attempt) == ("queued", 1)
+    [file] = (settings.data_dir / "work").glob("*/hub/found.json")
+    found, environment, given = json.loads(file.read_text())
+    assert set(found.values()) == {"PermissionError"}
+    assert given == token
+    # A proxy is what a download needs, and its password with it.
+    del environment["HTTPS_PROXY"]
+    assert CANARY not in str(environment)
+    assert KEY not in str(environment)
+
+
+@confined
+@pytest.mark.parametrize("place", ["report.json", "report.html", "dense/LICENSE", "dense"])
+def test_a_link_in_the_place_of_a_file_fails_the_job(run, secrets, place, stored, tmp_path):
+    before = stored()
+    code = f"""
+    (request.output / "dense").mkdir()
+    (request.output / "report.html").write_text("page")
+    (request.output / "report.json").write_text({report_with("dense")!r})
+    place = request.output / {place!r}
+    if place.is_dir():
+        place.rmdir()
+    place.unlink(missing_ok=True)
+    place.symlink_to({secrets[0]!r})
+    channel.send(Finished())
+    """
+    job = run(code)
+    assert (job.status, job.error["code"], job.attempt) == ("failed", "storage_error", 1)
+    assert str(tmp_path) not in job.error["message"]
+    assert stored() == before
+
+
+@pytest.mark.parametrize("folder", ["..", "../../..", "/", "factored"])
+def test_a_report_that_names_another_folder_fails_the_job(run, secrets, folder, stored):
+    before = stored()
+    code = f"""
+    (request.output / "report.json").write_text({report_with(folder)!r})
+    (request.output / "report.html").write_text("page")
+    channel.send(Finished())
+    """
+    job = run(code)
+    assert (job.status, job.error["code"]) == ("failed", "storage_error")
+    assert stored() == before
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ('channel._connection.sendall(b"{}\\n")', "internal_error"),
+        ('channel._connection.sendall(b"[" * 100000 + b"\\n")', "internal_error"),
+        ('channel._connection.sendall(b"\\xff\\n")', "internal_error"),
+        ('channel.send(Failed(code="ours", message="see http://elsewhere"))', "internal_error"),
+        ('channel.send(Failed(code="fenced_out", message="x"))', "internal_error"),
+        (
+            'channel.send(Advanced(stage="exporting", layer=None, fraction=0.5, seconds_left=None))\n'
+            'channel.send(Advanced(stage="preflight", layer=None, fraction=0.5, seconds_left=None))',
+            "internal_error",
+        ),
+        (
+            'channel._connection.sendall(b\'{"kind":"advanced","stage":"exporting","layer":"a\\\\u0000",\''
+            'b\'"fraction":0.5,"seconds_left":null}\\n\')',
+            "internal_error",
+        ),
+        ("channel.send(CANCELLED)", "worker_lost"),
+        ('channel.send(Failed(code="corrupt_checkpoint", message="x"))', "corrupt_checkpoint"),
+    ],
+)
+def test_what_a_process_says_is_checked(run, code, expected):
+    job = run(code + "\ntime.sleep(600)", max_attempts=1)
+    assert (job.status, job.error["code"]) == ("failed", expected)
+    assert "elsewhere" not in job.error["message"]
+
+
+def test_a_line_without_an_end_is_not_read_without_end(run):
+    code = """
+    try:
+        while True:
+            channel._connection.sendall(bytes(2**20).replace(b"\\0", b" "))
+    except OSError:
+        time.sleep(600)
+    """
+    job = run(code)
+    assert (job.status, job.error["code"]) == ("failed", "internal_error")
+
+
+def test_what_a_process_has_started_ends_with_it_wherever_it_hides(run, settings):
+    code = """
+    hidden = request.output / "hidden"
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            (request.output / "part").write_text(str(os.getpid()))
+            (request.output / "part").rename(hidden)
+            time.sleep(600)
+        os._exit(0)
+    while not hidden.exists():
+        time.sleep(0.01)
+    channel.send(Finished())
+    """
+    job = run(code)
+    assert job.status == "failed"
+    assert not psutil.pid_exists(int(left_in(settings, "hidden")))
+
+
+@confined
+def test_its_processes_end_with_the_attempt(settings, database, program, submit, look, model, in_background):
+    code = (
+        COMPUTE
+        + '(request.output / "pid").write_text(str(os.getpid()))\n'
+        + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
+    )
+    computing = program(code)
+    submit(max_attempts=1)
+    runner = Runner(settings, database, program(JOB.format(program=computing[0])))
+    thread = in_background(runner.run)
+    [file] = eventually(lambda: [f for f in (settings.data_dir / "work").glob("*/out/pid") if f.read_text()])
+    process = psutil.Process(int(file.read_text()))
+    process.parent().send_signal(signal.SIGKILL)
+    thread.join()
+    eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize(("number", "words"), [("SIGKILL", "memory"), ("SIGSEGV", "Segmentation")])
+def test_a_process_that_is_killed_costs_an_attempt(run, number, words):
+    job = run(f"os.kill(os.getpid(), signal.{number})", max_attempts=2)
+    assert (job.status, job.attempt) == ("queued", 1)
+
+
+@pytest.mark.parametrize("missing", ["files", "network"])
+def test_where_a_system_cannot_confine_jobs_required_isolation_refuses(configure, monkeypatch, caplog, missing):
+    from dataclasses import replace
+
+    lacking = replace(supported(), **{missing: False})
+    monkeypatch.setattr(confinement, "supported", lambda: lacking)
+    refusing = Worker(configure(job_isolation="required"))
+    with pytest.raises(InvalidSettingsError, match=f"restrict .*{missing}"):
+        refusing.start()
+    refusing._database.close()
+    confinement.log_missing_isolation()
+    assert f"does not restrict {missing}" in caplog.text

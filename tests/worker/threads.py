@@ -1,0 +1,94 @@
+"""An attempt whose processes are threads of this one, so that a test can alter the library and need not load it again.
+
+They talk through the same connection and run the same code, but for the confinement; `test_isolation` and `test_runner`
+have real processes.
+"""
+
+import socket
+import threading
+
+from worker.channel import Channel, ChannelError
+from worker.children import COMPUTE_PROGRAM, Ending
+from worker.computation import Computation
+from worker.confinement import CONFINEMENT
+from worker.fetch import fetch
+from worker.job import Attempt
+from worker.messages import COMPUTE_REQUEST, FETCH_REQUEST
+
+KILLED = -9
+
+
+class ChildThread:
+    """In place of `worker.children.ChildProcess`.
+
+    Args:
+        program: which of the programs to run.
+        should_cancel: asked at every step.
+    """
+
+    pid = None
+
+    def __init__(self, program, should_cancel):
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        self._thread = threading.Thread(target=self._run, args=(program, Channel(theirs), should_cancel), daemon=True)
+        self._thread.start()
+
+    def ask_to_stop(self):
+        """It asks by itself."""
+
+    def wait(self):
+        return self.kill()
+
+    def kill(self):
+        self.channel.close()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return Ending(exit_code=KILLED, last_words="")
+
+    def _run(self, program, channel, should_cancel):
+        try:
+            channel.receive(CONFINEMENT)
+            if program is COMPUTE_PROGRAM:
+                Computation(
+                    channel,
+                    channel.receive(COMPUTE_REQUEST),
+                    should_cancel=should_cancel,
+                    limit_memory=lambda _bytes: None,
+                    close_network=lambda: None,
+                ).run()
+            else:
+                fetch(channel, channel.receive(FETCH_REQUEST), should_cancel=should_cancel)
+        except ChannelError:
+            pass
+        finally:
+            channel.close()
+
+
+class ThreadedAttempt(Attempt):
+    """An attempt without processes.
+
+    Args:
+        stop: asked at every step of the library, and of the attempt itself when that has said so.
+    """
+
+    def __init__(self, settings, database, lease, stop, device="auto"):
+        class Both(threading.Event):
+            """What the attempt sets; a test's own flag may choose not to be."""
+
+            def set(self):
+                super().set()
+                stop.set()
+
+        own = Both()
+
+        def should_cancel():
+            is_set = stop.is_set()
+            if is_set:
+                own.set()
+            return is_set
+
+        def launch(program, environment, name):
+            return ChildThread(program, should_cancel)
+
+        super().__init__(settings, database, lease, own, device, launch=launch)

@@ -1,0 +1,131 @@
+"""What a compression has left in its output folder, read as a stranger's: regular files only, and no link followed."""
+
+import mimetypes
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from app.shared.errors import StorageError
+from app.shared.outcomes import NewArtifact
+from app.shared.storage import ArtifactStore
+from rocket_core.report import CompressionReport
+
+REPORT_NAME = "report.json"
+
+_MEDIA_TYPES = {".safetensors": "application/vnd.safetensors", ".md": "text/markdown", ".jinja": "text/plain"}
+_REPORTS = (REPORT_NAME, "report.html")
+_MAX_REPORT_BYTES = 2**28
+_MAX_FILES = 10_000
+_MAX_NAME = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """A compression that is complete, with its files stored but not yet published.
+
+    Attributes:
+        report: the report.
+        artifacts: the files.
+    """
+
+    report: CompressionReport
+    artifacts: tuple[NewArtifact, ...]
+
+
+def read_report(output: Path) -> CompressionReport:
+    """Return the report of a compression.
+
+    Raises:
+        StorageError: it is missing, not a regular file, too large, or not a report.
+    """
+    try:
+        descriptor = os.open(output / REPORT_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError(f"the report of the compression cannot be read: {error.strerror}; retry the job") from error
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise StorageError("the report of the compression is not a regular file; retry the job")
+        text = stream.read(_MAX_REPORT_BYTES + 1)
+    if len(text) > _MAX_REPORT_BYTES:
+        raise StorageError(f"the report of the compression has more than {_MAX_REPORT_BYTES} bytes; retry the job")
+    try:
+        report = CompressionReport.model_validate_json(text)
+    except ValidationError as error:
+        raise StorageError("the report of the compression is damaged; retry the job") from error
+    if any(export.folder != export.kind for export in report.exports):
+        raise StorageError("the report of the compression names a folder that is not an artifact's; retry the job")
+    return report
+
+
+def result_files(report: CompressionReport, output: Path) -> list[Path]:
+    """Return the files that a compression publishes, sorted.
+
+    Raises:
+        StorageError: something in the artifacts' folders is neither a folder nor a regular file.
+    """
+    found: list[Path] = []
+    for name in (*_REPORTS, *(export.folder for export in report.exports)):
+        for file in _regular_files(output / name):
+            if len(found) == _MAX_FILES:
+                raise StorageError(f"the compression has made more than {_MAX_FILES} files; retry the job")
+            found.append(file)
+    for file in found:
+        name = file.relative_to(output).as_posix()
+        if len(name) > _MAX_NAME or not name.isprintable():
+            raise StorageError("the compression has made a file whose name cannot be published; retry the job")
+    return sorted(found)
+
+
+def store_files(
+    store: ArtifactStore, files: Sequence[Path], output: Path, *, before_each: Callable[[], None]
+) -> Iterator[NewArtifact]:
+    """Store files one by one.
+
+    Args:
+        store: where to.
+        files: the files.
+        output: the folder that their names begin below.
+        before_each: called before each of them.
+
+    Yields:
+        What was stored.
+    """
+    for file in files:
+        before_each()
+        stored = store.put(file)
+        yield NewArtifact(
+            name=file.relative_to(output).as_posix(),
+            storage_key=stored.key,
+            size=stored.size,
+            sha256=stored.sha256,
+            media_type=_media_type(file),
+        )
+
+
+def _regular_files(place: Path) -> Iterator[Path]:
+    mode = _mode(place)
+    if stat.S_ISREG(mode):
+        yield place
+    elif stat.S_ISDIR(mode):
+        for below in sorted(place.iterdir()):
+            yield from _regular_files(below)
+    else:
+        raise StorageError(f"{place.name} is not a regular file; only those can be artifacts")
+
+
+def _mode(place: Path) -> int:
+    try:
+        return place.lstat().st_mode
+    except OSError as error:
+        raise StorageError(
+            f"{place.name} of the compression cannot be read: {error.strerror}; retry the job"
+        ) from error
+
+
+def _media_type(file: Path) -> str:
+    known = _MEDIA_TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0]
+    return known or "application/octet-stream"

@@ -1,0 +1,119 @@
+"""JSON lines between a job's attempt and the processes that it starts.
+
+What comes through is untrusted at both ends: a line has a limited length, and holds one message of a known kind with
+known fields.
+"""
+
+import select
+import socket
+import time
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+# The profile of a model with tens of thousands of layers; Postgres stores no more in a column either.
+MAX_LINE_BYTES = 2**28
+_CHUNK_BYTES = 2**18
+_MILLISECONDS = 1000
+
+Received = TypeVar("Received")
+
+
+class Message(BaseModel):
+    """What one process tells the other."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class ChannelError(Exception):
+    """The other process has sent something that is not a message."""
+
+
+class ChannelClosedError(ChannelError):
+    """The other process has closed its end, mostly because it has ended."""
+
+
+class Channel:
+    """One end of a connection.
+
+    Args:
+        connection: a connected stream socket; the channel closes it.
+        max_line_bytes: longest line that is read.
+    """
+
+    def __init__(self, connection: socket.socket, *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._connection = connection
+        self._max_line_bytes = max_line_bytes
+        self._received = bytearray()
+        # Up to here there is no line break.
+        self._searched = 0
+
+    def send(self, message: Message) -> None:
+        """Send a message; waits while the other process does not read.
+
+        Raises:
+            ChannelClosedError: nothing can be sent any more.
+        """
+        try:
+            self._connection.sendall(message.model_dump_json().encode() + b"\n")
+        except OSError as error:
+            raise ChannelClosedError("the other end is closed") from error
+
+    def receive(self, kinds: TypeAdapter[Received], *, seconds: float | None = None) -> Received | None:
+        """Return the next message.
+
+        Args:
+            kinds: the messages that may come.
+            seconds: how long to wait for it; None waits until it comes.
+
+        Returns:
+            The message; None if none has come in time.
+
+        Raises:
+            ChannelClosedError: the other end is closed.
+            ChannelError: a line that is too long, or no such message.
+        """
+        until = None if seconds is None else time.monotonic() + seconds
+        while (line := self._next_line()) is None:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not self._wait(left):
+                return None
+            self._read()
+        # Postgres has no way to store the character 0.
+        if b"\\u0000" in line:
+            raise ChannelError("a message with the character 0")
+        try:
+            return kinds.validate_json(line)
+        except ValidationError as error:
+            problem = error.errors(include_input=False, include_url=False)[0]
+            raise ChannelError(f"not a message: {problem['loc']}: {problem['msg']}") from None
+
+    def close(self) -> None:
+        """Close this end."""
+        self._connection.close()
+
+    def _next_line(self) -> bytes | None:
+        end = self._received.find(b"\n", self._searched)
+        if end < 0:
+            self._searched = len(self._received)
+            return None
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        self._searched = 0
+        return line
+
+    def _wait(self, seconds: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(None if seconds is None else seconds * _MILLISECONDS))
+
+    def _read(self) -> None:
+        if len(self._received) > self._max_line_bytes:
+            raise ChannelError(f"a line of more than {self._max_line_bytes} bytes")
+        try:
+            chunk = self._connection.recv(_CHUNK_BYTES)
+        except ConnectionError:
+            chunk = b""
+        if not chunk:
+            raise ChannelClosedError("the other end is closed")
+        self._received += chunk

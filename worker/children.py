@@ -1,0 +1,153 @@
+"""Starting the processes of an attempt, and ending them with all that they have started."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+from worker.channel import Channel
+from worker.process import kill_orphans
+
+FETCH_PROGRAM = ("-m", "worker.fetch")
+"""What the interpreter runs to download a model, given a descriptor, the id of this process and that of the job."""
+COMPUTE_PROGRAM = ("-m", "worker.compute")
+"""What it runs for everything else."""
+
+# Of what a process has printed, to tell why it has died.
+_LAST_LINES = 20
+_LINE_BYTES = 2**16
+# Until all that a process has printed is passed on.
+_DRAIN_SECONDS = 10.0
+_END_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How a process has ended.
+
+    Attributes:
+        exit_code: as `subprocess` has it: negative numbers are signals.
+        last_words: the last lines that it has printed.
+    """
+
+    exit_code: int
+    last_words: str
+
+
+class Child(Protocol):
+    """A process, or a thread of a test in its place."""
+
+    @property
+    def channel(self) -> Channel:
+        """Connection to it."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None if it is not a process."""
+
+    def ask_to_stop(self) -> None:
+        """Ask it to stop at the next step."""
+
+    def wait(self) -> Ending:
+        """Wait until it has ended by itself, for some time, and end it then; may be called again."""
+
+    def kill(self) -> Ending:
+        """End it, and what it has started, at once."""
+
+
+class Launcher(Protocol):
+    """Starts processes; tests give an attempt another one."""
+
+    def __call__(self, program: Sequence[str], environment: Mapping[str, str], name: str) -> Child:
+        """Start a program.
+
+        Args:
+            program: what the interpreter runs.
+            environment: all variables.
+            name: last argument of the program, by which an operator finds it.
+        """
+
+
+class ChildProcess:
+    """A process in the session of this one, whose output is passed on to standard error.
+
+    Args:
+        program: what the interpreter runs.
+        environment: all variables.
+        name: last argument of the program.
+    """
+
+    def __init__(self, program: Sequence[str], environment: Mapping[str, str], name: str) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid()), name]
+            # In the process group of this one: what ends the group ends it, too.
+            self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and module; arguments of ours
+                [sys.executable, "-P", *program, *arguments],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+            )
+        self.channel = Channel(ours)
+        assert self._process.stdout is not None
+        self._output = _Output(self._process.stdout)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> Ending:
+        """Wait until it has ended by itself, for some time, and kill it then."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        return self.kill()
+
+    def kill(self) -> Ending:
+        """Kill it, and what it has started."""
+        self.channel.close()
+        self._process.kill()
+        self._process.wait()
+        kill_orphans()
+        self._output.finish()
+        return Ending(exit_code=self._process.returncode, last_words=self._output.last_words())
+
+
+class _Output:
+    """Passes on what a process prints, line by line, and remembers the last lines."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._lines: deque[bytes] = deque(maxlen=_LAST_LINES)
+        self._thread = threading.Thread(target=self._pass_on, name="output", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until all is passed on."""
+        self._thread.join(_DRAIN_SECONDS)
+        if not self._thread.is_alive():
+            self._stream.close()
+
+    def last_words(self) -> str:
+        """Return the last lines."""
+        return b"".join(self._lines).decode(errors="replace")
+
+    def _pass_on(self) -> None:
+        while line := self._stream.readline(_LINE_BYTES):
+            self._lines.append(line)
+            # One write for a line, so that lines of several processes do not mix. Nobody may read them.
+            with suppress(OSError):
+                os.write(sys.stderr.fileno(), line)

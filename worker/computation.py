@@ -1,0 +1,208 @@
+"""The library as a job's attempt uses it: its callbacks become messages."""
+
+import math
+import resource
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors, mask_secret
+from app.shared.settings import Settings
+from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.energy import EnergyMeter
+from rocket_core.errors import CompressionCancelledError, InsufficientMemoryError
+from rocket_core.garbage import no_collection
+from rocket_core.hub import HubAccess
+from rocket_core.model_profile import ModelProfile
+from rocket_core.report import StageReport
+from worker.channel import Channel, Message
+from worker.failures import failure_of
+from worker.messages import (
+    ACKNOWLEDGED,
+    CANCELLED,
+    COMPUTE_REQUEST,
+    Advanced,
+    Allocated,
+    ComputeRequest,
+    Costed,
+    Failed,
+    Finished,
+    LayerProfiled,
+    Logging,
+    ModelProfiled,
+    Required,
+)
+
+if TYPE_CHECKING:
+    from rocket_core.checkpoint import ModelSource
+    from rocket_core.pipeline import Progress
+
+# To unwind and to say so, once memory has run out.
+_RESERVE_BYTES = 2**28
+_MAX_SECONDS = 1e9
+
+
+def receive_request(channel: Channel) -> ComputeRequest:
+    """Return what the attempt asks for, and log as it says from now on."""
+    request = channel.receive(COMPUTE_REQUEST)
+    assert request is not None
+    start_logging(request.logging, request.token)
+    return request
+
+
+def start_logging(logging: Logging, token: str | None) -> None:
+    """Configure the log of a confined process, whose environment has no settings."""
+    if token is not None:
+        mask_secret(token)
+    configure_logging(Settings(log_level=logging.level, log_format=logging.format), None, **logging.fields)
+    log_uncaught_errors()
+
+
+class Computation:
+    """One run of the library.
+
+    Args:
+        channel: connection to the attempt.
+        request: what to compute.
+        should_cancel: asked at every step; True ends the run.
+        limit_memory: sets the memory limit of this process.
+        close_network: called when nothing is needed from the Hub any more.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        request: ComputeRequest,
+        *,
+        should_cancel: Callable[[], bool],
+        limit_memory: Callable[[int], None],
+        close_network: Callable[[], object],
+    ) -> None:
+        self._channel = channel
+        self._request = request
+        self._should_cancel = should_cancel
+        self._limit_memory = limit_memory
+        self._close_network = close_network
+        # Loads while torch does.
+        self._meter = EnergyMeter() if request.measure_energy else None
+
+    def run(self) -> None:
+        """Compute, and send how it has ended.
+
+        Raises:
+            ChannelError: the attempt is gone.
+        """
+        try:
+            failure = failure_of(self._work, place=lambda: (None, None), hidden={})
+        except CompressionCancelledError:
+            self._channel.send(CANCELLED)
+            return
+        self._channel.send(Finished() if failure is None else Failed.by(failure))
+
+    def _work(self) -> None:
+        from huggingface_hub.utils import disable_progress_bars
+
+        # Those of transformers too, which asks at its import; this process writes a log.
+        disable_progress_bars()
+        try:
+            with self._meter or nullcontext():
+                with no_collection(lasting=True):
+                    import rocket_core.pipeline  # noqa: F401
+                adopt_loggers()
+                if self._request.task == "compression":
+                    self._compress()
+                else:
+                    self._profile()
+        except (MemoryError, InsufficientMemoryError):
+            limit, _hard = resource.getrlimit(resource.RLIMIT_DATA)
+            if limit != resource.RLIM_INFINITY:
+                self._limit_memory(limit + _RESERVE_BYTES)
+            raise
+
+    def _compress(self) -> None:
+        from rocket_core.pipeline import KeptProfiles, compress
+
+        request = self._request
+        compress(
+            self._model(),
+            request.output,
+            request.config,
+            revision=request.revision,
+            resume=True,
+            hub=HubAccess(token=request.token),
+            profiles=KeptProfiles(request.profiles, quota_bytes=request.profiles_bytes),
+            meter=self._meter,
+            download=request.download,
+            on_progress=self._on_progress,
+            on_requirements=self._on_requirements,
+            on_offline=self._on_offline,
+            on_profile=self._on_profile,
+            on_profiled=self._on_profiled,
+            on_allocation=self._on_allocation,
+            should_cancel=self._should_cancel,
+        )
+
+    def _profile(self) -> None:
+        from rocket_core.pipeline import KeptProfiles, profile_model
+
+        request = self._request
+        profile = profile_model(
+            self._model(),
+            request.output,
+            request.config,
+            revision=request.revision,
+            resume=True,
+            hub=HubAccess(token=request.token),
+            profiles=KeptProfiles(request.profiles, quota_bytes=request.profiles_bytes),
+            meter=self._meter,
+            download=request.download,
+            on_progress=self._on_progress,
+            on_requirements=self._on_requirements,
+            on_offline=self._on_offline,
+            on_profile=self._on_profile,
+            on_costs=self._on_costs,
+            should_cancel=self._should_cancel,
+        )
+        self._on_profiled(profile)
+
+    def _model(self) -> "str | ModelSource":
+        from rocket_core.checkpoint import ModelSource
+
+        request = self._request
+        if request.folder is None:
+            return request.model
+        return ModelSource(name=request.model, folder=request.folder, commit=request.commit)
+
+    def _on_progress(self, progress: "Progress") -> None:
+        left = progress.seconds_left
+        if left is not None:
+            left = min(left, _MAX_SECONDS) if math.isfinite(left) else None
+        self._channel.send(
+            Advanced(stage=progress.stage, layer=progress.layer, fraction=progress.fraction, seconds_left=left)
+        )
+
+    def _on_requirements(self, memory_bytes: int) -> None:
+        self._insist(Required(memory_bytes=memory_bytes))
+
+    def _on_offline(self) -> None:
+        self._close_network()
+
+    def _on_profile(self, position: int, profile: LayerProfile) -> None:
+        self._insist(LayerProfiled(position=position, profile=profile))
+
+    def _on_profiled(self, profile: ModelProfile) -> None:
+        self._insist(ModelProfiled(profile=profile))
+
+    def _on_allocation(self, chosen: Sequence[tuple[str, Candidate]]) -> None:
+        self._insist(Allocated(chosen=tuple(chosen)))
+
+    def _on_costs(self, stages: tuple[StageReport, ...]) -> None:
+        self._insist(Costed(stages=stages))
+
+    def _insist(self, message: Message) -> None:
+        """Send a message and wait until it is in the database."""
+        self._channel.send(message)
+        answer = self._channel.receive(ACKNOWLEDGED)
+        assert answer is not None
+        if answer.memory_bytes is not None:
+            self._limit_memory(answer.memory_bytes)

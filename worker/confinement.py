@@ -1,0 +1,71 @@
+"""What a process that reads strangers' files is told before it starts to: what it may use, and how much memory.
+
+It imports no library that starts threads, because files are restricted for one thread only.
+"""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from app.shared.confinement import Enforced, Sandbox, enter_sandbox, limit_memory, supported
+from app.shared.errors import InvalidSettingsError
+from worker.channel import Channel, Message
+
+_log = logging.getLogger(__name__)
+
+
+class Confinement(Message):
+    """The first message to a confined process.
+
+    Attributes:
+        readable: files and folders that it reads.
+        writable: folders that it also writes.
+        network: whether it may open sockets.
+        memory_bytes: its limit until its requirement is known; None sets none.
+    """
+
+    readable: tuple[Path, ...]
+    writable: tuple[Path, ...]
+    network: bool
+    memory_bytes: Annotated[int, Field(gt=0)] | None = None
+
+
+CONFINEMENT = TypeAdapter(Confinement)
+
+
+def enter_confinement(channel: Channel) -> Enforced:
+    """Confine this process, for good, as the first message on its channel says.
+
+    Call it while the process has one thread.
+    """
+    told = channel.receive(CONFINEMENT)
+    assert told is not None
+    if told.memory_bytes is not None:
+        limit_memory(told.memory_bytes)
+    return enter_sandbox(Sandbox(readable=told.readable, writable=told.writable, network=told.network))
+
+
+def require_isolation(isolation: str) -> None:
+    """Refuse to run jobs where isolation is required and cannot be had.
+
+    Args:
+        isolation: the setting: `auto` or `required`.
+
+    Raises:
+        InvalidSettingsError: isolation is required, and this system does not enforce all of it.
+    """
+    missing = supported().missing
+    if missing and isolation == "required":
+        raise InvalidSettingsError(
+            f"ROCKET_JOB_ISOLATION is required, and this system does not restrict {', '.join(missing)} of jobs; use "
+            "Linux 5.13 or later with Landlock and seccomp, or set it to auto"
+        )
+
+
+def log_missing_isolation() -> None:
+    """Warn of what this system does not restrict."""
+    missing = supported().missing
+    if missing:
+        _log.warning("this system does not restrict %s of jobs; run only models that you trust", ", ".join(missing))

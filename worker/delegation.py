@@ -1,0 +1,267 @@
+"""An attempt's part in the conversation with its processes: it starts them, checks what they say, and ends them."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar, get_args
+
+from pydantic import TypeAdapter
+
+from rocket_core.errors import CompressionCancelledError
+from worker.channel import ChannelClosedError, ChannelError, Message
+from worker.children import COMPUTE_PROGRAM, FETCH_PROGRAM, Child, Launcher
+from worker.confinement import Confinement
+from worker.environment import confined_environment, named_paths
+from worker.failures import ReportedError, ended, internal_error, lost, reported
+from worker.folders import JobFolders
+from worker.memory import MemoryLimit
+from worker.messages import (
+    CANCELLED,
+    FROM_COMPUTE,
+    FROM_FETCH,
+    Acknowledged,
+    Advanced,
+    Allocated,
+    ComputeRequest,
+    Costed,
+    Downloaded,
+    Downloading,
+    Failed,
+    FetchRequest,
+    Finished,
+    FromCompute,
+    FromFetch,
+    LayerProfiled,
+    ModelProfiled,
+    Required,
+    StageName,
+)
+from worker.progress import ProgressWriter, Step
+
+Received = TypeVar("Received")
+
+# How soon a wish to stop is noticed.
+_LOOK_SECONDS = 0.1
+# A signal to stop may reach a process a moment before it reaches the attempt.
+_STOP_SECONDS = 2.0
+# Less than what a run begins with after its download.
+_DOWNLOAD_SHARE = 0.04
+_STAGES: tuple[str, ...] = get_args(StageName)
+_log = logging.getLogger(__name__)
+
+
+class Delegation:
+    """Has processes do the work of an attempt.
+
+    Args:
+        name: id of the job.
+        folders: of the job.
+        writer: writes what they tell.
+        stop: set when they are to stop.
+        launch: starts them.
+        memory: makes the memory limit of a process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folders: JobFolders,
+        writer: ProgressWriter,
+        stop: threading.Event,
+        *,
+        launch: Launcher,
+        memory: Callable[[], MemoryLimit],
+    ) -> None:
+        self._name = name
+        self._folders = folders
+        self._writer = writer
+        self._stop = stop
+        self._launch = launch
+        self._memory = memory
+
+    def download(self, request: FetchRequest) -> Downloaded:
+        """Have a model downloaded.
+
+        Raises:
+            CompressionCancelledError: the attempt is to stop.
+            ReportedError: it failed.
+        """
+        found: list[Downloaded] = []
+
+        def handle(message: FromFetch, _child: Child) -> bool:
+            match message:
+                case Downloading():
+                    self._writer.on_progress(_downloading(message.share))
+                case Downloaded():
+                    found.append(message)
+                    return True
+                case Failed():
+                    self._fail(message)
+            return False
+
+        request.cache.mkdir(parents=True, exist_ok=True)
+        self._writer.on_progress(_downloading(0.0))
+        self._run(FETCH_PROGRAM, request, FROM_FETCH, handle, writable=(request.cache,), network=True)
+        return found[0]
+
+    def compute(self, request: ComputeRequest, *, readable: Sequence[Path], network: bool) -> None:
+        """Have the library do a job.
+
+        Args:
+            request: what to do.
+            readable: files and folders that it reads.
+            network: whether text or tasks come from the Hub.
+
+        Raises:
+            CompressionCancelledError: the attempt is to stop.
+            ReportedError: it failed.
+            AppError: what it has told cannot be written.
+            InsufficientMemoryError: no job may have as much memory.
+        """
+        conversation = _Conversation(self._writer, self._fail)
+        self._run(
+            COMPUTE_PROGRAM,
+            request,
+            FROM_COMPUTE,
+            conversation.handle,
+            readable=readable,
+            writable=(self._folders.output, request.profiles),
+            network=network,
+            conversation=conversation,
+        )
+
+    def _run(
+        self,
+        program: Sequence[str],
+        request: Message,
+        kinds: TypeAdapter[Received],
+        handle: Callable[[Received, Child], bool],
+        *,
+        readable: Sequence[Path] = (),
+        writable: Sequence[Path] = (),
+        network: bool,
+        conversation: "_Conversation | None" = None,
+    ) -> None:
+        """Start a program and talk to it until it has finished; nothing of it is left then."""
+        self._folders.prepare()
+        own = (self._folders.home, self._folders.temporary)
+        environment = confined_environment(*own, network=network)
+        memory = self._memory()
+        if conversation is not None:
+            conversation.memory = memory
+        try:
+            child = self._started(program, environment)
+            try:
+                if child.pid is not None:
+                    memory.add(child.pid)
+                child.channel.send(
+                    Confinement(
+                        readable=(*named_paths(environment), *readable),
+                        writable=(*own, *writable),
+                        network=network,
+                        memory_bytes=memory.base_bytes,
+                    )
+                )
+                child.channel.send(request)
+                self._converse(child, kinds, handle)
+                child.wait()
+            except ChannelClosedError:
+                raise self._lost(child, memory) from None
+            except ChannelError as error:
+                _log.error("a process of the job breaks the protocol: %s", error)
+                raise ReportedError(internal_error()) from None
+            finally:
+                child.kill()
+        finally:
+            memory.remove()
+
+    def _started(self, program: Sequence[str], environment: Mapping[str, str]) -> Child:
+        try:
+            return self._launch(program, environment, self._name)
+        except OSError as error:
+            _log.error("cannot start a process of the job: %s", error)
+            raise ReportedError(lost("its process could not be started")) from None
+
+    def _converse(self, child: Child, kinds: TypeAdapter[Received], handle: Callable[[Received, Child], bool]) -> None:
+        has_asked = False
+        while True:
+            if self._stop.is_set() and not has_asked:
+                child.ask_to_stop()
+                has_asked = True
+            message = child.channel.receive(kinds, seconds=_LOOK_SECONDS)
+            if message is not None and handle(message, child):
+                return
+
+    def _lost(self, child: Child, memory: MemoryLimit) -> Exception:
+        ending = child.wait()
+        if self._stop.is_set():
+            # Before it could listen, or while it let go.
+            return CompressionCancelledError("cancelled before the process of the job could say so")
+        return ReportedError(ended(ending.exit_code, last_words=ending.last_words, ran_out=memory.was_exceeded()))
+
+    def _fail(self, message: Failed) -> None:
+        if message.code == CANCELLED.code:
+            # A process that stops without being asked to must not put its job back uncounted.
+            if self._stop.wait(_STOP_SECONDS):
+                raise CompressionCancelledError(message.message)
+            raise ReportedError(lost("the job's process has stopped by itself; see the worker's log"))
+        raise ReportedError(reported(message.code, message.message), is_logged=True)
+
+
+class _Conversation:
+    """What a process that computes tells, on the way to the database.
+
+    Attributes:
+        memory: its memory limit.
+    """
+
+    def __init__(self, writer: ProgressWriter, fail: Callable[[Failed], None]) -> None:
+        self._writer = writer
+        self._fail = fail
+        self._stage = 0
+        self.memory: MemoryLimit | None = None
+
+    def handle(self, message: FromCompute, child: Child) -> bool:
+        """Write what a process tells, and answer; return whether it has finished."""
+        answer = Acknowledged()
+        match message:
+            case Advanced():
+                self._advance(message)
+                return False
+            case Finished():
+                return True
+            case Failed():
+                self._fail(message)
+            case Required():
+                assert self.memory is not None
+                answer = Acknowledged(memory_bytes=self.memory.raise_for(message.memory_bytes))
+            case LayerProfiled():
+                self._writer.on_profile(message.position, message.profile)
+            case ModelProfiled():
+                self._writer.on_profiled(message.profile)
+            case Allocated():
+                self._writer.on_allocation(message.chosen)
+            case Costed():
+                self._writer.on_costs(message.stages)
+        child.channel.send(answer)
+        return False
+
+    def _advance(self, message: Advanced) -> None:
+        stage = _STAGES.index(message.stage)
+        # Each stage is an event of the job, so that there must be no more of them than stages.
+        if stage < self._stage:
+            raise ChannelError("a run that goes back to an earlier stage")
+        self._stage = stage
+        self._writer.on_progress(
+            Step(
+                stage=message.stage,
+                layer=message.layer,
+                fraction=message.fraction,
+                seconds_left=message.seconds_left,
+            )
+        )
+
+
+def _downloading(share: float) -> Step:
+    return Step(stage="downloading", layer=None, fraction=_DOWNLOAD_SHARE * share, seconds_left=None)

@@ -1,0 +1,96 @@
+"""The environment of the processes that read strangers' files: named variables, and no secret."""
+
+import os
+import site
+from collections.abc import Mapping
+from pathlib import Path
+
+_NAMES = frozenset(
+    {
+        "DISABLE_SAFETENSORS_CONVERSION",
+        "HF_ENDPOINT",
+        "LANG",
+        "LANGUAGE",
+        "LD_LIBRARY_PATH",
+        "PATH",
+        "PYTHONHASHSEED",
+        "PYTHONPATH",
+        "PYTHONUNBUFFERED",
+        "PYTHONWARNINGS",
+        "RAYON_NUM_THREADS",
+        "REQUESTS_CA_BUNDLE",
+        "TOKENIZERS_PARALLELISM",
+        "TRANSFORMERS_VERBOSITY",
+        "TZ",
+    }
+)
+_PREFIXES = (
+    "CODECARBON_",
+    "CUBLAS_",
+    "CUDA_",
+    "GOMP_",
+    "HF_HUB_",
+    "HIP_",
+    "HSA_",
+    "KMP_",
+    "LC_",
+    "MALLOC_",
+    "MKL_",
+    "NVIDIA_",
+    "OMP_",
+    "OPENBLAS_",
+    "PYTORCH_",
+    "ROCR_",
+    "SSL_CERT_",
+    "TORCH",
+)
+# A proxy's URL may hold a password, which only a process with a network needs.
+_PROXIES = frozenset({"ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
+# Parts of names that would be secrets, such as CODECARBON_API_KEY.
+_SECRET_WORDS = frozenset({"CREDENTIALS", "KEY", "PASSWORD", "SECRET", "TOKEN"})
+# Variables that name files or folders which must be readable.
+_PATHS = ("LD_LIBRARY_PATH", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE")
+
+
+def confined_environment(
+    home: Path, temporary: Path, *, network: bool, inherited: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the environment of a confined process.
+
+    Args:
+        home: its home, which also holds what the Hub's client keeps.
+        temporary: its folder for temporary files.
+        network: whether it may open sockets.
+        inherited: what is selected from; None is the environment of this process.
+    """
+    given = os.environ if inherited is None else inherited
+    selected = {name: value for name, value in given.items() if _is_passed_on(name, network=network)}
+    own = {
+        "HOME": str(home),
+        "HF_HOME": str(home / "huggingface"),
+        "HF_HUB_CACHE": str(home / "huggingface" / "hub"),
+        # The token comes with the request, if at all.
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+        "TMPDIR": str(temporary),
+        **_user_packages(),
+    }
+    return {**selected, **own}
+
+
+def named_paths(environment: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the files and folders that variables of an environment name."""
+    parts = (part for name in _PATHS for part in environment.get(name, "").split(os.pathsep))
+    return tuple(Path(part) for part in parts if Path(part).is_absolute())
+
+
+def _user_packages() -> dict[str, str]:
+    """Return what keeps the interpreter from importing packages of the job's home."""
+    return {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {"PYTHONNOUSERSITE": "1"}
+
+
+def _is_passed_on(name: str, *, network: bool) -> bool:
+    if _SECRET_WORDS.intersection(name.upper().split("_")):
+        return False
+    if name.upper() in _PROXIES:
+        return network
+    return name in _NAMES or name.startswith(_PREFIXES)

@@ -1,0 +1,82 @@
+"""What a process of a job asks of the system for itself: to end with its parent, to keep its memory private."""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+EXIT_FENCED_OUT = 76
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+
+
+def exit_at_once() -> NoReturn:
+    """End the process without cleaning up; the system releases what it holds, the lock on its work folder too."""
+    logging.shutdown()
+    os._exit(EXIT_FENCED_OUT)
+
+
+def die_with(parent: int) -> None:
+    """Have the system end this process when its parent dies, so that a restarted service finds none of its processes.
+
+    Linux only, and only if the thread that started this process outlives it; `LeaseKeeper` looks too.
+    """
+    _set_attribute(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        exit_at_once()
+
+
+def set_on_sigterm(stop: threading.Event) -> None:
+    """Have SIGTERM set a flag."""
+
+    # An exception out of a signal handler could split a commit; a flag cannot.
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        # A second signal would wait forever for the flag's lock if it came while this one holds it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, ask)
+
+
+def hide_memory() -> None:
+    """Keep other processes of this user from reading this one's memory and environment; Linux only."""
+    _set_attribute(_PR_SET_DUMPABLE, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below this one whose own parent dies, for `kill_orphans`; Linux only."""
+    _set_attribute(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_orphans() -> None:
+    """Kill all processes below this one, provided that it has called `adopt_orphans`: others may have children."""
+    if not _adopts_orphans():
+        return
+    import psutil
+
+    # Repeated, because one that is about to start another may do so before it dies.
+    while found := psutil.Process().children(recursive=True):
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found)
+
+
+def _adopts_orphans() -> bool:
+    adopts = ctypes.c_int(0)
+    return _set_attribute(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(adopts)) and bool(adopts.value)
+
+
+def _set_attribute(number: int, value: int) -> bool:
+    if sys.platform != "linux":
+        return False
+    rest = (ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    return bool(ctypes.CDLL(None, use_errno=True).prctl(number, *rest) == 0)
