@@ -98,7 +98,9 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
     vet_folder(folder.path, str(folder.path))
     files = local_weight_files(folder.path, str(folder.path))
     weights = sum_summaries((summarize(read_header(file, str(file))) for file in files), str(folder.path))
-    refuse_sizes(folder.config.to_dict(), weights, str(folder.path))
+    # Without the table of compressed layers, which has a name and numbers for each of them.
+    fields = {key: value for key, value in folder.config.to_dict().items() if key != "quantization_config"}
+    refuse_sizes(fields, weights, str(folder.path))
     with interpreting(str(folder.path), CheckpointFormatError), _loading(folder.path), offline():
         answer: Any = loader.from_pretrained(
             folder.path,

@@ -7,7 +7,7 @@ from sqlalchemy import select, text
 from app.shared.database import Database, now, upgrade
 from app.shared.models import Profile, Upload
 from app.shared.outcomes import JobError, JobResult, NewArtifact
-from app.shared.repositories import leases, outputs, profiles, sweeps
+from app.shared.repositories import keys, leases, outputs, profiles, sessions, sweeps
 from app.shared.storage import WorkFolders, open_store
 from rocket_core.model_profile import ModelProfile
 from rocket_core.report import CompressionReport
@@ -263,3 +263,13 @@ def test_a_profile_that_no_job_has_used_for_long_is_deleted_if_that_is_wanted(
     assert {job_id: look(job_id).profile_id for job_id in saved} == saved | {old: None}
     with database.snapshot() as session:
         assert set(session.scalars(select(Profile.id))) == {saved[used], saved[under_way]}
+
+
+def test_sessions_that_have_expired_are_forgotten_and_no_other(reconciler, database):
+    with database.transaction() as session:
+        key = keys.create_key(session, "alice").row.id
+        lifetimes = (timedelta(0), timedelta(hours=1))
+        _, lasting = (sessions.open_session(session, key, lifetime=lifetime).row.id for lifetime in lifetimes)
+    reconciler.clean()
+    with database.snapshot() as session:
+        assert [row.id for row, _ in sessions.list_sessions(session)] == [lasting]
