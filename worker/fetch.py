@@ -81,7 +81,7 @@ def _download(request: "FetchRequest", on_step: Callable[[float], None], check: 
     from worker.messages import Downloaded
 
     meter = EnergyMeter() if request.measure_energy else None
-    access = HubAccess(token=request.token, cache=request.cache)
+    access = HubAccess(token=request.token, cache=request.cache, quota_bytes=request.quota_bytes)
     began = time.monotonic()
     with meter or nullcontext():
         source = download_model(

@@ -16,7 +16,9 @@ from app.shared.repositories import uploads
 from app.shared.requests import LOCAL, UPLOAD, JobRequest
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, StoredFile
+from rocket_core import hub_cache
 from rocket_core.config import HUB_DATASETS, HUB_TASKS, CompressionConfig
+from rocket_core.errors import HubCacheBusyError
 from rocket_core.hub import HubAccess
 from worker.folders import JobFolders
 from worker.messages import Downloaded, FetchRequest, Logging
@@ -61,18 +63,24 @@ class Inputs:
             revision=self.revision,
             ratio=self.config.ratio or 0.0,
             cache=self._hub_cache,
+            quota_bytes=self.hub.quota_bytes,
             token=self.hub.token or get_token(),
             measure_energy=measure_energy,
         )
 
-    def check_download(self, downloaded: Downloaded) -> None:
-        """Refuse a folder that is not the model's.
+    def hold_download(self, downloaded: Downloaded) -> None:
+        """Keep a downloaded model in the cache until this process ends, and refuse a folder that is not the model's.
 
         Raises:
             StorageError: it is another one.
+            HubCacheBusyError: it was removed for another model before it could be held.
         """
         if not downloaded.folder.resolve().is_relative_to(self._hub_folder.resolve()):
             raise StorageError("the model was downloaded to a folder that is not its own; retry the job")
+        if self.hub.quota_bytes is not None:
+            hub_cache.hold(self._hub_folder)
+            if not downloaded.folder.is_dir():
+                raise HubCacheBusyError("the model was removed from the Hub cache to make room for another; try again")
 
     @property
     def _hub_cache(self) -> Path:

@@ -153,7 +153,7 @@ class Attempt:
         if given.is_on_hub:
             wanted = given.fetch_request(logged, measure_energy=self._settings.measure_energy)
             downloaded = delegation.download(wanted)
-            given.check_download(downloaded)
+            given.hold_download(downloaded)
         run = functools.partial(self._compute, delegation, self._request(request, given, logged, folders, downloaded))
         try:
             run(given)

@@ -67,6 +67,7 @@ class FetchRequest(Message):
         revision: branch, tag or commit.
         ratio: target compression ratio, [0, 1).
         cache: folder to keep it in.
+        quota_bytes: most bytes that models may take there; None is no limit.
         token: the Hub's token.
         measure_energy: whether to measure energy.
     """
@@ -76,6 +77,7 @@ class FetchRequest(Message):
     revision: str | None
     ratio: float
     cache: Path
+    quota_bytes: int | None
     token: Annotated[str | None, Field(repr=False)]
     measure_energy: bool
 

@@ -17,6 +17,7 @@ from app.shared.models import Job
 from app.shared.repositories import jobs, uploads
 from app.shared.repositories.uploads import NewUpload
 from app.shared.requests import JobRequest
+from rocket_core import hub_cache
 from rocket_core.report import CompressionReport
 from tests.reference.fake_hub import FakeHub
 from tests.reference.tiny_models import save_tiny_model
@@ -81,6 +82,29 @@ def test_a_model_of_the_hub_is_fetched_with_progress_and_nothing_is_asked_after(
     assert messages(job.id)[2:4] == ["downloading", "preflight"]
     assert (tmp_path / "shared-cache" / "models--org--model").is_dir()
     assert {token for _, token, _ in hub.asked} == {None}
+
+
+def test_a_model_that_a_job_reads_keeps_its_place_in_the_cache(hub, submit_with, configure, database, claim, look):
+    size = sum(len(content) for content in hub.repositories["org/model"].values())
+    hub.repositories["org/other"] = hub.repositories["org/model"]
+    limited = configure(hub_cache_bytes=size * 3 // 2)
+
+    def run(job_id):
+        Attempt(limited, database, claim(job_id), threading.Event()).run(os.getppid())
+        return look(job_id)
+
+    try:
+        assert run(submit_with()).status == "succeeded"
+        # This process lives on, and so it holds the model still.
+        other = run(submit_with(model_id="org/other"))
+        assert (other.status, other.attempt) == ("queued", 1)
+        hub_cache.release(Path(constants.HF_HUB_CACHE) / "models--org--model")
+        other = run(other.id)
+        assert other.status == "succeeded"
+        assert [path.name for path in Path(constants.HF_HUB_CACHE).glob("models--*")] == ["models--org--other"]
+    finally:
+        for name in ("model", "other"):
+            hub_cache.release(Path(constants.HF_HUB_CACHE) / f"models--org--{name}")
 
 
 def test_what_a_token_opens_is_for_its_job_alone(hub, submit_with, attempt, tmp_path, work):
