@@ -56,6 +56,8 @@ _FLAGS = frozenset({"is_encoder_decoder"})
 _OBJECTS = frozenset({"text_config"})
 # Names and numbers that the author chose.
 _FREE = frozenset({"id2label", "label2id"})
+# End of the names of fields that choose an implementation, for each part of the model perhaps: no sizes.
+_CHOICE = "_implementation"
 # Families with one row of a stored table for each position.
 _TABLE_FAMILIES = frozenset(
     """
@@ -203,7 +205,7 @@ def _fields(config: Mapping[str, object]) -> Iterator[_Field]:
     while waiting:
         part, prefix, is_main = waiting.pop()
         for name, value in part.items():
-            if not isinstance(name, str) or not is_field_name(name) or name in _FREE:
+            if not isinstance(name, str) or not is_field_name(name) or name in _FREE or name.endswith(_CHOICE):
                 continue
             yield _Field(name=name, path=prefix + name, value=value, is_main=is_main)
             inner = f"{name}."

@@ -44,7 +44,7 @@ from rocket_core.inspection import (
     window_length,
 )
 from rocket_core.model_fields import refuse_sizes
-from rocket_core.model_files import CONFIG_NAME, read_start, vet_folder
+from rocket_core.model_files import CONFIG_NAME, read_start, refuse_adapter, vet_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +122,7 @@ def _see_hub_model(question: Question, hub: HubQuestion) -> _Model:
     request = question.request
     repository = find_repository(request.model_id, request.revision, token=hub.token, seconds=hub.seconds)
     name = "the model repository"
+    refuse_adapter(repository.files, name)
     config = parse_config(repository.read_config(), name)
     _refuse(config, question, name)
     weights = repository.read_weights()

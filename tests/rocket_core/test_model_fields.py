@@ -147,6 +147,7 @@ def test_more_than_the_weights_hold_is_refused_by_name(fields, named, llama):
         {"rope_theta": 10**12, "seed": 2**62, "bos_token_id": HUGE},
         {"label2id": {"num_layers": HUGE, "num_experts": HUGE}},
         {"a" * 100 + "_layers": HUGE},
+        {"_attn_implementation": {"text_config": "sdpa"}},
     ],
 )
 def test_what_may_be_is_not_refused(fields, llama):

@@ -76,6 +76,11 @@ def test_a_billion_layers_are_refused_by_the_name_of_the_field(client, hub):
     assert "num_hidden_layers" in answer.json()["detail"]
 
 
+def test_an_adapter_in_the_repository_is_refused(client, hub):
+    hub.repositories["org/model"]["adapter_config.json"] = b"{}"
+    assert refusals(client, BODY | {"model_id": "org/model"}) == "checkpoint_format"
+
+
 def test_a_header_of_the_hub_takes_time_that_grows_with_its_size(client, hub):
     raw = many_dimensions(DIMENSIONS)
     assert 3_500_000 < len(raw) < 2**22
