@@ -263,7 +263,7 @@ def _file_of(config: PretrainedConfig) -> str:
     return f"{folder}/config.json" if folder else f"the configuration of type {config.model_type!r}"
 
 
-def _quantizations(config: Mapping[str, Any]) -> Iterator[Any]:
+def _quantizations(config: Mapping[Any, Any]) -> Iterator[Any]:
     """Descriptions of quantized weights in a configuration, or in that of a part of the model."""
     for key, value in config.items():
         if key == "quantization_config" and value is not None:
