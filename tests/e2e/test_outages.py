@@ -28,6 +28,8 @@ def service(tmp_path_factory, postgres, redis_server):
         "ROCKET_RING_SECONDS": "1",
     }
     service = Deployment(data_dir, **given)
+    # The first request that reads a model waits for the process from which others are forked.
+    assert service.client.post("/estimates", json=REQUEST).status_code == 200
     yield service
     service.close()
     postgres.drop(name)
