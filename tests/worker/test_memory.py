@@ -37,11 +37,17 @@ def assert_out_of_memory(job):
     assert job.attempt == 1
 
 
+def assert_refused(job, code):
+    assert (job.status, job.error["code"], job.error["retryable"]) == ("failed", code, False), job.error
+    assert job.attempt == 1
+
+
+# Before they take any memory; both ended in all that there was.
 def test_a_model_with_a_billion_layers_fails_for_good(run, model):
     config = json.loads((model / "config.json").read_text())
     config.pop("layer_types", None)
     (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
-    assert_out_of_memory(run())
+    assert_refused(run(), "unsupported_architecture")
 
 
 def test_a_tokenizer_that_multiplies_text_fails_for_good(run, model):
@@ -49,7 +55,7 @@ def test_a_tokenizer_that_multiplies_text_fails_for_good(run, model):
     steps = [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}] * 4
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": steps}
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert_out_of_memory(run())
+    assert_refused(run(), "checkpoint_format")
 
 
 @pytest.mark.parametrize(
