@@ -268,7 +268,7 @@ def _quantizations(config: Mapping[Any, Any]) -> Iterator[Any]:
     for key, value in config.items():
         if key == "quantization_config" and value is not None:
             yield value
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and str(key).endswith("_config"):
             yield from _quantizations(value)
 
 

@@ -51,7 +51,7 @@ GOOD_FILE = safetensors_bytes(llama_tensors())
 SECONDS = 4.0
 # Of cases with hundreds of thousands of elements, where the checks of types in every call take most of the time.
 CHECKED_SECONDS = 40.0
-MANY = {"too_many_tensors", *LARGE_CONFIGS}
+MANY = {"too_many_tensors", "test_as_many_shapes_as_there_may_be_are_judged_in_time", *LARGE_CONFIGS}
 WORK = {"windows": 4, "sequence_length": 32}
 
 
@@ -90,7 +90,7 @@ def is_refused(judged, *arguments, most=400):
 
 @pytest.fixture
 def bounded(request):
-    case = request.node.callspec.id if hasattr(request.node, "callspec") else ""
+    case = request.node.callspec.id if hasattr(request.node, "callspec") else request.node.name
     started = time.thread_time()
     yield
     assert time.thread_time() - started < (CHECKED_SECONDS if case in MANY else SECONDS)
