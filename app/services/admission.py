@@ -36,10 +36,9 @@ _SLACK_SECONDS = 0.5
 # How long a request waits for a place, and its client should wait before the next one.
 _TURN_SECONDS = 10.0
 _RETRY_SECONDS = 5
-# As many wait as there are threads to wait in, which are apart from those of other requests. With API keys, one tenant
-# has few of these threads, so that only those who need no key can take all of them.
-_HUB_TURNS = {"most": 8, "most_of_one": 4, "waiting": 40, "waiting_of_one": 40}
-_READ_TURNS = {"most": 6, "most_of_one": 3, "waiting": 40, "waiting_of_one": 40}
+# Together with what waits fewer than the threads to judge models in: 40.
+_HUB_TURNS = {"most": 8, "most_of_one": 4, "waiting": 12, "waiting_of_one": 8}
+_READ_TURNS = {"most": 6, "most_of_one": 3, "waiting": 13, "waiting_of_one": 12}
 # What children need of the environment; of the rest, much is secret.
 _ENVIRONMENT = ("PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _ENVIRONMENT_PREFIXES = ("LC_", "HF_HUB_")

@@ -42,7 +42,8 @@ checks.negative_data_rejection.enabled = false
 def settings(settings):
     """Without limits that so many requests would meet."""
     rates = {"rate_limit": "1000000/second", "submit_rate_limit": "1000000/second"}
-    return settings.model_copy(update={"max_active_jobs": 10**6, "max_uploads": 10**6, **rates})
+    quotas = {"max_active_jobs": 10**6, "max_uploads": 10**6, "max_body_bytes": 2**20}
+    return settings.model_copy(update=quotas | rates)
 
 
 @pytest.fixture

@@ -66,6 +66,8 @@ def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_p
         "ROCKET_MAX_PROFILES": "7",
         "ROCKET_RATE_LIMIT": "7/second",
         "ROCKET_SUBMIT_RATE_LIMIT": "7/second",
+        "ROCKET_JOB_ISOLATION": "required",
+        "ROCKET_MAX_JOB_MEMORY_BYTES": "2147483648",
         "ROCKET_METRICS_PORT": "7",
         "ROCKET_METRICS_HOST": "10.0.0.7",
         "ROCKET_LOG_LEVEL": "debug",
