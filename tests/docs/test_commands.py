@@ -32,6 +32,8 @@ READ_IN_TURN = (
     "how-to/gpu",
     "how-to/cost",
     "how-to/hub",
+    "how-to/containers",
+    "how-to/isolation",
     "how-to/production",
     "how-to/audit",
 )

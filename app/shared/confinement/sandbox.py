@@ -56,6 +56,8 @@ _SYSTEM = (
 _READABLE_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 # Accelerators are driven by writing to their devices.
 _WRITABLE_DEVICES = ("/dev/null", "/dev/nvidia*", "/dev/nvidia-caps", "/dev/dri", "/dev/kfd")
+# Where this project's packages are; an editable install has them on no path.
+_PROJECT = Path(__file__).resolve().parents[3]
 # Where semaphores of Python and of OpenMP are.
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - not used for temporary files
 
@@ -171,7 +173,7 @@ def _interpreter() -> set[Path]:
     """
     homes = {Path(home).resolve() for home in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
     found = set(homes)
-    for entry in sys.path:
+    for entry in (*sys.path, _PROJECT):
         folder = Path(entry or ".").resolve()
         if any(folder.is_relative_to(home) for home in homes):
             continue
