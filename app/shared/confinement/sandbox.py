@@ -173,7 +173,7 @@ def _interpreter() -> set[Path]:
     """
     homes = {Path(home).resolve() for home in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
     found = set(homes)
-    for entry in (*sys.path, _PROJECT):
+    for entry in (*sys.path, str(_PROJECT)):
         folder = Path(entry or ".").resolve()
         if any(folder.is_relative_to(home) for home in homes):
             continue
