@@ -13,6 +13,7 @@ import struct
 import termios
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Literal, cast
 
@@ -23,13 +24,11 @@ from uvicorn.server import ServerState
 from app.services.proxies import TrustedProxies, client_group
 from app.shared.settings import Settings
 
-ACCEPTS_PER_TURN = 16
-"""Connections accepted before those accepted earlier are looked at; each may exceed the limit for that long."""
-
 # Descriptors beyond the connections: database, files that are sent and received, pipes of jobs.
 _RESERVED_DESCRIPTORS = 256
 # A connection costs memory too: about 40 KiB.
 _MOST_CONNECTIONS = 4096
+_MOST_WAITING = 1024
 _MOST_DESCRIPTORS = 2**16
 _SECONDS_BETWEEN_REPORTS = 5.0
 _log = logging.getLogger(__name__)
@@ -78,6 +77,7 @@ class Limits:
         send_seconds: time without progress in sending a response.
         per_address: open connections of one client address.
         total: open connections of all.
+        waiting: accepted connections that are not set up yet.
         exempt: addresses that `per_address` does not apply to.
     """
 
@@ -85,6 +85,7 @@ class Limits:
     send_seconds: float
     per_address: int
     total: int
+    waiting: int
     exempt: TrustedProxies
 
 
@@ -103,6 +104,7 @@ def choose_limits(settings: Settings) -> Limits:
         # However few there are, one address does not take all.
         per_address=min(settings.max_connections_per_address, max(1, total // 2)),
         total=total,
+        waiting=max(1, min(_MOST_WAITING, (descriptors - total) // 2)),
         exempt=TrustedProxies(settings.proxies),
     )
 
@@ -123,6 +125,8 @@ class LimitedState(ServerState):
         self._idle: OrderedDict[LimitedProtocol, None] = OrderedDict()
         self._idle_per_group: dict[str | None, OrderedDict[LimitedProtocol, None]] = {}
         self._closed: Counter[Reason] = Counter()
+        # Parsing an address takes longer than accepting its connection.
+        self.group_of = lru_cache(maxsize=_MOST_CONNECTIONS)(self._group_of)
 
     def admit(self, connection: "LimitedProtocol", address: str) -> Refusal | None:
         """Count a new connection; if there are too many, the oldest idle one is closed to make room.
@@ -130,7 +134,7 @@ class LimitedState(ServerState):
         Returns:
             Why it must be refused: there are too many, and none is idle.
         """
-        group = None if address in self.limits.exempt else client_group(address)
+        group = self.group_of(address)
         if group is not None and self._open_per_group[group] >= self.limits.per_address:
             refusal, idle = _ADDRESS_FULL, self._idle_per_group.get(group)
         elif len(self._groups) >= self.limits.total:
@@ -178,6 +182,9 @@ class LimitedState(ServerState):
         if not self._closed:
             asyncio.get_running_loop().call_later(_SECONDS_BETWEEN_REPORTS, self._report)
         self._closed[reason] += 1
+
+    def _group_of(self, address: str) -> str | None:
+        return None if address in self.limits.exempt else client_group(address)
 
     def _report(self) -> None:
         counts: dict[str, int] = {str(name): count for name, count in self._closed.items()}

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 # Open downloads get this long to end once the service is told to stop.
 _GRACE_SECONDS = 5
-# Connections that wait to be accepted.
-_BACKLOG = 2048
 
 Host = Annotated[
     str,
@@ -94,7 +92,7 @@ def listen(settings: "Settings", host: str, port: int) -> socket.socket:
     require_safe_binding(settings, host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise InvalidConfigError(
             f"cannot listen on {host} port {port}: {_reason(error)}; choose another with --port (0 takes a free one)"
@@ -137,7 +135,8 @@ def build_server(application: "FastAPI", on_ready: Callable[[], None]) -> "uvico
     """Build a web server for `listen`'s sockets, without signal handlers."""
     import uvicorn
 
-    from rocket_client.connections import ACCEPTS_PER_TURN, LimitedProtocol, LimitedState, choose_limits
+    from rocket_client.acceptor import Acceptor
+    from rocket_client.connections import LimitedProtocol, LimitedState, choose_limits
 
     settings: Settings = application.state.context.settings
 
@@ -146,14 +145,21 @@ def build_server(application: "FastAPI", on_ready: Callable[[], None]) -> "uvico
 
         def __init__(self, config: uvicorn.Config) -> None:
             super().__init__(config)
-            self.server_state = LimitedState(choose_limits(settings))
+            self.server_state: LimitedState = LimitedState(choose_limits(settings))
+            self._acceptors: list[Acceptor] = []
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            for listener in sockets or ():
-                # To the event loop the backlog is also the number of connections that it accepts in one turn.
-                listener.listen(_BACKLOG)
+            await super().startup([])
+            self._acceptors = [Acceptor(listener, self.server_state, self._protocol) for listener in sockets or ()]
             on_ready()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            for acceptor in self._acceptors:
+                acceptor.close()
+            await super().shutdown(sockets)
+
+        def _protocol(self) -> LimitedProtocol:
+            return LimitedProtocol(self.config, self.server_state, self.lifespan.state)
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -165,7 +171,6 @@ def build_server(application: "FastAPI", on_ready: Callable[[], None]) -> "uvico
             application,
             http=LimitedProtocol,
             loop="asyncio",
-            backlog=ACCEPTS_PER_TURN,
             # Done by the application, which knows which proxies to trust.
             proxy_headers=False,
             log_config=None,

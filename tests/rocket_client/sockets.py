@@ -1,5 +1,6 @@
 """Clients that speak HTTP by hand, and the server that `rocket serve` runs, in this process."""
 
+import asyncio
 import contextlib
 import json
 import re
@@ -79,10 +80,24 @@ class LimitedServer:
         self.app = app
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = self.listener.getsockname()
-        self.server = build_server(app, on_ready=lambda: None)
+        self.loop = None
+        self.server = build_server(app, on_ready=self._on_ready)
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
         self._thread.start()
         wait_for(lambda: self.server.started)
+
+    @contextlib.contextmanager
+    def stalled(self):
+        """Keeps the event loop from doing anything."""
+        stall = threading.Event()
+        self.loop.call_soon_threadsafe(stall.wait, PATIENCE)
+        try:
+            yield
+        finally:
+            stall.set()
+
+    def _on_ready(self):
+        self.loop = asyncio.get_running_loop()
 
     def stop(self):
         self.app.state.streams.close()

@@ -1,87 +1,21 @@
-"""`python -m benchmarks.attacks`: attacks on a running service, while `/healthz` is asked all the time.
+"""The requests and files with which attacks on the service once got through."""
 
-Every request and file with which an attack on the service once got through is sent again, to `rocket serve` and to API
-and worker on Postgres. One line per attack says what came of it and the longest that `/healthz` took meanwhile; an
-attack that gets through makes the exit code 1. A process apart asks `/healthz`, so that the attacker's own work is not
-counted; its figures at rest come first, as attacker and service share this machine.
-"""
-
-import argparse
 import json
-import os
-import resource
-import shutil
 import socket
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import urlsplit
+from contextlib import ExitStack
 
 import httpx2
 
-from tests.e2e.deployment import Deployment
-from tests.e2e.service_process import ROCKET, Service
+from benchmarks.attacks.target import REQUEST, Target
 from tests.reference.safetensors_files import save_llama
 from tests.reference.tiny_models import save_tiny_model
-from tests.servers import Postgres, Redis
 
-BAR_MILLISECONDS = 200.0
-REQUEST = {"ratio": 0.3, "calibration": {"samples": 2, "sequence_length": 16}}
-# Of each thing once more, as an attacker would send it.
+# Requests of each kind.
 AT_ONCE = 4
-_PROBE = """
-import sys, time, urllib.request
-while True:
-    began = time.perf_counter()
-    try:
-        with urllib.request.urlopen(sys.argv[1] + "/healthz", timeout=30) as answer:
-            answer.read()
-    except OSError as error:
-        print(error, file=sys.stderr)
-    print(f"{time.time()} {1000 * (time.perf_counter() - began)}", flush=True)
-    time.sleep(0.02)
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """A service under attack.
-
-    Attributes:
-        url: where it is.
-        models: its models folder.
-        keys: an API key for each of two tenants, the attacker's first.
-        service: the processes.
-    """
-
-    url: str
-    models: Path
-    keys: tuple[str, str]
-    service: Service
-
-    def client(self, tenant: int = 0, **options: object) -> httpx2.Client:
-        """A client with the key of a tenant."""
-        headers = {"Authorization": f"Bearer {self.keys[tenant]}"}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=60, **options)
-
-    def connect(self) -> socket.socket:
-        """A connection without a word."""
-        parts = urlsplit(self.url)
-        return socket.create_connection((parts.hostname, parts.port), timeout=30)
-
-    def head(self, method: str, path: str, *lines: str, tenant: int = 0) -> bytes:
-        """A request head."""
-        host = urlsplit(self.url).netloc
-        first = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {self.keys[tenant]}"]
-        return "\r\n".join([*first, *lines, "", ""]).encode()
 
 
 def estimate(target: Target, name: str, **more: object) -> Counter[int]:
@@ -295,127 +229,3 @@ ATTACKS: tuple[Callable[[Target], str], ...] = (
     # Last: from here on this address has to wait.
     guesses_from_many_addresses,
 )
-
-
-class Probe:
-    """Asks `/healthz` without a pause, in a process apart.
-
-    Args:
-        url: of the service.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._process = subprocess.Popen([sys.executable, "-c", _PROBE, url], stdout=subprocess.PIPE, text=True)  # noqa: S603
-        self._seen: list[tuple[float, float]] = []
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def longest(self, since: float) -> float:
-        """Milliseconds of the slowest answer since a time."""
-        return max((took for at, took in self._seen if at >= since), default=float("inf"))
-
-    def close(self) -> None:
-        """Stops asking."""
-        self._process.terminate()
-        self._process.wait()
-        self._thread.join()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                at, took = line.split()
-                self._seen.append((float(at), float(took)))
-
-
-def attack(target: Target, attacks: tuple[Callable[[Target], str], ...]) -> bool:
-    """Runs attacks one after another; returns whether all were warded off."""
-    probe = Probe(target.url)
-    is_safe = True
-    try:
-        began = time.time()
-        time.sleep(5)
-        print(f"  {'at rest':<32} {probe.longest(began):6.0f} ms")
-        for one in attacks:
-            began = time.time()
-            try:
-                outcome, held = one(target), True
-            except (AssertionError, httpx2.HTTPError) as error:
-                outcome, held = f"GOT THROUGH: {type(error).__name__} {error}", False
-            time.sleep(0.2)
-            longest = probe.longest(began)
-            mark = "" if longest <= BAR_MILLISECONDS else f"  above {BAR_MILLISECONDS:.0f} ms"
-            is_safe = is_safe and held and not mark
-            print(f"  {one.__name__.replace('_', ' '):<32} {longest:6.0f} ms  {outcome}{mark}", flush=True)
-    finally:
-        probe.close()
-    return is_safe
-
-
-@contextmanager
-def _targets(folder: Path, kinds: list[str]) -> Iterator[Iterator[tuple[str, Target]]]:
-    def each() -> Iterator[tuple[str, Target]]:
-        if "embedded" in kinds:
-            yield "rocket serve", _started(folder / "embedded", {})
-        if "postgres" in kinds:
-            with ExitStack() as servers:
-                postgres, redis_server = Postgres(), Redis()
-                servers.callback(postgres.close)
-                servers.callback(redis_server.close)
-                postgres.start()
-                redis_server.start()
-                url = postgres.url(postgres.create(postgres.migrated))
-                yield (
-                    "rocket api and rocket worker on Postgres",
-                    _started(
-                        folder / "postgres",
-                        {"ROCKET_DATABASE_URL": url, "ROCKET_BROKER_URL": redis_server.url},
-                        Deployment,
-                    ),
-                )
-
-    yield each()
-
-
-def _started(folder: Path, settings: dict[str, str], kind: type[Service] = Service) -> Target:
-    data_dir = folder / "data"
-    save_tiny_model("llama", data_dir / "models" / "good")
-    service = kind(data_dir, ROCKET_SUBMIT_RATE_LIMIT="100000/minute", **settings)
-    environment = service.environment | {"ROCKET_DATA_DIR": str(data_dir)}
-    keys = [
-        subprocess.run(  # noqa: S603
-            [ROCKET, "admin", "keys", "create", tenant], env=environment, check=True, capture_output=True, text=True
-        ).stdout.split()[-1]
-        for tenant in ("attacker", "other")
-    ]
-    return Target(url=service.url, models=data_dir / "models", keys=(keys[0], keys[1]), service=service)
-
-
-def main() -> None:
-    """Attacks both kinds of service."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=[one.__name__ for one in ATTACKS], help="one attack")
-    parser.add_argument("--servers", choices=["embedded", "postgres"], help="one kind of service")
-    given = parser.parse_args()
-    attacks = tuple(one for one in ATTACKS if given.only in {None, one.__name__})
-    # For three thousand connections.
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    os.environ["OMP_NUM_THREADS"] = "1"
-    folder = Path(tempfile.mkdtemp(prefix="rocket-attacks-"))
-    is_safe = True
-    try:
-        with _targets(folder, [given.servers] if given.servers else ["embedded", "postgres"]) as targets:
-            for name, target in targets:
-                print(name)
-                try:
-                    is_safe = attack(target, attacks) and is_safe
-                finally:
-                    target.service.close()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    sys.exit(0 if is_safe else 1)
-
-
-if __name__ == "__main__":
-    main()
