@@ -11,6 +11,7 @@ RUN pip install --require-hashes --no-deps --only-binary :all: -r requirements/b
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY app app
 COPY migrations migrations
+COPY rocket_cli rocket_cli
 COPY rocket_client rocket_client
 COPY rocket_core rocket_core
 COPY worker worker

@@ -43,7 +43,7 @@ bench: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.load
-	$(BIN)/pytest --hypothesis-profile soak tests/app/api/test_life_cycle.py tests/app/api/test_contract.py tests/rocket_core/test_hostile_models.py
+	$(BIN)/pytest --hypothesis-profile soak tests/app/api/test_life_cycle.py tests/app/api/test_contract.py tests/rocket_core/inspection/test_hostile_models.py
 
 # What the images install, with hashes, from pyproject.toml and constraints.txt; asks the package index.
 lock: $(STAMP)

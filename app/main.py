@@ -8,16 +8,17 @@ from prometheus_client import CollectorRegistry
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.staticfiles import StaticFiles
 
-from app.api import artifacts, calibrations, catalog, estimates, events, health, jobs, metrics, profiles
-from app.api.access import REFUSALS, AccessMiddleware
-from app.api.addresses import STATIC
 from app.api.dependencies import BEARER
-from app.api.errors import ERROR_HANDLERS, install_error_handlers, problems
-from app.api.forwarding import ForwardingMiddleware
-from app.api.metrics import MetricsMiddleware
-from app.api.middleware import BodyDeadlineMiddleware, BodyLimitMiddleware, RequestIdMiddleware
-from app.api.receptions import Receptions
-from app.api.shares import SharedThreads
+from app.api.middleware.access import REFUSALS, AccessMiddleware
+from app.api.middleware.forwarding import ForwardingMiddleware
+from app.api.middleware.metrics import MetricsMiddleware
+from app.api.middleware.requests import BodyDeadlineMiddleware, BodyLimitMiddleware, RequestIdMiddleware
+from app.api.paths import STATIC
+from app.api.problems import ERROR_HANDLERS, install_error_handlers, problems
+from app.api.routes import artifacts, calibrations, catalog, estimates, events, health, jobs, metrics, profiles
+from app.api.streams import Streams
+from app.api.tenant_shares import SharedThreads
+from app.api.uploaded_bodies import Receptions
 from app.pages import compare, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
 from app.pages import profiles as pages_of_profiles
@@ -73,7 +74,7 @@ def create_app(
     # The framework's own documentation pages load their scripts from elsewhere.
     app = FastAPI(title="Rocket", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.context = context
-    app.state.streams = events.Streams(settings.max_streams, share=settings.tenant_streams)
+    app.state.streams = Streams(settings.max_streams, share=settings.tenant_streams)
     app.state.health = Health(context)
     app.state.metrics = registry
     app.state.downloads = SharedThreads(_DOWNLOAD_THREADS, share=_DOWNLOAD_THREADS_OF_A_TENANT)
@@ -86,7 +87,7 @@ def create_app(
     app.state.problem_page = problem_page
     for page in (pages_of_jobs, new_job, pages_of_profiles, compare, sign_in):
         app.include_router(page.router)
-    app.mount(STATIC, StaticFiles(packages=[("app.pages", "static"), ("rocket_core.page", "static")]))
+    app.mount(STATIC, StaticFiles(packages=[("app.pages", "static"), ("rocket_core.report", "static")]))
     # The last one added is the first to see a request.
     uploads = {("POST", calibrations.PATH): settings.max_upload_bytes}
     app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes, exceptions=uploads)

@@ -65,7 +65,7 @@ def measure(model: str, dataset: str, ratios: tuple[float, float], *, samples: i
 
 def _run(folder: Path, arguments: list[str], *, samples: int | None, threads: int) -> Job:
     output = folder / f"out-{arguments[-1]}"
-    code = "from rocket_client.main import main; main()"
+    code = "from rocket_cli.main import main; main()"
     command = [sys.executable, "-c", code, "compress", arguments[0], str(output), *arguments[1:]]
     command += ["--profiles", str(folder / "profiles")] + ([] if samples is None else ["--samples", str(samples)])
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()

@@ -22,9 +22,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
 from rocket_core.allocation import Allocation
+from rocket_core.allocation.predictor import ModelProfile, WhatIf
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import compression_config
-from rocket_core.model_profile import ModelProfile, WhatIf
 from rocket_core.pipeline import compress
 
 FOLDER = Path(__file__).parent / "figures"

@@ -26,16 +26,16 @@ from rich.table import Table
 
 from app.shared.errors import AppError
 from app.shared.settings import load_settings
+from rocket_cli.commands.download import bytes_view
+from rocket_cli.connection import OutageNotice
+from rocket_cli.following import follow_job
+from rocket_cli.progress_view import duration, hide_library_bars, progress_view
+from rocket_cli.report_table import count_text, percent, wide_console
 from rocket_client import Rocket
-from rocket_client.download import bytes_view
+from rocket_client._wire import Waiting
 from rocket_client.errors import ClientError, DetachedError
-from rocket_client.progress import duration, hide_library_bars, progress_view
-from rocket_client.remote import OutageNotice
-from rocket_client.rendering import count_text, percent, wide_console
-from rocket_client.watch import follow_job
-from rocket_client.wire import Waiting
 from rocket_core.errors import RocketError
-from rocket_core.report import CompressionReport, LayerReport
+from rocket_core.report.schema import CompressionReport, LayerReport
 
 MODEL = Path(__file__).parent / "tiny-llama"
 HELD_OUT = MODEL / "heldout.txt"
@@ -49,7 +49,7 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _LOG_LINES = 15
 _ANNOUNCED = "Serving on "
-_SERVE = "from rocket_client.main import main; main()"
+_SERVE = "from rocket_cli.main import main; main()"
 
 
 class DemoError(Exception):
@@ -201,7 +201,7 @@ def measure(name: str, folder: Path, parameters: int) -> Measured:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import rocket_core.hf  # noqa: F401 - teaches transformers the factored layers
-    from rocket_core.datasets import file_documents, token_windows
+    from rocket_core.calibration.datasets import file_documents, token_windows
     from rocket_core.evaluation import perplexity
 
     hide_library_bars()

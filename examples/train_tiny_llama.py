@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rocket_core.datasets import HELD_OUT_TOPICS, builtin_documents, documents, held_out_text, token_windows
+from rocket_core.calibration.datasets import HELD_OUT_TOPICS, builtin_documents, documents, held_out_text, token_windows
 from rocket_core.evaluation import perplexity
 
 FOLDER = Path(__file__).parent / "tiny-llama"

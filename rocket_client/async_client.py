@@ -7,17 +7,29 @@ from typing import Self
 
 from pydantic import JsonValue
 
-from rocket_client import calls
-from rocket_client.addressing import job_path, target
-from rocket_client.bookkeeping import DownloadedFile, DownloadProgress, Order
-from rocket_client.defaults import LASTING_PATIENCE, PATIENCE, address_and_key, ignore
-from rocket_client.fetching import choose_artifacts, fetch_artifacts_async, nothing_to_download
-from rocket_client.predictions import Frontier, PredictedAllocation, Profile, ProfilePage
-from rocket_client.resources import Artifact, Estimate, Event, Job, JobPage, Layer, Progress, Upload
-from rocket_client.streaming import follow_events_async
-from rocket_client.transport import AsyncTransport
-from rocket_client.wire import Waiting
-from rocket_core.report import CompressionReport
+from rocket_client import _endpoints
+from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key, ignore
+from rocket_client._download import choose_artifacts, fetch_artifacts_async, nothing_to_download
+from rocket_client._download_state import DownloadedFile, DownloadProgress, Order
+from rocket_client._events import follow_events_async
+from rocket_client._paths import job_path, target
+from rocket_client._transport import AsyncTransport
+from rocket_client._wire import Waiting
+from rocket_client.models import (
+    Artifact,
+    Estimate,
+    Event,
+    Frontier,
+    Job,
+    JobPage,
+    Layer,
+    PredictedAllocation,
+    Profile,
+    ProfilePage,
+    Progress,
+    Upload,
+)
+from rocket_core.report.schema import CompressionReport
 
 
 class AsyncRocket:
@@ -95,7 +107,7 @@ class AsyncRocket:
             "metadata": metadata,
             "queue": queue,
         } | target(ratio, target_bytes)
-        call = calls.submit(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        call = _endpoints.submit(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
         return await self._transport.call(call)
 
     async def profile(
@@ -118,7 +130,7 @@ class AsyncRocket:
             "metadata": metadata,
             "queue": queue,
         }
-        call = calls.profile(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        call = _endpoints.profile(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
         return await self._transport.call(call)
 
     async def estimate(
@@ -141,23 +153,23 @@ class AsyncRocket:
             "options": options,
         }
         given = parts | target(ratio, target_bytes)
-        return await self._transport.call(calls.estimate(model_id, given, hub_token=hub_token))
+        return await self._transport.call(_endpoints.estimate(model_id, given, hub_token=hub_token))
 
     async def upload(self, file: Path) -> Upload:
         """See `Rocket.upload`."""
-        return await self._transport.call(calls.upload(file))
+        return await self._transport.call(_endpoints.upload(file))
 
     async def get_upload(self, upload_id: str) -> Upload:
         """See `Rocket.get_upload`."""
-        return await self._transport.call(calls.get_upload(upload_id))
+        return await self._transport.call(_endpoints.get_upload(upload_id))
 
     async def delete_upload(self, upload_id: str) -> None:
         """See `Rocket.delete_upload`."""
-        await self._transport.send(calls.delete_upload(upload_id))
+        await self._transport.send(_endpoints.delete_upload(upload_id))
 
     async def get_job(self, job_id: str) -> Job:
         """See `Rocket.get_job`."""
-        return await self._transport.call(calls.get_job(job_id))
+        return await self._transport.call(_endpoints.get_job(job_id))
 
     async def wait(
         self,
@@ -169,7 +181,7 @@ class AsyncRocket:
         """See `Rocket.wait`."""
         async for news in self.events(job_id, patience=patience):
             on_news(news)
-        return await self._transport.call(calls.get_job(job_id), patience=patience)
+        return await self._transport.call(_endpoints.get_job(job_id), patience=patience)
 
     async def list_jobs(
         self,
@@ -180,7 +192,7 @@ class AsyncRocket:
         limit: int = 20,
     ) -> JobPage:
         """See `Rocket.list_jobs`."""
-        call = calls.list_jobs(status=status, metadata=metadata, after=after, limit=limit)
+        call = _endpoints.list_jobs(status=status, metadata=metadata, after=after, limit=limit)
         return await self._transport.call(call)
 
     async def iterate_jobs(
@@ -188,7 +200,7 @@ class AsyncRocket:
     ) -> AsyncIterator[Job]:
         """See `Rocket.iterate_jobs`."""
         while True:
-            page = await self.list_jobs(status=status, metadata=metadata, after=after, limit=calls.PAGE)
+            page = await self.list_jobs(status=status, metadata=metadata, after=after, limit=_endpoints.PAGE)
             for job in page.data:
                 yield job
             if not page.has_more or page.last_id is None:
@@ -197,15 +209,15 @@ class AsyncRocket:
 
     async def cancel(self, job_id: str) -> Job:
         """See `Rocket.cancel`."""
-        return await self._transport.call(calls.cancel(job_id))
+        return await self._transport.call(_endpoints.cancel(job_id))
 
     async def retry(self, job_id: str, *, hub_token: str | None = None) -> Job:
         """See `Rocket.retry`."""
-        return await self._transport.call(calls.retry(job_id, hub_token=hub_token))
+        return await self._transport.call(_endpoints.retry(job_id, hub_token=hub_token))
 
     async def delete(self, job_id: str) -> None:
         """See `Rocket.delete`."""
-        await self._transport.send(calls.delete(job_id))
+        await self._transport.send(_endpoints.delete(job_id))
 
     def events(
         self, job_id: str, *, after: int = 0, patience: float = LASTING_PATIENCE
@@ -216,19 +228,19 @@ class AsyncRocket:
 
     async def layers(self, job_id: str) -> tuple[Layer, ...]:
         """See `Rocket.layers`."""
-        return (await self._transport.call(calls.layers(job_id))).data
+        return (await self._transport.call(_endpoints.layers(job_id))).data
 
     async def list_profiles(self, *, after: str | None = None, limit: int = 20) -> ProfilePage:
         """See `Rocket.list_profiles`."""
-        return await self._transport.call(calls.list_profiles(after=after, limit=limit))
+        return await self._transport.call(_endpoints.list_profiles(after=after, limit=limit))
 
     async def get_profile(self, profile_id: str) -> Profile:
         """See `Rocket.get_profile`."""
-        return await self._transport.call(calls.get_profile(profile_id))
+        return await self._transport.call(_endpoints.get_profile(profile_id))
 
     async def frontier(self, profile_id: str) -> Frontier:
         """See `Rocket.frontier`."""
-        return await self._transport.call(calls.frontier(profile_id))
+        return await self._transport.call(_endpoints.frontier(profile_id))
 
     async def allocate(
         self,
@@ -239,20 +251,20 @@ class AsyncRocket:
         error: float | None = None,
     ) -> PredictedAllocation:
         """See `Rocket.allocate`."""
-        call = calls.allocate(profile_id, ratio=ratio, model_bytes=model_bytes, error=error)
+        call = _endpoints.allocate(profile_id, ratio=ratio, model_bytes=model_bytes, error=error)
         return await self._transport.call(call)
 
     async def delete_profile(self, profile_id: str) -> None:
         """See `Rocket.delete_profile`."""
-        await self._transport.send(calls.delete_profile(profile_id))
+        await self._transport.send(_endpoints.delete_profile(profile_id))
 
     async def report(self, job_id: str) -> CompressionReport:
         """See `Rocket.report`."""
-        return await self._transport.call(calls.report(job_id))
+        return await self._transport.call(_endpoints.report(job_id))
 
     async def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
         """See `Rocket.artifacts`."""
-        return (await self._transport.call(calls.artifacts(job_id))).data
+        return (await self._transport.call(_endpoints.artifacts(job_id))).data
 
     async def download(
         self,
@@ -278,8 +290,8 @@ class AsyncRocket:
 
     async def models(self) -> list[str]:
         """See `Rocket.models`."""
-        return [named.id for named in (await self._transport.call(calls.models())).data]
+        return [named.id for named in (await self._transport.call(_endpoints.models())).data]
 
     async def calibrations(self) -> list[str]:
         """See `Rocket.calibrations`."""
-        return [named.id for named in (await self._transport.call(calls.calibrations())).data]
+        return [named.id for named in (await self._transport.call(_endpoints.calibrations())).data]

@@ -7,17 +7,29 @@ from typing import Self
 
 from pydantic import JsonValue
 
-from rocket_client import calls
-from rocket_client.addressing import job_path, target
-from rocket_client.bookkeeping import DownloadedFile, DownloadProgress, Order
-from rocket_client.defaults import LASTING_PATIENCE, PATIENCE, address_and_key, ignore
-from rocket_client.fetching import choose_artifacts, fetch_artifacts, nothing_to_download
-from rocket_client.predictions import Frontier, PredictedAllocation, Profile, ProfilePage
-from rocket_client.resources import Artifact, Estimate, Event, Job, JobPage, Layer, Progress, Upload
-from rocket_client.streaming import follow_events
-from rocket_client.transport import Transport
-from rocket_client.wire import Waiting
-from rocket_core.report import CompressionReport
+from rocket_client import _endpoints
+from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key, ignore
+from rocket_client._download import choose_artifacts, fetch_artifacts, nothing_to_download
+from rocket_client._download_state import DownloadedFile, DownloadProgress, Order
+from rocket_client._events import follow_events
+from rocket_client._paths import job_path, target
+from rocket_client._transport import Transport
+from rocket_client._wire import Waiting
+from rocket_client.models import (
+    Artifact,
+    Estimate,
+    Event,
+    Frontier,
+    Job,
+    JobPage,
+    Layer,
+    PredictedAllocation,
+    Profile,
+    ProfilePage,
+    Progress,
+    Upload,
+)
+from rocket_core.report.schema import CompressionReport
 
 
 class Rocket:
@@ -117,7 +129,7 @@ class Rocket:
             "metadata": metadata,
             "queue": queue,
         } | target(ratio, target_bytes)
-        call = calls.submit(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        call = _endpoints.submit(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
     def profile(
@@ -144,7 +156,7 @@ class Rocket:
             "metadata": metadata,
             "queue": queue,
         }
-        call = calls.profile(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        call = _endpoints.profile(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
     def estimate(
@@ -167,7 +179,7 @@ class Rocket:
             "options": options,
         }
         given = parts | target(ratio, target_bytes)
-        return self._transport.call(calls.estimate(model_id, given, hub_token=hub_token))
+        return self._transport.call(_endpoints.estimate(model_id, given, hub_token=hub_token))
 
     def upload(self, file: Path) -> Upload:
         """Brings a calibration file to the server; the same content again is the same upload.
@@ -180,7 +192,7 @@ class Rocket:
             ProblemError: the server cannot use it.
             OSError: it cannot be read.
         """
-        return self._transport.call(calls.upload(file))
+        return self._transport.call(_endpoints.upload(file))
 
     def get_upload(self, upload_id: str) -> Upload:
         """An upload as the server has it.
@@ -188,7 +200,7 @@ class Rocket:
         Args:
             upload_id: `upload/ID`.
         """
-        return self._transport.call(calls.get_upload(upload_id))
+        return self._transport.call(_endpoints.get_upload(upload_id))
 
     def delete_upload(self, upload_id: str) -> None:
         """Deletes an upload that no job needs any more.
@@ -196,11 +208,11 @@ class Rocket:
         Args:
             upload_id: `upload/ID`.
         """
-        self._transport.send(calls.delete_upload(upload_id))
+        self._transport.send(_endpoints.delete_upload(upload_id))
 
     def get_job(self, job_id: str) -> Job:
         """A job as it is now."""
-        return self._transport.call(calls.get_job(job_id))
+        return self._transport.call(_endpoints.get_job(job_id))
 
     def wait(
         self,
@@ -221,7 +233,7 @@ class Rocket:
         """
         for news in self.events(job_id, patience=patience):
             on_news(news)
-        return self._transport.call(calls.get_job(job_id), patience=patience)
+        return self._transport.call(_endpoints.get_job(job_id), patience=patience)
 
     def list_jobs(
         self,
@@ -239,7 +251,7 @@ class Rocket:
             after: id of the last job already seen.
             limit: how many at most, 1 to 100.
         """
-        call = calls.list_jobs(status=status, metadata=metadata, after=after, limit=limit)
+        call = _endpoints.list_jobs(status=status, metadata=metadata, after=after, limit=limit)
         return self._transport.call(call)
 
     def iterate_jobs(
@@ -247,7 +259,7 @@ class Rocket:
     ) -> Iterator[Job]:
         """All jobs, newest first, fetched page by page."""
         while True:
-            page = self.list_jobs(status=status, metadata=metadata, after=after, limit=calls.PAGE)
+            page = self.list_jobs(status=status, metadata=metadata, after=after, limit=_endpoints.PAGE)
             yield from page.data
             if not page.has_more or page.last_id is None:
                 return
@@ -255,7 +267,7 @@ class Rocket:
 
     def cancel(self, job_id: str) -> Job:
         """Cancels a job: at once if it waits, as soon as its worker notices if it runs (`cancelling`)."""
-        return self._transport.call(calls.cancel(job_id))
+        return self._transport.call(_endpoints.cancel(job_id))
 
     def retry(self, job_id: str, *, hub_token: str | None = None) -> Job:
         """Makes a new job of one that failed or was cancelled; it goes on from the checkpoints.
@@ -264,11 +276,11 @@ class Rocket:
             job_id: the job.
             hub_token: as in `submit`; that of the job was forgotten when it ended.
         """
-        return self._transport.call(calls.retry(job_id, hub_token=hub_token))
+        return self._transport.call(_endpoints.retry(job_id, hub_token=hub_token))
 
     def delete(self, job_id: str) -> None:
         """Deletes a job that has ended, with its artifacts."""
-        self._transport.send(calls.delete(job_id))
+        self._transport.send(_endpoints.delete(job_id))
 
     def events(self, job_id: str, *, after: int = 0, patience: float = LASTING_PATIENCE) -> Iterator[Event | Progress]:
         """Follows a job until it ends; survives that the server goes away and comes back.
@@ -286,7 +298,7 @@ class Rocket:
 
     def layers(self, job_id: str) -> tuple[Layer, ...]:
         """The layers profiled so far, in the order of the model."""
-        return self._transport.call(calls.layers(job_id)).data
+        return self._transport.call(_endpoints.layers(job_id)).data
 
     def list_profiles(self, *, after: str | None = None, limit: int = 20) -> ProfilePage:
         """A page of profiles, newest first.
@@ -295,15 +307,15 @@ class Rocket:
             after: id of the last profile already seen.
             limit: how many at most, 1 to 100.
         """
-        return self._transport.call(calls.list_profiles(after=after, limit=limit))
+        return self._transport.call(_endpoints.list_profiles(after=after, limit=limit))
 
     def get_profile(self, profile_id: str) -> Profile:
         """A profile; `Job.profile_id` names that of a job."""
-        return self._transport.call(calls.get_profile(profile_id))
+        return self._transport.call(_endpoints.get_profile(profile_id))
 
     def frontier(self, profile_id: str) -> Frontier:
         """Size and predicted error of a profiled model at every hundredth of the ratio that can be reached."""
-        return self._transport.call(calls.frontier(profile_id))
+        return self._transport.call(_endpoints.frontier(profile_id))
 
     def allocate(
         self,
@@ -325,20 +337,20 @@ class Rocket:
             InvalidArgumentError: none of them is given, or more than one, or one that is no number.
             ProblemError: no choice of candidates is that small.
         """
-        call = calls.allocate(profile_id, ratio=ratio, model_bytes=model_bytes, error=error)
+        call = _endpoints.allocate(profile_id, ratio=ratio, model_bytes=model_bytes, error=error)
         return self._transport.call(call)
 
     def delete_profile(self, profile_id: str) -> None:
         """Deletes a profile; the jobs that made or used it stay."""
-        self._transport.send(calls.delete_profile(profile_id))
+        self._transport.send(_endpoints.delete_profile(profile_id))
 
     def report(self, job_id: str) -> CompressionReport:
         """The report of a job that has succeeded."""
-        return self._transport.call(calls.report(job_id))
+        return self._transport.call(_endpoints.report(job_id))
 
     def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
         """The files of a job that has succeeded; none before."""
-        return self._transport.call(calls.artifacts(job_id)).data
+        return self._transport.call(_endpoints.artifacts(job_id)).data
 
     def download(
         self,
@@ -379,8 +391,8 @@ class Rocket:
 
     def models(self) -> list[str]:
         """Models of the server's own folder, as `submit` takes them."""
-        return [named.id for named in self._transport.call(calls.models()).data]
+        return [named.id for named in self._transport.call(_endpoints.models()).data]
 
     def calibrations(self) -> list[str]:
         """Calibration datasets that the server offers."""
-        return [named.id for named in self._transport.call(calls.calibrations()).data]
+        return [named.id for named in self._transport.call(_endpoints.calibrations()).data]

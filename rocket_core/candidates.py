@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rocket_core.descriptions import described
+from rocket_core.schema import described
 
 CandidateKind = Literal["dense", "low_rank", "factored", "sparse"]
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rocket_core.descriptions import described
 from rocket_core.errors import InvalidConfigError
+from rocket_core.schema import described
 
 Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda"]
 Preset = Literal["paper", "fast", "best"]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from app.shared.errors import StorageError
 from app.shared.outcomes import NewArtifact
 from app.shared.storage import ArtifactStore
-from rocket_core.report import CompressionReport
+from rocket_core.report.schema import CompressionReport
 
 REPORT_NAME = "report.json"
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from app.shared.logging import adopt_loggers, configure_logging, log_uncaught_errors, mask_secret
 from app.shared.settings import Settings
+from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.energy import EnergyMeter
 from rocket_core.errors import CompressionCancelledError, InsufficientMemoryError
-from rocket_core.garbage import no_collection
-from rocket_core.hub import HubAccess
-from rocket_core.model_profile import ModelProfile
-from rocket_core.report import StageReport
+from rocket_core.inspection.hub import HubAccess
+from rocket_core.report.schema import StageReport
+from rocket_core.system.energy import EnergyMeter
+from rocket_core.system.gc_pause import no_collection
 from worker.channel import Channel, Message
 from worker.failures import failure_of
 from worker.messages import (

@@ -15,6 +15,7 @@ from worker.confinement import Confinement
 from worker.environment import confined_environment, named_paths
 from worker.failures import ReportedError, ended, internal_error, lost, reported
 from worker.folders import JobFolders
+from worker.job_writer import ProgressWriter, Step
 from worker.memory import MemoryLimit
 from worker.messages import (
     CANCELLED,
@@ -37,7 +38,6 @@ from worker.messages import (
     Required,
     StageName,
 )
-from worker.progress import ProgressWriter, Step
 
 Received = TypeVar("Received")
 

@@ -17,8 +17,8 @@ from worker.confinement import enter_confinement
 from worker.process import set_on_sigterm
 
 if TYPE_CHECKING:
-    from rocket_core.energy import EnergyMeter
-    from rocket_core.report import StageReport
+    from rocket_core.report.schema import StageReport
+    from rocket_core.system.energy import EnergyMeter
     from worker.messages import Downloaded, FetchRequest
 
 _STAGE = "downloading"
@@ -76,8 +76,8 @@ def fetch(channel: Channel, request: "FetchRequest", *, should_cancel: Callable[
 
 def _download(request: "FetchRequest", on_step: Callable[[float], None], check: Callable[[], None]) -> "Downloaded":
     from rocket_core.checkpoint.download import download_model
-    from rocket_core.energy import EnergyMeter
-    from rocket_core.hub import HubAccess
+    from rocket_core.inspection.hub import HubAccess
+    from rocket_core.system.energy import EnergyMeter
     from worker.messages import Downloaded
 
     meter = EnergyMeter() if request.measure_energy else None
@@ -93,7 +93,7 @@ def _download(request: "FetchRequest", on_step: Callable[[float], None], check: 
 
 
 def _cost(seconds: float, meter: "EnergyMeter | None") -> "StageReport":
-    from rocket_core.report import StageEnergy, StageReport
+    from rocket_core.report.schema import StageEnergy, StageReport
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     reading = None if meter is None else meter.reading()

@@ -36,19 +36,19 @@ from rocket_core.errors import (
     UnmatchedIgnoreError,
     WorkFolderError,
 )
-from rocket_core.report import CompressionReport
+from rocket_core.report.schema import CompressionReport
 from worker.artifacts import REPORT_NAME, Finished, read_report, result_files, store_files
 from worker.children import ChildProcess, Launcher
 from worker.confinement import require_isolation
 from worker.delegation import Delegation
 from worker.failures import ReportedError, failure_of
 from worker.folders import JobFolders
-from worker.inputs import Inputs, collect_inputs
+from worker.job_inputs import Inputs, collect_inputs
+from worker.job_writer import ProgressWriter
 from worker.lease import LeaseKeeper
 from worker.memory import MemoryLimit, group_name
 from worker.messages import ComputeRequest, Downloaded, Logging
 from worker.process import EXIT_FENCED_OUT, adopt_orphans, die_with, hide_memory, set_on_sigterm
-from worker.progress import ProgressWriter
 
 _PROFILES = "profiles"
 _EXIT_UNSAID = 75

@@ -19,10 +19,10 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from app.shared.outcomes import JobError
+from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import CompressionConfig
-from rocket_core.model_profile import ModelProfile
-from rocket_core.report import StageReport
+from rocket_core.report.schema import StageReport
 from worker.channel import Message
 
 MAX_TEXT = 10_000

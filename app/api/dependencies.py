@@ -11,8 +11,8 @@ from pydantic import SecretStr
 from starlette.exceptions import HTTPException
 
 from app.api.content_types import read_media_type
-from app.api.identifiers import is_job_id
-from app.api.shares import SharedThreads, Threads
+from app.api.ids import is_job_id
+from app.api.tenant_shares import SharedThreads, Threads
 from app.services.access import Caller
 from app.services.context import Context
 from app.shared.errors import InvalidRequestError, JobNotFoundError
@@ -34,7 +34,7 @@ def _context(request: Request) -> Context:
 
 
 def _caller(request: Request) -> Caller:
-    """Return who sends the request, as `app.api.access` has found out."""
+    """Return who sends the request, as `app.api.middleware.access` has found out."""
     caller = request.state.caller
     assert isinstance(caller, Caller)
     return caller

@@ -10,7 +10,7 @@ from app.shared.outcomes import JobError, JobResult
 from app.shared.requests import CalibrationRequest, EvaluationRequest, JobKind, JobOptions, Queue
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import Budget, Objective
-from rocket_core.descriptions import described
+from rocket_core.schema import described
 
 
 class _Frozen(BaseModel):

@@ -5,11 +5,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from app.api.addresses import PAGES
 from app.api.dependencies import ContextDep, OwnerDep
-from app.api.identifiers import is_job_id
+from app.api.ids import is_job_id
+from app.api.paths import PAGES
 from app.api.resources import JobView
-from app.api.views import job_view
+from app.api.serializers import job_view
 from app.pages.jobs import figure_data, find_report
 from app.pages.rendering import render
 from app.services import jobs
@@ -17,9 +17,9 @@ from app.services.context import Context
 from app.shared.errors import JobNotFoundError
 from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
-from rocket_core.figures import Figure, allocation_difference
-from rocket_core.measures import quality_rows
-from rocket_core.report import CompressionReport
+from rocket_core.report.figures import Figure, allocation_difference
+from rocket_core.report.quality import quality_rows
+from rocket_core.report.schema import CompressionReport
 
 router = APIRouter(include_in_schema=False)
 

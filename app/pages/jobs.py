@@ -7,23 +7,23 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from app.api.addresses import HOME, PAGES
 from app.api.dependencies import ActorDep, ContextDep, JobId, OwnerDep
-from app.api.identifiers import AfterJob
-from app.api.views import job_view
+from app.api.ids import AfterJob
+from app.api.paths import HOME, PAGES
+from app.api.serializers import job_view
 from app.pages.forms import FieldsDep
-from app.pages.frontiers import frontier_of
+from app.pages.frontier_figure import frontier_of
 from app.pages.rendering import redirect, render
-from app.pages.stages import stage_list
+from app.pages.stage_list import stage_list
 from app.services import jobs, outputs, profiles
 from app.services.context import Context
 from app.shared import catalog
 from app.shared.errors import ProfileNotFoundError, ReportNotReadyError
 from app.shared.lifecycle import Status
 from app.shared.repositories.jobs import JobFilter
-from rocket_core.figures import Figure, report_figures
-from rocket_core.page.cost import cost_comparison
-from rocket_core.report import CompressionReport
+from rocket_core.report.cost_table import cost_comparison
+from rocket_core.report.figures import Figure, report_figures
+from rocket_core.report.schema import CompressionReport
 
 router = APIRouter(include_in_schema=False)
 

@@ -8,11 +8,11 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from app.api.addresses import PAGES
 from app.api.dependencies import ActorDep, AdmissionDep, ContextDep, OwnerDep
-from app.api.errors import param_of, status_of
+from app.api.paths import PAGES
+from app.api.problems import param_of, status_of
 from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, field_of, read_compression, read_profile
-from app.pages.frontiers import frontier_of
+from app.pages.frontier_figure import frontier_of
 from app.pages.rendering import redirect, render
 from app.services import estimates, jobs, profiles, uploads
 from app.services.context import Context
@@ -24,7 +24,7 @@ from app.shared.models import Profile
 from app.shared.repositories.audit import Actor
 from app.shared.requests import QUEUES, UPLOAD, AllocationRequest, JobRequest
 from rocket_core.errors import InfeasibleBudgetError, RocketError
-from rocket_core.figures import Figure, predicted_map
+from rocket_core.report.figures import Figure, predicted_map
 
 router = APIRouter(include_in_schema=False)
 

@@ -5,20 +5,20 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from app.api.addresses import PAGES
 from app.api.dependencies import ActorDep, ContextDep, OwnerDep
-from app.api.identifiers import AfterProfile
-from app.api.profiles import ProfileId
-from app.api.views import profile_view
+from app.api.ids import AfterProfile
+from app.api.paths import PAGES
+from app.api.routes.profiles import ProfileId
+from app.api.serializers import profile_view
 from app.pages.forms import FieldsDep
-from app.pages.frontiers import frontier_of
+from app.pages.frontier_figure import frontier_of
 from app.pages.jobs import figure_data
 from app.pages.rendering import redirect, render
 from app.services import profiles
 from app.services.context import Context
 from app.shared.requests import AllocationRequest
 from rocket_core.errors import InfeasibleBudgetError
-from rocket_core.figures import Figure, predicted_map
+from rocket_core.report.figures import Figure, predicted_map
 
 router = APIRouter(include_in_schema=False)
 

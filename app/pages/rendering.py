@@ -13,14 +13,14 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader
 
-from app.api.addresses import HOME, SIGN_IN, STATIC
-from app.api.errors import Problem
+from app.api.paths import HOME, SIGN_IN, STATIC
+from app.api.problems import Problem
 from app.services.access import Caller
 from app.shared.models import LOCAL_OWNER
 from rocket_core import __version__
-from rocket_core.figures import ERROR_NAMES
-from rocket_core.page import STATIC as FIGURE_FILES
-from rocket_core.page import environment
+from rocket_core.report.figures import ERROR_NAMES
+from rocket_core.report.html import STATIC as FIGURE_FILES
+from rocket_core.report.html import environment
 
 _POLICY = (
     "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; object-src 'none'; "

@@ -6,8 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from app.api.addresses import HOME, PAGES, SESSION_COOKIE, SIGN_IN
 from app.api.dependencies import ActorDep, CallerDep, ClientDep, ContextDep
+from app.api.paths import HOME, PAGES, SESSION_COOKIE, SIGN_IN
 from app.pages.form_bodies import FormDep
 from app.pages.forms import FieldsDep
 from app.pages.rendering import redirect, render

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.services.admission import Admission
-from app.services.what_ifs import WhatIfs
+from app.services.predictor_cache import WhatIfs
 from app.shared.database import Database
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders, open_store

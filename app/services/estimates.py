@@ -8,9 +8,9 @@ from app.services import quotas
 from app.services.context import Context
 from app.services.uploads import require_dataset
 from app.shared.requests import JobRequest
-from rocket_core.descriptions import described
 from rocket_core.errors import HubUnavailableError
-from rocket_core.machine import free_disk, free_machine_memory
+from rocket_core.schema import described
+from rocket_core.system.machine import free_disk, free_machine_memory
 
 _Count = Annotated[int, Field(ge=0)]
 

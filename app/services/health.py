@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.services.context import Context
-from app.services.probe import Probe
+from app.services.timed_probe import Probe
 from app.shared.errors import DatabaseUnavailableError, DiskFullError, StorageError, StorageUnavailableError
 from app.shared.queue import broker_state
 

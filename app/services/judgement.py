@@ -16,7 +16,7 @@ from app.shared.errors import OverQuotaError
 from app.shared.requests import JobRequest
 from rocket_core import budget
 from rocket_core.errors import ModelNotFoundError
-from rocket_core.footprint import (
+from rocket_core.inspection.footprint import (
     ModelShape,
     ResourceEstimate,
     Workload,
@@ -29,9 +29,10 @@ from rocket_core.footprint import (
     sample_positions,
     vocabulary,
 )
-from rocket_core.headers import WeightSummary, local_weight_files, read_header, sum_summaries, summarize
-from rocket_core.hub import find_repository
-from rocket_core.inspection import (
+from rocket_core.inspection.hub import find_repository
+from rocket_core.inspection.model_fields import refuse_sizes
+from rocket_core.inspection.model_files import CONFIG_NAME, read_start, refuse_adapter, vet_folder
+from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
     highest_ratio,
     input_kind,
@@ -43,8 +44,13 @@ from rocket_core.inspection import (
     refuse_weights,
     window_length,
 )
-from rocket_core.model_fields import refuse_sizes
-from rocket_core.model_files import CONFIG_NAME, read_start, refuse_adapter, vet_folder
+from rocket_core.inspection.safetensors_headers import (
+    WeightSummary,
+    local_weight_files,
+    read_header,
+    sum_summaries,
+    summarize,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from app.services.context import Context
-from app.services.probe import Probe
+from app.services.timed_probe import Probe
 from app.shared.errors import AppError
 from app.shared.lifecycle import Status
 from app.shared.repositories.statistics import Statistics, read_statistics

@@ -13,8 +13,8 @@ from rocket_core.config import BEHIND_THE_PROFILE
 
 if TYPE_CHECKING:
     from rocket_core.allocation import Allocation
+    from rocket_core.allocation.predictor import WhatIf
     from rocket_core.candidates import Candidate
-    from rocket_core.model_profile import WhatIf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class DocumentCheck:
-    """Checks a calibration file while it passes by, as `rocket_core.datasets` will read it.
+    """Checks a calibration file while it passes by, as `rocket_core.calibration.datasets` will read it.
 
     Args:
         suffix: `.txt`, a text; or `.jsonl`, an object with a string `text` on each line.

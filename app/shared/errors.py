@@ -31,7 +31,7 @@ AppError
 └── JobStalledError                 a job's process lived but made no progress
 
 A message says what is wrong, where, and what to do. `code` is stable: it is stored with a job and returned by the API.
-The HTTP status of each class stands in `app/api/errors.py`, nowhere else.
+The HTTP status of each class stands in `app/api/problems.py`, nowhere else.
 """
 
 from typing import ClassVar

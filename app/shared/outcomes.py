@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from rocket_core.descriptions import described
+from rocket_core.schema import described
 
 EventLevel = Literal["info", "warning", "error"]
 

@@ -15,8 +15,8 @@ from rocket_core.config import (
     compression_config,
     with_preset,
 )
-from rocket_core.descriptions import described
 from rocket_core.errors import InvalidConfigError
+from rocket_core.schema import described
 
 LOCAL = "local/"
 UPLOAD = "upload/"

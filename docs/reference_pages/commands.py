@@ -12,7 +12,7 @@ _TITLE = re.compile(r"\A# `rocket`\n+")
 
 def command_line() -> str:
     """All commands with their options; without the exit codes, which every command repeats and a page has once."""
-    asked = [sys.executable, "-m", "typer", "rocket_client.main", "utils", "docs", "--name", "rocket"]
+    asked = [sys.executable, "-m", "typer", "rocket_cli.main", "utils", "docs", "--name", "rocket"]
     # In a process of its own: what a command reads from the environment as its default is nobody's here.
     written = subprocess.run(asked, check=True, capture_output=True, text=True, encoding="utf-8")  # noqa: S603
     text = written.stdout

@@ -9,7 +9,7 @@ from typing import Any
 
 from docstring_parser import DocstringStyle, parse
 
-from app.api.errors import Problem
+from app.api.problems import Problem
 from app.main import create_app
 from app.shared.settings import Settings
 from reference_pages.tables import table

@@ -4,10 +4,10 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from app.api.errors import status_of
+from app.api.problems import status_of
 from app.shared import errors as app_errors
 from app.shared.settings import describe
-from rocket_client.failures import EXIT_CODES, MEANINGS, SERVICE_CODES
+from rocket_cli.exit_codes import EXIT_CODES, MEANINGS, SERVICE_CODES
 from rocket_core import errors as core_errors
 
 Kind = TypeVar("Kind", bound=Exception)

@@ -9,9 +9,9 @@ from jaxtyping import Float64, Int64, Shaped
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocket_core.allocation.cap import error_cap
+from rocket_core.allocation.items import Item, build_items, chosen_candidate, price
 from rocket_core.allocation.knapsack import solve_knapsack
-from rocket_core.allocation.labels import undominated
-from rocket_core.allocation.options import Item, build_items, chosen_candidate, price
+from rocket_core.allocation.label_search import undominated
 from rocket_core.allocation.spending import spend
 from rocket_core.budget import parameter_budget
 from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile, SharedCandidate, SizePoint

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from rocket_core.allocation.labels import Core, search
+from rocket_core.allocation.label_search import Core, search
 from rocket_core.allocation.relaxation import hull_steps, relax
 
 # Sums of errors that differ by less, relatively, are equal: rounding errors of adding them up.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from rocket_core.allocation.options import Priced
+from rocket_core.allocation.items import Priced
 from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from rocket_core.checkpoint.source import ModelSource, find_model
 from rocket_core.checkpoint.transfer import Transfer
-from rocket_core.hub import HubAccess
+from rocket_core.inspection.hub import HubAccess
 
 # How often arrived bytes are reported, and `check` is called.
 _LOOK_SECONDS = 0.5

@@ -1,4 +1,4 @@
-"""Reading safetensors: what `rocket_core.headers` finds in a folder, as torch tensors."""
+"""Reading safetensors: what `rocket_core.inspection.safetensors_headers` finds in a folder, as torch tensors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from rocket_core import headers
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError
-from rocket_core.headers import TensorHeader, WeightSummary
+from rocket_core.inspection import safetensors_headers
+from rocket_core.inspection.safetensors_headers import TensorHeader, WeightSummary
 
 _CHUNK_BYTES = 2**20
 
@@ -85,7 +85,7 @@ class Checkpoint:
     @cached_property
     def weights(self) -> WeightSummary:
         """Dtypes and shapes of the weight matrices."""
-        return headers.summarize(self.entries.values())
+        return safetensors_headers.summarize(self.entries.values())
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -98,7 +98,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         CheckpointFormatError: there are no safetensors.
         CorruptCheckpointError: a file is missing, truncated, or its header makes no sense.
     """
-    files = headers.local_weight_files(folder, str(folder))
+    files = safetensors_headers.local_weight_files(folder, str(folder))
     entries: dict[str, TensorEntry] = {}
     for file in files:
         for entry in read_header(file):
@@ -121,5 +121,5 @@ def read_header(file: Path) -> list[TensorEntry]:
         TensorEntry(
             key=header.key, dtype=header.dtype, shape=header.shape, start=header.start, stop=header.stop, file=file
         )
-        for header in headers.read_header(file, str(file))
+        for header in safetensors_headers.read_header(file, str(file))
     ]

@@ -13,14 +13,14 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 
-from rocket_core import hub_cache
 from rocket_core.checkpoint.transfer import Transfer
 from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError, ModelNotFoundError
-from rocket_core.hub import HubAccess, Repository, find_repository, hub_errors
-from rocket_core.inspection import parse_config, refuse_config, refuse_weights
-from rocket_core.machine import free_disk
-from rocket_core.model_fields import refuse_sizes
-from rocket_core.model_files import refuse_adapter, vet_folder
+from rocket_core.inspection import hub_cache
+from rocket_core.inspection.hub import HubAccess, Repository, find_repository, hub_errors
+from rocket_core.inspection.model_fields import refuse_sizes
+from rocket_core.inspection.model_files import refuse_adapter, vet_folder
+from rocket_core.inspection.preconditions import parse_config, refuse_config, refuse_weights
+from rocket_core.system.machine import free_disk
 
 if TYPE_CHECKING:
     from rocket_core.checkpoint.reader import Checkpoint

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import torch
 
 from rocket_core.checkpoint.reader import DTYPES, TensorEntry
-from rocket_core.headers import INDEX_NAME
+from rocket_core.inspection.safetensors_headers import INDEX_NAME
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # Fixed: safetensors metadata that named a time or a run would make equal models differ.

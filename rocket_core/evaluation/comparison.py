@@ -19,8 +19,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rocket_core.architectures import window_length
-from rocket_core.devices import return_freed_memory
 from rocket_core.errors import InsufficientDiskError, InvalidConfigError
 from rocket_core.evaluation.divergence import DivergenceSum, token_divergence
 from rocket_core.evaluation.drift import mean_cosine_drift, pooled_outputs
@@ -28,8 +26,10 @@ from rocket_core.evaluation.harness import Task, score_tasks
 from rocket_core.evaluation.likelihood import summarize_likelihood, surprise
 from rocket_core.evaluation.models import ModelFolder, load_model, refuse_unknown_tokens
 from rocket_core.evaluation.windows import Prediction, batch_size, counted_tokens, predictions
-from rocket_core.machine import free_disk
-from rocket_core.measures import Difference, ModelQuality
+from rocket_core.models.architecture import window_length
+from rocket_core.report.quality import Difference, ModelQuality
+from rocket_core.system.devices import return_freed_memory
+from rocket_core.system.machine import free_disk
 
 _SENTENCES_PER_BATCH = 32
 

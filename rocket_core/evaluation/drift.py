@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidConfigError
 from rocket_core.evaluation.windows import ignore_progress
-from rocket_core.pretrained import tokenize
+from rocket_core.models.pretrained import tokenize
 
 
 def sentences(texts: Iterable[str]) -> Iterator[str]:

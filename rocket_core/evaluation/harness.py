@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rocket_core.config import HUB_TASKS
 from rocket_core.errors import HubUnavailableError, InvalidConfigError
-from rocket_core.measures import TaskScore
+from rocket_core.report.quality import TaskScore
 
 TASK_SUFFIX = ".jsonl"
 

@@ -22,18 +22,18 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
-from rocket_core.architectures import named_class, named_classes
 from rocket_core.errors import (
     CheckpointFormatError,
     CorruptCheckpointError,
     ModelNotFoundError,
     UnsupportedArchitectureError,
 )
-from rocket_core.headers import local_weight_files, read_header, sum_summaries, summarize
-from rocket_core.hub import offline
-from rocket_core.model_fields import refuse_sizes
-from rocket_core.model_files import CONFIG_NAME, vet_folder
-from rocket_core.pretrained import check_settings, interpreting, load_config, load_tokenizer
+from rocket_core.inspection.hub import offline
+from rocket_core.inspection.model_fields import refuse_sizes
+from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
+from rocket_core.inspection.safetensors_headers import local_weight_files, read_header, sum_summaries, summarize
+from rocket_core.models.architecture import named_class, named_classes
+from rocket_core.models.pretrained import check_settings, interpreting, load_config, load_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

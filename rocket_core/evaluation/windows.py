@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from rocket_core.datasets import token_windows
+from rocket_core.calibration.datasets import token_windows
 from rocket_core.errors import CheckpointError, EmptyCalibrationError, InvalidConfigError
 
 _LOGIT_BYTES_PER_BATCH = 256 * 2**20
@@ -44,8 +44,8 @@ def text_windows(
 ) -> Int64[Tensor, "windows length"]:
     """Cuts the concatenated tokens of documents into windows that may overlap.
 
-    Documents are joined as `rocket_core.datasets.token_windows` joins them; tokens behind the last whole window are
-    dropped.
+    Documents are joined as `rocket_core.calibration.datasets.token_windows` joins them; tokens after the last whole
+    window are dropped.
 
     Args:
         texts: documents; read no further than needed.

@@ -6,10 +6,10 @@ import torch
 from transformers import PreTrainedModel
 
 from rocket_core.errors import AlreadyQuantizedError, InvalidConfigError
-from rocket_core.hf.layers import empty_layer, features, stored_entries, stored_layers
 from rocket_core.hf.names import disk_names, stock_linear
 from rocket_core.hf.quantizer import RocketConfig, RocketHfQuantizer
-from rocket_core.modules import (
+from rocket_core.hf.replacement import empty_layer, features, stored_entries, stored_layers
+from rocket_core.layers import (
     QUANT_METHOD,
     FactorizedLinear,
     LayerEntry,

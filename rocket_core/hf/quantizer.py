@@ -19,9 +19,9 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError, RocketError
-from rocket_core.hf.layers import empty_layer, stock_layer, stored_entries, stored_layers
 from rocket_core.hf.names import find_modules, with_and_without
-from rocket_core.modules import (
+from rocket_core.hf.replacement import empty_layer, stock_layer, stored_entries, stored_layers
+from rocket_core.layers import (
     FORMAT_VERSION,
     QUANT_METHOD,
     FactorizedLinear,

@@ -10,8 +10,8 @@ from rocket_core import config
 from rocket_core.config import CompressionConfig
 from rocket_core.methods.base import Method
 from rocket_core.methods.cospadi import Cospadi
+from rocket_core.methods.layer_problem import Compressed, LayerProblem, column_weights, output_errors
 from rocket_core.methods.magnitude import Magnitude
-from rocket_core.methods.problem import Compressed, LayerProblem, column_weights, output_errors
 from rocket_core.methods.rocket import Rocket
 from rocket_core.methods.rocket_uniform import RocketUniform
 from rocket_core.methods.svd_llm import SvdLlm

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RATIOS, CompressionConfig
-from rocket_core.methods.problem import Compressed, LayerProblem
+from rocket_core.methods.layer_problem import Compressed, LayerProblem
 
 
 class Method(ABC):

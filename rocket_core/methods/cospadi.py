@@ -4,11 +4,11 @@ import torch
 
 from rocket_core import budget
 from rocket_core.candidates import Candidate
-from rocket_core.dictionary_learning import learn_dictionary
-from rocket_core.factorization import Factorization, FactorizerSettings, PreparedLayer, with_best_dictionary
+from rocket_core.linalg.dictionary_learning import learn_dictionary
+from rocket_core.linalg.factorization import Factorization, FactorizerSettings, PreparedLayer, with_best_dictionary
 from rocket_core.methods import dictionary
 from rocket_core.methods.base import Method
-from rocket_core.methods.problem import Compressed, LayerProblem
+from rocket_core.methods.layer_problem import Compressed, LayerProblem
 
 _RANK_NNZ_RATIO = 2.0
 # Five more lower the error by another hundredth.

@@ -8,7 +8,8 @@ import torch
 from rocket_core import budget
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, CompressionConfig, Objective
-from rocket_core.factorization import (
+from rocket_core.layers import LayerFactors
+from rocket_core.linalg.factorization import (
     Factorization,
     FactorizerSettings,
     PreparedLayer,
@@ -16,9 +17,8 @@ from rocket_core.factorization import (
     prepare_layer,
     with_best_dictionary,
 )
-from rocket_core.methods.problem import Compressed, LayerProblem
-from rocket_core.modules import LayerFactors
-from rocket_core.profiling import best_factorizations
+from rocket_core.methods.layer_problem import Compressed, LayerProblem
+from rocket_core.methods.rank_search import best_factorizations
 
 
 def settings_of(config: CompressionConfig) -> FactorizerSettings:

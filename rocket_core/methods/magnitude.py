@@ -5,10 +5,10 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from rocket_core.candidates import Candidate
+from rocket_core.linalg.pruning import prune_at_once
 from rocket_core.methods import sparse
 from rocket_core.methods.base import Method
-from rocket_core.methods.problem import Compressed, LayerProblem, output_errors
-from rocket_core.pruning import prune_at_once
+from rocket_core.methods.layer_problem import Compressed, LayerProblem, output_errors
 
 
 class Magnitude(Method):

@@ -6,7 +6,7 @@ from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS
 from rocket_core.methods import dictionary, sparse
 from rocket_core.methods.base import Method
-from rocket_core.methods.problem import Compressed, LayerProblem
+from rocket_core.methods.layer_problem import Compressed, LayerProblem
 
 
 class Rocket(Method):

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from rocket_core import budget
 from rocket_core.candidates import Candidate
-from rocket_core.least_squares import UnitGram
-from rocket_core.methods.problem import Compressed, LayerProblem, output_errors
-from rocket_core.modules import LayerFactors
-from rocket_core.pruning import prune, prune_path
+from rocket_core.layers import LayerFactors
+from rocket_core.linalg.least_squares import UnitGram
+from rocket_core.linalg.pruning import prune, prune_path
+from rocket_core.methods.layer_problem import Compressed, LayerProblem, output_errors
 
 SPARSE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 """Ratios of the candidates; between them the allocation adds single entries."""

@@ -1,10 +1,10 @@
 """`svd-llm`: the truncated singular value decomposition of the whitened weight, every layer at the same ratio."""
 
 from rocket_core.candidates import Candidate
-from rocket_core.factorization import FactorizerSettings
+from rocket_core.linalg.factorization import FactorizerSettings
 from rocket_core.methods import dictionary
 from rocket_core.methods.base import Method
-from rocket_core.methods.problem import Compressed, LayerProblem
+from rocket_core.methods.layer_problem import Compressed, LayerProblem
 
 
 class SvdLlm(Method):

@@ -3,9 +3,9 @@
 from jaxtyping import Bool
 from torch import Tensor
 
+from rocket_core.linalg.pruning import prune_at_once
+from rocket_core.methods.layer_problem import LayerProblem
 from rocket_core.methods.magnitude import Magnitude
-from rocket_core.methods.problem import LayerProblem
-from rocket_core.pruning import prune_at_once
 
 
 class Wanda(Magnitude):

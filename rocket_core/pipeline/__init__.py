@@ -5,8 +5,8 @@ its layers; `allocating` solves the knapsack; `factorizing` walks the blocks aga
 `work_folder` holds what is finished, so that a run resumes where it stopped; `kept_profiles` what later runs may use.
 """
 
-from rocket_core.pipeline.kept_profiles import KeptProfiles
 from rocket_core.pipeline.progress import Progress
 from rocket_core.pipeline.run import compress, profile_model
+from rocket_core.pipeline.state.profile_cache import KeptProfiles
 
 __all__ = ["KeptProfiles", "Progress", "compress", "profile_model"]

@@ -1,35 +1,26 @@
 """Everything that can be known before long work begins."""
 
 import hashlib
-import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from rocket_core import __version__
-from rocket_core.architectures import (
-    Architecture,
-    build_architecture,
-    ignored_layers,
-    read_config,
-    window_length,
-)
+from rocket_core.calibration.datasets import local_path_of
+from rocket_core.calibration.inputs import CalibrationInputs, open_source
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.config import HUB_DATASETS, CompressionConfig
-from rocket_core.datasets import local_path_of
-from rocket_core.devices import resolve_device
 from rocket_core.errors import (
     CalibrationError,
     ModelNotFoundError,
     UnsupportedArchitectureError,
     WorkFolderError,
 )
-from rocket_core.footprint import sample_positions
-from rocket_core.headers import storage_dtype
-from rocket_core.inputs import CalibrationInputs, InputSource, open_source
-from rocket_core.inspection import (
+from rocket_core.inspection.footprint import sample_positions
+from rocket_core.inspection.model_fields import refuse_sizes
+from rocket_core.inspection.model_files import CONFIG_NAME, companions, read_start
+from rocket_core.inspection.preconditions import (
     DEFAULT_WINDOW_LENGTH,
     MAX_CONFIG_BYTES,
     parse_config,
@@ -37,67 +28,18 @@ from rocket_core.inspection import (
     refuse_config,
     refuse_unreachable,
 )
-from rocket_core.methods import Method, method_for
-from rocket_core.model_fields import refuse_sizes
-from rocket_core.model_files import CONFIG_NAME, companions, read_start
-from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
-from rocket_core.pretrained import check_settings
-
-_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """One compression: the model, what is to be compressed of it, and how.
-
-    Attributes:
-        config: all settings.
-        source: where the model's files are.
-        checkpoint: its safetensors.
-        architecture: the model without weights.
-        loader: fills its modules.
-        inputs: makes its calibration inputs.
-        device: device that computes.
-        dtype: dtype in which the model runs and is stored.
-        sequence_length: tokens per calibration window; of images, positions of one.
-        positions: positions of a sample that pass through blocks, in all lists of them together.
-        layers: compressible layers of each block, without the ignored ones.
-        skipped: layers left alone, with the reason.
-    """
-
-    config: CompressionConfig
-    source: ModelSource
-    checkpoint: Checkpoint
-    architecture: Architecture
-    loader: WeightLoader
-    inputs: InputSource
-    device: torch.device
-    dtype: torch.dtype
-    sequence_length: int
-    positions: int
-    layers: tuple[tuple[str, ...], ...]
-    skipped: dict[str, str]
-
-    @property
-    def precision(self) -> torch.dtype:
-        """Dtype of supports and least squares."""
-        return _FLOATS[self.config.precision]
-
-    @property
-    def method(self) -> Method:
-        """How layers are compressed."""
-        return method_for(self.config, self.dtype.itemsize)
-
-    def stored_bytes(self, layer: str) -> int:
-        """Bytes of a layer's dense weight in the artifact: as stored, unless another dtype is asked for."""
-        entry = self.checkpoint.entries[f"{self.disk_name(layer)}.weight"]
-        return entry.nbytes if self.config.dtype == "auto" else math.prod(entry.shape) * self.dtype.itemsize
-
-    def disk_name(self, layer: str) -> str:
-        """Name of a layer in the checkpoint files."""
-        key = self.loader.disk_key(f"{layer}.weight")
-        assert key is not None
-        return key.removesuffix(".weight")
+from rocket_core.inspection.safetensors_headers import storage_dtype
+from rocket_core.models.architecture import (
+    Architecture,
+    build_architecture,
+    ignored_layers,
+    read_config,
+    window_length,
+)
+from rocket_core.models.pretrained import check_settings
+from rocket_core.pipeline.context import FLOATS, Run
+from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.system.devices import resolve_device
 
 
 def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
@@ -231,7 +173,7 @@ def _content_hash(path: Path) -> str:
 
 def _storage_dtype(checkpoint: Checkpoint, config: CompressionConfig) -> torch.dtype:
     stored = DTYPES[storage_dtype(checkpoint.weights, str(checkpoint.folder))]
-    return stored if config.dtype == "auto" else _FLOATS[config.dtype]
+    return stored if config.dtype == "auto" else FLOATS[config.dtype]
 
 
 def _select(

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import CompressionCancelledError
-from rocket_core.model_profile import ModelProfile
-from rocket_core.pipeline.costs import Costs
+from rocket_core.pipeline.stage_costs import Costs
 
 Stage = Literal[
     "downloading",

@@ -10,11 +10,11 @@ import torch
 
 from rocket_core import __version__
 from rocket_core.allocation import chosen, layer_frontiers
+from rocket_core.allocation.predictor import ModelProfile
+from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import ModelSource
 from rocket_core.config import WORK_FOLDER_NAME, CompressionConfig
-from rocket_core.devices import map_large_tensors, resolve_device
-from rocket_core.energy import EnergyMeter
 from rocket_core.errors import (
     CalibrationError,
     CheckpointError,
@@ -24,25 +24,27 @@ from rocket_core.errors import (
     InsufficientMemoryError,
     InvalidConfigError,
 )
-from rocket_core.hub import HubAccess, offline
-from rocket_core.inputs import CalibrationInputs
-from rocket_core.model_profile import ModelProfile
-from rocket_core.pipeline.compression import compress_layers, units_of
-from rocket_core.pipeline.costs import Costs
-from rocket_core.pipeline.evaluating import EvaluationPlan, evaluate_export, plan_evaluation
-from rocket_core.pipeline.export import bytes_beside, stored_bytes, write_export
-from rocket_core.pipeline.fetch import obtain_model
-from rocket_core.pipeline.kept_profiles import KeptProfiles, ProfileOfRun, profile_identity
-from rocket_core.pipeline.output import finished_report, publish, refuse_another_evaluation, refuse_occupied
-from rocket_core.pipeline.preflight import Run, calibration_inputs, prepare_run, run_identity
+from rocket_core.inspection.hub import HubAccess, offline
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.preflight import calibration_inputs, prepare_run, run_identity
+from rocket_core.pipeline.profile_reuse import ProfileOfRun
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
-from rocket_core.pipeline.reporting import allocation_report, calibration_report, totals_report, without_paths
-from rocket_core.pipeline.resources import require_evaluation, require_size
-from rocket_core.pipeline.sensitivity import measure_sensitivities
-from rocket_core.pipeline.sequential import SequentialCompression
-from rocket_core.pipeline.stages import allocate_layers, objective_of, profile_layers
-from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
-from rocket_core.report import CompressionReport, ExportReport, StageReport, layer_report
+from rocket_core.pipeline.report_builder import allocation_report, calibration_report, totals_report, without_paths
+from rocket_core.pipeline.requirements import require_evaluation, require_size
+from rocket_core.pipeline.stage_costs import Costs
+from rocket_core.pipeline.stages.compress import compress_layers, units_of
+from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
+from rocket_core.pipeline.stages.download import obtain_model
+from rocket_core.pipeline.stages.evaluate import EvaluationPlan, evaluate_export, plan_evaluation
+from rocket_core.pipeline.stages.export import bytes_beside, stored_bytes, write_export
+from rocket_core.pipeline.stages.profile import allocate_layers, objective_of, profile_layers
+from rocket_core.pipeline.stages.publish import finished_report, publish, refuse_another_evaluation, refuse_occupied
+from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
+from rocket_core.pipeline.state.profile_cache import KeptProfiles, profile_identity
+from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.report.schema import CompressionReport, ExportReport, StageReport, layer_report
+from rocket_core.system.devices import map_large_tensors, resolve_device
+from rocket_core.system.energy import EnergyMeter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +93,7 @@ def compress(
 ) -> CompressionReport:
     """Compresses a model and writes the artifacts, each into a folder of its own under `output`.
 
-    Memory is that of one block of the model; see `rocket_core.pipeline.resources`. Finished layers are kept in
+    Memory is that of one block of the model; see `rocket_core.pipeline.requirements`. Finished layers are kept in
     `output/.rocket-work` until the artifacts are complete.
 
     Args:

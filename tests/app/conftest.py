@@ -9,8 +9,8 @@ from app.shared.outcomes import JobResult, NewArtifact
 from app.shared.repositories import jobs
 from app.shared.requests import JobRequest
 from app.shared.settings import Settings
+from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.model_profile import ModelProfile
 from tests.reference.reports import empty_report
 from tests.reference.safetensors_files import save_llama
 

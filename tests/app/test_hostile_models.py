@@ -50,7 +50,7 @@ def save(folder, header, body=b"", config=LLAMA):
 @pytest.fixture
 def service(settings):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "ROCKET_"))}
-    program = "from rocket_client.main import main; main()"
+    program = "from rocket_cli.main import main; main()"
     command = [sys.executable, "-c", program, "serve", "--port", "0", "--data-dir", str(settings.data_dir)]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         address = process.stdout.readline().split()[-1]

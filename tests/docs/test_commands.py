@@ -149,7 +149,7 @@ def test_every_page_is_read_and_what_is_not_run_says_why():
 def test_commands_that_cannot_run_here_exist_all_the_same():
     import typer
 
-    from rocket_client.main import app
+    from rocket_cli.main import app
 
     known = typer.main.get_command(app).commands
     for page in PAGES:

@@ -3,8 +3,8 @@
 import pytest
 
 from draw_figures import _lower_hull, draw, uniform_error
+from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.model_profile import ModelProfile
 
 
 def candidate(kind, kept, loss):

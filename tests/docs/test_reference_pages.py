@@ -8,8 +8,8 @@ import typer
 
 from app.shared.settings import describe
 from reference_pages import GENERATED, commands, filled_in, openapi, tables
-from rocket_client.failures import MEANINGS
-from rocket_client.main import app
+from rocket_cli.exit_codes import MEANINGS
+from rocket_cli.main import app
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 SMALL = {

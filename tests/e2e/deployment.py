@@ -11,7 +11,7 @@ import psutil
 from tests.e2e.service_process import ROCKET, Service
 
 # Without the commands of the parts, the whole service is one process on the same servers.
-IS_SPLIT = importlib.util.find_spec("rocket_client.api") is not None
+IS_SPLIT = importlib.util.find_spec("rocket_cli.service.api") is not None
 # Long enough for a busy machine to load torch in; a test waits for its end once a worker has been killed.
 LEASE_SECONDS = 10
 

@@ -72,24 +72,24 @@ POINTS = (
     ),
     # A file is complete, and not yet where it belongs.
     Failpoint(name="mid-download", function="huggingface_hub.file_download:http_get", when="after", where="fetch"),
-    Failpoint(name="mid-layer", function="rocket_core.profiling:best_factorizations", when="before", call=3),
+    Failpoint(name="mid-layer", function="rocket_core.methods.rank_search:best_factorizations", when="before", call=3),
     Failpoint(
         name="layer-file-no-row",
-        function="worker.progress:ProgressWriter.on_profile",
+        function="worker.job_writer:ProgressWriter.on_profile",
         when="before",
         call=4,
         where="job",
     ),
     Failpoint(
-        name="after-row", function="worker.progress:ProgressWriter.on_profile", when="after", call=5, where="job"
+        name="after-row", function="worker.job_writer:ProgressWriter.on_profile", when="after", call=5, where="job"
     ),
     # The same, as the process sees it that computes.
     Failpoint(name="after-layer", function="worker.computation:Computation._on_profile", when="after", call=6),
     Failpoint(
-        name="after-allocation", function="worker.progress:ProgressWriter.on_allocation", when="after", where="job"
+        name="after-allocation", function="worker.job_writer:ProgressWriter.on_allocation", when="after", where="job"
     ),
     # The first export is complete, the second has its weights.
-    Failpoint(name="mid-save", function="rocket_core.pipeline.export:_write_config", when="before", call=2),
+    Failpoint(name="mid-save", function="rocket_core.pipeline.stages.export:_write_config", when="before", call=2),
     # Two files of the store are there, one of them under a temporary name.
     Failpoint(name="mid-store", function="app.shared.storage.local:_link_or_copy", when="after", call=2, where="job"),
     # All is written, in a transaction that is still open.

@@ -16,7 +16,7 @@ SERVICE = """
 import functools, sys
 import worker.main
 worker.main.Worker = functools.partial(worker.main.Worker, program=(sys.argv[1],))
-from rocket_client.main import main
+from rocket_cli.main import main
 main(["serve", "--port", "0", "--data-dir", sys.argv[2]])
 """
 # The process of an attempt as it is, but for the program of its process that computes.
@@ -105,4 +105,4 @@ def test_every_line_is_json_and_those_of_a_job_carry_its_id_and_that_of_its_requ
     assert "job_id" not in next(line for line in by_message["request"] if line["route"] is None)
     assert "ValueError: two\nlines" in by_message["unexpected error"][0]["trace"]
     # The server's own lines come this way, too.
-    assert {"uvicorn.error", "app.api.middleware", "worker.runner"} <= {line["logger"] for line in lines}
+    assert {"uvicorn.error", "app.api.middleware.requests", "worker.runner"} <= {line["logger"] for line in lines}

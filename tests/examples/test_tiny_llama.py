@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rocket_core.datasets import builtin_documents, file_documents, token_windows
+from rocket_core.calibration.datasets import builtin_documents, file_documents, token_windows
 
 FOLDER = Path(__file__).parents[2] / "examples" / "tiny-llama"
 WINDOW = 256

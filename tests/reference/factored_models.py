@@ -5,7 +5,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from rocket_core.modules import LayerFactors, StoredLinear
+from rocket_core.layers import LayerFactors, StoredLinear
 from tests.reference.tiny_models import FAMILIES
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("query", "key", "value"))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import LayerProblem
-from rocket_core.whitening import GramStatistics
 
 TOKENS = 60
 SHRINKAGE = 0.05

@@ -2,7 +2,7 @@
 
 from rocket_core.candidates import CandidateKind
 from rocket_core.config import CompressionConfig
-from rocket_core.report import (
+from rocket_core.report.schema import (
     AllocationReport,
     CalibrationReport,
     CompressionReport,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from rocket_core.pipeline.costs import Costs
 from rocket_core.pipeline.progress import Callbacks, Monitor
+from rocket_core.pipeline.stage_costs import Costs
 
 
 def squared_gradients(model, names, batch):

@@ -2,7 +2,7 @@
 
 import torch
 
-from rocket_core.modules import FactorizedLinear, LayerFactors, SparseLinear, layer_tensors
+from rocket_core.layers import FactorizedLinear, LayerFactors, SparseLinear, layer_tensors
 
 D_IN, RANK, D_OUT = 7, 11, 5
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from rocket_client import AsyncRocket, Rocket
-from rocket_client.resources import Event
-from rocket_client.transport import in_thread
-from tests.rocket_client.service import wait_for
+from rocket_client._transport import in_thread
+from rocket_client.models import Event
+from tests.loopback_service import wait_for
 
 WEIGHTS = bytes(range(256)) * 4096 * 16
 ASYNC_NAMES = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
@@ -118,7 +118,7 @@ def test_a_slow_disk_does_not_keep_the_loop_waiting(server, service, tmp_path, m
         return "other"
 
     (tmp_path / "a").write_bytes(b"2")
-    monkeypatch.setattr("rocket_client.bookkeeping._sha256", slow)
+    monkeypatch.setattr("rocket_client._download_state._sha256", slow)
 
     async def download():
         async with AsyncRocket(server.url) as rocket:

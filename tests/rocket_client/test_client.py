@@ -6,7 +6,7 @@ import time
 import pytest
 
 from app.shared.outcomes import JobError
-from rocket_client import calls, resources
+from rocket_client import _endpoints, models
 from rocket_client.errors import (
     InvalidArgumentError,
     ProblemError,
@@ -14,12 +14,12 @@ from rocket_client.errors import (
     UnexpectedAnswerError,
 )
 from rocket_core.errors import HubUnavailableError
-from rocket_core.report import CompressionReport
-from tests.rocket_client.fakes import build_report
-from tests.rocket_client.service import FACTORED, free_port
+from rocket_core.report.schema import CompressionReport
+from tests.loopback_service import FACTORED, free_port
+from tests.rocket_cli.fakes import build_report
 
 UNKNOWN = "job_" + "0" * 26
-OPENAPI_AS_JOBS = {"method": "GET", "path": "/openapi.json", "answer": resources.JobPage}
+OPENAPI_AS_JOBS = {"method": "GET", "path": "/openapi.json", "answer": models.JobPage}
 
 pytestmark = pytest.mark.both_clients
 
@@ -77,7 +77,7 @@ def test_a_job_is_submitted_with_the_defaults_of_the_server(client):
     job = client.submit("local/tiny", ratio=0.3)
 
     assert (job.status, job.model_id, job.ratio, job.progress) == ("queued", "local/tiny", 0.3, 0)
-    assert job.calibration == resources.Calibration(dataset="builtin", samples=256, sequence_length=None, seed=0)
+    assert job.calibration == models.Calibration(dataset="builtin", samples=256, sequence_length=None, seed=0)
     assert job.options["export"] == ["factored", "dense"]
     assert not job.has_ended
     assert client.get_job(job.id) == job
@@ -92,7 +92,7 @@ def test_everything_that_can_be_asked_for_arrives(client):
         metadata={"team": "ours"},
     )
 
-    assert job.calibration == resources.Calibration(dataset="local/mine.jsonl", samples=3, sequence_length=64, seed=1)
+    assert job.calibration == models.Calibration(dataset="local/mine.jsonl", samples=3, sequence_length=64, seed=1)
     assert (job.options["objective"], job.options["ignore"]) == ("whitened", ["*.q_proj"])
     assert job.metadata == {"team": "ours"}
 
@@ -210,7 +210,7 @@ def test_a_server_that_is_not_there_is_told_within_the_patience(connect):
 
 
 def test_a_request_to_a_server_that_is_busy_is_sent_again_under_the_same_key(connect, server, service, monkeypatch):
-    monkeypatch.setattr("app.api.errors.RETRY_AFTER_SECONDS", 1)
+    monkeypatch.setattr("app.api.problems.RETRY_AFTER_SECONDS", 1)
     context = server.application.state.context
     admit, asked = type(context.admission).admit, []
 
@@ -278,7 +278,7 @@ def test_another_service_at_the_address_is_recognized(connect, server, monkeypat
     with connect(server.url + "/jobs", patience=0) as client, pytest.raises(ProblemError):
         client.list_jobs()
     # This service speaks HTTP as well, but its OpenAPI document is no list of jobs.
-    monkeypatch.setattr("rocket_client.calls.list_jobs", lambda **_: calls.Call(**OPENAPI_AS_JOBS))
+    monkeypatch.setattr("rocket_client._endpoints.list_jobs", lambda **_: _endpoints.Call(**OPENAPI_AS_JOBS))
     with connect(server.url, patience=0) as client, pytest.raises(UnexpectedAnswerError, match="JobPage"):
         client.list_jobs()
 
@@ -287,7 +287,7 @@ def test_what_a_newer_server_adds_is_ignored(client):
     answer = client.submit("local/tiny", ratio=0.3).model_dump(mode="json")
     newer = answer | {"status": "hibernating", "price": 3, "calibration": answer["calibration"] | {"mixture": []}}
 
-    job = resources.Job.model_validate(newer)
+    job = models.Job.model_validate(newer)
     assert job.status == "hibernating"
     assert job.calibration.dataset == "builtin"
     report = json.loads(build_report().model_dump_json()) | {"energy": 5}

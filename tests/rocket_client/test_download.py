@@ -1,20 +1,41 @@
-import json
-from pathlib import Path
+import hashlib
+import os
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
-from rocket_client.bookkeeping import DownloadProgress
-from rocket_client.download import bytes_view
-from rocket_client.remote import OutageNotice
+from app.api.routes import artifacts
+from app.services import outputs
+from app.shared.repositories import sweeps
+from rocket_client._download_state import Outcome, _only_download, safe_paths
+from rocket_client.errors import (
+    DigestMismatchError,
+    FolderBusyError,
+    NotEnoughDiskError,
+    NothingToDownloadError,
+    ProblemError,
+    UnsafeNameError,
+)
+from tests.loopback_service import ServerProcess, in_background, wait_for
 
-FILES = {"factored/model.safetensors": b"weights" * 1000, "dense/model.safetensors": b"w", "report.json": b"{}"}
+pytestmark = pytest.mark.both_clients
+
+WEIGHTS = bytes(range(256)) * 4096
+FILES = {
+    "factored/model.safetensors": WEIGHTS,
+    "factored/config.json": b"{}",
+    "dense/model.safetensors": WEIGHTS[::-1],
+    "dense/sub folder/ü#?%2F.json": b"[]",
+    "report.json": b'{"report": 1}',
+    "empty": b"",
+}
+PART = "factored/model.safetensors.part"
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
+def contents(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 @pytest.fixture
@@ -22,90 +43,231 @@ def job_id(service):
     return service.succeeded(FILES)
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "out" / "here"
 
 
-def test_the_folder_is_named_as_the_job_and_its_path_is_all_of_stdout(remote, job_id):
-    outcome = remote("download", job_id)
-
-    assert (outcome.code, outcome.out) == (0, f"{Path.cwd() / job_id}\n")
-    assert (Path(job_id) / "factored/model.safetensors").read_bytes() == FILES["factored/model.safetensors"]
-    assert "3 files of 7.00 kB, verified by their SHA-256" in outcome.err
+@pytest.fixture
+def part(folder):
+    (folder / "factored").mkdir(parents=True)
+    return folder / PART
 
 
-def test_folder_and_export_can_be_chosen(remote, job_id):
-    outcome = remote("download", job_id, "here", "--export", "dense")
+def received(client, job_id, folder):
+    """Downloads, and says how many bytes came over the network."""
+    seen = [0]
+    client.download(job_id, folder, on_progress=lambda progress: seen.append(progress.received))
+    return seen[-1]
 
-    assert outcome.out == f"{Path.cwd() / 'here'}\n"
-    assert {str(path.relative_to("here")) for path in Path("here").rglob("*.*")} == {
-        *("dense/model.safetensors", "report.json"),
+
+def test_all_artifacts_arrive_under_their_names(client, job_id, folder):
+    files = client.download(job_id, folder)
+
+    assert contents(folder) == FILES
+    assert {file.artifact.name for file in files} == set(FILES)
+    assert {file.outcome for file in files} == {Outcome.DOWNLOADED}
+    assert all(file.path == folder / file.artifact.name for file in files)
+
+
+def test_progress_counts_bytes_up_to_the_total(client, job_id, folder):
+    told = []
+    client.download(job_id, folder, on_progress=told.append)
+
+    total = sum(map(len, FILES.values()))
+    done = [progress.done for progress in told]
+    assert {progress.total for progress in told} == {total}
+    assert done == sorted(done)
+    assert done[-1] == total
+
+
+def test_only_the_exports_asked_for_are_downloaded(client, job_id, folder):
+    client.download(job_id, folder, exports=["factored"])
+
+    assert set(contents(folder)) == {"factored/model.safetensors", "factored/config.json", "report.json", "empty"}
+
+
+def test_an_export_that_the_job_does_not_have_is_told(client, job_id, folder):
+    with pytest.raises(NothingToDownloadError, match="no export 'gguf'; it has dense and factored"):
+        client.download(job_id, folder, exports=["gguf"])
+    assert not folder.exists()
+
+
+def test_what_is_there_is_verified_and_stays(client, job_id, folder):
+    client.download(job_id, folder)
+    before = (folder / "report.json").stat().st_mtime_ns
+
+    files = client.download(job_id, folder)
+
+    assert {file.outcome for file in files} == {Outcome.KEPT}
+    assert (folder / "report.json").stat().st_mtime_ns == before
+    assert received(client, job_id, folder) == 0
+
+
+def test_what_is_there_and_wrong_is_replaced_and_told(client, job_id, folder):
+    client.download(job_id, folder)
+    (folder / "factored/config.json").write_bytes(b"[]")
+    (folder / "dense/model.safetensors").write_bytes(b"short")
+
+    files = client.download(job_id, folder)
+
+    assert contents(folder) == FILES
+    assert {file.artifact.name for file in files if file.outcome is Outcome.REPLACED} == {
+        *("factored/config.json", "dense/model.safetensors"),
     }
 
 
-def test_downloaded_again_it_says_what_it_found(remote, job_id):
-    remote("download", job_id, "here")
-    Path("here/report.json").write_text("[]")
+@pytest.mark.parametrize("cut", [1, 4096, len(WEIGHTS) - 1, len(WEIGHTS)])
+def test_a_part_is_gone_on_with(client, job_id, folder, part, cut):
+    part.write_bytes(WEIGHTS[:cut])
 
-    outcome = remote("download", job_id, "here")
-
-    assert f"{Path.cwd()}/here/report.json was another file and is replaced" in outcome.err
-    assert "2 of them already there" in outcome.err
-    assert Path("here/report.json").read_bytes() == b"{}"
+    assert received(client, job_id, folder) == sum(map(len, FILES.values())) - cut
+    assert contents(folder) == FILES
 
 
-def test_json_names_every_file(remote, job_id):
-    outcome = remote("download", job_id, "here", "--json")
+@pytest.mark.parametrize(
+    "left", [b"x" * 5000, WEIGHTS[:-1] + b"x", WEIGHTS + b"x"], ids=["other", "last byte", "longer"]
+)
+def test_a_part_that_is_none_is_begun_anew(client, job_id, folder, part, left):
+    part.write_bytes(left)
 
-    written = json.loads(outcome.out)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert written["folder"] == str(Path.cwd() / "here")
-    assert {file["name"]: (file["size"], file["outcome"]) for file in written["files"]} == {
-        name: (len(content), "downloaded") for name, content in FILES.items()
-    }
+    client.download(job_id, folder)
 
-
-def test_a_damaged_file_is_told(remote, service, job_id):
-    service.stored_file(FILES["dense/model.safetensors"]).write_bytes(b"x")
-
-    outcome = remote("download", job_id)
-
-    assert (outcome.code, outcome.out) == (6, "")
-    assert "dense/model.safetensors has the SHA-256" in outcome.err
+    assert contents(folder) == FILES
 
 
-def test_a_folder_that_cannot_be_is_told(remote, job_id):
-    Path("file").touch()
+def test_a_range_is_asked_for_only_of_the_content_it_belongs_to(client, job_id, folder, part, monkeypatch):
+    part.write_bytes(WEIGHTS[:1000])
+    asked = []
+    real = artifacts.asked_ranges
 
-    outcome = remote("download", job_id, "file/below")
+    def spy(header, size):
+        asked.append(header)
+        return real(header, size)
 
-    assert outcome.code == 2
-    assert "file/below" in outcome.err
+    monkeypatch.setattr(artifacts, "asked_ranges", spy)
+    client.download(job_id, folder)
 
-
-def test_a_job_that_has_not_succeeded_has_nothing_to_download(remote, service):
-    job_id = service.submit()
-
-    outcome = remote("download", job_id)
-
-    assert outcome.code == 8
-    assert "only a job that has succeeded has artifacts" in outcome.err
-    assert not Path(job_id).exists()
+    assert [header for header in asked if header] == ["bytes=1000-"]
 
 
-def test_progress_is_told_in_bytes():
-    shown = []
-    clock = Clock()
-    view = type("View", (), {"show": lambda self, *state: shown.append(state)})()
-    show = bytes_view(view, OutageNotice("server", quiet=True), clock)
-    for seconds, done, received in ((0.1, 10, 10), (10.0, 1_500_000, 1_000_000), (10.0, 3_000_000, 0)):
-        clock.now = seconds
-        show(DownloadProgress(name="a/b", done=done, total=3_000_000, received=received))
+def test_bytes_of_another_content_are_not_gone_on_with(client, service, job_id, folder, part):
+    part.write_bytes(b"old" * 1000)
+    client.download(job_id, folder)
+    assert contents(folder) == FILES
 
-    assert shown == [
-        ("downloading", "10 bytes of 3.0 MB a/b", pytest.approx(0, abs=1e-5), None),
-        ("downloading", "1.5 MB of 3.0 MB a/b", 0.5, pytest.approx(15)),
-        ("downloading", "3.0 MB of 3.0 MB a/b", 1.0, None),
-    ]
+
+def test_a_tampered_file_is_no_artifact(client, service, job_id, folder):
+    service.stored_file(WEIGHTS).write_bytes(b"x" + WEIGHTS[1:])
+
+    with pytest.raises(DigestMismatchError, match=hashlib.sha256(WEIGHTS).hexdigest()):
+        client.download(job_id, folder)
+
+    assert "factored/model.safetensors" not in contents(folder)
+    assert PART not in contents(folder)
+
+
+def test_a_file_that_goes_on_after_its_end_is_no_artifact(client, job_id, folder, monkeypatch):
+    real = outputs.open_artifact
+
+    def longer(*arguments):
+        download = real(*arguments)
+        if download.artifact.name != "factored/model.safetensors":
+            return download
+        download.artifact.size += 4
+        return replace(download, read=lambda start, stop: iter([WEIGHTS[start:] + b"more"]))
+
+    monkeypatch.setattr(outputs, "open_artifact", longer)
+    with pytest.raises(DigestMismatchError, match="larger"):
+        client.download(job_id, folder, exports=["factored"])
+
+    assert (folder / PART).stat().st_size == 0
+
+
+def test_a_server_that_is_killed_and_started_again_only_interrupts_a_download(connect, service, folder):
+    weights = os.urandom(2**20) * 48
+    job_id = service.succeeded({"model.safetensors": weights})
+    waits, told = [], []
+    with (
+        ServerProcess(service.settings.data_dir) as server,
+        connect(server.url, patience=5, on_wait=waits.append) as client,
+    ):
+
+        def kill_once(progress):
+            told.append(progress)
+            if len(told) == 1:
+                server.kill()
+
+        def start_again():
+            wait_for(lambda: waits)
+            server.start()
+
+        with in_background(start_again):
+            client.download(job_id, folder, on_progress=kill_once)
+
+    assert contents(folder) == {"model.safetensors": weights}
+    assert waits
+    assert told[-1].received == len(weights), "nothing came twice"
+
+
+@pytest.mark.parametrize(
+    "name", ["../up", "/etc/passwd", "a/../../b", "a//b", "a\\b", "..", ".", "", "a/", "nul\0", "line\nbreak", "./a"]
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused(name, tmp_path):
+    with pytest.raises(UnsafeNameError):
+        safe_paths(["good", name], tmp_path)
+
+
+@pytest.mark.parametrize("names", [["a", "a"], ["a", "a/b"], ["a.part", "a"], ["a.part/b", "a"]])
+def test_two_names_of_one_file_are_refused(names, tmp_path):
+    with pytest.raises(UnsafeNameError):
+        safe_paths(names, tmp_path)
+
+
+def test_a_server_that_names_a_file_outside_writes_nothing(client, service, folder):
+    job_id = service.succeeded({"fine": b"1", "../outside": b"2"})
+
+    with pytest.raises(UnsafeNameError, match="outside"):
+        client.download(job_id, folder)
+
+    assert not folder.exists()
+    assert not (folder.parent / "outside").exists()
+
+
+def test_two_downloads_do_not_share_a_folder(client, job_id, folder):
+    folder.mkdir(parents=True)
+    with _only_download(folder), pytest.raises(FolderBusyError, match=str(folder)):
+        client.download(job_id, folder)
+
+    client.download(job_id, folder)
+
+
+def test_what_does_not_fit_is_told_before_anything_is_written(client, job_id, folder, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
+
+    with pytest.raises(NotEnoughDiskError, match="bytes are needed"):
+        client.download(job_id, folder)
+    assert contents(folder) == {}
+
+
+def test_a_disk_that_fills_up_is_told_with_the_file(client, job_id, folder, part):
+    part.symlink_to("/dev/full")
+
+    with pytest.raises(OSError, match="No space left") as full:
+        client.download(job_id, folder)
+    assert full.value.filename == str(part)
+
+
+def test_a_job_that_has_not_succeeded_has_nothing(client, service, folder):
+    with pytest.raises(NothingToDownloadError, match="is queued; only a job that has succeeded"):
+        client.download(service.submit(), folder)
+
+
+def test_what_has_expired_is_told(client, service, folder):
+    job_id = service.succeeded({"a": b"1"}, retention=timedelta(0))
+    for key in service.do(sweeps.expire_artifacts):
+        service.artifacts.remove(key)
+
+    with pytest.raises(ProblemError) as refused:
+        client.download(job_id, folder)
+    assert refused.value.code == "artifact_expired"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 
 from app.shared.storage import LocalStore
-from tests.rocket_client.service import wait_for
+from tests.loopback_service import wait_for
 
 # More than the threads that answer requests.
 _DOWNLOADS = 48

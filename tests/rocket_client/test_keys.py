@@ -7,8 +7,8 @@ import httpx2
 import pytest
 
 from app.shared.repositories import keys
+from rocket_client._wire import KeyAuth
 from rocket_client.errors import InvalidArgumentError, ProblemError, UnexpectedAnswerError
-from rocket_client.wire import KeyAuth
 
 KEY = "rk_0123456789abcdef_" + "0" * 64
 

@@ -11,10 +11,10 @@ import pytest
 from pydantic import BaseModel
 
 from app.main import create_app
-from rocket_client import Rocket, calls, resources
-from rocket_client.bookkeeping import Order, Target
-from rocket_client.resources import Artifact
-from rocket_client.wire import Call, Request
+from rocket_client import Rocket, _endpoints, models
+from rocket_client._download_state import Order, Target
+from rocket_client._wire import Call, Request
+from rocket_client.models import Artifact
 
 JOB, PROFILE, UPLOAD = "job_" + "0" * 26, "prof_" + "0" * 26, "upload/" + "0" * 32
 CALIBRATION = {"dataset": "builtin", "samples": 3, "sequence_length": 64, "seed": 1}
@@ -89,7 +89,7 @@ NARROWER = {
 
 
 class EventPage(BaseModel):
-    data: tuple[resources.Event, ...]
+    data: tuple[models.Event, ...]
 
 
 # What answers requests that are no `Call`.
@@ -121,8 +121,8 @@ def asked_by(connect, method, arguments, monkeypatch):
         raise Asked
 
     monkeypatch.setattr(Request, "arguments", record)
-    monkeypatch.setattr("rocket_client.transport._body", lambda request: _Nothing())
-    monkeypatch.setattr("rocket_client.transport._async_body", lambda request: _Nothing())
+    monkeypatch.setattr("rocket_client._transport._body", lambda request: _Nothing())
+    monkeypatch.setattr("rocket_client._transport._async_body", lambda request: _Nothing())
     with connect("http://127.0.0.1:1") as client, suppress(Asked):
         # Those that iterate ask at the first step.
         list(getattr(client, method)(**arguments))
@@ -243,12 +243,12 @@ def test_every_member_that_the_client_reads_is_in_the_document_with_a_type_that_
             )
 
     assert set(found) == set(NARROWER)
-    answers = {returned(call) for call in vars(calls).values() if inspect.isfunction(call)} - {None}
+    answers = {returned(call) for call in vars(_endpoints).values() if inspect.isfunction(call)} - {None}
     assert read == {kind.__name__ for kind in answers} | {"EventPage"}
 
 
 def test_progress_tells_of_a_job_what_the_job_does(document):
-    taken = resources.Progress.model_json_schema()
+    taken = models.Progress.model_json_schema()
     job = {"$ref": "#/components/schemas/JobView"}
 
     assert list(Comparison(taken, document).differences(taken, job, "Progress")) == []

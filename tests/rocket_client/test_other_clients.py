@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from huggingface_hub.file_download import http_get
 
-from tests.rocket_client.service import Service
+from tests.loopback_service import Service
 
 WEIGHTS = bytes(range(256)) * 4096
 CUT = 100_001

@@ -8,7 +8,7 @@ import pytest
 from app.shared.models import LOCAL_OWNER
 from app.shared.repositories import keys
 from rocket_client.errors import DigestMismatchError, StoreUnreachableError
-from tests.rocket_client.service import Service
+from tests.loopback_service import Service
 
 pytestmark = pytest.mark.both_clients
 

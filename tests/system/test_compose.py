@@ -16,7 +16,7 @@ import yaml
 from app.shared.database import upgrade
 from app.shared.settings import Settings, describe, load_settings
 from requirements.pin_images import default_images
-from rocket_client.main import app
+from rocket_cli.main import app
 from tests.worker.waiting import eventually
 from worker import health
 from worker.main import Worker
@@ -275,7 +275,7 @@ def test_a_setting_of_the_operator_reaches_every_process_of_ours(compose, canari
 def test_each_command_is_one_of_the_console_script_with_its_options(services, name):
     program, command, *options = services[name]["command"]
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-    assert scripts[program] == "rocket_client.main:main"
+    assert scripts[program] == "rocket_cli.main:main"
     found = typer.main.get_command(app).commands[command]
     # Parses, and refuses what it does not know, but does nothing.
     found.make_context(command, options)

@@ -69,5 +69,5 @@ def test_who_is_told_to_stop_does_not_wait_for_a_driver_that_hangs(program):
 
 
 def test_a_worker_never_imports_torch():
-    code = "import sys, worker.main, worker.device, rocket_client.worker; assert 'torch' not in sys.modules"
+    code = "import sys, worker.main, worker.device, rocket_cli.service.worker; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -19,7 +19,7 @@ from app.shared.database import Database
 from app.shared.errors import DatabaseUnavailableError, FencedOutError
 from app.shared.lifecycle import Status
 from app.shared.repositories import outputs, sweeps
-from rocket_core.report import CompressionReport
+from rocket_core.report.schema import CompressionReport
 from tests.reference.tiny_models import FAMILIES, byte_tokenizer
 from tests.worker.threads import ThreadedAttempt as Attempt
 from tests.worker.waiting import eventually

@@ -17,8 +17,8 @@ from app.shared.models import Job
 from app.shared.repositories import jobs, uploads
 from app.shared.repositories.uploads import NewUpload
 from app.shared.requests import JobRequest
-from rocket_core import hub_cache
-from rocket_core.report import CompressionReport
+from rocket_core.inspection import hub_cache
+from rocket_core.report.schema import CompressionReport
 from tests.reference.fake_hub import FakeHub
 from tests.reference.tiny_models import save_tiny_model
 from tests.worker.threads import ThreadedAttempt as Attempt

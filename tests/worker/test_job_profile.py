@@ -8,8 +8,8 @@ from sqlalchemy import select
 
 from app.shared.models import Profile
 from app.shared.repositories import events, outputs
-from rocket_core.pipeline.walk import BlockWalk
-from rocket_core.report import StageReport
+from rocket_core.pipeline.block_walk import BlockWalk
+from rocket_core.report.schema import StageReport
 from tests.worker.threads import ThreadedAttempt as Attempt
 
 QUICK = {"calibration": {"samples": 2, "sequence_length": 16}}

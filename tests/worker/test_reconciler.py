@@ -9,8 +9,8 @@ from app.shared.models import Profile, Upload
 from app.shared.outcomes import JobError, JobResult, NewArtifact
 from app.shared.repositories import keys, leases, outputs, profiles, sessions, sweeps
 from app.shared.storage import WorkFolders, open_store
-from rocket_core.model_profile import ModelProfile
-from rocket_core.report import CompressionReport
+from rocket_core.allocation.predictor import ModelProfile
+from rocket_core.report.schema import CompressionReport
 from tests.worker.waiting import eventually
 from worker.reconciler import Reconciler
 

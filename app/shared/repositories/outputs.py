@@ -15,7 +15,7 @@ from app.shared.outcomes import JobResult, NewArtifact, NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.leases import Lease, change, end_job, hold
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.report import CompressionReport, StageReport, energy_text
+from rocket_core.report.schema import CompressionReport, StageReport, energy_text
 
 
 def report_progress(

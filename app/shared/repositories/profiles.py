@@ -22,7 +22,7 @@ from rocket_core.candidates import SizePoint
 
 if TYPE_CHECKING:
     # Brings numpy, which the web side needs only once it is asked about a profile.
-    from rocket_core.model_profile import ModelProfile
+    from rocket_core.allocation.predictor import ModelProfile
 
 PREFIX = "prof"
 NOT_FOUND = (

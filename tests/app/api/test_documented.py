@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from app.api.access import REFUSALS
-from app.api.events import Streams
+from app.api.middleware.access import REFUSALS
+from app.api.streams import Streams
 from app.shared.database import Database, downgrade
 from app.shared.errors import DiskFullError
 from app.shared.outcomes import JobError

@@ -8,7 +8,7 @@ import pytest
 
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories import outputs
-from rocket_core.report import CompressionReport
+from rocket_core.report.schema import CompressionReport
 from tests.app.api.conftest import BODY
 from tests.reference.reports import report_of_layers
 

@@ -14,9 +14,9 @@ from app.shared.repositories import jobs, leases, outputs
 from app.shared.repositories.leases import Lease
 from app.shared.settings import load_settings
 from tests.reference.reports import empty_report
+from worker.job_writer import ProgressWriter
 from worker.lease import LeaseKeeper
 from worker.process import die_with
-from worker.progress import ProgressWriter
 
 WORK_SECONDS = 0.5
 RESULT = JobResult(achieved_ratio=0, kept_parameters=1, compressible_parameters=1, stored_bytes=1, dense_bytes=1)

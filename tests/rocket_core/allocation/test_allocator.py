@@ -11,7 +11,7 @@ from rocket_core.allocation import Allocation, Allocator, allocate, chosen, reac
 from rocket_core.budget import parameter_budget
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
-from rocket_core.report import AllocationReport
+from rocket_core.report.schema import AllocationReport
 from tests.reference import knapsack as reference
 from tests.reference.knapsack import instances
 

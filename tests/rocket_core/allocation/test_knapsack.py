@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rocket_core.allocation import knapsack, labels, smallest_cap, solve_knapsack
+from rocket_core.allocation import knapsack, label_search, smallest_cap, solve_knapsack
 from tests.reference import knapsack as reference
 from tests.reference.knapsack import instances
 
@@ -33,11 +33,11 @@ def test_finds_the_optimum_of_brute_force_and_never_exceeds_the_budget(instance)
 def test_finds_the_optimum_with_every_device_of_large_searches(monkeypatch, instance, width, first_frontier):
     monkeypatch.setattr(knapsack, "_FIRST_LAYERS", 1)
     monkeypatch.setattr(knapsack, "_FIRST_WIDTH", width)
-    monkeypatch.setattr(labels, "_FIRST_FRONTIER", first_frontier)
+    monkeypatch.setattr(label_search, "_FIRST_FRONTIER", first_frontier)
     # What otherwise serves only large searches.
-    monkeypatch.setattr(labels, "_SORT_ALL", 0)
-    monkeypatch.setattr(labels, "_LONG_SUM", 0)
-    monkeypatch.setattr(labels, "_SUM_ANEW", 2)
+    monkeypatch.setattr(label_search, "_SORT_ALL", 0)
+    monkeypatch.setattr(label_search, "_LONG_SUM", 0)
+    monkeypatch.setattr(label_search, "_SUM_ANEW", 2)
     assert_optimal(solve_knapsack(*instance), *instance, reference.brute_force(*instance))
 
 
@@ -55,10 +55,10 @@ def test_error_does_not_rise_as_the_budget_grows(instance):
 def devices(request, monkeypatch):
     """What otherwise serves only large searches, applied to all."""
     if request.param == "large searches":
-        monkeypatch.setattr(labels, "_FIRST_FRONTIER", 1)
-        monkeypatch.setattr(labels, "_SORT_ALL", 0)
-        monkeypatch.setattr(labels, "_LONG_SUM", 0)
-        monkeypatch.setattr(labels, "_SUM_ANEW", 5)
+        monkeypatch.setattr(label_search, "_FIRST_FRONTIER", 1)
+        monkeypatch.setattr(label_search, "_SORT_ALL", 0)
+        monkeypatch.setattr(label_search, "_LONG_SUM", 0)
+        monkeypatch.setattr(label_search, "_SUM_ANEW", 5)
 
 
 def medium(kind, seed, layers=30, candidates=10):
@@ -132,7 +132,7 @@ def test_an_exhausted_search_returns_a_valid_bound_and_claims_no_proof(monkeypat
 def test_a_search_remembers_a_bounded_number_of_labels(monkeypatch):
     frontiers = []
 
-    class Recorded(labels._Frontier):
+    class Recorded(label_search._Frontier):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             frontiers.append(self)
@@ -141,7 +141,7 @@ def test_a_search_remembers_a_bounded_number_of_labels(monkeypatch):
         stored = [sum(len(origin) for _, origin, _ in frontier._history) for frontier in frontiers]
         return max(front + back for front, back in zip(stored[::2], stored[1::2], strict=True))
 
-    monkeypatch.setattr(labels, "_Frontier", Recorded)
+    monkeypatch.setattr(label_search, "_Frontier", Recorded)
     generator = np.random.default_rng(0)
     sizes = generator.integers(10**6, 10**7, (30, 1))
     kept = generator.uniform(0.3, 0.95, (30, 10))
@@ -152,7 +152,7 @@ def test_a_search_remembers_a_bounded_number_of_labels(monkeypatch):
     limit = 2**5
     assert remembered() > 20 * limit
     frontiers.clear()
-    monkeypatch.setattr(labels, "_MAX_LABELS", limit)
+    monkeypatch.setattr(label_search, "_MAX_LABELS", limit)
     bounded = solve_knapsack(costs, errors, budget)
     assert remembered() <= 2 * limit
     assert bounded.lower_bound <= unbounded.total_error <= bounded.total_error

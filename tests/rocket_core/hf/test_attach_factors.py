@@ -12,7 +12,7 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.hf import attach_factors, disk_names
-from rocket_core.modules import LayerFactors
+from rocket_core.layers import LayerFactors
 from tests.reference.factored_models import block_linears, logits, mixed_factors, random_factors, stored_layers
 from tests.reference.tiny_models import FAMILIES
 

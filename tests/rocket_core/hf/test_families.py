@@ -7,7 +7,7 @@ from transformers import AutoModel
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core.hf import disk_names
-from rocket_core.modules import compose_weight
+from rocket_core.layers import compose_weight
 from tests.reference.factored_models import (
     ARTIFACTS,
     INPUT_IDS,

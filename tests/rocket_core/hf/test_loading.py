@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig
 
 from rocket_core.errors import RocketError
 from rocket_core.hf import attach_factors
-from rocket_core.modules import FactorizedLinear, compose_weight, layers
+from rocket_core.layers import FactorizedLinear, compose_weight, kinds
 from tests.reference.factored_models import (
     INPUT_IDS,
     file_bytes,
@@ -163,7 +163,7 @@ class TestLoading:
                 products.extend(layer for layer in inside if layer.leader is layer and layer.weight_u is weight)
                 return torch.nn.functional.linear(x, weight, bias)
 
-        monkeypatch.setattr(layers, "functional", Counting)
+        monkeypatch.setattr(kinds, "functional", Counting)
         logits(loaded)
         assert len(products) == len(set(products)) < len(inside)
         assert set(products) == {layer.leader for layer in inside}

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError
 from rocket_core.hf import RocketConfig
-from rocket_core.modules import FORMAT_VERSION
+from rocket_core.layers import FORMAT_VERSION
 from tests.reference.factored_models import load, logits
 from tests.reference.tiny_models import FAMILIES, HIDDEN_SIZE
 

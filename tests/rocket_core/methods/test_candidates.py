@@ -8,9 +8,9 @@ import torch
 from rocket_core import budget
 from rocket_core.config import CompressionConfig
 from rocket_core.errors import RocketError
-from rocket_core.factorization import FactorizerSettings
+from rocket_core.layers import LayerFactors, compose_weight, layer_tensors
+from rocket_core.linalg.factorization import FactorizerSettings
 from rocket_core.methods import METHODS, dictionary, method_for
-from rocket_core.modules import LayerFactors, compose_weight, layer_tensors
 from tests.reference import pruning
 from tests.reference.problems import TOKENS, example
 

@@ -9,10 +9,10 @@ import torch
 
 from rocket_core.candidates import Candidate
 from rocket_core.config import CompressionConfig
-from rocket_core.least_squares import UnitGram
+from rocket_core.linalg.least_squares import UnitGram
+from rocket_core.linalg.pruning import prune_path
 from rocket_core.methods import method_for
 from rocket_core.methods.sparse import SPARSE_RATIOS, errors_at
-from rocket_core.pruning import prune_path
 from tests.reference import pruning
 from tests.reference.problems import TOKENS, example
 

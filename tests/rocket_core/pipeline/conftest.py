@@ -6,7 +6,7 @@ import pytest
 from rocket_core.config import compression_config
 from rocket_core.pipeline import compress
 from rocket_core.pipeline.preflight import run_identity
-from rocket_core.pipeline.work_folder import WorkFolder
+from rocket_core.pipeline.state.work_folder import WorkFolder
 from tests.reference.tiny_models import save_tiny_model
 
 RATIO = 0.3

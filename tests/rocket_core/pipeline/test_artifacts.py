@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import rocket_core.hf  # noqa: F401  registers the format
 from rocket_core.config import compression_config
 from rocket_core.hf import attach_factors
-from rocket_core.modules import LayerFactors, unpack_coefficients
+from rocket_core.layers import LayerFactors, unpack_coefficients
 from rocket_core.pipeline import compress
-from rocket_core.report import CompressionReport
+from rocket_core.report.schema import CompressionReport
 from tests.reference.tiny_models import FAMILIES, VOCAB_SIZE
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (2, 20), generator=torch.Generator().manual_seed(1))

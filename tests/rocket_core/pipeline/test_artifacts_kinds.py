@@ -8,16 +8,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rocket_core import budget
+from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.checkpoint import find_model
 from rocket_core.hf import attach_factors
-from rocket_core.inputs import CalibrationInputs
-from rocket_core.modules import layer_tensors
-from rocket_core.pipeline.costs import Costs
-from rocket_core.pipeline.export import write_export
+from rocket_core.layers import layer_tensors
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.progress import Callbacks, Monitor
-from rocket_core.pipeline.work_folder import RunIdentity, WorkFolder
-from rocket_core.report import LayerReport
+from rocket_core.pipeline.stage_costs import Costs
+from rocket_core.pipeline.stages.export import write_export
+from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.report.schema import LayerReport
 from tests.reference.factored_models import INPUT_IDS, logits, mixed_factors
 
 FAMILIES = ("llama", "gpt2", "opt")

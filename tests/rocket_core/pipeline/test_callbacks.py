@@ -5,7 +5,7 @@ import pytest
 from rocket_core.checkpoint import find_model
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline import compress
-from rocket_core.report import StageReport
+from rocket_core.report.schema import StageReport
 
 
 def place(progress):
@@ -86,7 +86,7 @@ def test_a_run_tells_of_itself_and_can_be_cancelled_while_text_passes_through_a_
     tmp_path, model_folder, settings, monkeypatch
 ):
     # One window per batch, so that there is something between one layer and the next.
-    monkeypatch.setattr("rocket_core.pipeline.walk.TOKENS_PER_BATCH_ON_CPU", 1)
+    monkeypatch.setattr("rocket_core.pipeline.block_walk.TOKENS_PER_BATCH_ON_CPU", 1)
     folder, told = str(model_folder("llama")), []
 
     def run(output, **options):

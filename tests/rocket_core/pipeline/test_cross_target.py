@@ -3,7 +3,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rocket_core.pipeline.sequential import cross_target, halfway_target
+from rocket_core.pipeline.stages.compress_sequentially import cross_target, halfway_target
 
 few = settings(max_examples=60, deadline=None)
 

@@ -10,15 +10,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer
 
 import rocket_core.hf
-from rocket_core.calibration import collect_statistics
+from rocket_core.calibration.grams import collect_statistics
 from rocket_core.checkpoint import find_model
 from rocket_core.config import compression_config
 from rocket_core.errors import CompressionCancelledError, EmptyCalibrationError, UnknownDatasetError
 from rocket_core.hf import attach_factors
-from rocket_core.modules import LayerFactors, unpack_coefficients
+from rocket_core.layers import LayerFactors, unpack_coefficients
 from rocket_core.pipeline import compress
+from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.preflight import prepare_run
-from rocket_core.pipeline.walk import BlockWalk
 from tests.reference.tiny_models import ALL_FAMILIES, OTHER_FAMILIES, tiny_inputs
 
 RATIO = 0.3
@@ -174,7 +174,7 @@ def test_walking_an_encoder_decoder_gives_what_the_whole_model_computes(family, 
         with torch.no_grad():
             expected = collect_statistics(
                 modules,
-                [rocket_core.calibration.InputGroup(members=(name,), from_output=False) for name in names],
+                [rocket_core.calibration.grams.InputGroup(members=(name,), from_output=False) for name in names],
                 lambda _batch: whole(**inputs.tensors),
                 batches=1,
                 dtype=torch.float64,

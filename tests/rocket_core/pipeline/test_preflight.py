@@ -5,7 +5,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rocket_core import devices
 from rocket_core.checkpoint.reader import read_header
 from rocket_core.errors import (
     AlreadyQuantizedError,
@@ -24,7 +23,8 @@ from rocket_core.errors import (
     UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
-from rocket_core.pipeline import compress, resources
+from rocket_core.pipeline import compress, requirements
+from rocket_core.system import devices
 from tests.reference.tiny_models import save_tiny_model
 
 
@@ -157,12 +157,12 @@ def test_a_ratio_out_of_reach_names_one_that_works(model, tmp_path, settings):
 
 
 def test_too_little_memory(model, tmp_path, settings, monkeypatch):
-    monkeypatch.setattr(resources, "free_memory", lambda _device: 10 * 2**20)
+    monkeypatch.setattr(requirements, "free_memory", lambda _device: 10 * 2**20)
     refused(InsufficientMemoryError, "fewer samples", model, tmp_path, settings())
 
 
 def test_too_little_disk(model, tmp_path, settings, monkeypatch):
-    monkeypatch.setattr(resources, "free_disk", lambda _folder: 1000)
+    monkeypatch.setattr(requirements, "free_disk", lambda _folder: 1000)
     refused(InsufficientDiskError, "of disk", model, tmp_path, settings())
 
 
@@ -176,7 +176,7 @@ def test_weights_that_are_not_finite_name_the_layer(model, tmp_path, settings):
 
 
 def test_a_disk_that_fills_up_while_writing_is_no_traceback(model, tmp_path, settings, monkeypatch):
-    from rocket_core.pipeline import files
+    from rocket_core.pipeline.state import files
 
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
@@ -187,7 +187,7 @@ def test_a_disk_that_fills_up_while_writing_is_no_traceback(model, tmp_path, set
 
 
 def test_memory_that_runs_out_while_computing_is_no_traceback(model, tmp_path, settings, monkeypatch):
-    from rocket_core.pipeline import stages
+    from rocket_core.pipeline.stages import profile as stages
 
     def exhausted(*_args, **_kwargs):
         raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
@@ -202,7 +202,7 @@ def test_estimate_covers_what_a_run_takes(model, settings):
     from rocket_core.pipeline.preflight import prepare_run
 
     run = prepare_run(find_model(str(model)), settings())
-    few, many = (resources.estimate_resources(run, windows) for windows in (1_000, 100_000))
+    few, many = (requirements.estimate_resources(run, windows) for windows in (1_000, 100_000))
     # Beyond one batch only the hidden states grow: 32 tokens of 32 float32 numbers, before and after a block.
     assert many.memory_bytes - few.memory_bytes == 2 * 99_000 * 32 * 32 * 4
     assert few.disk_bytes == many.disk_bytes > 2 * run.checkpoint.stored_bytes

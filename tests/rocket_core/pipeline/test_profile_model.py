@@ -4,7 +4,7 @@ import pytest
 
 from rocket_core.errors import CompressionCancelledError, InvalidConfigError
 from rocket_core.pipeline import KeptProfiles, compress, profile_model
-from rocket_core.pipeline.walk import BlockWalk
+from rocket_core.pipeline.block_walk import BlockWalk
 
 FAST = {"preset": "fast", "sensitivity_samples": 4, "export": ("factored",), "cap_slack": 0.01}
 

@@ -16,7 +16,7 @@ from rocket_core.errors import (
     RocketError,
     WorkFolderError,
 )
-from rocket_core.pipeline import compress, resources
+from rocket_core.pipeline import compress, requirements
 from rocket_core.pipeline.preflight import prepare_run
 from tests.reference.tiny_models import save_tiny_model
 
@@ -232,9 +232,9 @@ def test_resuming_counts_the_disk_that_its_work_takes_already(tmp_path, model_fo
         compress(str(model_folder("llama")), tmp_path / "out", settings(), should_cancel=cancel_at(late))
     held = sum(f.stat().st_size for f in (tmp_path / "out" / ".rocket-work").rglob("*") if f.is_file())
     run = prepare_run(find_model(str(model_folder("llama"))), settings())
-    needed = resources.estimate_resources(run, 12).disk_bytes
+    needed = requirements.estimate_resources(run, 12).disk_bytes
     usage = shutil.disk_usage(tmp_path)._replace(free=needed - held)
-    monkeypatch.setattr(resources, "free_disk", lambda _folder: usage.free)
+    monkeypatch.setattr(requirements, "free_disk", lambda _folder: usage.free)
     compress(str(model_folder("llama")), tmp_path / "out", settings(), resume=True)
 
 

@@ -5,8 +5,8 @@ import pytest
 from rocket_core.config import compression_config
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 from rocket_core.pipeline import KeptProfiles, compress
-from rocket_core.pipeline.walk import BlockWalk
-from rocket_core.report import CompressionReport
+from rocket_core.pipeline.block_walk import BlockWalk
+from rocket_core.report.schema import CompressionReport
 
 # Beyond the tensors: names and shapes, of which there are as many as there are layers.
 HEADERS_OF_A_LAYER = 3 * 250

@@ -6,7 +6,7 @@ from app.shared.errors import ArtifactNotFoundError
 from app.shared.lifecycle import Status
 from app.shared.outcomes import JobResult, NewEvent
 from app.shared.repositories import events, jobs, leases, outputs, sweeps
-from rocket_core.report import CompressionReport
+from rocket_core.report.schema import CompressionReport
 
 pytestmark = pytest.mark.databases("sqlite", "postgres")
 

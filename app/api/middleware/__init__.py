@@ -1,0 +1,1 @@
+"""What every request passes through before its endpoint."""

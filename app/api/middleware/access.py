@@ -1,0 +1,159 @@
+"""The door of the service: every request passes here before anything else looks at it.
+
+Asked in this order: whether it is meant for this service (`Host`), whether a foreign web page sends it (`Origin`), who
+sends it (`Authorization`), whether they send too many, and what their key is for. What is not listed as public needs a
+caller, whether there is such a path or not.
+"""
+
+import re
+from http import HTTPStatus
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import cookie_parser
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
+
+from app.api.middleware.forwarding import may_be_local
+from app.api.paths import SESSION_COOKIE, is_page, is_public
+from app.services import access
+from app.services.access import Caller
+from app.services.context import Context
+from app.services.proxies import client_group
+from app.services.rate_limits import RateLimiter
+from app.shared.errors import PermissionDeniedError, UnauthenticatedError
+from app.shared.repositories import keys
+
+REFUSALS = (
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.MISDIRECTED_REQUEST,
+    HTTPStatus.TOO_MANY_REQUESTS,
+)
+"""What whoever comes to this door may be told, whatever is asked for."""
+
+_UNCOUNTED_PATHS = frozenset({"/healthz", "/readyz"})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_OWN_SITES = frozenset({"same-origin", "none"})
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?", re.IGNORECASE)
+_PROXIED = (
+    "this request came through a proxy and has no API key; create one with `rocket admin keys create TENANT` and send "
+    "it as `Authorization: Bearer rk_...`; the operator can name the proxy's address in ROCKET_TRUSTED_PROXIES"
+)
+
+
+class AccessMiddleware:
+    """Lets through what may come in, with its caller in the request's state.
+
+    Args:
+        app: what comes next.
+        context: the service.
+        address: what the service listens on, an IP address or a name.
+    """
+
+    def __init__(self, app: ASGIApp, *, context: Context, address: str) -> None:
+        self._app = app
+        self._database = context.database
+        self._limiter = RateLimiter(context.settings)
+        self._is_loopback = access.is_loopback(address)
+        self._names = context.settings.hosts | {address.lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            host = self._require_own_host(scope, headers)
+            _require_own_origin(scope["method"], headers, host)
+            scope.setdefault("state", {})["caller"] = await run_in_threadpool(self._admit, scope, headers)
+        elif scope["type"] != "lifespan":
+            # There are no web sockets, and no way past this door.
+            await WebSocketClose()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _require_own_host(self, scope: Scope, headers: Headers) -> str:
+        """The `Host` header: a name that somebody else points at this address is not among ours (DNS rebinding)."""
+        sent = headers.getlist("host")
+        found = _HOST.fullmatch(sent[0]) if len(sent) == 1 else None
+        if found is not None:
+            name = found[1].strip("[]").lower()
+            if name == "localhost" or name in self._names or access.is_loopback_ip(name) or _is_own_ip(scope, name):
+                return sent[0].lower()
+        raise HTTPException(
+            HTTPStatus.MISDIRECTED_REQUEST,
+            "this server is not known by the name it was called by; its operator can add names to ROCKET_ALLOWED_HOSTS",
+        )
+
+    def _admit(self, scope: Scope, headers: Headers) -> Caller | None:
+        """Who sends a request; None for what anybody may read."""
+        method, path = scope["method"], scope["path"]
+        address = scope["client"][0] if scope.get("client") else ""
+        if is_public(method, path):
+            if path not in _UNCOUNTED_PATHS:
+                self._limiter.count_request(_network(address))
+            if method == "POST":
+                # Of those who sign in only those are many that guess.
+                self._limiter.count_failure(_network(address))
+            return None
+        authorization = headers.get("authorization")
+        is_on_loopback = self._is_loopback and access.is_loopback_ip(address)
+        try:
+            caller = self._find_signed_in(method, path, headers)
+            if caller is None:
+                if authorization is None and is_on_loopback and not may_be_local(scope):
+                    raise UnauthenticatedError(_PROXIED)
+                caller = access.authenticate(self._database, authorization, is_local=is_on_loopback)
+        except UnauthenticatedError:
+            # Only those that fail are slowed down: whoever has a valid key gets in, however many others guess.
+            if authorization is None:
+                self._limiter.count_request(_network(address))
+            else:
+                self._limiter.count_failure(_network(address))
+            raise
+        who = _network(address) if caller.key_id is None else f"tenant {caller.tenant}"
+        self._limiter.count_request(who, is_submission=_is_submission(method, path))
+        caller.require_scope(_scope_for(method, path))
+        return caller
+
+    def _find_signed_in(self, method: str, path: str, headers: Headers) -> Caller | None:
+        """Who has signed in to the pages: for these, and elsewhere to look, as a browser adds its cookie by itself."""
+        cookie = cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE)
+        if not cookie or headers.get("authorization") is not None:
+            return None
+        if method not in _SAFE_METHODS and not is_page(path):
+            return None
+        return access.authenticate_session(self._database, cookie)
+
+
+def _require_own_origin(method: str, headers: Headers, host: str) -> None:
+    """Refuses what a web page of somebody else has a browser send; other clients send neither header."""
+    if method in _SAFE_METHODS:
+        return
+    origins = headers.getlist("origin")
+    is_own = all(origin.lower().partition("://")[2] == host for origin in origins)
+    if not is_own or headers.get("sec-fetch-site", "none") not in _OWN_SITES:
+        raise PermissionDeniedError("a web page of another origin may not do this")
+
+
+def _is_own_ip(scope: Scope, name: str) -> bool:
+    # Of the addresses that a service on all of them has, the one of this connection.
+    named = access.parse_ip(name)
+    return named is not None and bool(scope.get("server")) and named == access.parse_ip(str(scope["server"][0]))
+
+
+def _scope_for(method: str, path: str) -> keys.Scope:
+    if path == "/metrics" or path.startswith("/metrics/"):
+        # Of the whole service, not of a tenant.
+        return "metrics"
+    return "read" if method in _SAFE_METHODS else "write"
+
+
+def _is_submission(method: str, path: str) -> bool:
+    # Jobs, retries, estimates, uploads; to cancel one's jobs is always cheap, and so is what a form asks while it is
+    # filled in.
+    return method == "POST" and not path.endswith(("/cancel", "/preview"))
+
+
+def _network(address: str) -> str:
+    return f"address {client_group(address)}"

@@ -1,0 +1,283 @@
+"""Errors as RFC 9457 problem documents; the only place that knows HTTP statuses. No document repeats what was sent."""
+
+import logging
+import re
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import iter_route_contexts
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+
+from app.api.ids import FORMS
+from app.api.json_bodies import DUPLICATE_NAME
+from app.api.middleware.forwarding import HSTS
+from app.api.negotiation import prefers_html
+from app.api.paths import is_page
+from app.shared import errors
+from rocket_core import errors as core_errors
+from rocket_core.schema import described
+
+PROBLEM_TYPE = "application/problem+json"
+RETRY_AFTER_SECONDS = 5
+
+STATUSES: dict[type[Exception], HTTPStatus] = {
+    errors.AppError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.InvalidSettingsError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.IdempotencyKeyReusedError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.NotFoundError: HTTPStatus.NOT_FOUND,
+    errors.JobNotFoundError: HTTPStatus.NOT_FOUND,
+    errors.ArtifactNotFoundError: HTTPStatus.NOT_FOUND,
+    errors.ProfileNotFoundError: HTTPStatus.NOT_FOUND,
+    errors.ArtifactExpiredError: HTTPStatus.GONE,
+    errors.ConflictError: HTTPStatus.CONFLICT,
+    errors.ReportNotReadyError: HTTPStatus.CONFLICT,
+    errors.FencedOutError: HTTPStatus.CONFLICT,
+    errors.UploadNotFoundError: HTTPStatus.NOT_FOUND,
+    errors.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
+    errors.PermissionDeniedError: HTTPStatus.FORBIDDEN,
+    errors.QuotaExceededError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.RateLimitedError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.BusyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.OverQuotaError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.TooManyStreamsError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.TooManyUploadsError: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.StorageError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.DiskFullError: HTTPStatus.INSUFFICIENT_STORAGE,
+    errors.StorageUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.DataFolderLockedError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.QueueError: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.WorkerLostError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.JobStalledError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    # Of the library's errors a request meets only those about what it asks for; the rest end jobs.
+    core_errors.RocketError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    core_errors.HubUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    core_errors.WorkFolderBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    core_errors.HubCacheBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+# What the framework refuses before any code of ours is asked.
+_FRAMEWORK_CODES = {
+    HTTPStatus.BAD_REQUEST: "bad_request",
+    HTTPStatus.NOT_FOUND: "not_found",
+    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
+    HTTPStatus.REQUEST_TIMEOUT: "request_timeout",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body_too_large",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "unsupported_media_type",
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "range_not_satisfiable",
+    HTTPStatus.MISDIRECTED_REQUEST: "misdirected_request",
+}
+# Raised by us, with words of ours; the framework's own may repeat what was sent.
+_OUR_OWN_WORDS = {
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+    HTTPStatus.MISDIRECTED_REQUEST,
+}
+_FIELD = re.compile(r"[a-z_]{1,40}")
+_log = logging.getLogger(__name__)
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 has it.
+
+    Attributes:
+        type: names the kind of error, as a URN that ends with `code`.
+        title: the status in words.
+        status: the HTTP status, 400 to 599.
+        detail: what is wrong, where, and what to do.
+        code: stable code of the kind of error.
+        request_id: names the request in the service's log; null where it has none.
+        param: the member of the request that is wrong; of a member within another both, with a dot between.
+        errors: `param` and `message` of all members that are wrong.
+        missing: what the service lacks.
+        broker: how the workers hear of jobs, where that was asked for.
+        nearest_ratio: the ratio nearest to the one asked for that can be reached, [0, 1).
+    """
+
+    model_config = ConfigDict(json_schema_extra=described)
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    request_id: str | None
+    param: str | None = None
+    errors: list[dict[str, str]] | None = None
+    missing: list[str] | None = None
+    broker: str | None = None
+    nearest_ratio: float | None = None
+
+
+_SCHEMA = Problem.model_json_schema()
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The problem documents of an endpoint, for the OpenAPI document; `default` stands for failures of the service."""
+    # Written out, as the framework would file a model under the media type of the endpoint's success.
+    content = {PROBLEM_TYPE: {"schema": _SCHEMA}}
+    answers: dict[int | str, dict[str, Any]] = {"default": {"content": content, "description": "The service failed"}}
+    for status in statuses:
+        answers[status] = {"content": content, "description": HTTPStatus(status).phrase}
+    return answers
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Makes a problem document of every error."""
+    for kind, handler in ERROR_HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    app.add_exception_handler(Exception, _on_unknown_error)
+
+
+def status_of(kind: type[Exception]) -> HTTPStatus:
+    """The status of an error's class, or of the nearest class above it."""
+    return next(STATUSES[parent] for parent in kind.__mro__ if parent in STATUSES)
+
+
+def problem(
+    request: Request, status: HTTPStatus, code: str, detail: str, *, headers: dict[str, str] | None = None, **more: Any
+) -> Response:
+    """A problem document, or the page that says the same.
+
+    Args:
+        request: what is answered.
+        status: HTTP status.
+        code: stable code of the error.
+        detail: what is wrong, where, and what to do.
+        headers: further headers.
+        more: further members.
+    """
+    request_id = request.scope.get("state", {}).get("request_id")
+    document = Problem(
+        type=f"urn:rocket:error:{code}",
+        title=status.phrase,
+        status=status.value,
+        detail=detail,
+        code=code,
+        request_id=request_id,
+        **more,
+    )
+    if wants_page(request):
+        page: Response = request.app.state.problem_page(request, document, headers or {})
+        return page
+    body = document.model_dump(exclude_unset=True)
+    return JSONResponse(body, status.value, headers, media_type=PROBLEM_TYPE)
+
+
+def wants_page(request: Request) -> bool:
+    """Whether a request comes from a page, or from a browser that wants one."""
+    asks = request.headers.get("hx-request") == "true" or prefers_html(request.headers.get("accept"))
+    return is_page(request.url.path) and asks
+
+
+def param_of(error: Exception) -> str | None:
+    """The member of a request that an error is about; None if it is about none in particular."""
+    if isinstance(error, core_errors.UnmatchedIgnoreError):
+        return f"options.ignore.{error.position}"
+    param: str | None = getattr(error, "param", None)
+    return param
+
+
+def _on_known_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.AppError | core_errors.RocketError)
+    status = status_of(type(error))
+    headers, detail = {}, str(error)
+    if status is HTTPStatus.CONFLICT:
+        # Clients of other job services take a conflict for passing and repeat the request.
+        headers["x-should-retry"] = "false"
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
+        headers["Retry-After"] = str(getattr(error, "retry_after", RETRY_AFTER_SECONDS))
+    elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        # The message is for the operator: it names folders of this machine.
+        _log.error("%s", error, extra={"code": error.code})
+        detail = (type(error).__doc__ or "").partition("\n")[0]
+    more = {"nearest_ratio": error.nearest_ratio} if isinstance(error, core_errors.InfeasibleBudgetError) else {}
+    return problem(request, status, error.code, detail, headers=headers, param=param_of(error), **more)
+
+
+def _on_invalid_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    invalid = next((item for item in error.errors() if item["type"] == "json_invalid"), None)
+    if invalid is not None:
+        is_double = invalid["ctx"]["error"] == DUPLICATE_NAME
+        detail = f"the body is ambiguous: {DUPLICATE_NAME}; send one" if is_double else "the body is not valid JSON"
+        return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", detail)
+    found = [{"param": _param(item["loc"]), "message": _message(item)} for item in error.errors()]
+    detail = "; ".join(f"{item['param']}: {item['message']}" for item in found[:3])
+    code = errors.InvalidRequestError.code
+    return problem(request, HTTPStatus.UNPROCESSABLE_ENTITY, code, detail, param=found[0]["param"], errors=found)
+
+
+def _on_framework_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    code = _FRAMEWORK_CODES.get(status, status.name.lower())
+    headers = dict(error.headers or {})
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        # The framework names the methods of the first route that matches, and one path may have several.
+        headers["Allow"] = ", ".join(sorted(_methods(request)))
+    detail = error.detail if status in _OUR_OWN_WORDS else status.description or status.phrase
+    return problem(request, status, code, detail, headers=headers)
+
+
+def _on_disconnect(request: Request, error: Exception) -> Response:
+    """Answer a client that is gone: for the log and the metrics, which count it as a bad request."""
+    assert isinstance(error, ClientDisconnect)
+    _log.info("the client closed the connection before its request was complete")
+    return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", "the request is not complete")
+
+
+def _on_unknown_error(request: Request, error: Exception) -> Response:
+    _log.error("unexpected error", exc_info=error)
+    detail = "an error inside the service; its log has the details under this request id"
+    request_id = request.scope.get("state", {}).get("request_id", "")
+    # Raised outside of the middlewares that add these headers.
+    headers = {"X-Request-Id": request_id}
+    if request.url.scheme == "https":
+        headers |= dict([HSTS])
+    return problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", detail, headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    methods: set[str] = set()
+    for route in iter_route_contexts(request.app.routes):
+        if route.original_route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return methods
+
+
+ERROR_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
+    errors.AppError: _on_known_error,
+    core_errors.RocketError: _on_known_error,
+    RequestValidationError: _on_invalid_request,
+    HTTPException: _on_framework_error,
+    ClientDisconnect: _on_disconnect,
+}
+"""What answers which errors; all others are bugs of ours."""
+
+
+def _param(location: tuple[int | str, ...]) -> str:
+    # Labels are named by the client; what looks unlike a field of ours is not repeated either.
+    parts = [str(part) for part in location if isinstance(part, int) or _FIELD.fullmatch(part)]
+    if parts[:1] == ["body"] and len(parts) > 1:
+        parts = parts[1:]
+    return ".".join(parts[: parts.index("metadata") + 1] if "metadata" in parts else parts)
+
+
+def _message(item: dict[str, Any]) -> str:
+    if item["type"] == "string_pattern_mismatch":
+        # The framework shows the regular expression, which says nothing to most people.
+        return FORMS.get(item["ctx"]["pattern"], "has not the form that GET /openapi.json names")
+    return str(item["msg"]).removeprefix("Value error, ")

@@ -1,0 +1,1 @@
+"""Endpoints, one router per noun."""

@@ -1,0 +1,109 @@
+"""`/jobs/{id}/report` and `/jobs/{id}/artifacts`: what a job has produced."""
+
+import base64
+from email.utils import format_datetime
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Path, Request, Response, status
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from app.api.dependencies import CallerDep, ContextDep, JobId, OwnerDep
+from app.api.file_responses import StoredFileResponse, asked_ranges
+from app.api.negotiation import is_known, prefers_html
+from app.api.problems import problems
+from app.api.resources import ArtifactList
+from app.api.serializers import artifact_view
+from app.services import outputs
+from app.shared.models import Artifact
+from rocket_core.report.html import render_report
+from rocket_core.report.schema import CompressionReport
+
+router = APIRouter(prefix="/jobs/{job_id}", tags=["results"])
+
+_REPORT_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; "
+    "sandbox allow-scripts allow-downloads"
+)
+_FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+
+
+@router.get(
+    "/report",
+    response_model=CompressionReport,
+    responses=problems(404, 409)
+    | {200: {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "The report"}},
+)
+def get_report(
+    job_id: JobId, request: Request, response: Response, context: ContextDep, owner: OwnerDep
+) -> object | Response:
+    """The report of a job that has succeeded: JSON, or by `Accept: text/html` a page that needs nothing beside it."""
+    body = outputs.get_report(context, owner, job_id)
+    if not prefers_html(request.headers.get("accept")):
+        response.headers["Vary"] = "Accept"
+        return body
+    # What is in it was named by whoever made the model.
+    headers = {"Vary": "Accept", "Content-Security-Policy": _REPORT_POLICY, "X-Content-Type-Options": "nosniff"}
+    return HTMLResponse(render_report(CompressionReport.model_validate(body)), headers=headers)
+
+
+@router.get("/artifacts", responses=problems(404))
+def list_artifacts(job_id: JobId, context: ContextDep, owner: OwnerDep) -> ArtifactList:
+    """The files of a job that has succeeded."""
+    return ArtifactList(data=[artifact_view(artifact) for artifact in outputs.list_artifacts(context, owner, job_id)])
+
+
+@router.head("/artifacts/{name:path}", include_in_schema=False)
+@router.get(
+    "/artifacts/{name:path}",
+    response_class=Response,
+    responses=problems(404, 410, 416)
+    | {
+        200: {"content": _FILE, "description": "The file"},
+        206: {"content": _FILE, "description": "Ranges of it"},
+        304: {"description": "The client has it already"},
+        307: {"description": "The store has it, at the address in `Location`, for some minutes"},
+    },
+)
+def download_artifact(
+    job_id: JobId,
+    name: Annotated[str, Path(description="name of a file, as the list of artifacts has it; may hold `/`")],
+    request: Request,
+    context: ContextDep,
+    caller: CallerDep,
+) -> Response:
+    """One file, or ranges of it; the ETag is that of its content and never changes."""
+    download = outputs.open_artifact(context, caller.tenant, job_id, name)
+    artifact = download.artifact
+    headers = _headers(artifact)
+    if is_known(request.headers.get("if-none-match"), headers["ETag"]):
+        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
+    # The store does not know our ETag: it would send a range of this file to add to the beginning of another.
+    is_other = request.headers.get("if-range") not in {None, headers["ETag"], headers["Last-Modified"]}
+    ranges = () if is_other else asked_ranges(request.headers.get("range"), artifact.size)
+    if download.url is not None and request.method == "GET" and not is_other:
+        return RedirectResponse(download.url, headers={"Cache-Control": "no-store"})
+    return StoredFileResponse(
+        download.read,
+        artifact.size,
+        ranges,
+        headers=headers,
+        media_type=artifact.media_type,
+        threads=request.app.state.downloads.of(caller),
+    )
+
+
+def _headers(artifact: Artifact) -> dict[str, str]:
+    digest = base64.b64encode(bytes.fromhex(artifact.sha256)).decode()
+    filename = artifact.name.rsplit("/", 1)[-1]
+    quoted = quote(filename, safe="")
+    return {
+        "ETag": f'"sha256-{artifact.sha256}"',
+        "Repr-Digest": f"sha-256=:{digest}:",
+        "Last-Modified": format_datetime(artifact.created_at, usegmt=True),
+        "Cache-Control": "private, max-age=86400, immutable",
+        "Content-Disposition": f"attachment; filename*=utf-8''{quoted}"
+        if quoted != filename
+        else f'attachment; filename="{filename}"',
+        "X-Content-Type-Options": "nosniff",
+    }

@@ -1,0 +1,120 @@
+"""`/jobs/{id}/events`: a page of what happened, or a stream of what happens.
+
+The stream is one of the few asynchronous endpoints: it sleeps without a thread and asks the database in the pool.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from app.api.dependencies import CallerDep, ContextDep, JobId
+from app.api.problems import problems
+from app.api.resources import EventList, ProgressView
+from app.api.serializers import event_view, progress_view
+from app.api.streams import SECONDS_BETWEEN_LOOKS, Streams
+from app.services import jobs
+from app.services.access import Caller
+from app.services.context import Context
+from app.shared.errors import AppError
+from app.shared.lifecycle import Status
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+_STREAM_TYPE = "text/event-stream"
+_PAGE = 200
+# Proxies close connections that are silent for longer.
+_KEEP_ALIVE_SECONDS = 15.0
+_MAX_SEQUENCE = 2**31 - 1
+
+
+class _CountedStream(StreamingResponse):
+    """A stream that is given back when it ends, however it ends."""
+
+    def __init__(self, content: AsyncIterator[str], streams: Streams, caller: Caller) -> None:
+        # Buffering proxies would hold events back.
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(content, media_type=_STREAM_TYPE, headers=headers)
+        self._streams = streams
+        self._caller = caller
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.give_back(self._caller)
+
+
+@router.get(
+    "/{job_id}/events",
+    response_model=EventList,
+    responses=problems(404, 422, 429) | {200: {"content": {_STREAM_TYPE: {"schema": {"type": "string"}}}}},
+)
+async def list_events(
+    job_id: JobId,
+    request: Request,
+    context: ContextDep,
+    caller: CallerDep,
+    after: Annotated[
+        int,
+        Query(ge=0, le=_MAX_SEQUENCE, description="Number of an event: only those behind it; 0 begins at the first."),
+    ] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="How many at most; a stream sends all.")] = 100,
+    last_event_id: Annotated[
+        int | None,
+        Header(
+            ge=0,
+            le=_MAX_SEQUENCE,
+            description="Number of the last event seen, where a stream is taken up again; goes before `after`.",
+        ),
+    ] = None,
+) -> EventList | Response:
+    """What happened to a job, oldest first; with `Accept: text/event-stream` also what happens, until the job ends."""
+    owner = caller.tenant
+    page = await run_in_threadpool(jobs.list_events, context, owner, job_id, after=after, limit=limit)
+    if _STREAM_TYPE in request.headers.get("accept", ""):
+        streams: Streams = request.app.state.streams
+        streams.take(caller)
+        return _CountedStream(_follow(context, streams, owner, job_id, last_event_id or after), streams, caller)
+    last = page.events[-1].sequence if page.events else None
+    return EventList(data=[event_view(event) for event in page.events], has_more=page.has_more, last_id=last)
+
+
+async def _follow(context: Context, streams: Streams, owner: str, job_id: str, after: int) -> AsyncIterator[str]:
+    """Events as they happen, progress as it changes, and `done` once there will be nothing more."""
+    told: ProgressView | None = None
+    spoke = time.monotonic()
+    while not streams.are_closing:
+        try:
+            page = await run_in_threadpool(jobs.list_events, context, owner, job_id, after=after, limit=_PAGE)
+        except AppError:
+            # The answer has begun, so that it can only end; the client comes back and is told why.
+            return
+        for event in page.events:
+            yield _message(event.type, event_view(event), number=event.sequence)
+            after = event.sequence
+        progress = progress_view(page.job)
+        if progress != told:
+            yield _message("progress", progress)
+            told, spoke = progress, time.monotonic()
+        if page.has_more:
+            continue
+        if Status(page.job.status).is_terminal:
+            yield _message("done", progress)
+            return
+        if time.monotonic() - spoke > _KEEP_ALIVE_SECONDS:
+            yield ": still here\n\n"
+            spoke = time.monotonic()
+        await asyncio.sleep(min(SECONDS_BETWEEN_LOOKS, context.settings.poll_seconds))
+
+
+def _message(kind: str, data: BaseModel, *, number: int | None = None) -> str:
+    # Progress has no number: a client that comes back is told of it anyway.
+    head = "" if number is None else f"id: {number}\n"
+    return f"{head}event: {kind}\ndata: {data.model_dump_json()}\n\n"

@@ -1,0 +1,62 @@
+"""`/healthz` and `/readyz`: for whoever keeps the service running."""
+
+from http import HTTPStatus
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict
+
+from app.api.problems import RETRY_AFTER_SECONDS, problem, problems
+from app.services import health
+from rocket_core.schema import described
+
+router = APIRouter(tags=["health"])
+
+
+class Alive(BaseModel):
+    """The process answers.
+
+    Attributes:
+        status: always `ok`.
+    """
+
+    model_config = ConfigDict(json_schema_extra=described)
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(Alive):
+    """Jobs can be accepted.
+
+    Attributes:
+        broker: `ok`, `in this process`, or that it cannot be reached and workers find their jobs by polling.
+    """
+
+    broker: str
+
+
+@router.get("/healthz", responses=problems())
+def is_alive() -> Alive:
+    """Whether the process answers."""
+    return Alive()
+
+
+@router.get("/readyz", response_model=Ready, responses=problems(503))
+def is_ready(request: Request) -> Ready | Response:
+    """Whether jobs can be accepted, and what is missing if not; told within seconds, whatever hangs."""
+    checks = request.app.state.health
+    assert isinstance(checks, health.Health)
+    readiness = checks.check()
+    if not readiness.missing:
+        return Ready(broker=readiness.broker)
+    missing = list(readiness.missing)
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    return problem(
+        request,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "not_ready",
+        "; ".join(missing),
+        headers=headers,
+        missing=missing,
+        broker=readiness.broker,
+    )

@@ -1,0 +1,145 @@
+"""`/jobs`: submitting, watching and steering."""
+
+import hashlib
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response, status
+from fastapi.concurrency import run_in_threadpool
+
+from app.api.acceptance import accept_job, accepted, hint
+from app.api.dependencies import (
+    JSON_BODY,
+    ActorDep,
+    AdmissionDep,
+    ContextDep,
+    HubTokenDep,
+    IdempotencyKeyDep,
+    JobId,
+    LabelsDep,
+    OwnerDep,
+)
+from app.api.ids import AfterJob, PageSize
+from app.api.json_bodies import JsonRoute
+from app.api.negotiation import is_known
+from app.api.prefer_wait import WaitDep, wait_for_end
+from app.api.problems import problems
+from app.api.resources import JobList, JobView, LayerList
+from app.api.serializers import job_view, layer_view
+from app.services import jobs, outputs
+from app.shared.lifecycle import Status
+from app.shared.repositories.jobs import JobFilter
+from app.shared.requests import CompressionRequest
+
+router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=JsonRoute)
+
+# The framework has no word for `metadata[key]=value`.
+_LABELS: dict[str, Any] = {
+    "name": "metadata",
+    "in": "query",
+    "description": "`metadata[key]=value`: only jobs with this label; several must all be there.",
+    "style": "deepObject",
+    "explode": True,
+    "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+}
+
+
+@router.post(
+    "",
+    status_code=status.HTTP_202_ACCEPTED,
+    dependencies=[JSON_BODY],
+    responses=problems(400, 404, 413, 415, 422, 503, 507)
+    | {200: {"model": JobView, "description": "The job of an earlier request"}},
+)
+async def submit_job(
+    body: CompressionRequest,
+    request: Request,
+    response: Response,
+    context: ContextDep,
+    actor: ActorDep,
+    threads: AdmissionDep,
+    key: IdempotencyKeyDep,
+    hub_token: HubTokenDep,
+    wait: WaitDep,
+) -> JobView:
+    """Accepts a compression; a replay under the same `Idempotency-Key` answers 200 with the job of the first.
+
+    What the model's config.json and safetensors headers show to be impossible is refused here, with the code that the
+    job would fail with.
+    """
+    return await accept_job(body, request, response, context, actor, threads, key, hub_token, wait)
+
+
+@router.get("", responses=problems(422), openapi_extra={"parameters": [_LABELS]})
+def list_jobs(
+    context: ContextDep,
+    owner: OwnerDep,
+    labels: LabelsDep,
+    after: AfterJob = None,
+    limit: PageSize = 20,
+    status: Annotated[Status | None, Query(description="Only jobs of this status.")] = None,
+) -> JobList:
+    """Jobs, newest first."""
+    choice = JobFilter(status=status, metadata=labels)
+    page, has_more = jobs.list_jobs(context, owner, choice, after=after, limit=limit)
+    return JobList(
+        data=[job_view(job) for job in page],
+        has_more=has_more,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+    )
+
+
+@router.get(
+    "/{job_id}",
+    response_model=JobView,
+    responses=problems(404) | {304: {"description": "The client has it already"}},
+)
+async def get_job(
+    job_id: JobId, request: Request, response: Response, context: ContextDep, owner: OwnerDep, wait: WaitDep
+) -> JobView | Response:
+    """One job; `Retry-After` says when to look again."""
+    job = await run_in_threadpool(jobs.get_job, context, owner, job_id)
+    job = await wait_for_end(request, response, context, job, wait)
+    view = job_view(job)
+    hint(response, job)
+    response.headers["ETag"] = f'"{hashlib.sha256(view.model_dump_json().encode()).hexdigest()[:32]}"'
+    response.headers["Cache-Control"] = "private, no-cache"
+    if is_known(request.headers.get("if-none-match"), response.headers["ETag"]):
+        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=dict(response.headers))
+    return view
+
+
+@router.post(
+    "/{job_id}/cancel",
+    responses=problems(404, 409) | {202: {"model": JobView, "description": "The worker was asked to stop"}},
+)
+def cancel_job(job_id: JobId, response: Response, context: ContextDep, actor: ActorDep) -> JobView:
+    """Cancels a job: at once (200) if it waits, as soon as its worker notices (202) if it runs."""
+    job = jobs.cancel_job(context, actor, job_id)
+    if job.status == Status.CANCELLING:
+        response.status_code = status.HTTP_202_ACCEPTED
+        hint(response, job)
+    return job_view(job)
+
+
+@router.post("/{job_id}/retry", status_code=status.HTTP_202_ACCEPTED, responses=problems(404, 409, 422))
+def retry_job(
+    job_id: JobId, response: Response, context: ContextDep, actor: ActorDep, hub_token: HubTokenDep
+) -> JobView:
+    """Makes a new job of a failed or cancelled one; it goes on from the checkpoints. Repeating it changes nothing.
+
+    A Hub token is forgotten when its job ends: a job that needs one gets it again with the retry.
+    """
+    return accepted(response, jobs.retry_job(context, actor, job_id, hub_token).job)
+
+
+@router.delete("/{job_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409))
+def delete_job(job_id: JobId, context: ContextDep, actor: ActorDep) -> None:
+    """Deletes a job that has ended, with its artifacts."""
+    jobs.delete_job(context, actor, job_id)
+
+
+@router.get("/{job_id}/layers", responses=problems(404))
+def list_layers(job_id: JobId, context: ContextDep, owner: OwnerDep) -> LayerList:
+    """The layers profiled so far: the candidates of each, and which it got."""
+    return LayerList(data=[layer_view(layer) for layer in outputs.list_layers(context, owner, job_id)])

@@ -1,0 +1,99 @@
+"""`/profiles`: what a model would be at any ratio, before a job is made of it."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request, Response, status
+
+from app.api.acceptance import accept_job
+from app.api.dependencies import JSON_BODY, ActorDep, AdmissionDep, ContextDep, HubTokenDep, IdempotencyKeyDep, OwnerDep
+from app.api.ids import AfterProfile, PageSize, is_profile_id
+from app.api.json_bodies import JsonRoute
+from app.api.prefer_wait import WaitDep
+from app.api.problems import problems
+from app.api.resources import AllocationView, Frontier, JobView, ProfileList, ProfileView
+from app.api.serializers import allocation_view, frontier_view, profile_view
+from app.services import profiles
+from app.shared.errors import ProfileNotFoundError
+from app.shared.repositories.profiles import NOT_FOUND
+from app.shared.requests import AllocationRequest, ProfileRequest
+
+router = APIRouter(prefix="/profiles", tags=["profiles"], route_class=JsonRoute)
+
+
+def _profile_id(profile_id: Annotated[str, Path(description="id of a profile")]) -> str:
+    if not is_profile_id(profile_id):
+        raise ProfileNotFoundError(NOT_FOUND)
+    return profile_id
+
+
+ProfileId = Annotated[str, Depends(_profile_id)]
+
+
+@router.get("", responses=problems(422))
+def list_profiles(
+    context: ContextDep,
+    owner: OwnerDep,
+    after: AfterProfile = None,
+    limit: PageSize = 20,
+) -> ProfileList:
+    """Profiles that jobs have made, newest first.
+
+    Of more than `ROCKET_MAX_PROFILES` those go that were used longest ago, and all that no job has used for
+    `ROCKET_PROFILE_RETENTION_DAYS`, if that is set; never that of a job which has not ended.
+    """
+    page, has_more = profiles.list_profiles(context, owner, after=after, limit=limit)
+    return ProfileList(
+        data=[profile_view(profile) for profile in page],
+        has_more=has_more,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+    )
+
+
+@router.post(
+    "",
+    status_code=status.HTTP_202_ACCEPTED,
+    dependencies=[JSON_BODY],
+    responses=problems(400, 404, 413, 415, 422, 503, 507)
+    | {200: {"model": JobView, "description": "The job of an earlier request"}},
+)
+async def make_profile(
+    body: ProfileRequest,
+    request: Request,
+    response: Response,
+    context: ContextDep,
+    actor: ActorDep,
+    threads: AdmissionDep,
+    key: IdempotencyKeyDep,
+    hub_token: HubTokenDep,
+    wait: WaitDep,
+) -> JobView:
+    """Accepts a job that calibrates and profiles a model, and no more; its `profile_id` then names the profile.
+
+    A later `POST /jobs` with the same model, calibration and options begins where this ends.
+    """
+    return await accept_job(body.job_request(), request, response, context, actor, threads, key, hub_token, wait)
+
+
+@router.get("/{profile_id}", responses=problems(404))
+def get_profile(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) -> ProfileView:
+    """One profile."""
+    return profile_view(profiles.get_profile(context, owner, profile_id))
+
+
+@router.delete("/{profile_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404))
+def delete_profile(profile_id: ProfileId, context: ContextDep, actor: ActorDep) -> None:
+    """Deletes a profile; the jobs that made or used it stay."""
+    profiles.delete_profile(context, actor, profile_id)
+
+
+@router.get("/{profile_id}/frontier", responses=problems(404))
+def get_frontier(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) -> Frontier:
+    """Size and predicted error at every hundredth, and at the largest ratio that can be reached."""
+    return frontier_view(*profiles.get_frontier(context, owner, profile_id))
+
+
+@router.post("/{profile_id}/allocations", dependencies=[JSON_BODY], responses=problems(400, 404, 413, 415, 422))
+def allocate(profile_id: ProfileId, body: AllocationRequest, context: ContextDep, owner: OwnerDep) -> AllocationView:
+    """What each layer would get at a ratio, within a size or within an error; nothing is made or kept."""
+    return allocation_view(profiles.allocate(context, owner, profile_id, body))

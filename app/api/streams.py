@@ -1,0 +1,39 @@
+"""Limits on open event streams and waiting requests."""
+
+from app.api.tenant_shares import Places
+from app.services.access import Caller
+from app.shared.errors import TooManyStreamsError
+
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class Streams:
+    """The open streams of this process; used from the event loop only.
+
+    Args:
+        limit: how many may be open.
+        share: how many one tenant may have open where there are API keys.
+    """
+
+    def __init__(self, limit: int, *, share: int) -> None:
+        self._places = Places(limit, share=share)
+        self.are_closing = False
+
+    def take(self, caller: Caller) -> None:
+        """Count a stream that opens.
+
+        Raises:
+            TooManyStreamsError: all that there are, or that the caller's tenant may have, are in use.
+        """
+        if not self._places.try_take(caller):
+            raise TooManyStreamsError(
+                "all event streams that you may open are in use; poll GET /jobs/{id}, or try again later"
+            )
+
+    def give_back(self, caller: Caller) -> None:
+        """Count a stream that closes."""
+        self._places.give_back(caller)
+
+    def close(self) -> None:
+        """Ends all streams within a second; called when the service stops, which would otherwise wait for them."""
+        self.are_closing = True

@@ -1,0 +1,26 @@
+"""The frontier of a profiled model, as the pages draw it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rocket_core.candidates import SizePoint
+from rocket_core.report.figures import Figure, size_frontier
+
+if TYPE_CHECKING:
+    from rocket_core.allocation.predictor import WhatIf
+
+
+def frontier_of(what_if: "WhatIf", points: Sequence[Mapping[str, Any]], *, marked_bytes: int | None) -> Figure:
+    """What a model would be at every ratio.
+
+    Args:
+        what_if: the profiled model.
+        points: `SizePoint`s as they are kept.
+        marked_bytes: the size that is marked; None marks none.
+    """
+    return size_frontier(
+        [SizePoint.model_validate(point) for point in points],
+        what_if.profile.objective,
+        other_bytes=what_if.profile.other_bytes,
+        marked_bytes=marked_bytes,
+    )

@@ -1,0 +1,90 @@
+"""`rocket models`, `rocket calibrations`, `rocket upload` and `rocket profiles`: what a server has."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from rocket_cli import options
+from rocket_cli.connection import OutageNotice, command, connected
+from rocket_cli.progress_view import print_line
+from rocket_cli.report_table import age_text, percent, print_names, wide_console
+from rocket_client._defaults import DEFAULT_SERVER
+from rocket_client.models import Profile
+
+After = Annotated[str | None, typer.Option(metavar="PROFILE", help="Only profiles older than this one.")]
+# What a page of the server may have.
+Limit = Annotated[int, typer.Option(metavar="N", min=1, max=100, help="How many at most.")]
+
+
+def models(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
+    """List the models in the server's folder, as `rocket submit` takes them; those of the Hub need no list."""
+    with connected(server, as_json=as_json) as rocket:
+        found = rocket.models()
+    print_names(found, "models", as_json=as_json)
+
+
+def calibrations(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
+    """List calibration data, as `rocket submit --calibration` takes it; what `rocket upload` brought is among it."""
+    with connected(server, as_json=as_json) as rocket:
+        found = rocket.calibrations()
+    print_names(found, "calibration data", as_json=as_json)
+
+
+def upload(
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .txt file, or a .jsonl file of texts.")],
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """Bring FILE to a server; what `rocket submit --calibration` takes goes to stdout.
+
+    The same content again is the same upload.
+    """
+    notice = OutageNotice(server, quiet=as_json)
+    with connected(server, as_json=as_json, notice=notice) as rocket:
+        kept = rocket.upload(file)
+        notice.end()
+    if as_json:
+        typer.echo(kept.model_dump_json(indent=2))
+        return
+    typer.echo(kept.id)
+    print_line(f"{kept.documents} documents; use it with `rocket submit ... --calibration {kept.id}`")
+
+
+def profiles(
+    *,
+    limit: Limit = 20,
+    after: After = None,
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """List profiles, newest first: what `rocket frontier` shows, and what spares a second job the calibration."""
+    with connected(server, as_json=as_json) as rocket:
+        page = rocket.list_profiles(after=after, limit=limit)
+    if as_json:
+        typer.echo(page.model_dump_json(indent=2))
+        return
+    if not page.data:
+        print_line("no profiles; each job makes one, unless there is one for it")
+        return
+    wide_console().print(_table(page.data, datetime.now(UTC)))
+    if page.has_more:
+        print_line(f"older ones: {command(server, 'profiles', '--after', page.data[-1].id)}")
+
+
+def _table(found: Sequence[Profile], now: datetime) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    for column in ("profile", "model", "calibration", "layers", "up to", "age", "used"):
+        is_number = column in {"layers", "up to", "age", "used"}
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=True)
+    for profile in found:
+        ages = (age_text((now - at).total_seconds()) for at in (profile.created_at, profile.used_at))
+        data = f"{profile.calibration.dataset}, {profile.calibration.samples}"
+        cells = (profile.id, profile.model_id, data, str(profile.layers), percent(profile.reachable_ratio), *ages)
+        table.add_row(*(Text(cell) for cell in cells))
+    return table

@@ -1,0 +1,81 @@
+"""`rocket download`: a job's artifacts, verified, into a folder."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.filesize import decimal as bytes_text
+
+from rocket_cli import options
+from rocket_cli.connection import OutageNotice, connected
+from rocket_cli.progress_view import ProgressView, print_line, progress_view
+from rocket_client._defaults import DEFAULT_SERVER
+
+if TYPE_CHECKING:
+    from rocket_client._download_state import DownloadedFile, DownloadProgress
+
+
+_SECONDS_BEFORE_ESTIMATE = 2.0
+
+
+def download(
+    *,
+    job_id: options.JobId,
+    folder: options.DownloadFolder = None,
+    export: options.DownloadExport = None,
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """Bring the files of a job that has succeeded into DIR, whose path goes to stdout.
+
+    Called again, it goes on where it stopped. Every file is verified by its SHA-256, those already there too.
+    """
+    target = (Path(job_id) if folder is None else folder).absolute()
+    notice = OutageNotice(server, quiet=as_json)
+    with (
+        connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket,
+        progress_view(quiet=as_json) as view,
+    ):
+        exports = [kind.value for kind in export or ()]
+        files = rocket.download(job_id, target, exports=exports, on_progress=bytes_view(view, notice))
+    if as_json:
+        typer.echo(json.dumps({"folder": str(target), "files": [_json(file) for file in files]}, indent=2))
+        return
+    for line in _summary(files):
+        print_line(line)
+    typer.echo(str(target))
+
+
+def bytes_view(
+    view: ProgressView, notice: OutageNotice, clock: Callable[[], float] = time.monotonic
+) -> Callable[["DownloadProgress"], None]:
+    """What to call while artifacts arrive, so that a progress view shows them in bytes."""
+    began = clock()
+
+    def show(progress: "DownloadProgress") -> None:
+        notice.end()
+        seconds, seconds_left = clock() - began, None
+        if progress.received and seconds > _SECONDS_BEFORE_ESTIMATE:
+            seconds_left = seconds / progress.received * (progress.total - progress.done)
+        fraction = progress.done / progress.total if progress.total else 1.0
+        size = f"{bytes_text(progress.done)} of {bytes_text(progress.total)}"
+        view.show("downloading", f"{size} {progress.name}", fraction, seconds_left)
+
+    return show
+
+
+def _summary(files: Sequence["DownloadedFile"]) -> list[str]:
+    counts = Counter(file.outcome.value for file in files)
+    size = bytes_text(sum(file.artifact.size for file in files), precision=2)
+    replaced = [f"{file.path} was another file and is replaced" for file in files if file.outcome == "replaced"]
+    already = f", {counts['kept']} of them already there" if counts["kept"] else ""
+    return [*replaced, f"{len(files)} files of {size}, verified by their SHA-256{already}"]
+
+
+def _json(file: "DownloadedFile") -> dict[str, str | int]:
+    described: dict[str, str | int] = {"name": file.artifact.name, "path": str(file.path)}
+    return described | {"size": file.artifact.size, "sha256": file.artifact.sha256, "outcome": file.outcome.value}

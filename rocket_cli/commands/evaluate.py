@@ -1,0 +1,69 @@
+"""`rocket evaluate`: how well a model predicts a text, and how far it is from its dense original."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from rocket_cli import options
+from rocket_cli.exit_codes import reported_failures
+from rocket_cli.progress_view import hide_library_bars, progress_view
+from rocket_core.system.gc_pause import no_collection
+
+if TYPE_CHECKING:
+    from rocket_core.evaluation import EvaluationResult
+
+
+def evaluate(
+    *,
+    model: options.Model,
+    text: options.Text,
+    sequence_length: options.SequenceLength = None,
+    limit: options.Limit = None,
+    device: options.Device = "auto",
+    against: options.Against = None,
+    stride: options.Stride = None,
+    task: options.Tasks = None,
+    task_items: options.TaskItems = None,
+    revision: options.Revision = None,
+    as_json: options.JsonErrors = False,
+) -> None:
+    """Measure the perplexity of MODEL on a text, as JSON; with --against, how far it is from its dense original.
+
+    Documents are joined by the tokenizer's BOS token and cut into windows. Of an encoder, lines are read as sentences,
+    and the drift of its pooled outputs is measured.
+    """
+    settings = {
+        "sequence_length": sequence_length,
+        "limit": limit,
+        "stride": stride,
+        "tasks": tuple(task or ()),
+        "task_items": task_items,
+        "device": device,
+    }
+    with reported_failures(as_json=as_json):
+        result = _run(model, text, against, revision, settings, quiet=as_json)
+    typer.echo(result.model_dump_json(indent=2))
+
+
+def _run(
+    model: str, text: Path, against: str | None, revision: str | None, settings: dict[str, Any], *, quiet: bool
+) -> "EvaluationResult":
+    with no_collection(lasting=True):
+        import rocket_core.hf  # noqa: F401 - teaches transformers to load compressed folders
+        from rocket_core.checkpoint import find_model
+        from rocket_core.evaluation import evaluate_text
+
+    folder = find_model(model, revision).folder
+    original = None if against is None else find_model(against).folder
+    hide_library_bars()
+    with progress_view(quiet=quiet) as view:
+        result = evaluate_text(
+            folder,
+            text,
+            against=original,
+            on_step=lambda share, what: view.show("evaluating", what, share, None),
+            **settings,
+        )
+    # Of a repository the folder is one in a cache, which means nothing to the user.
+    return result.model_copy(update={"model": model, "against": against})

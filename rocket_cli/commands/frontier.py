@@ -1,0 +1,85 @@
+"""`rocket frontier`: what a model would be at every ratio, drawn, before anybody chooses one."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal as bytes_text
+from rich.table import Table
+from rich.text import Text
+
+from rocket_cli import options
+from rocket_cli.connection import command, connected
+from rocket_cli.plots import error_curve
+from rocket_cli.progress_view import print_line
+from rocket_cli.report_table import percent, wide_console
+from rocket_client._defaults import DEFAULT_SERVER
+from rocket_client.errors import InvalidArgumentError
+from rocket_client.models import Frontier, Job, Size
+
+_PROFILE = "prof_"
+_BAR = 40
+# What the other columns take.
+_BESIDE_BAR = 48
+# Every fifth of a hundred points, and the last.
+_STEP = 5
+_ERRORS = {
+    "fisher": "expected increase of the loss, nats per token (of models that predict no tokens: change of the output)",
+    "whitened": "sum over layers of the squared relative error of the output",
+    "weight": "sum over layers of the relative error of the weights",
+}
+
+
+def frontier(
+    *,
+    job_or_profile: options.JobOrProfile,
+    table: Annotated[bool, typer.Option("--table", help="No curve, but the table alone.")] = False,
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """Show size and predicted error of a profiled model at every ratio: a curve in a terminal, and a table."""
+    is_profile = job_or_profile.startswith(_PROFILE)
+    with connected(server, as_json=as_json, job_id=None if is_profile else job_or_profile) as rocket:
+        profile_id = job_or_profile
+        if not is_profile:
+            job = rocket.get_job(job_or_profile)
+            if job.profile_id is None:
+                raise InvalidArgumentError(_why_none(job, server))
+            profile_id = job.profile_id
+        found = rocket.frontier(profile_id)
+        model_id = rocket.get_profile(profile_id).model_id
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+        return
+    screen, console = Console(), wide_console()
+    curve = None if table else error_curve(found.data, screen)
+    if curve is not None:
+        screen.print(curve)
+    # Lines that a terminal breaks are no table.
+    bar = min(_BAR, max(0, screen.width - _BESIDE_BAR)) if screen.is_terminal else _BAR
+    console.print(_table(found, bar, block="#" if console.options.ascii_only else "█"))
+    console.print(f"Predicted error: {_ERRORS.get(found.objective, found.objective)}", style="dim")
+    print_line(f"to make one of them: {command(server, 'submit', model_id, '--ratio', 'R')}")
+
+
+def _why_none(job: Job, server: str) -> str:
+    if job.status != "succeeded":
+        return f"{job.id} is {job.status} and has no profile: it has one once all layers are profiled"
+    again = command(server, "profile", job.model_id)
+    return f"the profile of {job.id} is gone: deleted, or unused for long; {again} with its options makes it again"
+
+
+def _table(found: Frontier, longest: int, block: str) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    for column in ("ratio", "size", "of original", "", "predicted error"):
+        table.add_column(column, justify="left" if column == "" else "right", no_wrap=True)
+    for point in _shown(found.data):
+        part = point.model_bytes / found.dense_bytes
+        bar = block * round(longest * part)
+        size = bytes_text(point.model_bytes, precision=2)
+        table.add_row(*(Text(cell) for cell in (f"{point.ratio:.2f}", size, percent(part), bar, f"{point.error:.3g}")))
+    return table
+
+
+def _shown(points: tuple[Size, ...]) -> list[Size]:
+    return [point for place, point in enumerate(points) if place % _STEP == 0 or place == len(points) - 1]

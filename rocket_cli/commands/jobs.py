@@ -1,0 +1,120 @@
+"""`rocket jobs`, `rocket report`, `rocket cancel` and `rocket retry`."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+
+import typer
+from rich.filesize import decimal as bytes_text
+from rich.table import Table
+from rich.text import Text
+
+from rocket_cli import options
+from rocket_cli.connection import OutageNotice, command, connected, hub_token
+from rocket_cli.following import follow_job
+from rocket_cli.progress_view import percentage, print_line
+from rocket_cli.report_table import age_text, percent, print_report, wide_console
+from rocket_client._defaults import DEFAULT_SERVER
+from rocket_client.models import Job
+
+
+def jobs(
+    *,
+    status: options.Status = None,
+    limit: options.JobLimit = 20,
+    after: options.After = None,
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """List jobs, newest first."""
+    with connected(server, as_json=as_json) as rocket:
+        # One more tells whether there are more.
+        found = list(islice(rocket.iterate_jobs(status=status, after=after), limit + 1))
+    shown, has_more = found[:limit], len(found) > limit
+    if as_json:
+        typer.echo(json.dumps({"data": [job.model_dump(mode="json") for job in shown], "has_more": has_more}, indent=2))
+        return
+    if not shown:
+        print_line(f"no {status or ''} jobs".replace("  ", " "))
+        return
+    wide_console().print(_table(shown, datetime.now(UTC)))
+    if has_more:
+        narrowed = () if status is None else ("--status", status)
+        print_line(f"older ones: {command(server, 'jobs', *narrowed, '--after', shown[-1].id)}")
+
+
+def report(
+    *, job_id: options.JobId, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False
+) -> None:
+    """Show the report of a job that has succeeded, layer by layer."""
+    with connected(server, as_json=as_json, job_id=job_id) as rocket:
+        found = rocket.report(job_id)
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        print_report(found, Path(job_id), fetched_by=command(server, "download", job_id))
+
+
+def cancel(
+    *,
+    job_id: options.JobId,
+    wait: options.Wait = False,
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """Cancel a job; what it has finished is kept for a retry."""
+    notice = OutageNotice(server, quiet=as_json)
+    with connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket:
+        job = rocket.cancel(job_id)
+        notice.end()
+        if wait:
+            job = follow_job(rocket, job, notice, quiet=as_json)
+    if as_json:
+        typer.echo(job.model_dump_json(indent=2))
+    elif job.has_ended:
+        print_line(f"{job.id} is {job.status}; `{command(server, 'retry', job.id)}` goes on from its checkpoints")
+    else:
+        print_line(f"{job.id} stops as soon as its worker notices; `{command(server, 'watch', job.id)}` shows when")
+
+
+def retry(
+    *,
+    job_id: options.JobId,
+    hub_token_env: options.HubTokenVariable = None,
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """Make a new job of one that failed or was cancelled; the new job's id goes to stdout."""
+    token = hub_token(hub_token_env)
+    with connected(server, as_json=as_json, job_id=job_id) as rocket:
+        job = rocket.retry(job_id, hub_token=token)
+    if as_json:
+        typer.echo(job.model_dump_json(indent=2))
+        return
+    typer.echo(job.id)
+    print_line(f"goes on from the checkpoints of {job_id}; `{command(server, 'watch', job.id)}` shows how")
+
+
+def _table(found: Sequence[Job], now: datetime) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    for column in ("job", "status", "progress", "model", "target", "age"):
+        table.add_column(column, justify="right" if column in {"target", "age"} else "left", no_wrap=True)
+    for job in found:
+        age = age_text((now - job.created_at).total_seconds())
+        cells = (job.id, job.status, _progress(job), job.model_id, _target(job), age)
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _target(job: Job) -> str:
+    if job.target_bytes is not None:
+        return f"≤ {bytes_text(job.target_bytes)}"
+    return "profile" if job.ratio is None else percent(job.ratio)
+
+
+def _progress(job: Job) -> str:
+    if job.has_ended:
+        return "" if job.error is None else job.error.code
+    return " ".join(part for part in (job.stage or "", percentage(job.progress)) if part)

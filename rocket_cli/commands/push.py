@@ -1,0 +1,123 @@
+"""`rocket push`: an export of a job to a repository of the Hugging Face Hub."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.filesize import decimal as bytes_text
+
+from rocket_cli import options
+from rocket_cli.commands.download import bytes_view
+from rocket_cli.connection import OutageNotice, connected, hub_token
+from rocket_cli.progress_view import print_line, progress_view
+from rocket_client._defaults import DEFAULT_SERVER
+
+if TYPE_CHECKING:
+    from rocket_client._download_state import DownloadedFile
+    from rocket_client.hub_push import PushedExport
+
+
+Repository = Annotated[
+    str, typer.Argument(metavar="REPO", help="NAMESPACE/NAME on the Hub, made if need be.", show_default=False)
+]
+Export = Annotated[
+    options.ExportChoice | None,
+    typer.Option(metavar="KIND", help="factored or dense.", show_default="factored, if the job has it"),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where to download to first.", show_default="a folder of the user's cache"),
+]
+Private = Annotated[bool, typer.Option("--private", help="Only its owner may read the repository.")]
+Branch = Annotated[str, typer.Option("--revision", metavar="BRANCH", help="Branch to write to, made if need be.")]
+Message = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Of the commit.", show_default="model, ratio and export")
+]
+TokenVariable = Annotated[
+    str | None,
+    typer.Option(
+        "--hub-token-env",
+        metavar="VARIABLE",
+        help="Environment variable with a token of the Hugging Face Hub that may write there.",
+        show_default="HF_TOKEN, or that of `hf auth login`",
+    ),
+]
+
+
+def push(
+    *,
+    job_id: options.JobId,
+    repository: Repository,
+    export: Export = None,
+    folder: Folder = None,
+    private: Private = False,
+    revision: Branch = "main",
+    message: Message = None,
+    hub_token_env: TokenVariable = None,
+    server: options.Server = DEFAULT_SERVER,
+    as_json: options.JsonResult = False,
+) -> None:
+    """Bring the smaller model of JOB to a repository of the Hugging Face Hub, whose address goes to stdout.
+
+    Called again, it goes on where it stopped and sends nothing twice; the files appear in one commit.
+    """
+    token = hub_token(hub_token_env)
+    notice = OutageNotice(server, quiet=as_json)
+    with connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket:
+        # Heavy, and of no use to any other command.
+        from huggingface_hub.utils import disable_progress_bars
+
+        from rocket_client.hub_push import Destination, push_export
+
+        # They would be drawn over ours.
+        disable_progress_bars()
+        destination = Destination(
+            repository=repository, private=private, revision=revision, message=message, token=token
+        )
+        with progress_view(quiet=as_json) as view:
+            show = bytes_view(view, notice)
+
+            def announce(files: "Sequence[DownloadedFile]") -> None:
+                view.show("uploading", f"{_size(files)} to {repository}", 1.0, None)
+
+            pushed = push_export(
+                rocket,
+                job_id,
+                destination,
+                export=None if export is None else export.value,
+                folder=None if folder is None else folder.absolute(),
+                on_progress=show,
+                on_upload=announce,
+            )
+    if as_json:
+        typer.echo(json.dumps(_json(pushed), indent=2))
+        return
+    done = "pushed in one commit" if pushed.is_new else "all of them there already"
+    print_line(f"{pushed.export}: {len(pushed.files)} files of {_size(pushed.files)}, {done}")
+    typer.echo(pushed.url if pushed.revision == "main" else f"{pushed.url}/tree/{pushed.revision}")
+
+
+def _size(files: "Sequence[DownloadedFile]") -> str:
+    return bytes_text(sum(file.artifact.size for file in files), precision=2)
+
+
+def _json(pushed: "PushedExport") -> dict[str, object]:
+    return {
+        "repository": pushed.repository,
+        "url": pushed.url,
+        "revision": pushed.revision,
+        "commit": pushed.commit,
+        "is_new": pushed.is_new,
+        "export": pushed.export,
+        "files": [
+            {
+                "name": file.artifact.name,
+                "path": str(file.path),
+                "size": file.artifact.size,
+                "sha256": file.artifact.sha256,
+            }
+            for file in pushed.files
+        ],
+    }

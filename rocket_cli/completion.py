@@ -1,0 +1,86 @@
+"""What a shell offers at the Tab key: names that the server knows, if it says so quickly; otherwise nothing."""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import typer
+
+from rocket_client.errors import ClientError
+
+if TYPE_CHECKING:
+    from rocket_client.client import Rocket
+    from rocket_client.models import Job
+
+# Somebody is waiting with a finger on the key.
+_SECONDS = 1.5
+_MANY = 100
+_STATUSES = ("queued", "running", "cancelling", "succeeded", "failed", "cancelled")
+
+
+# A name, or a name and what tells it from others.
+Offer = str | tuple[str, str]
+
+
+def job_ids(context: typer.Context, incomplete: str) -> list[Offer]:
+    """Jobs, newest first, each with what tells it from the others."""
+
+    def ask(rocket: "Rocket") -> Iterable[Offer]:
+        return [(job.id, _told(job)) for job in rocket.list_jobs(limit=_MANY).data]
+
+    return _offered(context, incomplete, ask)
+
+
+def jobs_and_profiles(context: typer.Context, incomplete: str) -> list[Offer]:
+    """Jobs that have a profile, and profiles."""
+
+    def ask(rocket: "Rocket") -> Iterable[Offer]:
+        jobs = [job for job in rocket.list_jobs(limit=_MANY).data if job.profile_id is not None]
+        return [
+            *((job.id, _told(job)) for job in jobs),
+            *((profile.id, f"profile of {profile.model_id}") for profile in rocket.list_profiles(limit=_MANY).data),
+        ]
+
+    return _offered(context, incomplete, ask)
+
+
+def model_ids(context: typer.Context, incomplete: str) -> list[Offer]:
+    """Models of the server's own folder."""
+    return _offered(context, incomplete, lambda rocket: rocket.models())
+
+
+def calibration_names(context: typer.Context, incomplete: str) -> list[Offer]:
+    """Calibration data that the server offers, uploads among them."""
+    return _offered(context, incomplete, lambda rocket: rocket.calibrations())
+
+
+def statuses(incomplete: str) -> list[str]:
+    """What a job can be, which no server need be asked for."""
+    return [status for status in _STATUSES if status.startswith(incomplete)]
+
+
+def _offered(context: typer.Context, incomplete: str, ask: Callable[["Rocket"], Iterable[Offer]]) -> list[Offer]:
+    """What the server of the command line answers within the time, of that which begins so."""
+    server = context.params.get("server")
+    found: list[Offer] = []
+
+    def run() -> None:
+        from rocket_client.client import Rocket
+
+        # Nothing to say to somebody who is in the middle of a line.
+        with suppress(ClientError), Rocket(server, patience=0) as rocket:
+            found.extend(ask(rocket))
+
+    # A thread that is left behind: neither a name server nor a silent host knows of our hurry.
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    if thread.is_alive():
+        return []
+    return [offer for offer in found if (offer if isinstance(offer, str) else offer[0]).startswith(incomplete)]
+
+
+def _told(job: "Job") -> str:
+    target = job.ratio if job.target_bytes is None else f"{job.target_bytes} bytes"
+    return f"{job.status} {job.model_id} {job.kind if target is None else target}"

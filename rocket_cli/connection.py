@@ -1,0 +1,173 @@
+"""What commands share that talk to a server: the connection, its outages, and refusals in the command line's words."""
+
+import difflib
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from rocket_cli.exit_codes import reported_failures
+from rocket_cli.progress_view import duration, print_line
+from rocket_client._defaults import COMMAND_PATIENCE, DEFAULT_SERVER, KEY_VARIABLE, SERVER_VARIABLE
+from rocket_client.errors import ClientError, ProblemError
+
+if TYPE_CHECKING:
+    from rocket_client._wire import Waiting
+    from rocket_client.client import Rocket
+
+_MANY = 100
+_NAMES_SHOWN = 12
+
+
+class OutageNotice:
+    """Says once that the server does not answer, and once that it does again.
+
+    Args:
+        server: its address.
+        quiet: say nothing.
+    """
+
+    def __init__(self, server: str, *, quiet: bool) -> None:
+        self._server = server
+        self._quiet = quiet
+        self._reason: str | None = None
+
+    def begin(self, waiting: "Waiting") -> None:
+        """There is no answer."""
+        if self._reason is None and not self._quiet:
+            left = duration(round(waiting.seconds_left))
+            state = "asks for time" if waiting.has_answered else "does not answer"
+            print_line(f"{self._server} {state} ({waiting.reason}); trying again for {left}")
+        self._reason = waiting.reason
+
+    def end(self) -> None:
+        """There is an answer, perhaps one of many."""
+        if self._reason is not None and not self._quiet:
+            print_line(f"{self._server} answers again")
+        self._reason = None
+
+
+@contextmanager
+def connected(
+    server: str, *, as_json: bool, job_id: str | None = None, notice: OutageNotice | None = None
+) -> Iterator["Rocket"]:
+    """A client whose errors end the command with a message and an exit code.
+
+    Args:
+        server: the server's address.
+        as_json: write errors as JSON too.
+        job_id: the job that the command is about.
+        notice: told of outages; None makes one.
+    """
+    from rocket_client.client import Rocket
+
+    outage = notice or OutageNotice(server, quiet=as_json)
+    with (
+        reported_failures(as_json=as_json),
+        Rocket(server, patience=COMMAND_PATIENCE, on_wait=outage.begin) as rocket,
+    ):
+        try:
+            yield rocket
+        except ProblemError as error:
+            raise _explained(rocket, error, job_id) from error
+
+
+def command(server: str, *arguments: str) -> str:
+    """A command line to go on with, quoted for a shell; it names the server where that is not understood."""
+    usual = os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
+    return shlex.join(["rocket", *arguments, *(() if server == usual else ("--server", server))])
+
+
+def hub_token(variable: str | None) -> str | None:
+    """The Hub token in an environment variable: on a command line everybody could read it.
+
+    Raises:
+        typer.BadParameter: there is no such variable.
+    """
+    if variable is None:
+        return None
+    token = os.environ.get(variable)
+    if not token:
+        # Not repeated: it may be the token itself.
+        raise typer.BadParameter(
+            "the environment has no variable of that name; name the variable, not the token",
+            param_hint="--hub-token-env",
+        )
+    return token
+
+
+def explain_names(
+    rocket: "Rocket", error: ProblemError, *, model_id: str, datasets: Sequence[str | None]
+) -> ProblemError:
+    """Adds to a refusal of a name what the server has, and what is nearest; any other error stays as it is."""
+    if error.code == "hub_unavailable":
+        return _explain_outage(rocket, error, model_id)
+    if error.code == "model_not_found" or error.param == "model_id":
+        return _explain_name(error, model_id, rocket.models, "models")
+    given = [name for name in datasets if name is not None]
+    if given and (error.code == "unknown_dataset" or (error.param or "").endswith(".dataset")):
+        with suppress(ClientError):
+            offered = rocket.calibrations()
+            # Of several names, that which the server has not.
+            given.sort(key=lambda name: name in offered)
+        return _explain_name(error, given[0], rocket.calibrations, "datasets")
+    return error
+
+
+def _explain_outage(rocket: "Rocket", error: ProblemError, model_id: str) -> ProblemError:
+    """Whoever misspells `local/NAME` asks for a repository of the Hub."""
+    with suppress(ClientError):
+        near = _nearest(model_id, rocket.models())
+        if near is not None:
+            return error.explained(f"{error.detail}\n  did you mean {near}, which this server has?")
+    return error
+
+
+def _explain_name(error: ProblemError, name: str, offered: Callable[[], Sequence[str]], kind: str) -> ProblemError:
+    try:
+        names = offered()
+    except ClientError:
+        # The refusal itself is what matters.
+        return error
+    folder = Path(name).name if Path(name).exists() else None
+    near = _nearest(f"local/{folder or name.removeprefix('local/')}", names) or _nearest(name, names)
+    said = [f"{name!r} is refused: {error.detail}"]
+    if near is not None:
+        said.append(f"did you mean {near}?")
+    elif folder is not None:
+        said.append(f"a server takes no paths; copy it into the server's {kind} folder and submit local/{folder}")
+    if names:
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        said.append(f"this server has {', '.join(names[:_NAMES_SHOWN])}{more}")
+    else:
+        said.append(f"this server has no {kind} of its own")
+    return error.explained("\n  ".join(said))
+
+
+def _explained(rocket: "Rocket", error: ProblemError, job_id: str | None) -> ProblemError:
+    if error.code == "unauthenticated":
+        return error.explained(_key_advice(rocket.server))
+    if error.code != "job_not_found" or job_id is None:
+        return error
+    near = None
+    with suppress(ClientError):
+        near = _nearest(job_id, [job.id for job in rocket.list_jobs(limit=_MANY).data])
+    guess = f"did you mean {near}? " if near else ""
+    return error.explained(
+        f"{rocket.server} has no job {job_id}; {guess}`{command(rocket.server, 'jobs')}` lists those it has"
+    )
+
+
+def _key_advice(server: str) -> str:
+    maker = "its operator makes one with `rocket admin keys create`"
+    if os.environ.get(KEY_VARIABLE):
+        return f"{server} does not know the API key in {KEY_VARIABLE}, or it has expired or was revoked; {maker}"
+    return f"{server} wants an API key; set {KEY_VARIABLE} to yours ({maker})"
+
+
+def _nearest(name: str, names: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.75)), None)

@@ -1,0 +1,123 @@
+"""How a job comes along, and how it ends: what `rocket watch` and `rocket submit --wait` show."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import typer
+from rich.filesize import decimal as bytes_text
+
+from rocket_cli.connection import OutageNotice, command
+from rocket_cli.exit_codes import ExitCode, Failure, exit_code_of_code, report_failure
+from rocket_cli.progress_view import ProgressView, duration, print_line, progress_view
+from rocket_cli.report_table import count_text, percent
+from rocket_client.errors import DetachedError
+from rocket_client.models import Event, Job, Progress
+
+if TYPE_CHECKING:
+    from rocket_client.client import Rocket
+
+
+class JobView:
+    """Puts together what a job's stream of events tells, for a progress view.
+
+    Args:
+        view: what to draw on.
+    """
+
+    def __init__(self, view: ProgressView) -> None:
+        self._view = view
+        self._layer = ""
+        self._stage = ""
+
+    def show(self, news: Event | Progress | Job) -> None:
+        """Shows what is new."""
+        if isinstance(news, Event):
+            self._note(news)
+            return
+        # A job that is being cancelled still names its last stage, which is not what matters now.
+        stage = news.stage if news.status == "running" and news.stage else news.status
+        if stage != self._stage:
+            self._stage, self._layer = stage, ""
+        self._view.show(stage, self._layer, news.progress, seconds_until(news.estimated_finish_at))
+
+    def _note(self, event: Event) -> None:
+        if event.type == "layer":
+            self._layer = str(event.data.get("layer", ""))
+        if event.level in {"warning", "error"}:
+            print_line(f"{event.level}: {event.message}")
+
+
+def follow_job(rocket: "Rocket", job: Job, notice: OutageNotice, *, quiet: bool) -> Job:
+    """Shows a job until it ends, and returns it as it ended.
+
+    Raises:
+        DetachedError: the user pressed Ctrl-C.
+    """
+    if job.has_ended:
+        return job
+    try:
+        with progress_view(quiet=quiet) as view:
+            shown = JobView(view)
+            shown.show(job)
+
+            def show(news: Event | Progress) -> None:
+                notice.end()
+                shown.show(news)
+
+            return rocket.wait(job.id, on_news=show)
+    except KeyboardInterrupt as error:
+        again, stop = command(rocket.server, "watch", job.id), command(rocket.server, "cancel", job.id)
+        raise DetachedError(f"{job.id} goes on; `{again}` shows it again, `{stop}` ends it") from error
+
+
+def report_end(job: Job, server: str, *, as_json: bool) -> ExitCode:
+    """Writes how a job ended, and returns the exit code that says the same."""
+    if as_json:
+        typer.echo(job.model_dump_json(indent=2))
+    if job.status == "succeeded":
+        if not as_json:
+            _print_result(job, server)
+        return ExitCode.OK
+    failure = _failure(job, server)
+    # As JSON the job has been written already, with its error.
+    report_failure(failure, as_json=False)
+    return failure.exit_code
+
+
+def seconds_until(at: datetime | None) -> float | None:
+    """Seconds from now; None if it is not known when."""
+    return None if at is None else max(0.0, (at - datetime.now(UTC)).total_seconds())
+
+
+def _failure(job: Job, server: str) -> Failure:
+    again = f"`{command(server, 'retry', job.id)}` goes on from its checkpoints"
+    if job.error is None:
+        code = ExitCode.CANCELLED if job.status == "cancelled" else ExitCode.INTERNAL
+        return Failure(code=job.status, message=f"{job.id} is {job.status}; {again}", exit_code=code)
+    place = " at ".join(part for part in (job.error.stage, job.error.layer) if part)
+    where = f" while {place}" if place else ""
+    return Failure(
+        code=job.error.code,
+        message=f"{job.id} failed{where}: {job.error.message}" + (f"; {again}" if job.error.retryable else ""),
+        exit_code=exit_code_of_code(job.error.code),
+    )
+
+
+def _print_result(job: Job, server: str) -> None:
+    took = ""
+    if job.started_at is not None and job.finished_at is not None:
+        took = f" in {duration((job.finished_at - job.started_at).total_seconds())}"
+    typer.echo(f"{job.id} succeeded{took}")
+    if job.result is not None:
+        kept, all_ = count_text(job.result.kept_parameters), count_text(job.result.compressible_parameters)
+        typer.echo(f"Parameters: {kept} of {all_} compressible ones kept, {percent(job.result.achieved_ratio)} removed")
+        stored, dense = (
+            bytes_text(job.result.stored_bytes, precision=2),
+            bytes_text(job.result.dense_bytes, precision=2),
+        )
+        typer.echo(f"Size on disk: {stored}, {dense} before")
+    if job.kind == "profile":
+        typer.echo(f"    {command(server, 'frontier', job.id)}")
+        return
+    typer.echo(f"    {command(server, 'report', job.id)}")
+    typer.echo(f"    {command(server, 'download', job.id)}")

@@ -1,0 +1,105 @@
+"""The console script `rocket`. Commands import torch only once they run, so that help and completion are instant."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from rocket_cli.commands import (
+    catalog,
+    compress,
+    download,
+    estimate,
+    evaluate,
+    frontier,
+    jobs,
+    profile,
+    push,
+    submit,
+    watch,
+)
+from rocket_cli.exit_codes import MEANINGS
+from rocket_cli.service import admin, api, migrate, serve, worker
+from rocket_core import __version__
+
+_EXIT_CODES = "\n".join(["Exit codes:", *(f"{int(code):>3}  {meaning}" for code, meaning in MEANINGS.items())])
+
+# Behind it stands click's own error, or that of the copy which newer versions of typer bring.
+_WrongUsage: Any = typer.BadParameter.__mro__[1]
+
+
+class _Commands(TyperGroup):
+    """Tells of wrong usage as JSON too, where the command line asks for JSON."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _WrongUsage as error:
+            if "--json" in (ctx.obj or ()):
+                typer.echo(json.dumps({"error": {"code": "invalid_usage", "message": error.format_message()}}))
+            raise
+
+
+app = typer.Typer(
+    name="rocket",
+    cls=_Commands,
+    help="Make transformer models smaller, without training.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+# In the order in which a newcomer meets them; each is named as its function.
+for _command in (
+    compress.compress,
+    evaluate.evaluate,
+    serve.serve,
+    catalog.models,
+    catalog.calibrations,
+    catalog.upload,
+    estimate.estimate,
+    submit.submit,
+    jobs.jobs,
+    watch.watch,
+    jobs.report,
+    profile.profile,
+    catalog.profiles,
+    frontier.frontier,
+    download.download,
+    push.push,
+    jobs.cancel,
+    jobs.retry,
+    # For a service of several processes.
+    migrate.migrate,
+    api.api,
+    worker.worker,
+):
+    app.command(epilog=_EXIT_CODES)(_command)
+app.add_typer(admin.app, name="admin", epilog=_EXIT_CODES)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rocket {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    del version
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and exits with its code.
+
+    Args:
+        arguments: what follows `rocket`; None takes the process's own.
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    # Commands get the arguments as `context.obj`, to tell how an interrupted one is resumed.
+    app(args=given, prog_name="rocket", obj=tuple(given))

@@ -1,0 +1,58 @@
+"""Curves in a terminal, of dots that are finer than its characters."""
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from rocket_client.models import Size
+
+# What the axes take beside the curve.
+_LEFT, _RIGHT = 13, 14
+_BETWEEN_TICKS = 10
+_WIDEST = 80
+_LOWEST, _HIGHEST = 6, 16
+# Axes, command and first rows of the table beside it should fit on the same screen.
+_PART_OF_SCREEN = 3
+_EMPTY_DOTS = "\N{BRAILLE PATTERN BLANK}"
+_DOTS = r"[\u2801-\u28ff]+"
+
+
+def error_curve(points: Sequence[Size], console: Console) -> Text | None:
+    """The predicted error over the ratio; None where there is no terminal to draw it on, or nothing to see.
+
+    Args:
+        points: by rising ratio.
+        console: what it is to be printed on.
+    """
+    width = min(_WIDEST, console.width - _LEFT - _RIGHT) // _BETWEEN_TICKS * _BETWEEN_TICKS
+    can_draw = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
+    highest = max((point.error for point in points), default=0.0)
+    if not can_draw or width < 2 * _BETWEEN_TICKS or len(points) < 2 or highest <= 0:
+        return None
+    import plotille
+
+    figure = plotille.Figure()
+    figure.width = width
+    figure.height = min(_HIGHEST, max(_LOWEST, console.height // _PART_OF_SCREEN))
+    # The terminal's own colours are added below, where it has any.
+    figure.with_colors = False
+    figure.origin = False
+    figure.linesep = "\n"
+    figure.x_label, figure.y_label = "removed", "error"
+    figure.x_ticks_fkt = lambda ratio, _: f"{100 * ratio:.0f}%"
+    figure.y_ticks_fkt = lambda error, _: f"{error:.2g}"
+    figure.set_x_limits(0.0, _last_tick(points[-1].ratio, width // _BETWEEN_TICKS))
+    figure.set_y_limits(0.0, highest)
+    figure.plot([point.ratio for point in points], [point.error for point in points])
+    # Some fonts show the empty pattern as circles.
+    drawn = Text(figure.show().replace(_EMPTY_DOTS, " "), no_wrap=True)
+    drawn.rstrip()
+    drawn.highlight_regex(_DOTS, "cyan")
+    return drawn
+
+
+def _last_tick(ratio: float, ticks: int) -> float:
+    """Where the axis ends, so that each tick is a whole number of per cent."""
+    return math.ceil(round(100 * ratio / ticks, 6)) * ticks / 100

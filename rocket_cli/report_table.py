@@ -1,0 +1,197 @@
+"""What commands show to people, above all the report of a compression as a table."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal as bytes_text
+from rich.table import Table
+from rich.text import Text
+
+from rocket_cli.progress_view import duration, print_line
+from rocket_core.config import SYNTHETIC_DATASET, ExportKind, InputKind
+from rocket_core.report.quality import EvaluationReport, quality_rows
+from rocket_core.report.schema import CompressionReport, LayerReport
+
+# Wider than any table here: a narrow terminal wraps whole lines, where a table made to fit would lose columns.
+_UNBOUNDED_WIDTH = 1000
+
+_COLUMNS = ("kind", "rank", "nnz", "sparsity", "kept", "ratio", "output\nerror", "weight\nerror")
+
+_UNITS = (("d", 86_400), ("h", 3600), ("m", 60))
+
+_IMPORTS: dict[ExportKind, tuple[str, ...]] = {
+    "factored": ("import rocket_core.hf  # teaches transformers the factored layers",),
+    "dense": (),
+}
+
+# What is calibrated on, and where no more of it is.
+_SAMPLES: dict[InputKind, tuple[str, str]] = {
+    "text": ("windows", "the text has"),
+    "images": ("images", "the folder has"),
+    "audio": ("windows of audio", "the folder has"),
+}
+
+
+def print_report(report: CompressionReport, output: Path, *, fetched_by: str | None = None) -> None:
+    """Writes the report to stdout: a row for each layer, totals, folders, and how to load them.
+
+    Args:
+        report: of a finished compression.
+        output: the folder that holds the exports, as the user typed it.
+        fetched_by: the command that brings the exports there; None if they are there.
+    """
+    console = wide_console()
+    prefix = common_prefix(layer.name for layer in report.layers)
+    console.print(_layer_table(report, prefix))
+    if prefix:
+        console.print(f"All layer names begin with {prefix}", style="dim")
+    for reason, count in Counter(report.skipped.values()).items():
+        console.print(f"Left alone: {count} {_plural('layer', count)} ({reason})", style="dim")
+    console.print()
+    for line in _totals(report):
+        console.print(line)
+    console.print()
+    console.print(_size_table(report, output))
+    if report.evaluation is not None:
+        console.print()
+        console.print(_quality_table(report.evaluation))
+    console.print()
+    if fetched_by is not None:
+        console.print(f"To download it:\n\n    {fetched_by}\n")
+    for line in _loading_lines(report, output):
+        console.print(line)
+
+
+def wide_console() -> Console:
+    """Writes to stdout without breaking lines, and takes text as it is."""
+    return Console(width=_UNBOUNDED_WIDTH, markup=False, highlight=False, emoji=False)
+
+
+def print_names(names: Sequence[str], kind: str, *, as_json: bool) -> None:
+    """Writes names to stdout, one on each line; as JSON in the form in which the server lists them."""
+    if as_json:
+        typer.echo(json.dumps({"data": [{"id": name} for name in names]}, indent=2))
+    elif names:
+        typer.echo("\n".join(names))
+    else:
+        print_line(f"the server has no {kind} of its own")
+
+
+def age_text(seconds: float) -> str:
+    """A time to its largest unit: 3d, 5h, 12m, 40s."""
+    for unit, size in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def common_prefix(names: Iterable[str]) -> str:
+    """Longest beginning, up to and with a dot, that all names share; it never takes a whole name."""
+    parents = [name.split(".")[:-1] for name in names]
+    shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*parents, strict=False))]
+    return "".join(f"{part}." for part in shared)
+
+
+def count_text(count: int) -> str:
+    """A count to three digits: 999, 12.3k, 1.24M, 7.61B."""
+    rounded = float(f"{count:.3g}")
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if rounded >= size:
+            return f"{rounded / size:.3g}{unit}"
+    return str(count)
+
+
+def percent(fraction: float, sign: str = "-") -> str:
+    """A fraction in per cent, to one digit; with `sign="+"` always signed."""
+    return f"{100 * fraction:{sign}.1f}%"
+
+
+def _layer_table(report: CompressionReport, prefix: str) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True, show_footer=True)
+    table.add_column("layer", footer="total", overflow="fold")
+    totals = report.totals
+    footers = {"kept": count_text(totals.kept_parameters), "ratio": percent(totals.achieved_ratio)}
+    for column in _COLUMNS:
+        table.add_column(
+            column,
+            footer=footers.get(column, ""),
+            justify="left" if column == "kind" else "right",
+            no_wrap=True,
+        )
+    for layer in report.layers:
+        table.add_row(Text(layer.name.removeprefix(prefix)), *_cells(layer))
+    return table
+
+
+def _cells(layer: LayerReport) -> tuple[str, ...]:
+    error = layer.reconstruction_error if layer.achieved_error is None else layer.achieved_error
+    return (
+        layer.kind if layer.dictionary is None else f"{layer.kind}, shared",
+        "-" if layer.rank is None else str(layer.rank),
+        "-" if layer.nnz is None else count_text(layer.nnz),
+        "-" if layer.sparsity is None else percent(layer.sparsity),
+        count_text(layer.kept_parameters),
+        percent(layer.compression_ratio),
+        "-" if layer.kind == "dense" else f"{error:.4f}",
+        "-" if layer.kind == "dense" else f"{layer.weight_error:.4f}",
+    )
+
+
+def _totals(report: CompressionReport) -> Iterable[str]:
+    totals = report.totals
+    asked, used = report.settings.calibration.samples, report.calibration.samples
+    if used < asked:
+        samples, source = _SAMPLES[report.calibration.kind]
+        yield f"Calibrated on {used} {samples}, not the {asked} asked for: {source} no more"
+    if report.calibration.dataset == SYNTHETIC_DATASET:
+        yield f"Calibrated on made-up {report.calibration.kind}, which costs quality: better give a folder of real data"
+    yield (
+        f"Parameters: {count_text(totals.kept_parameters)} of {count_text(totals.compressible_parameters)} "
+        f"compressible ones kept, {percent(totals.achieved_ratio)} removed "
+        f"({percent(totals.model_compression_ratio)} of the whole model's {count_text(totals.model_parameters)})"
+    )
+    yield f"Took {duration(report.seconds)}, with at most {bytes_text(report.peak_memory_bytes)} of memory"
+    if report.energy_text is not None:
+        yield f"Energy: {report.energy_text}, on {'; '.join(report.devices)}"
+
+
+def _size_table(report: CompressionReport, output: Path) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    table.add_column()
+    before = report.totals.dense_bytes
+    table.add_row("original", bytes_text(before, precision=2), "", report.model)
+    for export in report.exports:
+        change = percent(export.stored_bytes / before - 1, sign="+")
+        table.add_row(export.kind, bytes_text(export.stored_bytes, precision=2), change, str(output / export.folder))
+    return table
+
+
+def _quality_table(evaluation: EvaluationReport) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column(f"{evaluation.tokens:,} tokens of {evaluation.dataset}", header_style="bold")
+    table.add_column("original", justify="right")
+    table.add_column(evaluation.export, justify="right")
+    for row in quality_rows(evaluation):
+        table.add_row(*row)
+    return table
+
+
+def _loading_lines(report: CompressionReport, output: Path) -> Iterable[str]:
+    export = next((export for export in report.exports if export.kind == "factored"), report.exports[0])
+    yield "To load it:"
+    yield ""
+    for line in (*_IMPORTS[export.kind], f"from transformers import {report.model_class}"):
+        yield f"    {line}"
+    yield f"    model = {report.model_class}.from_pretrained({json.dumps(str(output / export.folder))})"
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"

@@ -1,0 +1,50 @@
+"""`rocket api`: the web side alone, for a service whose workers are processes of their own."""
+
+import functools
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from rocket_cli.service.server import (
+    Host,
+    Port,
+    announce_address,
+    listen,
+    require_schema,
+    service_settings,
+    web_server,
+)
+
+if TYPE_CHECKING:
+    from app.shared.settings import Settings
+
+
+def api(*, host: Host = "127.0.0.1", port: Port = 8000) -> None:
+    """Run the API; `rocket worker` runs the jobs.
+
+    Several may run side by side on one database. Settings come from ROCKET_ variables.
+    """
+    with service_settings() as settings:
+        require_schema(settings)
+        _serve(settings, host, port)
+
+
+def _serve(settings: "Settings", host: str, port: int) -> None:
+    from app.main import create_app
+    from app.shared.database import Database
+    from app.shared.queue import create_celery
+    from app.shared.relay import Relay
+    from app.shared.storage import data_folder_lock
+
+    # `rocket serve` holds its data folder, and the database in it, alone.
+    lock = nullcontext() if settings.database_url else data_folder_lock(settings.data_dir, shared=True)
+    with lock, listen(settings, host, port) as listener:
+        database = Database(settings.database)
+        relay = Relay(settings, database, create_celery(settings))
+        application = create_app(settings, address=host, on_queued=relay.wake)
+        with web_server(application, on_ready=functools.partial(announce_address, listener)) as server:
+            relay.start()
+            try:
+                server.run(sockets=[listener])
+            finally:
+                relay.stop()
+                database.close()

@@ -1,0 +1,52 @@
+"""`rocket migrate`: brings the database's schema to that of this version."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocket_cli.options import JsonResult
+from rocket_cli.service.server import require_schema, service_settings
+from rocket_core.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from app.shared.settings import Settings
+
+
+Revision = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="REVISION",
+        help="Where to bring the schema; back to an older one loses what only later ones know.",
+        show_default="the newest",
+    ),
+]
+Check = Annotated[bool, typer.Option("--check", help="Change nothing; fail unless the schema is the newest.")]
+
+
+def migrate(*, revision: Revision = None, check: Check = False, as_json: JsonResult = False) -> None:
+    """Create the database's tables, or bring them up to date; `rocket serve` does so by itself.
+
+    The database is that of ROCKET_DATABASE_URL.
+    """
+    with service_settings(as_json=as_json) as settings:
+        if check:
+            require_schema(settings)
+        reached = None if check else _migrate(settings, revision)
+    if as_json:
+        typer.echo(json.dumps({"is_newest": True} if reached is None else {"revision": reached}))
+    else:
+        typer.echo("the schema is that of this version" if reached is None else f"the schema is at revision {reached}")
+
+
+def _migrate(settings: "Settings", revision: str | None) -> str:
+    from app.shared.database import downgrade, list_revisions, upgrade
+
+    known = list_revisions()
+    target = known[-1] if revision is None else revision
+    if target not in known:
+        raise InvalidConfigError(f"there is no such revision; known are {', '.join(known)}")
+    # Each does nothing where the schema is on the other side.
+    upgrade(settings.database, target)
+    downgrade(settings.database, target)
+    return target

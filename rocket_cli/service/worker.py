@@ -1,0 +1,66 @@
+"""`rocket worker`: runs jobs, one at a time; as many of them as there are devices."""
+
+import logging
+from contextlib import nullcontext
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocket_cli.options import QueueChoice
+from rocket_cli.service.server import require_schema, service_settings, stopping_on_signals
+
+if TYPE_CHECKING:
+    from app.shared.requests import Queue
+    from app.shared.settings import Settings
+
+
+_log = logging.getLogger(__name__)
+
+
+WorkerQueue = Annotated[
+    QueueChoice | None,
+    typer.Option("--queue", help="Jobs to take.", show_default="gpu where a CUDA device computes, else cpu"),
+]
+
+
+def worker(*, queue: WorkerQueue = None) -> None:
+    """Run a worker, which takes jobs of one queue and gives each a process of its own.
+
+    SIGTERM or Ctrl-C has a running job keep what it has finished and put itself back into the queue. Settings come from
+    ROCKET_ variables; CUDA_VISIBLE_DEVICES says which GPU is this worker's.
+    """
+    with service_settings() as settings:
+        require_schema(settings)
+        _work(settings, None if queue is None else queue.value)
+
+
+def _work(settings: "Settings", queue: "Queue | None") -> None:
+    from app.shared.storage import data_folder_lock
+    from worker.device import QUEUES, prove_device
+    from worker.main import Worker
+    from worker.runner import Equipment
+
+    # A signal handler may put into it whatever the main thread is about.
+    told: SimpleQueue[None] = SimpleQueue()
+    working: list[Worker] = []
+
+    def abort() -> None:
+        for one in working:
+            one.abort()
+
+    # Workers share a data folder, but not with a `rocket serve`, which takes over whatever is held in its database.
+    lock = nullcontext() if settings.database_url else data_folder_lock(settings.data_dir, shared=True)
+    with lock, stopping_on_signals(lambda: told.put(None), abort):
+        proof = prove_device(queue, should_stop=lambda: not told.empty())
+        if proof is None:
+            return
+        chosen = QUEUES[proof.kind]
+        working.append(Worker(settings, equipment=Equipment(queues=(chosen,), device=proof.kind)))
+        working[0].start()
+        device = f"{proof.kind}, {proof.name}" if proof.name else proof.kind
+        # The first line of standard output, which scripts read; the log goes to standard error.
+        typer.echo(f"Working on queue {chosen} (device {device}), as {working[0].name}")
+        told.get()
+        _log.info("stopping; a running job keeps what it has finished")
+        working[0].stop()

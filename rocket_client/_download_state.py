@@ -1,0 +1,335 @@
+"""What is there of a download, what is to be asked for next, and whether what came is right. Sends nothing itself.
+
+A file in the making lies beside its target as `NAME.part`, and becomes the target in one step once its hash is right.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote
+
+import httpx2
+
+from rocket_client._retry import Patience
+from rocket_client._wire import Request, Wire, file_request
+from rocket_client.errors import (
+    DigestMismatchError,
+    FolderBusyError,
+    NotEnoughDiskError,
+    UnsafeNameError,
+)
+from rocket_client.models import Artifact
+
+_PART = ".part"
+_LONGEST_SILENCE_SECONDS = 60.0
+_PARTIAL_CONTENT = 206
+
+
+class Outcome(StrEnum):
+    """How a file came to be what it is."""
+
+    KEPT = "kept"
+    DOWNLOADED = "downloaded"
+    REPLACED = "replaced"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DownloadedFile:
+    """A verified file.
+
+    Attributes:
+        artifact: what the server says of it.
+        path: where it lies.
+        outcome: `kept` if it was there, `replaced` if another was.
+    """
+
+    artifact: Artifact
+    path: Path
+    outcome: Outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DownloadProgress:
+    """How far a download is.
+
+    Attributes:
+        name: the artifact at hand.
+        done: bytes that are there, of all artifacts.
+        total: bytes of all artifacts.
+        received: bytes that came over the network.
+    """
+
+    name: str
+    done: int
+    total: int
+    received: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What is to be downloaded.
+
+    Attributes:
+        path: of the job's artifacts on the server.
+        artifacts: which ones.
+        folder: their names are taken as paths below it.
+        patience: seconds without a byte before giving up.
+        on_progress: told after each piece.
+    """
+
+    path: str
+    artifacts: Sequence[Artifact]
+    folder: Path
+    patience: float
+    on_progress: Callable[[DownloadProgress], None]
+
+
+def safe_paths(names: Sequence[str], folder: Path) -> list[Path]:
+    """The file of each name below a folder.
+
+    Raises:
+        UnsafeNameError: a name leads out of the folder, or two names lead to one file.
+    """
+    paths = []
+    for name in names:
+        parts = name.split("/")
+        if not name.isprintable() or "\\" in name or any(part in {"", ".", ".."} for part in parts):
+            raise UnsafeNameError(
+                f"the server names an artifact {name!r}, which is no path below {folder}; not downloaded"
+            )
+        paths.append(folder.joinpath(*parts))
+    files = {str(path) for path in paths} | {str(path) + _PART for path in paths}
+    inner = {str(parent) for path in paths for parent in path.parents}
+    if len(files) != 2 * len(names) or files & inner:
+        raise UnsafeNameError(f"the server gives two artifacts one name in {folder}; nothing was downloaded")
+    return paths
+
+
+class Target:
+    """An artifact on its way to its file: what is there of it, what is to be asked for, and whether it is right.
+
+    Attributes:
+        artifact: what the server says of it.
+        left: how long the server may be silent yet.
+        done: bytes that are there.
+        received: bytes that came over the network.
+    """
+
+    def __init__(self, wire: Wire, order: Order, artifact: Artifact, path: Path) -> None:
+        self.artifact = artifact
+        self.left = Patience(order.patience)
+        self.done = 0
+        self.received = 0
+        self._wire = wire
+        self._url = f"{order.path}/{quote(artifact.name, safe='/')}"
+        self._path = path
+        self._part = path.with_name(path.name + _PART)
+        self._stream: BinaryIO | None = None
+        self._is_resumed = False
+        self._outcome = Outcome.DOWNLOADED
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file was there already."""
+        return self._outcome is Outcome.KEPT
+
+    def look(self) -> None:
+        """Finds out whether the file is there already."""
+        if not self._path.exists():
+            return
+        is_whole = self._path.is_file() and self._path.stat().st_size == self.artifact.size
+        if is_whole and _sha256(self._path) == self.artifact.sha256:
+            self._outcome, self.done = Outcome.KEPT, self.artifact.size
+        else:
+            self._outcome = Outcome.REPLACED
+
+    def missing_bytes(self) -> int:
+        """What lacks on the disk."""
+        present = self._part.stat().st_size if self._part.exists() else 0
+        return max(0, self.artifact.size - present)
+
+    def next_request(self) -> Request | None:
+        """Asks for the bytes that lack; None once the file is whole, right, and in its place.
+
+        Raises:
+            DigestMismatchError: it is whole, and not what the server announced.
+        """
+        with _named_errors(self._part):
+            while True:
+                stream = self._stream or self._open()
+                if stream.tell() < self.artifact.size:
+                    return self._request(stream.tell())
+                found = self._hash_of_whole(stream)
+                if found == self.artifact.sha256:
+                    self._part.replace(self._path)
+                    return None
+                self._part.unlink()
+                # What an earlier download left may be anything.
+                if not self._is_resumed:
+                    raise DigestMismatchError(
+                        f"{self.artifact.name} has the SHA-256 {found} instead of {self.artifact.sha256} and was "
+                        "removed; try again, and if that does not help, the file is damaged on the server or on the way"
+                    )
+
+    def expect(self, response: httpx2.Response) -> None:
+        """Makes ready for what an answer brings."""
+        stream = self._opened()
+        if response.status_code != _PARTIAL_CONTENT:
+            self._empty(stream)
+        elif not response.headers.get("content-range", "").startswith(f"bytes {stream.tell()}-"):
+            raise self._wire.unexpected("another range of a file than was asked for")
+
+    def write(self, piece: bytes) -> None:
+        """Appends what has come."""
+        stream = self._opened()
+        self.left.renew()
+        with _named_errors(self._part):
+            if stream.tell() + len(piece) > self.artifact.size:
+                self._empty(stream)
+                raise DigestMismatchError(
+                    f"{self.artifact.name} is larger than the {self.artifact.size} bytes that the server announced; "
+                    "try again"
+                )
+            stream.write(piece)
+        self.received += len(piece)
+        self.done = stream.tell()
+
+    def require_end(self) -> None:
+        """Refuses an answer that ended before the file did."""
+        if self.done < self.artifact.size:
+            raise self._wire.broken_off("a file ended early")
+
+    def file(self) -> DownloadedFile:
+        """What has become of it."""
+        return DownloadedFile(artifact=self.artifact, path=self._path, outcome=self._outcome)
+
+    def close(self) -> None:
+        """Lets go of the part, which stays for the next download."""
+        if self._stream is not None:
+            with _named_errors(self._part):
+                self._stream.close()
+
+    def _open(self) -> BinaryIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._is_resumed = self._part.exists()
+        stream = self._stream = self._part.open("ab")
+        if stream.tell() > self.artifact.size:
+            self._empty(stream)
+        self.done = stream.tell()
+        self.left.renew()
+        return stream
+
+    def _opened(self) -> BinaryIO:
+        assert self._stream is not None, "nothing was asked for"
+        return self._stream
+
+    def _request(self, start: int) -> Request:
+        # The server says which content it has by its hash; the store that it may name knows no such ETag.
+        etag = f'"sha256-{self.artifact.sha256}"'
+        return file_request(self._url, start=start, etag=etag, read_seconds=_LONGEST_SILENCE_SECONDS)
+
+    def _hash_of_whole(self, stream: BinaryIO) -> str:
+        stream.flush()
+        os.fsync(stream.fileno())
+        stream.close()
+        self._stream = None
+        return _sha256(self._part)
+
+    def _empty(self, stream: BinaryIO) -> None:
+        if stream.tell() > 0:
+            stream.seek(0)
+            stream.truncate()
+        self.done = 0
+
+
+class Download:
+    """All targets of an order."""
+
+    def __init__(self, wire: Wire, order: Order, paths: Sequence[Path]) -> None:
+        self._order = order
+        pairs = zip(order.artifacts, paths, strict=True)
+        self.targets = [Target(wire, order, artifact, path) for artifact, path in pairs]
+
+    def missing(self) -> list[Target]:
+        """The targets that are to be fetched; raises NotEnoughDiskError if they do not fit."""
+        found = [target for target in self.targets if not target.is_there]
+        needed = sum(target.missing_bytes() for target in found)
+        free = shutil.disk_usage(self._order.folder).free
+        if needed > free:
+            raise NotEnoughDiskError(
+                f"{needed:,} more bytes are needed in {self._order.folder}, and {free:,} are free; make room there"
+            )
+        return found
+
+    def tell(self, target: Target) -> None:
+        """Tells how far it is."""
+        self._order.on_progress(
+            DownloadProgress(
+                name=target.artifact.name,
+                done=sum(one.done for one in self.targets),
+                total=sum(one.artifact.size for one in self.targets),
+                received=sum(one.received for one in self.targets),
+            )
+        )
+
+    def files(self) -> list[DownloadedFile]:
+        """What has become of all of them."""
+        return [target.file() for target in self.targets]
+
+    def close(self) -> None:
+        """Lets go of all of them."""
+        for target in self.targets:
+            target.close()
+
+
+@contextmanager
+def begun(wire: Wire, order: Order) -> Iterator[Download]:
+    """A download into a folder that is made if need be, and that no other download writes to meanwhile.
+
+    Raises:
+        UnsafeNameError: a name leads out of the folder.
+        FolderBusyError: another download writes to the folder.
+    """
+    paths = safe_paths([artifact.name for artifact in order.artifacts], order.folder)
+    order.folder.mkdir(parents=True, exist_ok=True)
+    with _only_download(order.folder), closing(Download(wire, order, paths)) as download:
+        yield download
+
+
+@contextmanager
+def _only_download(folder: Path) -> Iterator[None]:
+    """Holds the folder, so that no two downloads write to one part."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderBusyError(
+                f"another download writes to {folder}; wait for it, or choose another folder"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def _named_errors(file: Path) -> Iterator[None]:
+    """Adds to errors of writing which file it was: the system tells that of opening only."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), str(file)) from error
+        raise

@@ -1,0 +1,170 @@
+"""Every call of the service: what is sent for it, and what answers it. Both clients send these."""
+
+import math
+import re
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocket_client._paths import header_text, job_path, profile_path, request_body, token_header
+from rocket_client._wire import Call, Request
+from rocket_client.errors import InvalidArgumentError
+from rocket_client.models import (
+    ArtifactList,
+    Estimate,
+    Frontier,
+    Job,
+    JobPage,
+    LayerList,
+    NamedList,
+    PredictedAllocation,
+    Profile,
+    ProfilePage,
+    Upload,
+)
+from rocket_core.report.schema import CompressionReport
+
+# Of a page, where all are wanted.
+PAGE = 100
+_UPLOAD_ID = re.compile(r"upload/[0-9a-f]{32}")
+_UPLOAD_TYPES = {".txt": "text/plain", ".jsonl": "application/jsonl"}
+
+
+def submit(
+    model_id: str, given: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
+) -> Call[Job]:
+    """Makes a job that compresses; what is given beside the model stands in the body as it is."""
+    return _new_job("/jobs", request_body(model_id, given), idempotency_key, hub_token)
+
+
+def profile(
+    model_id: str, given: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
+) -> Call[Job]:
+    """Makes a job that profiles and no more; likewise."""
+    return _new_job("/profiles", request_body(model_id, given), idempotency_key, hub_token)
+
+
+def estimate(model_id: str, given: Mapping[str, object], *, hub_token: str | None) -> Call[Estimate]:
+    """What a job would take."""
+    body = request_body(model_id, given)
+    return Call(method="POST", path="/estimates", json=body, headers=token_header(hub_token), answer=Estimate)
+
+
+def upload(file: Path) -> Call[Upload]:
+    """Brings a calibration file; raises InvalidArgumentError for one of a kind that cannot be uploaded."""
+    kind = _UPLOAD_TYPES.get(file.suffix.lower())
+    if kind is None:
+        raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only those can be uploaded")
+    return Call(method="POST", path="/calibrations", file=file, headers={"Content-Type": kind}, answer=Upload)
+
+
+def get_upload(upload_id: str) -> Call[Upload]:
+    """An upload; raises InvalidArgumentError if that is no upload's id."""
+    return Call(method="GET", path=_upload_path(upload_id), answer=Upload)
+
+
+def delete_upload(upload_id: str) -> Request:
+    """Deletes an upload; raises InvalidArgumentError if that is no upload's id."""
+    return _delete(_upload_path(upload_id))
+
+
+def get_job(job_id: str) -> Call[Job]:
+    """A job as it is now."""
+    return Call(method="GET", path=job_path(job_id), answer=Job)
+
+
+def list_jobs(
+    *, status: str | None, metadata: Mapping[str, str] | None, after: str | None, limit: int
+) -> Call[JobPage]:
+    """A page of jobs."""
+    labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+    params = {"status": status, "after": after, "limit": limit, **labels}
+    return Call(method="GET", path="/jobs", params=params, answer=JobPage)
+
+
+def cancel(job_id: str) -> Call[Job]:
+    """Cancels a job."""
+    return Call(method="POST", path=job_path(job_id, "cancel"), answer=Job)
+
+
+def retry(job_id: str, *, hub_token: str | None) -> Call[Job]:
+    """Repeats a job."""
+    return Call(method="POST", path=job_path(job_id, "retry"), headers=token_header(hub_token), answer=Job)
+
+
+def delete(job_id: str) -> Request:
+    """Deletes a job."""
+    return _delete(job_path(job_id))
+
+
+def layers(job_id: str) -> Call[LayerList]:
+    """The layers of a job."""
+    return Call(method="GET", path=job_path(job_id, "layers"), answer=LayerList)
+
+
+def report(job_id: str) -> Call[CompressionReport]:
+    """The report of a job."""
+    return Call(method="GET", path=job_path(job_id, "report"), answer=CompressionReport)
+
+
+def artifacts(job_id: str) -> Call[ArtifactList]:
+    """The files of a job."""
+    return Call(method="GET", path=job_path(job_id, "artifacts"), answer=ArtifactList)
+
+
+def list_profiles(*, after: str | None, limit: int) -> Call[ProfilePage]:
+    """A page of profiles."""
+    return Call(method="GET", path="/profiles", params={"after": after, "limit": limit}, answer=ProfilePage)
+
+
+def get_profile(profile_id: str) -> Call[Profile]:
+    """A profile."""
+    return Call(method="GET", path=profile_path(profile_id), answer=Profile)
+
+
+def frontier(profile_id: str) -> Call[Frontier]:
+    """A profiled model at all ratios."""
+    return Call(method="GET", path=profile_path(profile_id, "frontier"), answer=Frontier)
+
+
+def allocate(
+    profile_id: str, *, ratio: float | None, model_bytes: int | None, error: float | None
+) -> Call[PredictedAllocation]:
+    """What each layer would get; raises InvalidArgumentError unless one of the three is a number."""
+    given = {"ratio": ratio, "model_bytes": model_bytes, "error": error}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if len(wanted) != 1 or not all(map(math.isfinite, wanted.values())):
+        raise InvalidArgumentError("give one number: ratio, model_bytes or error")
+    return Call(method="POST", path=profile_path(profile_id, "allocations"), json=wanted, answer=PredictedAllocation)
+
+
+def delete_profile(profile_id: str) -> Request:
+    """Deletes a profile."""
+    return _delete(profile_path(profile_id))
+
+
+def models() -> Call[NamedList]:
+    """Models of the server's own folder."""
+    return Call(method="GET", path="/models", answer=NamedList)
+
+
+def calibrations() -> Call[NamedList]:
+    """Calibration datasets that the server offers."""
+    return Call(method="GET", path="/calibrations", answer=NamedList)
+
+
+def _new_job(path: str, body: dict[str, object], idempotency_key: str | None, hub_token: str | None) -> Call[Job]:
+    # A key in any case: a request whose answer is lost is sent again, and must make one job.
+    headers = {"Idempotency-Key": header_text(idempotency_key or str(uuid.uuid4())), **token_header(hub_token)}
+    return Call(method="POST", path=path, json=body, headers=headers, answer=Job)
+
+
+def _delete(path: str) -> Request:
+    # Sent twice it would be answered that there is no such thing.
+    return Request(method="DELETE", path=path, is_repeatable=False)
+
+
+def _upload_path(upload_id: str) -> str:
+    if not _UPLOAD_ID.fullmatch(upload_id):
+        raise InvalidArgumentError(f"{upload_id!r} is no upload; they look like upload/ and 32 digits")
+    return f"/calibrations/{upload_id.partition('/')[2]}"

@@ -1,0 +1,202 @@
+"""The way to one server, blocking and asynchronous: sent again while it does not answer, refusals turned into errors.
+
+The two differ in how they wait, and in nothing else: what is sent and what answers mean is `wire`'s.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import httpx2
+
+from rocket_client._retry import Patience
+from rocket_client._wire import Answer, Call, Request, Waiting, Wire, is_redirect
+from rocket_client.errors import ClientError
+
+Result = TypeVar("Result")
+
+_PIECE_BYTES = 2**20
+
+
+class Transport(Wire):
+    """The blocking way; see `Wire`."""
+
+    def __init__(
+        self, server: str, *, patience: float, on_wait: Callable[[Waiting], None], api_key: str | None = None
+    ) -> None:
+        super().__init__(server, patience=patience, on_wait=on_wait, api_key=api_key)
+        self._http = httpx2.Client(**self.options)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._http.close()
+
+    def call(self, call: Call[Answer], *, patience: float | None = None) -> Answer:
+        """Sends a request and gives what answers it; raises as `send`."""
+        return self.parse(self.send(call, patience=patience).content, call.answer)
+
+    def send(self, request: Request, *, patience: float | None = None) -> httpx2.Response:
+        """Sends a request, again and again while the server does not answer or asks for time.
+
+        Args:
+            request: what to send.
+            patience: seconds without an answer before giving up; None takes this transport's.
+
+        Returns:
+            The answer, read, with a status below 300.
+
+        Raises:
+            ClientError: there is no such answer.
+            OSError: the file to send cannot be read.
+        """
+        left = Patience(self.patience if patience is None else patience)
+        while True:
+            try:
+                with self.open(request) as response:
+                    response.read()
+                    return response
+            except ClientError as error:
+                self.wait_out(error, left, request)
+
+    @contextmanager
+    def open(self, request: Request) -> Iterator[httpx2.Response]:
+        """Sends a request once and gives its answer to be read; what happens while it is read is told alike.
+
+        Raises:
+            ServerUnreachableError: there is no answer, or it breaks off.
+            ProblemError: the server refuses.
+            UnexpectedAnswerError: the answer is none of this service.
+            OSError: the file to send cannot be read.
+        """
+        try:
+            with _body(request) as body, self._http.stream(**request.arguments() | body) as response:
+                if not self.is_usable(request, response):
+                    response.read()
+                    raise self.refusal(response)
+                yield response
+        except httpx2.RequestError as error:
+            raise self.unreachable(error) from error
+
+    @contextmanager
+    def open_file(self, request: Request) -> Iterator[httpx2.Response]:
+        """As `open`, for a `file_request`; raises StoreUnreachableError too if a store does not give the file."""
+        with self.open(request) as answer:
+            if not is_redirect(answer):
+                yield answer
+                return
+            store = self.store(answer, request)
+        try:
+            with httpx2.Client(**store.options) as http, http.stream(**store.arguments) as response:
+                store.require_success(response)
+                yield response
+        except httpx2.RequestError as error:
+            raise store.unreachable(error) from error
+
+    def wait_out(self, error: ClientError, patience: Patience, request: Request | None = None) -> None:
+        """Waits before a request is sent again; arguments and errors are those of `seconds_to_wait`."""
+        time.sleep(self.seconds_to_wait(error, patience, request))
+
+
+class AsyncTransport(Wire):
+    """The asynchronous way: every method as `Transport` has it."""
+
+    def __init__(
+        self, server: str, *, patience: float, on_wait: Callable[[Waiting], None], api_key: str | None = None
+    ) -> None:
+        super().__init__(server, patience=patience, on_wait=on_wait, api_key=api_key)
+        self._http = httpx2.AsyncClient(**self.options)
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await self._http.aclose()
+
+    async def call(self, call: Call[Answer], *, patience: float | None = None) -> Answer:
+        """See `Transport.call`."""
+        return self.parse((await self.send(call, patience=patience)).content, call.answer)
+
+    async def send(self, request: Request, *, patience: float | None = None) -> httpx2.Response:
+        """See `Transport.send`."""
+        left = Patience(self.patience if patience is None else patience)
+        while True:
+            try:
+                async with self.open(request) as response:
+                    await response.aread()
+                    return response
+            except ClientError as error:
+                await self.wait_out(error, left, request)
+
+    @asynccontextmanager
+    async def open(self, request: Request) -> AsyncIterator[httpx2.Response]:
+        """See `Transport.open`."""
+        try:
+            async with _async_body(request) as body, self._http.stream(**request.arguments() | body) as response:
+                if not self.is_usable(request, response):
+                    await response.aread()
+                    raise self.refusal(response)
+                yield response
+        except httpx2.RequestError as error:
+            raise self.unreachable(error) from error
+
+    @asynccontextmanager
+    async def open_file(self, request: Request) -> AsyncIterator[httpx2.Response]:
+        """See `Transport.open_file`."""
+        async with self.open(request) as answer:
+            if not is_redirect(answer):
+                yield answer
+                return
+            store = self.store(answer, request)
+        try:
+            async with httpx2.AsyncClient(**store.options) as http, http.stream(**store.arguments) as response:
+                store.require_success(response)
+                yield response
+        except httpx2.RequestError as error:
+            raise store.unreachable(error) from error
+
+    async def wait_out(self, error: ClientError, patience: Patience, request: Request | None = None) -> None:
+        """See `Transport.wait_out`."""
+        await asyncio.sleep(self.seconds_to_wait(error, patience, request))
+
+
+async def in_thread(function: Callable[[], Result]) -> Result:
+    """What a function returns that works on the disk, without keeping the event loop waiting.
+
+    Once begun it is ended, even if whoever waits for it is cancelled: nobody lets go of a file that is being written.
+    """
+    work = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        # Looked at, or it would be logged as one that nobody has: to be cancelled is what matters now.
+        if not work.cancelled():
+            work.exception()
+        raise
+
+
+@contextmanager
+def _body(request: Request) -> Iterator[dict[str, Any]]:
+    if request.file is None:
+        yield {}
+        return
+    with request.file.open("rb") as stream:
+        yield {"content": stream, "json": None}
+
+
+@asynccontextmanager
+async def _async_body(request: Request) -> AsyncIterator[dict[str, Any]]:
+    if request.file is None:
+        yield {}
+        return
+    with request.file.open("rb") as stream:
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while piece := await in_thread(partial(stream.read, _PIECE_BYTES)):
+                yield piece
+
+        # Said beforehand, as the blocking library does for a file: a server may refuse what is too long by it.
+        length = str(os.fstat(stream.fileno()).st_size)
+        yield {"content": pieces(), "json": None, "headers": {**request.headers, "Content-Length": length}}

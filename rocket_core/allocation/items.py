@@ -1,0 +1,182 @@
+"""What the knapsack chooses from: a layer's own candidates, or for an input group every choice of all its members.
+
+An input group that may share a dictionary is one item of the knapsack: its options are the combinations of the
+members' own candidates, and the shared candidates. Dominated options (another costs no more and errs less) are left
+out: none of them can be part of an optimum.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from rocket_core.allocation.label_search import undominated
+from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.config import Budget, Objective
+from rocket_core.errors import InvalidConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Priced:
+    """What each choice for a layer costs and errs.
+
+    Choices count through the layer's own candidates, then through the shared ones of its group. The latter are priced
+    for all members together, with the group's first layer; the others have none.
+
+    Attributes:
+        costs: what each takes of the budget.
+        errors: what each adds to the objective.
+    """
+
+    costs: Int64[np.ndarray, " choices"]
+    errors: Float64[np.ndarray, " choices"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """Layers that are chosen for together.
+
+    Attributes:
+        layers: their places among the profiles.
+        costs: cost of each option.
+        errors: error of each option.
+        choices: for each option the number of each layer's candidate, see `chosen_candidate`.
+    """
+
+    layers: tuple[int, ...]
+    costs: Int64[np.ndarray, " options"]
+    errors: Float64[np.ndarray, " options"]
+    choices: Int64[np.ndarray, "options layers"]
+
+
+def costs_of(candidates: Sequence[Candidate], measure: Budget) -> Int64[np.ndarray, " candidates"]:
+    """What candidates take of the budget: kept parameters or stored bytes."""
+    if measure == "bytes":
+        return np.array([candidate.stored_bytes for candidate in candidates], dtype=np.int64)
+    return np.array([candidate.kept_parameters for candidate in candidates], dtype=np.int64)
+
+
+def errors_of(candidates: Sequence[Candidate], objective: Objective) -> Float64[np.ndarray, " candidates"]:
+    """What candidates add to the objective.
+
+    Raises:
+        InvalidConfigError: the objective is `fisher`, and one has no loss.
+    """
+    if objective == "weight":
+        return np.array([candidate.weight_error for candidate in candidates], dtype=np.float64)
+    if objective == "whitened":
+        return np.array([candidate.reconstruction_error for candidate in candidates], dtype=np.float64) ** 2
+    losses = [0.0 if candidate.kind == "dense" else candidate.loss for candidate in candidates]
+    if None in losses:
+        raise InvalidConfigError("the layers were profiled without sensitivities; objective fisher needs them")
+    return np.array(losses, dtype=np.float64)
+
+
+def price(profiles: Sequence[LayerProfile], measure: Budget, objective: Objective) -> list[Priced]:
+    """Prices every choice for every layer.
+
+    Raises:
+        InvalidConfigError: the objective is `fisher`, and a candidate has no loss.
+    """
+    priced = []
+    for profile in profiles:
+        costs, errors = costs_of(profile.candidates, measure), errors_of(profile.candidates, objective)
+        if profile.shared:
+            members = [member for shared in profile.shared for member in shared.members]
+            together = (len(profile.shared), -1)
+            costs = np.append(costs, costs_of(members, measure).reshape(together).sum(axis=1))
+            errors = np.append(errors, errors_of(members, objective).reshape(together).sum(axis=1))
+        priced.append(Priced(costs=costs, errors=errors))
+    return priced
+
+
+def build_items(profiles: Sequence[LayerProfile], priced: Sequence[Priced]) -> list[Item]:
+    """Items in the order of their first layers.
+
+    Args:
+        profiles: all layers.
+        priced: what each one's choices cost and err.
+    """
+    members: dict[str, list[int]] = {}
+    for place, profile in enumerate(profiles):
+        members.setdefault(profile.input_group, []).append(place)
+    sharing = {profile.input_group for profile in profiles if profile.shared}
+    items = []
+    for place, profile in enumerate(profiles):
+        group = members[profile.input_group]
+        if profile.input_group not in sharing:
+            items.append(_own(place, profile, priced[place]))
+        elif group[0] == place:
+            combined = _combined([_own(member, profiles[member], priced[member]) for member in group])
+            counts = [len(profiles[member].candidates) for member in group]
+            items.append(_with_shared(combined, priced[place], counts))
+    return items
+
+
+def chosen_candidate(
+    profiles: Sequence[LayerProfile], choices: Sequence[int], leaders: Mapping[str, LayerProfile]
+) -> Iterator[tuple[LayerProfile, Candidate]]:
+    """Each layer with the candidate that its choice stands for.
+
+    A choice counts through the layer's own candidates, then through the shared ones of its group.
+
+    Args:
+        profiles: all layers.
+        choices: one number per layer.
+        leaders: the first layer of each input group.
+    """
+    places: dict[str, int] = {}
+    for profile, choice in zip(profiles, choices, strict=True):
+        member = places.setdefault(profile.input_group, 0)
+        places[profile.input_group] += 1
+        own = len(profile.candidates)
+        if choice < own:
+            yield profile, profile.candidates[choice]
+        else:
+            yield profile, leaders[profile.input_group].shared[choice - own].members[member]
+
+
+def _own(place: int, profile: LayerProfile, priced: Priced) -> Item:
+    own = len(profile.candidates)
+    return Item(
+        layers=(place,),
+        costs=priced.costs[:own],
+        errors=priced.errors[:own],
+        choices=np.arange(own)[:, None],
+    )
+
+
+def _combined(items: Sequence[Item]) -> Item:
+    """One item that chooses for the layers of all."""
+    whole, *others = map(_undominated, items)
+    for item in others:
+        costs, errors = np.add.outer(whole.costs, item.costs).ravel(), np.add.outer(whole.errors, item.errors).ravel()
+        kept = undominated(costs, errors)
+        first, second = np.divmod(kept, len(item.costs))
+        whole = Item(
+            layers=whole.layers + item.layers,
+            costs=costs[kept],
+            errors=errors[kept],
+            choices=np.hstack([whole.choices[first], item.choices[second]]),
+        )
+    return whole
+
+
+def _with_shared(own: Item, leader: Priced, counts: Sequence[int]) -> Item:
+    """Adds the shared candidates of a group, whose members have so many candidates of their own."""
+    shared = np.arange(len(leader.costs) - counts[0])
+    return _undominated(
+        Item(
+            layers=own.layers,
+            costs=np.append(own.costs, leader.costs[counts[0] :]),
+            errors=np.append(own.errors, leader.errors[counts[0] :]),
+            choices=np.vstack([own.choices, np.add.outer(shared, counts)]),
+        )
+    )
+
+
+def _undominated(item: Item) -> Item:
+    """By rising cost; of equal costs and errors the first."""
+    kept = undominated(item.costs, item.errors)
+    return Item(layers=item.layers, costs=item.costs[kept], errors=item.errors[kept], choices=item.choices[kept])

@@ -1,0 +1,1 @@
+"""Calibration: data, inputs, Gram matrices and sensitivities."""

@@ -1,0 +1,396 @@
+"""Calibration text: where documents come from, and how they become windows of tokens."""
+
+import ast
+import difflib
+import json
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from pydoc_data.topics import topics as pydoc_topics
+
+import numpy as np
+import torch
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+# The base error of the HTTP client, which is httpx or httpx2 depending on the release of the hub's library.
+from huggingface_hub.errors import HTTPError as HttpClientError  # type: ignore[attr-defined]
+from jaxtyping import Int64
+from transformers import PreTrainedTokenizerBase
+
+from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, SYNTHETIC_DATASET
+from rocket_core.errors import CalibrationError, EmptyCalibrationError, HubUnavailableError, UnknownDatasetError
+from rocket_core.models.pretrained import tokenize
+from rocket_core.system.gc_pause import no_collection
+
+# Whole topics of `pydoc_data` that `builtin` leaves out: the text on which the bundled model is evaluated.
+HELD_OUT_TOPICS = ("assignment", "calls", "execmodel", "import")
+
+LOCAL_SUFFIXES = (".jsonl", ".txt")
+
+# Hub streams are permuted within a buffer of this many documents; `datasets` also permutes the files they come from.
+_SHUFFLE_BUFFER = 1000
+
+# `documents` cuts a text file at blank lines into passages of at least this many characters.
+_PASSAGE_CHARACTERS = 8192
+
+# Folders of the standard library that hold no prose, or that distributions leave out of a CPython installation.
+_SKIPPED_FOLDERS = frozenset(
+    {
+        "__pycache__",
+        "dist-packages",
+        "distutils",
+        "encodings",
+        "ensurepip",
+        "idlelib",
+        "lib-dynload",
+        "lib2to3",
+        "pydoc_data",
+        "site-packages",
+        "test",
+        "tests",
+        "tkinter",
+        "turtledemo",
+    }
+)
+
+_BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
+
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+# Where a node of a syntax tree holds statements, or what holds statements.
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _HubDataset:
+    """Where a data set lies on the Hugging Face hub; all are data files, because `datasets` runs no scripts.
+
+    Attributes:
+        repository: `owner/name`.
+        fields: columns that make the text; empty ones are left out, the others joined by newlines.
+        config: configuration, None for the only one.
+        revision: branch, None for `main`.
+        data_files: pattern of the files, where the branch has no card that names a configuration.
+        rows: consecutive rows that make one document, for data sets whose rows are lines.
+        separator: what stands between the rows of a document.
+    """
+
+    repository: str
+    fields: tuple[str, ...]
+    config: str | None = None
+    revision: str | None = None
+    data_files: str | None = None
+    rows: int = 1
+    separator: str = "\n"
+
+
+_HUB = {
+    # A row is a line that ends in a newline, articles follow each other.
+    "wikitext2": _HubDataset(
+        repository="Salesforce/wikitext", config="wikitext-2-raw-v1", fields=("text",), rows=64, separator=""
+    ),
+    # `main` holds a script; the hub's conversion to parquet has neither a card nor named configurations.
+    "ptb": _HubDataset(
+        repository="ptb-text-only/ptb_text_only",
+        revision="refs/convert/parquet",
+        data_files="penn_treebank/train/*.parquet",
+        fields=("sentence",),
+        rows=64,
+    ),
+    "alpaca": _HubDataset(repository="tatsu-lab/alpaca", fields=("instruction", "input", "output")),
+    "refinedweb": _HubDataset(repository="tiiuae/falcon-refinedweb", fields=("content",)),
+    "c4": _HubDataset(repository="allenai/c4", config="en", fields=("text",)),
+}
+
+
+def local_path_of(dataset: str) -> Path | None:
+    """Tells a local file or folder from the name of a data set; a way to refuse a wrong choice before any work.
+
+    Args:
+        dataset: `builtin`, `synthetic`, a name of `HUB_DATASETS`, the path of a `.txt` or `.jsonl` file, or of a folder
+            of images or audio. Names win over files.
+
+    Returns:
+        The file or folder, or None for a name.
+
+    Raises:
+        UnknownDatasetError: neither a known name, an existing file of those kinds, nor a folder.
+    """
+    known = (BUILTIN_DATASET, *HUB_DATASETS, SYNTHETIC_DATASET)
+    if dataset in known:
+        return None
+    path = Path(dataset)
+    if path.suffix.lower() in LOCAL_SUFFIXES:
+        if path.is_file():
+            return path
+        raise UnknownDatasetError(f"calibration file {dataset} does not exist or is no file; check the path")
+    if path.is_dir():
+        return path
+    close = difflib.get_close_matches(dataset.lower(), known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise UnknownDatasetError(
+        f"unknown calibration data {dataset!r}; choose one of {', '.join(known)},"
+        f" or the path of a {' or '.join(LOCAL_SUFFIXES)} file, or of a folder of images or audio.{hint}"
+    )
+
+
+def documents(dataset: str, *, seed: int, token: str | None = None) -> Iterator[str]:
+    """Gives the documents of a data set in an order that the seed decides.
+
+    `builtin` and local files are permuted as a whole, in memory; hub data are streamed and permuted by file and within
+    a buffer. A `.txt` file is cut at blank lines into passages of about eight thousand characters, so that the seed
+    has something to choose from; `file_documents` keeps it whole.
+
+    Args:
+        dataset: as in `CalibrationConfig.dataset`.
+        seed: at least 0; equal seeds give equal orders.
+        token: the Hub's token, for gated data; None takes that of this machine's user, if any.
+
+    Returns:
+        An iterator, lazy for hub data.
+
+    Raises:
+        UnknownDatasetError: no such name or file.
+        HubUnavailableError: the hub does not answer, now or while the documents are read.
+        EmptyCalibrationError: a local file without text.
+        CalibrationError: a local file that is malformed or not UTF-8; hub data that are not as expected.
+    """
+    path = local_path_of(dataset)
+    if dataset in _HUB:
+        return _hub_documents(_HUB[dataset], seed=seed, token=token)
+    if path is None:
+        texts = builtin_documents()
+    elif path.suffix.lower() == ".txt":
+        texts = [passage for text in file_documents(path) for passage in _passages(text)]
+    else:
+        texts = list(file_documents(path))
+    return (texts[index] for index in np.random.default_rng(seed).permutation(len(texts)))
+
+
+def file_documents(path: Path) -> Iterator[str]:
+    """Gives the documents of a local file in the order of the file, as an evaluation needs them.
+
+    Args:
+        path: a `.txt` file, which is one document, or a `.jsonl` file with one `{"text": ...}` a line; further keys
+            and blank lines are ignored, and a line is read only when its document is asked for.
+
+    Yields:
+        Documents.
+
+    Raises:
+        UnknownDatasetError: the file cannot be read.
+        EmptyCalibrationError: the file holds no text.
+        CalibrationError: the file is not UTF-8, or a line is no JSON object with a string `text`; names file and line.
+    """
+    empty = True
+    try:
+        with path.open("rb") as file:
+            # Only "\n" ends a line of JSON Lines, whatever else Unicode calls a line break.
+            pieces = [file.read()] if path.suffix.lower() == ".txt" else file
+            for number, piece in enumerate(pieces, start=1):
+                if not piece.strip():
+                    continue
+                if path.suffix.lower() == ".txt":
+                    yield _decoded(piece, where=str(path))
+                else:
+                    yield _text_of(_decoded(piece, where=f"{path}, line {number}"), where=f"{path}, line {number}")
+                empty = False
+    except OSError as error:
+        raise UnknownDatasetError(f"calibration file {path} cannot be read: {error.strerror}") from error
+    if empty:
+        raise EmptyCalibrationError(f"calibration file {path} holds no text; give one with at least one document")
+
+
+def token_windows(
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, count: int | None, length: int
+) -> Int64[torch.Tensor, "windows length"]:
+    """Cuts the concatenated tokens of documents into windows.
+
+    Each document is preceded by the tokenizer's BOS token (EOS if it has no BOS, nothing if it has neither) and gets no
+    other special tokens. Reading stops as soon as there are enough tokens; what does not fill a window is dropped.
+
+    Args:
+        texts: documents; those without a token add nothing.
+        tokenizer: the model's.
+        count: windows wanted, at least 1; None takes all there are.
+        length: tokens per window, at least 1.
+
+    Returns:
+        At most `count` windows on the CPU, fewer if the documents end before.
+
+    Raises:
+        EmptyCalibrationError: not even one full window.
+    """
+    separator = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    opening = [] if separator is None else [separator]
+    tokens: list[int] = []
+    for text in texts:
+        # verbose=False: a document longer than the model's context is no mistake here, it is cut into windows.
+        encoded = tokenize(tokenizer, text, add_special_tokens=False, verbose=False)["input_ids"]
+        if encoded:
+            tokens += opening
+            tokens += encoded
+        if count is not None and len(tokens) >= count * length:
+            break
+    windows = len(tokens) // length if count is None else min(count, len(tokens) // length)
+    if windows == 0:
+        raise EmptyCalibrationError(
+            f"the text has {len(tokens)} tokens, one window needs {length}; give more text or a shorter sequence length"
+        )
+    return torch.tensor(tokens[: windows * length], dtype=torch.int64).reshape(windows, length)
+
+
+def held_out_text() -> str:
+    """Gives the topics of `HELD_OUT_TOPICS` that the running CPython documents, joined by blank lines."""
+    return "\n\n".join(pydoc_topics[name].strip() for name in HELD_OUT_TOPICS if name in pydoc_topics) + "\n"
+
+
+def builtin_documents() -> list[str]:
+    """Gives the documentation that every CPython carries, without the held-out text.
+
+    First the topics of `pydoc_data` by name, then for each module of the standard library by path its docstrings
+    in source order. No module is imported. The topics of `HELD_OUT_TOPICS` are left out, and so is every paragraph
+    elsewhere that equals one of theirs but for white space, because topics repeat each other. The text differs a little
+    between versions of CPython. The first call parses the standard library, which takes some seconds.
+
+    Returns:
+        About 1.7 million characters, always in the same order.
+    """
+    return list(_builtin_documents())
+
+
+@cache
+def _builtin_documents() -> tuple[str, ...]:
+    held_out = {_normalised(paragraph) for paragraph in _paragraphs(held_out_text())}
+    topics = (pydoc_topics[name] for name in sorted(pydoc_topics) if name not in HELD_OUT_TOPICS)
+    texts = (
+        "\n\n".join(paragraph for paragraph in _paragraphs(text) if _normalised(paragraph) not in held_out)
+        for text in chain(topics, _standard_library_docstrings())
+    )
+    with no_collection():
+        return tuple(text for text in texts if text)
+
+
+def _standard_library_docstrings() -> Iterator[str]:
+    for path in _modules(Path(sysconfig.get_path("stdlib"))):
+        docstrings = _docstrings(ast.parse(path.read_bytes()))
+        if docstrings:
+            yield "\n\n".join(docstrings)
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".py":
+            yield path
+        elif path.is_dir() and path.name not in _SKIPPED_FOLDERS:
+            yield from _modules(path)
+
+
+def _docstrings(tree: ast.Module) -> list[str]:
+    documented = (node for node in _statements(tree) if isinstance(node, _Documented))
+    in_source_order = sorted(documented, key=lambda node: node.body[0].lineno if node.body else 0)
+    return [docstring for node in in_source_order if (docstring := ast.get_docstring(node))]
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    # Not `ast.walk`: nearly all of its nodes are expressions, in which no docstring stands.
+    found: list[ast.AST] = [tree]
+    for node in found:
+        found += chain.from_iterable(getattr(node, block, ()) for block in _BLOCKS)
+        yield node
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [paragraph.rstrip() for paragraph in _BLANK_LINES.split(text.strip("\n")) if paragraph.strip()]
+
+
+def _normalised(paragraph: str) -> str:
+    return " ".join(paragraph.split())
+
+
+def _passages(text: str) -> Iterator[str]:
+    passage: list[str] = []
+    characters = 0
+    for paragraph in _paragraphs(text):
+        passage.append(paragraph)
+        characters += len(paragraph)
+        if characters >= _PASSAGE_CHARACTERS:
+            yield "\n\n".join(passage)
+            passage, characters = [], 0
+    if passage:
+        yield "\n\n".join(passage)
+
+
+def _decoded(piece: bytes, *, where: str) -> str:
+    try:
+        return piece.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CalibrationError(
+            f"{where} is not UTF-8 text (byte {piece[error.start]:#04x} at offset {error.start}); convert it to UTF-8"
+        ) from error
+
+
+def _text_of(line: str, *, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise CalibrationError(f'{where} is no JSON ({error}); each line must be like {{"text": "..."}}') from error
+    text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise CalibrationError(f'{where} has no string "text"; each line must be like {{"text": "..."}}')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # JSON can escape half a surrogate pair, which no tokenizer accepts.
+        raise CalibrationError(f'{where}: "text" holds a lone surrogate, which is no character; remove it') from error
+    return text
+
+
+def _hub_documents(source: _HubDataset, *, seed: int, token: str | None) -> Iterator[str]:
+    import datasets
+
+    with _hub_errors(source.repository):
+        stream = datasets.load_dataset(
+            source.repository,
+            name=source.config,
+            data_files=None if source.data_files is None else {"train": source.data_files},
+            split="train",
+            revision=source.revision,
+            streaming=True,
+            token=token,
+        )
+        # Rows become documents before the permutation: afterwards neighbours are no longer neighbours.
+        for batch in stream.batch(source.rows).shuffle(seed=seed, buffer_size=_SHUFFLE_BUFFER):
+            missing = [field for field in source.fields if field not in batch]
+            if missing:
+                raise CalibrationError(
+                    f"the data set {source.repository} has no column {', '.join(missing)} any more, only"
+                    f" {', '.join(batch)}; calibrate on {BUILTIN_DATASET!r} or a local file"
+                )
+            rows = zip(*(batch[field] for field in source.fields), strict=True)
+            yield source.separator.join("\n".join(text for text in row if text) for row in rows)
+
+
+@contextmanager
+def _hub_errors(repository: str) -> Iterator[None]:
+    from datasets.exceptions import DatasetsError
+
+    try:
+        yield
+    except (ConnectionError, TimeoutError, LocalEntryNotFoundError) as error:
+        raise HubUnavailableError(
+            f"the hub does not answer for the data set {repository} ({error}); try again, or calibrate on"
+            f" {BUILTIN_DATASET!r} or a local {' or '.join(LOCAL_SUFFIXES)} file"
+        ) from error
+    except (DatasetsError, RepositoryNotFoundError, EntryNotFoundError, FileNotFoundError, ValueError) as error:
+        raise CalibrationError(
+            f"the data set {repository} cannot be read from the hub ({error}); log in if it is gated, or calibrate on"
+            f" {BUILTIN_DATASET!r} or a local file"
+        ) from error
+    except HttpClientError as error:
+        raise HubUnavailableError(f"the hub failed to serve the data set {repository} ({error}); try again") from error

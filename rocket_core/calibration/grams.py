@@ -1,0 +1,190 @@
+"""Streaming Gram matrices, one block at a time (paper, section 3).
+
+A block is run on the inputs that the dense model gives it; hooks add up the Gram matrices of what its linear layers
+read. Layers that read the same tensor share one matrix.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rocket_core.errors import NonFiniteCalibrationError
+from rocket_core.linalg.whitening import GramStatistics
+from rocket_core.models.architecture import oriented_weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputGroup:
+    """Layers of a block that read the same tensor.
+
+    Attributes:
+        members: layer names, in the order in which they are called; the first one names the group.
+        from_output: whether the members' output Gram matrices are collected instead of the input's.
+    """
+
+    members: tuple[str, ...]
+    from_output: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class _Sums:
+    """Running sums of one layer, in float64."""
+
+    tokens: int = 0
+    gram: Tensor | None = None
+    energy: Tensor | None = None
+    output_gram: Tensor | None = None
+
+
+def find_input_groups(
+    layers: Mapping[str, nn.Module], shapes: Mapping[str, tuple[int, int]], run: Callable[[], object]
+) -> tuple[InputGroup, ...]:
+    """Finds which layers are called, and which of them read the same tensor, by running them once.
+
+    A group collects the Gram matrix of its input, or those of its members' outputs where these are smaller together.
+
+    Args:
+        layers: name and module of the candidates.
+        shapes: `(d_in, d_out)` of each.
+        run: runs the block on one batch.
+
+    Returns:
+        The groups in calling order. A layer that is never called through `forward` is in none.
+    """
+    keys: dict[str, set[tuple[Any, ...]]] = {}
+    # Inputs are kept until the run ends; a freed one could lend its address to another and join two groups.
+    inputs: list[Tensor] = []
+
+    def note(name: str, tensor: Tensor) -> None:
+        inputs.append(tensor)
+        key = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        keys.setdefault(name, set()).add((*key, tensor._version))
+
+    handles = [
+        module.register_forward_pre_hook(
+            lambda _module, args, kwargs, name=name: note(name, first_input(args, kwargs)), with_kwargs=True
+        )
+        for name, module in layers.items()
+    ]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    groups: dict[object, list[str]] = {}
+    for name, seen in keys.items():
+        # A layer that is called with several inputs shares none of them.
+        groups.setdefault(next(iter(seen)) if len(seen) == 1 else name, []).append(name)
+    return tuple(_input_group(tuple(members), shapes) for members in groups.values())
+
+
+def collect_statistics(
+    layers: Mapping[str, nn.Module],
+    groups: Sequence[InputGroup],
+    run: Callable[[int], object],
+    *,
+    batches: int,
+    dtype: torch.dtype,
+) -> dict[str, GramStatistics]:
+    """Runs a block on all batches and adds up the Gram matrices of its layers.
+
+    Products are taken in `dtype` and summed in float64.
+
+    Args:
+        layers: name and module of the block's compressible layers.
+        groups: which of them share an input.
+        run: runs the block on the batch of that number.
+        batches: how many batches there are.
+        dtype: dtype of the products, float32 or float64.
+
+    Returns:
+        Statistics by layer name; members of a group share tensors.
+
+    Raises:
+        NonFiniteCalibrationError: NaN or infinity in a layer's input or output; the message names layer and batch.
+    """
+    collector = _Collector(dtype=dtype)
+    handles = [
+        layers[name].register_forward_hook(collector.hook(name, group), with_kwargs=True)
+        for group in groups
+        for name in (group.members if group.from_output else group.members[:1])
+    ]
+    try:
+        for batch in range(batches):
+            collector.batch = batch
+            run(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: collector.statistics(name, group) for group in groups for name in group.members}
+
+
+@dataclass(kw_only=True, slots=True)
+class _Collector:
+    dtype: torch.dtype
+    batch: int = 0
+    sums: dict[str, _Sums] = field(default_factory=dict)
+
+    def hook(self, name: str, group: InputGroup) -> Callable[[nn.Module, Any, Any, Tensor], None]:
+        """A forward hook that adds what this layer contributes to its group."""
+
+        def add(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+            sums = self.sums.setdefault(name, _Sums())
+            if name == group.members[0]:
+                rows = self._rows(first_input(args, kwargs))
+                sums.tokens += rows.shape[0]
+                if group.from_output:
+                    sums.energy = self._added(sums.energy, rows.square().sum(0), name)
+                else:
+                    sums.gram = self._added(sums.gram, rows.mT @ rows, name)
+                    sums.energy = sums.gram.diagonal()
+            if group.from_output:
+                # Taking a large bias off a rounded output would leave noise; a second product costs little.
+                biased = isinstance(module.bias, Tensor)
+                weight = oriented_weight(module).to(self.dtype) if biased else None
+                rows = self._rows(output) if weight is None else self._rows(first_input(args, kwargs)) @ weight
+                sums.output_gram = self._added(sums.output_gram, rows.mT @ rows, name)
+
+        return add
+
+    def statistics(self, name: str, group: InputGroup) -> GramStatistics:
+        """The finished sums of a layer."""
+        leader = self.sums[group.members[0]]
+        assert leader.energy is not None
+        return GramStatistics(
+            tokens=leader.tokens,
+            gram=leader.gram,
+            output_gram=self.sums[name].output_gram if group.from_output else None,
+            input_energy=leader.energy,
+        )
+
+    def _rows(self, tensor: Tensor) -> Float[Tensor, "rows features"]:
+        return tensor.detach().reshape(-1, tensor.shape[-1]).to(self.dtype)
+
+    def _added(self, total: Tensor | None, term: Tensor, name: str) -> Tensor:
+        # A NaN or infinity anywhere in the rows shows on the diagonal of their Gram matrix.
+        diagonal = term if term.ndim == 1 else term.diagonal()
+        if not bool(torch.isfinite(diagonal).all()):
+            raise NonFiniteCalibrationError(
+                f"activations of layer {name} are NaN or infinite in calibration batch {self.batch}; run the model in "
+                "a wider dtype (dtype float32), or check its weights and the calibration text"
+            )
+        return term.double() if total is None else total.add_(term)
+
+
+def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """What a linear layer is called with, by position or by name."""
+    tensor: Tensor = args[0] if args else next(iter(kwargs.values()))
+    return tensor
+
+
+def _input_group(members: tuple[str, ...], shapes: Mapping[str, tuple[int, int]]) -> InputGroup:
+    d_in = shapes[members[0]][0]
+    outputs = [shapes[name][1] for name in members]
+    # Only a basis no wider than the input can come from the output's Gram matrix.
+    from_output = max(outputs) <= d_in and sum(d_out**2 for d_out in outputs) < d_in**2
+    return InputGroup(members=members, from_output=from_output)

@@ -1,0 +1,351 @@
+"""Calibration inputs: what a model reads while its Gram matrices are summed, whatever its kind.
+
+One source for each kind of model; all of them give samples as tensors by argument of the model.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+from transformers import AutoFeatureExtractor, AutoImageProcessor, PreTrainedTokenizerBase
+
+from rocket_core.calibration.datasets import documents, token_windows
+from rocket_core.calibration.media import folder_audio, folder_images, pillow, synthetic_audio, synthetic_images
+from rocket_core.config import BUILTIN_DATASET, SYNTHETIC_DATASET, CalibrationConfig
+from rocket_core.errors import (
+    CalibrationError,
+    EmptyCalibrationError,
+    InvalidConfigError,
+    UnsupportedArchitectureError,
+)
+from rocket_core.models.architecture import Architecture
+from rocket_core.models.pretrained import interpreting, load_processor, load_tokenizer, tokenize
+
+# Of images of a model that takes any size.
+_DEFAULT_SIDE = 224
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationInputs:
+    """Samples on the CPU.
+
+    Attributes:
+        tensors: by argument of the model's forward; the first axis of each counts samples.
+    """
+
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def of_text(cls, tokens: Int64[Tensor, "windows tokens"]) -> "CalibrationInputs":
+        """Windows of text for a decoder or an encoder."""
+        return cls(tensors={"input_ids": tokens})
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def __getitem__(self, samples: slice) -> "CalibrationInputs":
+        return CalibrationInputs(tensors={name: tensor[samples] for name, tensor in self.tensors.items()})
+
+    def batches(self, size: int, device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
+        """The samples in batches of at most `size`, on a device; what is no integer is cast to `dtype`."""
+        for start in range(0, len(self), size):
+            yield {
+                name: tensor[start : start + size].to(device, dtype if tensor.is_floating_point() else None)
+                for name, tensor in self.tensors.items()
+            }
+
+    def sha256(self) -> str:
+        """Hash of all samples."""
+        digest = hashlib.sha256()
+        for name in sorted(self.tensors):
+            digest.update(self.tensors[name].numpy().tobytes())
+        return digest.hexdigest()
+
+    def equals(self, other: "CalibrationInputs") -> bool:
+        """Whether both hold the same samples."""
+        return self.tensors.keys() == other.tensors.keys() and all(
+            torch.equal(tensor, other.tensors[name]) for name, tensor in self.tensors.items()
+        )
+
+
+@runtime_checkable
+class InputSource(Protocol):
+    """Makes the calibration inputs of one model."""
+
+    def draw(self, settings: CalibrationConfig, *, token: str | None = None) -> CalibrationInputs:
+        """Draws samples.
+
+        Args:
+            settings: which data, how many samples of it, and the seed.
+            token: the Hub's token, for gated text; None takes that of this machine's user, if any.
+
+        Returns:
+            At most `settings.samples` samples; fewer if the data end before.
+
+        Raises:
+            CalibrationError: the data are too few, damaged, or not what the model reads.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderText:
+    """Windows of running text, as they come out of the tokenizer.
+
+    Attributes:
+        tokenizer: the model's.
+        length: tokens per window.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    length: int
+
+    def draw(self, settings: CalibrationConfig, *, token: str | None = None) -> CalibrationInputs:
+        """See `InputSource`."""
+        texts = documents(settings.dataset, seed=settings.seed, token=token)
+        tokens = token_windows(texts, self.tokenizer, count=settings.samples, length=self.length)
+        return CalibrationInputs.of_text(tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderText:
+    """Windows of running text between the special tokens that the tokenizer puts around a text; without padding.
+
+    Attributes:
+        tokenizer: the model's.
+        length: tokens per window, special tokens included.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    length: int
+
+    def draw(self, settings: CalibrationConfig, *, token: str | None = None) -> CalibrationInputs:
+        """See `InputSource`."""
+        texts = documents(settings.dataset, seed=settings.seed, token=token)
+        return CalibrationInputs.of_text(self.windows(texts, settings.samples))
+
+    def windows(self, texts: Iterable[str], count: int) -> Int64[Tensor, "windows length"]:
+        """At most `count` windows of texts."""
+        before, after = _special_tokens(self.tokenizer)
+        room = self.length - len(before) - len(after)
+        if room < 1:
+            raise InvalidConfigError(
+                f"sequence length is {self.length}, and the tokenizer adds {len(before) + len(after)} tokens to every "
+                "text; ask for more"
+            )
+        tokens = token_windows(texts, self.tokenizer, count=count, length=room)
+        ends = [torch.tensor(ids, dtype=torch.int64).expand(len(tokens), -1) for ids in (before, after)]
+        return torch.cat([ends[0], tokens, ends[1]], dim=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairedText:
+    """For an encoder-decoder of text: the encoder reads a window of running text, the decoder the one that follows it.
+
+    As in training with a prefix language model objective, so that the decoder reads text that agrees with what it
+    attends to. Its input is shifted right: the start token, then all but the last token of its window.
+
+    Attributes:
+        text: makes the windows.
+        start: the decoder's start token.
+
+    References:
+        Raffel et al., Exploring the Limits of Transfer Learning, 2020, section 3.2 (prefix language model).
+    """
+
+    text: EncoderText
+    start: int
+
+    def draw(self, settings: CalibrationConfig, *, token: str | None = None) -> CalibrationInputs:
+        """See `InputSource`."""
+        texts = documents(settings.dataset, seed=settings.seed, token=token)
+        windows = self.text.windows(texts, 2 * settings.samples)
+        pairs = windows[: len(windows) // 2 * 2].reshape(-1, 2, self.text.length)
+        if not len(pairs):
+            raise EmptyCalibrationError(
+                f"the text fills one window of {self.text.length} tokens, and an encoder-decoder needs two; give more "
+                "text or a shorter sequence length"
+            )
+        return CalibrationInputs(
+            tensors={
+                "input_ids": pairs[:, 0].contiguous(),
+                "decoder_input_ids": shift_right(pairs[:, 1], self.start),
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Images:
+    """Images as the model's own processor prepares them.
+
+    Attributes:
+        processor: the image processor.
+        side: pixels of the images that the model takes, None if it takes any.
+    """
+
+    processor: Any
+    side: int | None
+
+    def draw(self, settings: CalibrationConfig, *, token: str | None = None) -> CalibrationInputs:  # noqa: ARG002
+        """See `InputSource`."""
+        if settings.dataset == SYNTHETIC_DATASET:
+            images = synthetic_images(self.side or _DEFAULT_SIDE, seed=settings.seed)
+        else:
+            images = folder_images(Path(settings.dataset), seed=settings.seed)
+        pixels = [self._prepared(image) for image in islice(images, settings.samples)]
+        shapes = {tuple(image.shape) for image in pixels}
+        if len(shapes) > 1:
+            raise CalibrationError(
+                f"the model's image processor gives images of different sizes ({', '.join(map(str, sorted(shapes)))}); "
+                "give images of one size"
+            )
+        return CalibrationInputs(tensors={"pixel_values": torch.stack(pixels)})
+
+    def _prepared(self, image: Any) -> Float32[Tensor, "channels height width"]:
+        with interpreting("preprocessor_config.json of the model"):
+            pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+        if self.side is not None and max(pixels.shape[-2:]) != self.side:
+            raise CalibrationError(
+                f"the image processor gives {pixels.shape[-2]} x {pixels.shape[-1]} pixels, the model takes "
+                f"{self.side}; preprocessor_config.json does not belong to the model"
+            )
+        return pixels.float()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audio:
+    """Audio in windows as long as the model hears, one recording behind the other, so that nothing is padded.
+
+    The decoder reads built-in text: transcripts are not asked for, and a model that runs block by block cannot make
+    them.
+
+    Attributes:
+        extractor: the model's feature extractor.
+        features: the shape of a sample that the model reads: bins and frames.
+        text: makes the windows that the decoder reads.
+        start: the decoder's start token.
+    """
+
+    extractor: Any
+    features: tuple[int, int]
+    text: EncoderText
+    start: int
+
+    def draw(self, settings: CalibrationConfig, *, token: str | None = None) -> CalibrationInputs:  # noqa: ARG002
+        """See `InputSource`."""
+        length, rate = int(self.extractor.n_samples), int(self.extractor.sampling_rate)
+        if settings.dataset == SYNTHETIC_DATASET:
+            recordings = synthetic_audio(length, seed=settings.seed, rate=rate)
+        else:
+            recordings = folder_audio(Path(settings.dataset), seed=settings.seed, rate=rate)
+        heard = [self._prepared(window, rate) for window in islice(_windows(recordings, length), settings.samples)]
+        if not heard:
+            raise EmptyCalibrationError(
+                f"the recordings of {settings.dataset} together are shorter than the {length / rate:g} s that the "
+                "model hears; give more"
+            )
+        # Of the same text, whatever the audio.
+        read = self.text.windows(documents(BUILTIN_DATASET, seed=settings.seed), len(heard))
+        samples = min(len(heard), len(read))
+        return CalibrationInputs(
+            tensors={
+                "input_features": torch.stack(heard[:samples]),
+                "decoder_input_ids": shift_right(read[:samples], self.start),
+            }
+        )
+
+    def _prepared(self, window: Float32[np.ndarray, " samples"], rate: int) -> Float32[Tensor, "bins frames"]:
+        with interpreting("preprocessor_config.json of the model"):
+            features: Tensor = self.extractor(window, sampling_rate=rate, return_tensors="pt")["input_features"][0]
+        if tuple(features.shape) != self.features:
+            raise CalibrationError(
+                f"the feature extractor gives {tuple(features.shape)} features, the model takes {self.features}; "
+                "preprocessor_config.json does not belong to the model"
+            )
+        return features.float()
+
+
+def open_source(folder: Path, architecture: Architecture, length: int) -> InputSource:
+    """Reads the tokenizer or processor of a model.
+
+    Args:
+        folder: checkpoint folder.
+        architecture: the model.
+        length: tokens per window of text.
+
+    Raises:
+        CheckpointFormatError: the folder has none that transformers can read.
+        CalibrationError: a library that it needs is not installed.
+        UnsupportedArchitectureError: a model whose inputs cannot be made.
+    """
+    config = architecture.model.config
+    if architecture.kind == "images":
+        pillow()
+        # Results must not depend on which libraries are installed.
+        processor = load_processor(AutoImageProcessor, "image processor", folder, backend="pil")
+        return Images(processor=processor, side=_longer_side(getattr(config, "image_size", None)))
+    tokenizer = load_tokenizer(folder, config)
+    if architecture.is_causal:
+        return DecoderText(tokenizer=tokenizer, length=length)
+    text = EncoderText(tokenizer=tokenizer, length=length)
+    if architecture.kind == "audio":
+        extractor = load_processor(AutoFeatureExtractor, "feature extractor", folder)
+        if not hasattr(extractor, "n_samples") or not hasattr(config, "max_source_positions"):
+            raise UnsupportedArchitectureError(
+                f"{type(architecture.model).__name__} hears audio of any length; only models with windows of one "
+                "length, such as Whisper, can be calibrated"
+            )
+        features = int(config.num_mel_bins), 2 * int(config.max_source_positions)
+        return Audio(extractor=extractor, features=features, text=text, start=_start_token(architecture))
+    return PairedText(text=text, start=_start_token(architecture)) if config.is_encoder_decoder else text
+
+
+def shift_right(labels: Int64[Tensor, "windows tokens"], start: int) -> Int64[Tensor, "windows decoder_tokens"]:
+    """What a decoder reads when it predicts `labels`: the start token, then all but the last of them.
+
+    Labels that begin with the start token themselves, as Whisper's tokenizer gives them, are not given another.
+    """
+    if bool((labels[:, 0] == start).all()):
+        return labels[:, :-1].contiguous()
+    return torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
+
+
+def _windows(recordings: Iterable[np.ndarray], length: int) -> Iterator[Float32[np.ndarray, " length"]]:
+    """Recordings one behind the other, cut into windows; what does not fill one is dropped."""
+    rest = np.empty(0, dtype=np.float32)
+    for recording in recordings:
+        rest = np.concatenate([rest, recording])
+        while len(rest) >= length:
+            yield rest[:length]
+            rest = rest[length:]
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and behind a text."""
+    full: list[int] = tokenize(tokenizer, "a")["input_ids"]
+    bare: list[int] = tokenize(tokenizer, "a", add_special_tokens=False)["input_ids"]
+    for start in range(len(full) - len(bare) + 1):
+        if bare and full[start : start + len(bare)] == bare:
+            return full[:start], full[start + len(bare) :]
+    return [], []
+
+
+def _start_token(architecture: Architecture) -> int:
+    config = architecture.model.config
+    token = getattr(config, "decoder_start_token_id", None)
+    if not isinstance(token, int):
+        raise CalibrationError(
+            "config.json has no decoder_start_token_id, so that what the decoder reads cannot begin; add it"
+        )
+    return token
+
+
+def _longer_side(size: object) -> int | None:
+    sides = size if isinstance(size, list | tuple) else [size]
+    return max((side for side in sides if isinstance(side, int)), default=None)

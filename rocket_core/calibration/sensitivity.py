@@ -1,0 +1,392 @@
+"""How much a model's loss minds errors in each layer's output: one backward pass, a block at a time.
+
+With g the gradient of the loss of a text with respect to output coordinate j of a layer, `E[g_j^2]` is the diagonal of
+the layer's Fisher information. An error d in the output then costs `1/2 sum_j E[g_j^2] E[d_j^2]` per token, in the unit
+of the loss, and so it adds up across layers that are otherwise not comparable. The backward pass needs the weights of
+one block: it is run again on its cached input with gradients, and hands the gradient of its input to the block before.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
+from rocket_core.models.block_calls import Activations, BlockCall, handing_on, replace_tensors, stand_ins, without_cache
+
+Loss = Literal["tokens", "hidden_states"]
+
+# Logits of one step, in float32. A handful of copies live at once: the model's own, the loss's, and their gradients.
+_LOGIT_BYTES = 64 * 2**20
+_NO_TARGET = -100
+# Token ids at the positions of the last list of blocks, by argument of the model.
+_READ_BY_THE_LAST = ("decoder_input_ids", "input_ids")
+# In float16 numbers end at 2^16, so gradients are kept near 2^4: they may grow 4000-fold within a block.
+_LARGEST_HALF_EXPONENT = 4
+# Behind the blocks, where nothing is known yet: the first that gives finite gradients.
+_HALF_EXPONENTS = (8, 0, -8)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sensitivity:
+    """How much the loss minds errors in a layer's output.
+
+    Attributes:
+        curvature: `f_j = sum_rows g_j^2 / tokens` in float64 on the CPU, >= 0: loss per token and squared unit of
+            output coordinate j (nats for the loss `tokens`). Rows are the outputs of the layer, tokens those of the
+            text: of an expert that sees a tenth of the text, the other tokens count as zero, and a layer that is called
+            twice per token counts both. All zero where the loss does not depend on the layer.
+    """
+
+    curvature: Float[Tensor, " d_out"]
+
+    @property
+    def scale(self) -> float:
+        """Loss per token that a mean squared output error of one costs: `1/2 mean_j f_j`.
+
+        The cost of a candidate is this times `||S (W - W~)||_F^2 / rows`, the whitened squared error per calibration
+        row of the layer; with the spread over coordinates, `1/2 sum_j f_j ||S (w_j - w~_j)||^2 / rows`.
+        """
+        return 0.5 * float(self.curvature.mean())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScaledGradient:
+    """A gradient times a power of two, so that a narrow dtype can hold it.
+
+    Attributes:
+        values: the gradient of one batch times `2**exponent`, in the model's dtype.
+        exponent: 0 but for float16.
+    """
+
+    values: Float[Tensor, "windows tokens hidden"]
+    exponent: int
+
+    def centred(self) -> "ScaledGradient":
+        """The same gradient, scaled so that it neither overflows nor vanishes in float16; other dtypes stay."""
+        if self.values.dtype != torch.float16:
+            return self
+        return _centred(self.values.float(), self.exponent)
+
+    def added(self, other: "ScaledGradient") -> "ScaledGradient":
+        """The sum of two gradients of one batch; of powers of two too, where they differ."""
+        if self.values.dtype != torch.float16:
+            return ScaledGradient(values=self.values + other.values, exponent=self.exponent)
+        exponent = min(self.exponent, other.exponent)
+        return _centred(self.at(exponent) + other.at(exponent), exponent)
+
+    def at(self, exponent: int) -> Float[Tensor, "windows tokens hidden"]:
+        """The gradient times another power of two; in float32 if the model's dtype is float16."""
+        if self.values.dtype != torch.float16:
+            return self.values
+        # In float32, whose range no shift leaves.
+        return self.values.float() * 2.0 ** (exponent - self.exponent)
+
+
+def _centred(values: Float[Tensor, "windows tokens hidden"], exponent: int) -> ScaledGradient:
+    largest = float(values.abs().max())
+    if largest == 0.0 or not math.isfinite(largest):
+        return ScaledGradient(values=values.half(), exponent=exponent)
+    shift = _LARGEST_HALF_EXPONENT - math.frexp(largest)[1]
+    return ScaledGradient(values=(values * 2.0**shift).half(), exponent=exponent + shift)
+
+
+def natural_loss(model: PreTrainedModel, *, reads_in_order: bool) -> Loss:
+    """The loss of a model: that of predicting tokens if it can, else the change of its hidden states.
+
+    Args:
+        model: the model.
+        reads_in_order: whether its last blocks see no token before they predict it, as in decoders.
+    """
+    return "tokens" if reads_in_order and model.get_output_embeddings() is not None else "hidden_states"
+
+
+def read_tokens(batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"] | None:
+    """Token ids at the positions of a model's last list of blocks; None if it reads no text there.
+
+    Args:
+        batch: arguments of the model by name.
+    """
+    return next((batch[name] for name in _READ_BY_THE_LAST if name in batch), None)
+
+
+def output_gradient(
+    model: PreTrainedModel,
+    blocks: nn.ModuleList,
+    loss: Loss,
+    batch: Mapping[str, Tensor],
+    activations: Activations,
+    *,
+    number: int = 0,
+    passed: tuple[nn.ModuleList, Activations] | None = None,
+) -> ScaledGradient:
+    """Gradient of a batch's loss with respect to the output of the last block.
+
+    - `tokens`: the negative log-likelihood of every token but the first of its window, in nats, summed.
+    - `hidden_states`: `v . h` with h the model's final hidden states and v random signs. As `E[v v^T]` is the identity,
+      the expectation of a squared gradient over v is the diagonal of `J^T J`, J the Jacobian of h: the Gauss-Newton
+      diagonal of half the squared change of h.
+
+    All that follows the blocks is the model's own code, run on a piece of text at a time; it must not mix tokens.
+
+    Args:
+        model: with its weights, but for those of the blocks; none may require a gradient.
+        blocks: the repeated blocks of `model`; in an encoder-decoder those of the decoder.
+        loss: which loss.
+        batch: arguments of the model by name, on its device.
+        activations: with the output of the last block.
+        number: of the batch in the activations; the random signs depend on it.
+        passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output.
+
+    Returns:
+        The gradient in the dtype of the hidden states, on their device; logits take a bounded number of bytes on the
+        way.
+
+    Raises:
+        NonFiniteCalibrationError: the gradient is NaN or infinite.
+    """
+    hidden = activations.hidden[number]
+    nothing = (None,) * (activations.beside or 0)
+    for exponent in _HALF_EXPONENTS if hidden.dtype == torch.float16 else (0,):
+        generator = torch.Generator().manual_seed(number)
+        gradient = torch.empty_like(hidden)
+        for rows, columns in _pieces(model, loss, hidden.shape):
+            leaf = hidden[rows, columns].detach().requires_grad_()
+            piece = _cut(batch, rows, columns)
+            with (
+                handing_on(passed, number, rows),
+                torch.enable_grad(),
+                stand_ins(blocks, _always(leaf), lambda: nothing),
+            ):
+                if loss == "tokens":
+                    value = _negative_log_likelihood(model, piece, _targets(batch)[rows, columns])
+                else:
+                    value = _random_sum(_final_hidden(model, piece), generator)
+                value.mul(2.0**exponent).backward()  # type: ignore[no-untyped-call]  # of torch
+            assert leaf.grad is not None
+            gradient[rows, columns] = leaf.grad
+        if bool(torch.isfinite(gradient).all()):
+            return ScaledGradient(values=gradient, exponent=exponent).centred()
+    raise NonFiniteCalibrationError(_non_finite("gradients behind the last block"))
+
+
+def side_inputs(calls: Sequence[BlockCall]) -> list[Tensor]:
+    """Tensors that blocks are handed beside their hidden states and that require gradients, each once.
+
+    Args:
+        calls: of all blocks of a decoder, for one batch; recorded with gradients, see `record_block_inputs`.
+    """
+    found: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.requires_grad:
+            found.setdefault(id(tensor), tensor)
+        return tensor
+
+    for call in calls:
+        replace_tensors(call, note)
+    return list(found.values())
+
+
+def gradient_of_encoder(
+    output: Float[Tensor, "windows tokens hidden"],
+    reached: Sequence[Tensor],
+    gradients: Sequence[ScaledGradient],
+    *,
+    batch: int,
+) -> ScaledGradient:
+    """Gradient with respect to the output of an encoder's last block.
+
+    Args:
+        output: that output, a leaf that requires gradients.
+        reached: what the decoder's blocks were handed of it, with the way that it has come recorded.
+        gradients: of each.
+        batch: number of the batch, for messages.
+
+    Raises:
+        NonFiniteCalibrationError: NaN or infinity.
+    """
+    exponent = min((gradient.exponent for gradient in gradients), default=0)
+    values = [gradient.at(exponent).to(output.dtype) for gradient in gradients]
+    if reached:
+        torch.autograd.backward(list(reached), values)
+    found = torch.zeros_like(output) if output.grad is None else output.grad
+    if not bool(torch.isfinite(found).all()):
+        raise NonFiniteCalibrationError(_non_finite("gradients behind the encoder", batch))
+    return ScaledGradient(values=found.detach(), exponent=exponent).centred()
+
+
+@dataclass(kw_only=True, slots=True)
+class SquaredGradients:
+    """Sums of squared gradients of a block's layers, collected by hooks.
+
+    Attributes:
+        layers: name and module of the layers.
+        widths: d_out of each.
+        sums: `sum_rows g_j^2` of each, float64.
+    """
+
+    layers: Mapping[str, nn.Module]
+    widths: Mapping[str, int]
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    _batch: int = 0
+    _exponent: int = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Has gradients of the layers collected for as long as the context lasts."""
+        handles = [module.register_forward_hook(self._watch(name)) for name, module in self.layers.items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def pull_back(
+        self,
+        block: nn.Module,
+        call: BlockCall,
+        hidden: Tensor,
+        gradient: ScaledGradient,
+        *,
+        batch: int,
+        sides: Sequence[Tensor] = (),
+    ) -> tuple[ScaledGradient, list[ScaledGradient]]:
+        """Runs a block again with gradients, adds up those of its layers if watched, and returns that of its input.
+
+        Args:
+            block: the block, with weights that require no gradient.
+            call: how the model calls it.
+            hidden: its input.
+            gradient: of the loss with respect to its output.
+            batch: number of the batch, for messages.
+            sides: see `side_inputs`.
+
+        Returns:
+            The gradients of the loss with respect to `hidden` and, by way of this block, to each of `sides`; zero if
+            the block's output does not depend on them.
+
+        Raises:
+            NonFiniteCalibrationError: NaN or infinity in a gradient; the message names the layer.
+            UnsupportedArchitectureError: the block has no backward pass.
+        """
+        self._batch, self._exponent = batch, gradient.exponent
+        leaf = hidden.detach().requires_grad_()
+        beside = {id(side): side.detach().requires_grad_() for side in sides}
+        call = replace_tensors(call, lambda tensor: beside.get(id(tensor), tensor))
+        try:
+            with torch.enable_grad():
+                # A copy, as some blocks add to their input in place, which a leaf forbids.
+                output = block(leaf.clone(), *call.args, **call.kwargs)
+                output = output[0] if isinstance(output, tuple) else output
+                if output.requires_grad:
+                    output.backward(gradient.values)
+        except NotImplementedError as error:
+            raise UnsupportedArchitectureError(_no_backward(block)) from error
+        if not output.requires_grad:
+            raise UnsupportedArchitectureError(_no_backward(block))
+        first, *rest = (self._gradient_at(tensor, gradient.exponent) for tensor in (leaf, *beside.values()))
+        return first, rest
+
+    def _gradient_at(self, leaf: Tensor, exponent: int) -> ScaledGradient:
+        values = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        if not bool(torch.isfinite(values).all()):
+            where = f"gradients at the input of the block of layer {next(iter(self.layers), '')}"
+            raise NonFiniteCalibrationError(_non_finite(where, self._batch))
+        return ScaledGradient(values=values, exponent=exponent).centred()
+
+    def total(self, name: str) -> Float[Tensor, " d_out"]:
+        """The sum of a layer, on the CPU; zero for one that was never called or has no influence on the loss."""
+        found = self.sums.get(name)
+        return torch.zeros(self.widths[name], dtype=torch.float64) if found is None else found.cpu()
+
+    def _watch(self, name: str) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
+        def watch(_module: nn.Module, _args: Any, output: Tensor) -> Tensor | None:
+            if not torch.is_grad_enabled():
+                return None  # The model has cut this call off from its output.
+            if not output.requires_grad:
+                # It does not depend on the block's input, but the loss may well depend on it.
+                output = output.detach().requires_grad_()
+            # A copy: what a model changes in place must be no leaf, and no view, which loses its hooks by it.
+            output = output.clone()
+            output.register_hook(lambda gradient: self._add(name, gradient))  # type: ignore[no-untyped-call]
+            return output
+
+        return watch
+
+    def _add(self, name: str, gradient: Tensor) -> None:
+        rows = gradient.detach().reshape(-1, gradient.shape[-1]).to(torch.float64, copy=True)
+        term = rows.square_().sum(0) * 4.0**-self._exponent
+        if not bool(torch.isfinite(term).all()):
+            raise NonFiniteCalibrationError(_non_finite(f"gradients of layer {name}", self._batch))
+        self.sums[name] = self.sums[name].add_(term) if name in self.sums else term
+
+
+def _always(hidden: Tensor) -> Callable[[int, Tensor, BlockCall], Tensor]:
+    """What each stand-in hands on; a copy, as a model may go on in place, which a leaf forbids."""
+    return lambda _index, _hidden, _call: hidden.clone()
+
+
+def _pieces(model: PreTrainedModel, loss: Loss, shape: torch.Size) -> Iterator[tuple[slice, slice]]:
+    """Windows and tokens of a batch that are run at once: as many as keep the logits within their size."""
+    windows, length = 1, shape[1]
+    if loss == "tokens":
+        embeddings = model.get_output_embeddings().weight
+        assert isinstance(embeddings, Tensor)
+        tokens = max(1, _LOGIT_BYTES // (4 * embeddings.shape[0]))
+        windows, length = max(1, tokens // shape[1]), min(shape[1], tokens)
+    for row in range(0, shape[0], windows):
+        for column in range(0, shape[1], length):
+            yield slice(row, row + windows), slice(column, column + length)
+
+
+def _cut(batch: Mapping[str, Tensor], rows: slice, columns: slice) -> dict[str, Tensor]:
+    """Some samples of a batch, and of what the last blocks read some tokens."""
+    read = next((name for name in _READ_BY_THE_LAST if name in batch), None)
+    return {name: tensor[rows, columns] if name == read else tensor[rows] for name, tensor in batch.items()}
+
+
+def _targets(batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"]:
+    """The token that follows each; none behind the last of a window."""
+    tokens = read_tokens(batch)
+    assert tokens is not None, "a model that predicts tokens reads some"
+    return torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], _NO_TARGET)], dim=1)
+
+
+def _negative_log_likelihood(model: PreTrainedModel, batch: Mapping[str, Tensor], targets: Tensor) -> Float[Tensor, ""]:
+    logits = model(**batch, **without_cache(model)).logits
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=_NO_TARGET)
+
+
+def _random_sum(states: Tensor, generator: torch.Generator) -> Float[Tensor, ""]:
+    # Drawn on the CPU, whose digits are the same on every machine.
+    signs = torch.randint(0, 2, states.shape, generator=generator) * 2 - 1
+    return (states * signs.to(states.device)).sum()
+
+
+def _final_hidden(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tensor:
+    states: Tensor = model.base_model(**batch, **without_cache(model.base_model)).last_hidden_state
+    return states.to(torch.promote_types(states.dtype, torch.float32))
+
+
+def _non_finite(what: str, batch: int | None = None) -> str:
+    where = "" if batch is None else f" in calibration batch {batch}"
+    return (
+        f"{what} are NaN or infinite{where}; run the model in a wider dtype (dtype float32), or check its weights and "
+        "the calibration text"
+    )
+
+
+def _no_backward(block: nn.Module) -> str:
+    return (
+        f"{type(block).__name__} has no backward pass, so that the loss's sensitivity to its layers cannot be had from "
+        "gradients; take objective whitened"
+    )

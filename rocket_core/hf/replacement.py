@@ -1,0 +1,101 @@
+"""Stock layers into stored layers, and back."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from rocket_core.errors import CheckpointFormatError, RocketError
+from rocket_core.hf.names import disk_names
+from rocket_core.layers import FactorizedLinear, LayerEntry, SparseLinear, StoredLinear
+from rocket_core.layers.stored_linear import LayerOptions
+
+
+def stored_layers(model: nn.Module) -> Iterable[tuple[str, StoredLinear]]:
+    """The stored layers of a model by their names in it."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, StoredLinear))
+
+
+def stored_entries(model: PreTrainedModel) -> dict[str, LayerEntry]:
+    """The table of a model's stored layers, by their names in the files.
+
+    Raises:
+        RocketError: a layer takes the dictionary of one that has been removed from the model.
+        UnsupportedArchitectureError: transformers stores a layer together with others, or in pieces.
+    """
+    layers = dict(stored_layers(model))
+    names = disk_names(model, layers)
+    by_layer = {id(layer): names[name] for name, layer in layers.items()}
+    return {names[name]: _entry(name, layer, by_layer) for name, layer in layers.items()}
+
+
+def features(stock: nn.Linear | Conv1D) -> tuple[int, int]:
+    """`(d_in, d_out)` of a stock layer."""
+    return (stock.nx, stock.nf) if isinstance(stock, Conv1D) else (stock.in_features, stock.out_features)
+
+
+def empty_layer(
+    stock: nn.Linear | Conv1D, entry: LayerEntry, name: str, leader: FactorizedLinear | None
+) -> StoredLinear:
+    """The packed layer for a stock layer, without numbers.
+
+    Args:
+        stock: the layer in whose place it goes.
+        entry: how it is stored.
+        name: name for messages.
+        leader: the layer whose dictionary it takes, if it is a follower.
+
+    Raises:
+        CheckpointFormatError: more coefficients than fit, or a dictionary for another number of inputs.
+    """
+    d_in, d_out = features(stock)
+    room = (d_in if entry.rank is None else entry.rank) * d_out
+    if entry.nnz > room:
+        raise CheckpointFormatError(
+            f"quantization_config: layer {name!r} has {entry.nnz} coefficients; its {d_out} outputs "
+            f"{'and inputs' if entry.rank is None else f'and rank {entry.rank}'} leave room for {room}; check that "
+            "config.json belongs to these weights"
+        )
+    if leader is not None and leader.in_features != d_in:
+        raise CheckpointFormatError(
+            f"quantization_config: layer {name!r} has {d_in} inputs, and {leader.layer_name!r}, whose dictionary it "
+            f"takes, {leader.in_features}; check that config.json belongs to these weights"
+        )
+    options = LayerOptions(
+        bias=stock.bias is not None,
+        transposed=isinstance(stock, Conv1D),
+        layer_name=name,
+        device="meta",
+        dtype=stock.weight.dtype,
+    )
+    if entry.rank is None:
+        return SparseLinear(d_in, d_out, nnz=entry.nnz, **options)
+    return FactorizedLinear(d_in, d_out, rank=entry.rank, nnz=entry.nnz, leader=leader, **options)
+
+
+def stock_layer(layer: StoredLinear, dtype: torch.dtype | None) -> nn.Linear | Conv1D:
+    """The stock layer with the composed weight; in the layer's own dtype if none is given."""
+    weight = layer.dense_weight(dtype)
+    stock: nn.Linear | Conv1D
+    with torch.device("meta"):
+        if layer.transposed:
+            stock = Conv1D(layer.out_features, layer.in_features)
+        else:
+            stock = nn.Linear(layer.in_features, layer.out_features)
+    stock.weight = nn.Parameter(weight.T.contiguous() if layer.transposed else weight)
+    stock.bias = layer.bias
+    return stock.train(layer.training)
+
+
+def _entry(name: str, layer: StoredLinear, disk_name_of: dict[int, str]) -> LayerEntry:
+    if not isinstance(layer, FactorizedLinear):
+        return LayerEntry(nnz=layer.nnz)
+    leader = None if layer.leader is layer else disk_name_of.get(id(layer.leader))
+    if leader is None and layer.leader is not layer:
+        raise RocketError(
+            f"layer {name!r} takes the dictionary of {layer.leader.layer_name!r}, which is no longer a layer of the "
+            "model; call model.dequantize() first"
+        )
+    return LayerEntry(rank=layer.rank, nnz=layer.nnz, dictionary=leader)

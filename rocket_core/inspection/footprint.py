@@ -1,0 +1,356 @@
+"""What a compression takes: memory and disk, from the shapes of a model alone. Loads no torch.
+
+A run knows the shapes of the model that it has built (`rocket_core.pipeline.requirements`); a service knows those that
+the safetensors headers tell (`describe_model`). Both come here, so that an estimate and a preflight agree.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rocket_core import budget
+from rocket_core.budget import Shape
+from rocket_core.config import CompressionConfig, InputKind
+from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
+from rocket_core.inspection.layer_names import family_of, is_costly, name_matcher, possible_names
+from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
+from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
+
+# Enough tokens in one batch to keep matrix products busy; more would only take memory.
+TOKENS_PER_BATCH = 8192
+# What is computed entry by entry is faster while it fits into a processor's cache.
+TOKENS_PER_BATCH_ON_CPU = 2048
+
+_FLOAT64 = 8
+# eigh holds its input, the vectors and two workspaces of the same size.
+_EIGH_COPIES = 4
+# Python, torch and allocator overhead beside the tensors that are counted.
+_HEADROOM = 256 * 2**20
+# One batch of an evaluation, as it comes and cast up, and the float64 copies of a chunk.
+_LOGITS_IN_MEMORY = 768 * 2**20
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+# They store a weight as `(d_in, d_out)`; all other families store the transpose.
+_CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
+# They count positions from behind the padding token's id, so that some of their position embeddings are never read.
+_PADDED_POSITIONS = frozenset(
+    """
+    camembert data2vec-text ibert layoutlmv3 lilt longformer luke markuplm mpnet roberta roberta-prelayernorm
+    xlm-roberta xlm-roberta-xl xmod
+    """.split()  # noqa: SIM905 - a dozen words in quotes are no table that one can read
+)
+_PRUNING_METHODS = frozenset({"magnitude", "wanda"})
+# Matrices of blocks that are tables, by the last part of their names.
+_TABLES = frozenset({"relative_attention_bias"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """The sizes of a model.
+
+    Attributes:
+        layers: `(d_in, d_out)` of the selected layers of each block that has any.
+        block_parameters: parameters of each block.
+        parameters: parameters of the whole model.
+        hidden_size: numbers per token between two blocks.
+        itemsize: bytes of a number, in memory and in the artifacts.
+        stored_bytes: bytes of the checkpoint.
+    """
+
+    layers: tuple[tuple[Shape, ...], ...]
+    block_parameters: tuple[int, ...]
+    parameters: int
+    hidden_size: int
+    itemsize: int
+    stored_bytes: int
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """`(d_in, d_out)` of all selected layers."""
+        return [shape for block in self.layers for shape in block]
+
+    @property
+    def other_bytes(self) -> int:
+        """What all parameters beside the selected layers take in an artifact."""
+        return (self.parameters - self.compressible_parameters) * self.itemsize
+
+    @property
+    def compressible_parameters(self) -> int:
+        """Parameters of the selected layers."""
+        return sum(d_in * d_out for block in self.layers for d_in, d_out in block)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What is to be done with a model.
+
+    Attributes:
+        config: all settings.
+        windows: calibration samples: windows of text or audio, or images.
+        sequence_length: positions per sample, those of all lists of blocks together; of text its tokens.
+        input_bytes: bytes of one sample as the model reads it.
+    """
+
+    config: CompressionConfig
+    windows: int
+    sequence_length: int
+    input_bytes: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Positions of all samples."""
+        return self.windows * self.sequence_length
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number in supports and least squares."""
+        return _ITEM_BYTES[self.config.precision]
+
+    @property
+    def input_grams(self) -> bool:
+        """Whether the Gram matrix of every layer's input is collected, even where its output's is the smaller one."""
+        config = self.config
+        return config.method in _PRUNING_METHODS or (config.method == "rocket" and "sparse" in config.kinds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceEstimate:
+    """What a run needs at its most demanding moment.
+
+    Attributes:
+        memory_bytes: memory of the computing device.
+        disk_bytes: disk for the work folder and the artifacts.
+    """
+
+    memory_bytes: int
+    disk_bytes: int
+
+
+def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
+    """Estimates memory and disk.
+
+    Memory is the calibration inputs and the hidden states of all samples, and the largest of: the embeddings (twice,
+    while they are read); one block's weights and Gram matrices with the activations of one batch, or with what the
+    largest layer takes to be solved. Sequential compression holds the hidden states of two models and as much of what
+    parts of their blocks give, two copies of a block, and two Gram matrices at a time. Disk is that of the statistics
+    that are kept (or, before there are any, of the hidden states that sensitivities are measured on), of the factors,
+    and of the artifacts.
+
+    Args:
+        model: the model's sizes; at least one selected layer.
+        work: what is to be done.
+    """
+    prelude = model.parameters - sum(model.block_parameters)
+    hidden = work.tokens * model.hidden_size * model.itemsize
+    block = max(model.block_parameters) * model.itemsize
+    shapes = [shape for block in model.layers for shape in block]
+    # Layers that read one input share a Gram matrix; shapes do not tell which do.
+    grams = max(sum(_gram_bytes(shape, work) for shape in block) for block in model.layers)
+    solver = max(_solver_bytes(*shape, pruning=work.input_grams) for shape in shapes)
+    batch = min(work.tokens, max(TOKENS_PER_BATCH, work.sequence_length))
+    activations = batch * max(max(shape) for shape in shapes) * (3 * model.itemsize + 2 * work.itemsize)
+    working = block + grams + max(solver, activations) + 2 * hidden
+    if work.config.sequential:
+        sums = 2 * max(d_in for d_in, _ in shapes) ** 2 * _FLOAT64
+        working = max(working, 2 * block + sums + max(solver, 2 * activations) + 6 * hidden)
+    inputs = work.windows * work.input_bytes
+    memory = max(2 * prelude * model.itemsize + 2 * hidden, working) + inputs + _HEADROOM
+    # Without a ratio at most what a ratio of 0 takes.
+    disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, work.config.ratio or 0.0)
+    return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + len(work.config.export) * model.stored_bytes)
+
+
+def sensitivity_disk_bytes(model: ModelShape, *, windows: int, sequence_length: int) -> int:
+    """Disk that measuring sensitivities takes until it is complete: hidden states at both ends of every block.
+
+    For a moment the gradient at the output of the last block lies beside them. The vectors that stay are small.
+
+    Args:
+        model: the model's sizes.
+        windows: windows that are used.
+        sequence_length: tokens per window.
+    """
+    boundaries = len(model.block_parameters) + 2
+    return boundaries * windows * sequence_length * model.hidden_size * model.itemsize
+
+
+def evaluation_footprint(model: ModelShape, *, tokens: int, vocabulary: int) -> ResourceEstimate:
+    """Estimates what comparing dense and compressed model takes, one after the other.
+
+    Memory is that of one whole model, half as much again for the factors of a compressed one (which are unpacked while
+    it runs), and the logits in the making. Disk is that of the dense model's logits.
+
+    Args:
+        model: the model's sizes.
+        tokens: tokens that are predicted.
+        vocabulary: logits for each.
+    """
+    memory = model.parameters * model.itemsize * 3 // 2 + _LOGITS_IN_MEMORY + _HEADROOM
+    return ResourceEstimate(memory_bytes=memory, disk_bytes=tokens * vocabulary * model.itemsize)
+
+
+def factored_export_bytes(model: ModelShape, ratio: float) -> int:
+    """Bytes that the factored artifact of a model has at most.
+
+    Args:
+        model: the model's sizes.
+        ratio: compression ratio, [0, 1).
+    """
+    dense = model.compressible_parameters * model.itemsize
+    return model.stored_bytes - dense + _factors_bytes(model, ratio)
+
+
+def describe_model(
+    config: Mapping[str, object], weights: WeightSummary, *, ignore: Sequence[str] = (), dtype: str = "auto"
+) -> ModelShape:
+    """The sizes of a model as config.json and safetensors headers tell them.
+
+    The largest list of numbered blocks is taken, in an encoder-decoder with its counterpart, and every weight matrix in
+    it for a layer that can be compressed, unless it is one of the numbered experts of a mixture. Which modules they are
+    is only known once the model is built: routers, for instance, are counted here and left alone by a run.
+
+    Args:
+        config: the content of config.json.
+        weights: what the headers tell.
+        ignore: glob patterns of layers to leave alone.
+        dtype: dtype of memory and artifacts; `auto` is the checkpoint's own.
+
+    Raises:
+        AlreadyQuantizedError: most weights are no plain floating-point numbers.
+        UnsupportedArchitectureError: no layer is left to compress.
+        InvalidConfigError: comparing the patterns with the names would take too much work.
+    """
+    stored = storage_dtype(weights, "the model")
+    itemsize = _ITEM_BYTES[stored if dtype == "auto" else dtype]
+    lists = _block_lists(config, weights)
+    if is_costly((name for name, _ in weights.matrices), ignore):
+        raise InvalidConfigError(
+            f"the ignore patterns are too long for a model of {len(weights.matrices)} layers; use fewer or shorter ones"
+        )
+    is_ignored = name_matcher(ignore)
+    layers: dict[str, list[Shape]] = {}
+    turned = family_of(config) in _CONV1D_FAMILIES
+    for name, (rows, columns) in weights.matrices:
+        member = _block_of(name)
+        if _list_of(member) not in lists or _is_no_layer(name.removeprefix(member)):
+            continue
+        if is_ignored(possible_names(config, name)):
+            continue
+        layers.setdefault(member, []).append((rows, columns) if turned else (columns, rows))
+    if not layers:
+        raise UnsupportedArchitectureError("no layer of the model is left to compress; ignore fewer of them")
+    return ModelShape(
+        layers=tuple(tuple(shapes) for shapes in layers.values()),
+        block_parameters=tuple(count for block, count in weights.block_parameters.items() if _list_of(block) in lists),
+        parameters=weights.parameters,
+        hidden_size=find_number(config, HIDDEN_SIZES)
+        or max(min(shape) for block in layers.values() for shape in block),
+        itemsize=itemsize,
+        stored_bytes=weights.stored_bytes,
+    )
+
+
+def positions(config: Mapping[str, object]) -> int | None:
+    """Tokens of text that a model can attend to; None if its config.json does not say."""
+    table = find_number(config, POSITIONS)
+    if table is None or family_of(config) not in _PADDED_POSITIONS:
+        return table
+    padding = config.get("pad_token_id", 1)
+    return table - 1 - (padding if type(padding) is int and 0 <= padding < table else 1)
+
+
+def sample_positions(config: Mapping[str, object], kind: InputKind, sequence_length: int) -> int:
+    """Positions of a calibration sample whose hidden states are held, in all lists of blocks together.
+
+    Args:
+        config: the content of config.json.
+        kind: what the model reads.
+        sequence_length: tokens per window of text.
+    """
+    if kind == "images":
+        image, patch = (longer_side(config, name) for name in ("image_size", "patch_size"))
+        return (image // patch) ** 2 + 1 if image and patch else sequence_length
+    if kind == "audio":
+        return sequence_length + (find_number(config, ("max_source_positions",)) or 0)
+    return 2 * sequence_length if config.get("is_encoder_decoder") else sequence_length
+
+
+def input_bytes(config: Mapping[str, object], kind: InputKind) -> int:
+    """Bytes of one image, or of one window of audio, as a model reads it; 0 for text, whose tokens are few."""
+    if kind == "images":
+        return 4 * (find_number(config, ("num_channels",)) or 3) * longer_side(config, "image_size") ** 2
+    if kind == "audio":
+        # A convolution halves the frames.
+        frames = 2 * (find_number(config, ("max_source_positions",)) or 0)
+        return 4 * frames * (find_number(config, ("num_mel_bins",)) or 0)
+    return 0
+
+
+def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
+    """Tokens that a model predicts, as its config.json says; else as many as there is room for outside the blocks."""
+    return find_number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size
+
+
+def _block_lists(config: Mapping[str, object], weights: WeightSummary) -> set[str]:
+    """Names of the lists whose blocks are compressed."""
+    sizes: dict[str, int] = {}
+    for block, count in weights.block_parameters.items():
+        sizes[_list_of(block)] = sizes.get(_list_of(block), 0) + count
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    if not config.get("is_encoder_decoder"):
+        return {largest}
+    pair = (largest.replace("decoder", "encoder"), largest.replace("encoder", "decoder"))
+    return {name for name in pair if name in sizes}
+
+
+def _block_of(name: str) -> str:
+    """Name of the block that a parameter lies in: up to the first number."""
+    parts = name.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdecimal()), len(parts))
+    return ".".join(parts[: number + 1])
+
+
+def _is_no_layer(rest: str) -> bool:
+    parts = rest.split(".")
+    numbered = any(part.isdecimal() and "expert" in before for before, part in pairwise(parts))
+    return numbered or parts[-1] in _TABLES
+
+
+def _list_of(block: str) -> str:
+    """Name of the list that a block is a member of."""
+    return block.rpartition(".")[0]
+
+
+def _gram_bytes(shape: Shape, work: Workload) -> int:
+    side = shape[0] if work.input_grams else min(shape)
+    return side**2 * _FLOAT64
+
+
+def _solver_bytes(d_in: int, d_out: int, *, pruning: bool) -> int:
+    side = min(d_in, d_out)
+    eigendecomposition = _EIGH_COPIES * side**2 + 3 * d_in * d_out
+    # A candidate: coefficients, support scores and two products, at the full rank.
+    candidate = 3 * side * d_out + 3 * side**2 + d_in * d_out
+    # Least squares on a support: the Gram matrix, scaled and inverted; target, solution, residual, direction and so on.
+    least_squares = 5 * d_in**2 + 11 * d_in * d_out if pruning else 0
+    return max(eigendecomposition + candidate, least_squares) * _FLOAT64
+
+
+def _statistics_disk(model: ModelShape, work: Workload) -> int:
+    config = work.config
+    kept = 0
+    if not config.sequential:  # which computes statistics of its own, from layer to layer
+        shapes = [shape for block in model.layers for shape in block]
+        kept = sum(min(shape) * (shape[1] * work.itemsize + _FLOAT64) for shape in shapes)
+        kept += sum(d_in**2 * _FLOAT64 for d_in, _ in shapes) if work.input_grams else 0
+    states = 0
+    if config.measures_sensitivities:
+        windows = min(work.windows, config.sensitivity_samples)
+        states = sensitivity_disk_bytes(model, windows=windows, sequence_length=work.sequence_length)
+    return max(min(kept, config.statistics_quota_bytes), states)
+
+
+def _factors_bytes(model: ModelShape, ratio: float) -> int:
+    # No candidate keeps more than its dense layer, but its mask may add an eighth of a byte per coefficient.
+    total = model.compressible_parameters
+    return budget.parameter_budget(total, ratio) * model.itemsize + math.ceil(total / 8)

@@ -1,0 +1,360 @@
+"""Asking the Hugging Face Hub about a model: its commit, files, config.json and safetensors headers. Loads no torch.
+
+Nothing is downloaded but those few kilobytes, and nothing is kept on disk.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from http import HTTPStatus
+from pathlib import Path
+from threading import Lock
+from urllib.parse import quote
+
+import httpx2
+from huggingface_hub import constants, get_session, get_token, hf_hub_url, hf_raise_for_status
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id
+
+from rocket_core import __version__
+from rocket_core.errors import HubUnavailableError, ModelNotFoundError
+from rocket_core.inspection.safetensors_headers import (
+    INDEX_NAME,
+    PREFIX_BYTES,
+    SUFFIX,
+    WeightSummary,
+    header_length,
+    parse_header,
+    sum_summaries,
+    summarize,
+    weight_files,
+)
+
+# Weights as safetensors, configuration and tokenizer; never pickles, never code.
+PATTERNS = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*", "README.md")
+IGNORED = ("*/*", "consolidated*")
+
+# A service repeats no name that a client sent.
+_SUBJECT = "the model repository"
+# Beyond these, whoever asks has to do without the headers: the work must stay small.
+_MAX_FILES = 64
+_MAX_LISTING_BYTES = 2**24
+_MAX_CONFIG_BYTES = 2**22
+_MAX_INDEX_BYTES = 2**24
+_MAX_HEADER_BYTES = 2**22
+_MAX_ALL_HEADERS_BYTES = 2**24
+_MAX_TENSORS = 100_000
+# Of a file's size in bytes.
+_MAX_SIZE_DIGITS = 19
+_CONNECTIONS = 4
+# Most headers are shorter, so that one request reads them.
+_FIRST_BYTES = 100_000
+_MAY_SUCCEED_LATER = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+
+
+class _GivenUpError(Exception):
+    """Reading on would take too long or too much memory."""
+
+
+class _Allowance:
+    """Headers that may still be parsed, whichever thread does it."""
+
+    def __init__(self) -> None:
+        self._bytes, self._tensors = _MAX_ALL_HEADERS_BYTES, _MAX_TENSORS
+        self._lock = Lock()
+
+    def spend(self, *, byte_count: int = 0, tensors: int = 0) -> None:
+        with self._lock:
+            self._bytes -= byte_count
+            self._tensors -= tensors
+            if self._bytes < 0 or self._tensors < 0:
+                raise _GivenUpError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    status: int
+    headers: httpx2.Headers
+    body: bytes
+
+    def whole_size(self) -> int:
+        part, length = self.headers.get("Content-Range", ""), self.headers.get("Content-Length", "")
+        size: str = part.rpartition("/")[2] or length
+        if not size.isdecimal() or len(size) > _MAX_SIZE_DIGITS:
+            # Hidden by a proxy; then a header can be held against nothing.
+            raise _GivenUpError
+        return int(size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubAccess:
+    """As whom the Hub is asked.
+
+    Attributes:
+        token: the Hub's token; None takes that of this machine's user, if any.
+        cache: where downloads are kept; None is this machine's cache. Whoever brings a token of their own needs a
+            folder of their own: files in a shared one are found without asking whether they may be read.
+        quota_bytes: bytes that models in the cache may take; those used longest ago that no process uses make room.
+            None never removes anything.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    cache: Path | None = None
+    quota_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repository:
+    """A model repository at one commit.
+
+    Attributes:
+        model: its id, `namespace/name`.
+        commit: the commit.
+        sizes: the files at its top, with their bytes; None where the Hub does not say.
+        subject: names the repository in messages.
+        token: the Hub's token; None takes that of this machine's user, if any.
+        deadline: when the Hub must have answered everything, in the time of `time.monotonic`.
+    """
+
+    model: str
+    commit: str
+    sizes: Mapping[str, int | None]
+    token: str | None = field(repr=False)
+    deadline: float
+    subject: str = _SUBJECT
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Names of the files at its top."""
+        return frozenset(self.sizes)
+
+    def wanted_files(self) -> tuple[str, ...]:
+        """The files that make up the model: weights as safetensors, configuration, tokenizer, licence.
+
+        Raises:
+            CheckpointFormatError: there are no safetensors.
+            CorruptCheckpointError: the index is damaged, or a file is missing.
+            HubUnavailableError: the Hub fails to answer.
+        """
+        with hub_errors(self.subject):
+            weights = self.weight_files()
+        others = [name for name in self.files if not name.endswith(SUFFIX) and _is_wanted(name)]
+        return tuple(sorted([*weights, *others]))
+
+    def weight_files(self) -> tuple[str, ...]:
+        """The safetensors that make up the model; what the Hub's client raises passes through."""
+        return weight_files(self.files, self._read_index, self.subject)
+
+    def read_config(self) -> bytes:
+        """The file config.json.
+
+        Raises:
+            ModelNotFoundError: there is none, or no access to it.
+            HubUnavailableError: the Hub does not answer in time.
+        """
+        if "config.json" not in self.files:
+            raise ModelNotFoundError(f"{self.subject} has no config.json; name that of a transformers checkpoint")
+        with hub_errors(self.subject):
+            return self._read_whole("config.json", _MAX_CONFIG_BYTES)
+
+    def read_weights(self) -> WeightSummary | None:
+        """Dtypes and shapes of the weights; None where learning them takes too long or too many requests.
+
+        Raises:
+            CheckpointFormatError: there are no safetensors.
+            CorruptCheckpointError: an index or header is damaged, or a file is missing.
+            HubUnavailableError: the Hub fails to answer.
+        """
+        with hub_errors(self.subject):
+            try:
+                files = self.weight_files()
+                if len(files) > _MAX_FILES:
+                    return None
+                allowance = _Allowance()
+                with ThreadPoolExecutor(min(_CONNECTIONS, len(files))) as pool:
+                    parts = pool.map(lambda file: self._summarize(file, allowance), files)
+                    return sum_summaries(parts, self.subject)
+            except (_GivenUpError, httpx2.TimeoutException):
+                return None
+
+    def _read_index(self) -> bytes:
+        return self._read_whole(INDEX_NAME, _MAX_INDEX_BYTES)
+
+    def _summarize(self, file: str, allowance: "_Allowance") -> WeightSummary:
+        name = f"{file} of {self.subject}"
+        answer = self._read_part(file, 0, _FIRST_BYTES)
+        size = answer.whole_size()
+        length = header_length(answer.body[:PREFIX_BYTES], size, name)
+        allowance.spend(byte_count=length)
+        header = answer.body[PREFIX_BYTES : PREFIX_BYTES + length]
+        if len(header) < length:
+            if length > _MAX_HEADER_BYTES:
+                raise _GivenUpError
+            header = self._read_part(file, PREFIX_BYTES, length).body
+        # What another file's header took counts.
+        _seconds_left(self.deadline)
+        tensors = parse_header(header, size, name)
+        allowance.spend(tensors=len(tensors))
+        return summarize(tensors)
+
+    def _read_whole(self, file: str, most: int) -> bytes:
+        url = hf_hub_url(self.model, file, revision=self.commit)
+        answer = _get(url, token=self.token, deadline=self.deadline, most=most)
+        if len(answer.body) >= most:
+            raise _GivenUpError
+        return answer.body
+
+    def _read_part(self, file: str, first: int, count: int) -> _Answer:
+        """Bytes of a file from a position on."""
+        url = hf_hub_url(self.model, file, revision=self.commit)
+        part = {"Range": f"bytes={first}-{first + count - 1}"}
+        answer = _get(url, token=self.token, deadline=self.deadline, most=first + count, headers=part)
+        # A server may send all of a file instead of the part.
+        skipped = first if answer.status == HTTPStatus.OK else 0
+        return replace(answer, body=answer.body[skipped : skipped + count])
+
+
+def find_repository(
+    model: str, revision: str | None = None, *, token: str | None, seconds: float, subject: str = _SUBJECT
+) -> Repository:
+    """Finds a model on the Hub.
+
+    Args:
+        model: repository id, `namespace/name`.
+        revision: branch, tag or commit; None is the main branch.
+        token: the Hub's token; None takes that of this machine's user, if any.
+        seconds: time for everything that the repository will be asked, this question included.
+        subject: names the repository in messages.
+
+    Raises:
+        ModelNotFoundError: no such repository or revision, or no access.
+        HubUnavailableError: the Hub does not answer.
+    """
+    deadline = time.monotonic() + seconds
+    with hub_errors(subject):
+        commit, listed = _look_up(model, revision, token=token, deadline=deadline)
+    sizes = {name: size for name, size in listed.items() if not any(fnmatch(name, pattern) for pattern in IGNORED)}
+    return Repository(model=model, commit=commit, sizes=sizes, token=token, deadline=deadline, subject=subject)
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Has the Hub's client, and what builds on it, refuse to ask the Hub, in the whole process.
+
+    What is loaded from a folder needs nothing from the Hub, but libraries have asked nevertheless.
+    """
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def hub_errors(subject: str) -> Iterator[None]:
+    """Turns what the Hub's client raises into errors of this library.
+
+    Args:
+        subject: names the repository in messages.
+
+    Raises:
+        ModelNotFoundError: no such repository or revision, or no access.
+        HubUnavailableError: the Hub does not answer, or not sensibly.
+    """
+    try:
+        yield
+    except GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"{subject}: it is gated; accept its terms on the Hub and set HF_TOKEN to a token of that account"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelNotFoundError(f"{subject}: it has no such revision; check the branch, tag or commit") from error
+    except LocalEntryNotFoundError as error:
+        raise _unreachable(subject, error) from error
+    except (RepositoryNotFoundError, EntryNotFoundError, HFValidationError) as error:
+        raise ModelNotFoundError(
+            f"{subject}: not on the Hub, or not to be read; check the spelling, or set HF_TOKEN for a private one"
+        ) from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _MAY_SUCCEED_LATER:
+            raise HubUnavailableError(f"{subject}: the Hub answers with status {status}; try again later") from error
+        raise ModelNotFoundError(
+            f"{subject}: the Hub refuses to show it (status {status}); check the spelling and HF_TOKEN"
+        ) from error
+    except _GivenUpError as error:
+        raise HubUnavailableError(f"{subject}: the Hub answers too slowly; try again later") from error
+    except (OfflineModeIsEnabled, httpx2.HTTPError) as error:
+        raise _unreachable(subject, error) from error
+
+
+def _look_up(
+    model: str, revision: str | None, *, token: str | None, deadline: float
+) -> tuple[str, dict[str, int | None]]:
+    """Commit, and names and sizes of the files."""
+    validate_repo_id(model)
+    url = f"{constants.ENDPOINT}/api/models/{model}"
+    if revision is not None:
+        url += f"/revision/{quote(revision, safe='')}"
+    answer = _get(f"{url}?blobs=true", token=token, deadline=deadline, most=_MAX_LISTING_BYTES)
+    try:
+        listing = json.loads(answer.body)
+        sizes = {str(sibling["rfilename"]): _size(sibling.get("size")) for sibling in listing["siblings"]}
+        return str(listing["sha"]), sizes
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise HubUnavailableError("what answers in place of the Hub is not the Hub; check the network") from error
+
+
+def _size(listed: object) -> int | None:
+    return listed if isinstance(listed, int) and listed >= 0 else None
+
+
+def _is_wanted(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in PATTERNS)
+
+
+def _get(
+    url: str, *, token: str | None, deadline: float, most: int, headers: Mapping[str, str] | None = None
+) -> _Answer:
+    """Asks once, and reads no more than is needed and no longer than there is time.
+
+    The Hub's own client retries, waits without end, and first asks for something else to describe itself.
+    """
+    sent = {"User-Agent": f"rocket-compress/{__version__}", "Accept-Encoding": "identity", **(headers or {})}
+    token = token or get_token()
+    if token is not None:
+        sent["Authorization"] = f"Bearer {token}"
+    body = bytearray()
+    with get_session().stream("GET", url, headers=sent, timeout=_seconds_left(deadline)) as response:
+        hf_raise_for_status(response)
+        for chunk in response.iter_bytes():
+            body += chunk
+            _seconds_left(deadline)
+            if len(body) >= most:
+                break
+    return _Answer(status=response.status_code, headers=response.headers, body=bytes(body))
+
+
+def _seconds_left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise _GivenUpError
+    return left
+
+
+def _unreachable(subject: str, error: Exception) -> HubUnavailableError:
+    return HubUnavailableError(f"{subject}: the Hub cannot be reached ({type(error).__name__}); try again later")

@@ -1,0 +1,264 @@
+"""Fields of a model's config.json: read with their types, and compared with the weights. Loads no torch.
+
+A field is refused only if no model can have its value: a wrong type, or a size far beyond what the checkpoint stores.
+transformers builds modules, buffers and lists of these sizes before it looks at the first weight.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from rocket_core.errors import UnsupportedArchitectureError
+from rocket_core.inspection.layer_names import PREFIXES, family_of
+from rocket_core.inspection.safetensors_headers import WeightSummary
+from rocket_core.inspection.strict_json import is_field_name
+
+HIDDEN_SIZES = ("hidden_size", "n_embd", "d_model", "dim")
+"""Names of the numbers per token between two blocks."""
+
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "context_length")
+"""Names of the tokens that a model can attend to."""
+
+_MAX_SIZE = 2**63
+# Some models bend the frequencies of their positions for ten million tokens.
+_MAX_POSITIONS = 2**26
+# Transformers makes a name for each.
+_MAX_LABELS = 2**17
+
+# What a family of transformers may have beyond what is stored: towers that were left out, settings without effect.
+_SPARE_LAYERS = 256
+_SPARE_COUNT = 4096
+_SPARE_SIZE = 2**16
+_SPARE_FACTOR = 4
+
+_MAIN_LAYERS = frozenset(
+    {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"}
+)
+_LAYERS = re.compile(r"(?:\w+_)?(?:layers|layer|depth|depths|blocks|stages|repeats)|block_sizes|attention_types")
+_COUNTS = re.compile(r"(?:\w+_)?(?:experts|heads|n_head|codebooks|queries)")
+_SIZES = frozenset(
+    """
+    d_ff d_kv d_model decoder_ffn_dim dim embedding_size encoder_ffn_dim ffn_dim ffn_hidden_size head_dim hidden_dim
+    hidden_size intermediate_size kv_lora_rank moe_intermediate_size n_embd n_inner q_lora_rank
+    shared_expert_intermediate_size type_vocab_size vocab_size word_embed_proj_dim
+    """.split()  # noqa: SIM905 - two dozen words in quotes are not a table that one can read
+)
+_POSITION_SIZES = frozenset(
+    {*POSITIONS, "max_source_positions", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length"}
+)
+# A single integer each, wherever one of these fields is read.
+_INTEGERS = frozenset(
+    {*HIDDEN_SIZES, *POSITIONS, *_MAIN_LAYERS, "max_source_positions", "num_channels", "num_mel_bins", "vocab_size"}
+)
+_SIDES = frozenset({"image_size", "patch_size"})
+_FLAGS = frozenset({"is_encoder_decoder"})
+_OBJECTS = frozenset({"text_config"})
+# Names and numbers that the author chose.
+_FREE = frozenset({"id2label", "label2id"})
+# End of the names of fields that choose an implementation, for each part of the model perhaps: no sizes.
+_CHOICE = "_implementation"
+# Families with one row of a stored table for each position.
+_TABLE_FAMILIES = frozenset(
+    """
+    bart bert biogpt camembert distilbert electra gpt2 gpt_bigcode gpt_neo mbart mpnet opt roberta whisper xlm-roberta
+    """.split()  # noqa: SIM905 - as above
+)
+# Families that store other tables than one of vocabulary times hidden size.
+_FACTORIZED_FAMILIES = frozenset({"deberta", "deberta-v2", "electra", "opt"})
+
+
+def find_number(config: Mapping[str, object], names: Iterable[str]) -> int | None:
+    """Return the first positive integer under one of the names; None if no field has one.
+
+    A model that reads more than text has its decoder's numbers in `text_config`, which is searched first.
+    """
+    for part in (config.get("text_config"), config):
+        for name in names:
+            value = part.get(name) if isinstance(part, Mapping) else None
+            if isinstance(value, int) and _is_size(value) and value > 0:
+                return value
+    return None
+
+
+def longer_side(config: Mapping[str, object], name: str) -> int:
+    """Return the longer side of what a config calls the size of an image or patch; 0 if it has none."""
+    value = config.get(name)
+    sides = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    return max((side for side in sides if isinstance(side, int) and _is_size(side)), default=0)
+
+
+def refuse_fields(config: Mapping[str, object], model: str) -> None:
+    """Refuse a config.json in which a field has a value that no model has, whatever its weights are.
+
+    Args:
+        config: the content of config.json.
+        model: names the model in messages.
+
+    Raises:
+        UnsupportedArchitectureError: names the field.
+    """
+    for field in _fields(config):
+        problem = _problem_with(field)
+        if problem is not None:
+            raise UnsupportedArchitectureError(
+                f"the config.json of {model} has a value of {field.path} that is {problem}; restore the model's "
+                "original config.json"
+            )
+
+
+def refuse_sizes(config: Mapping[str, object], weights: WeightSummary, model: str) -> None:
+    """Refuse a config.json that describes a model far larger than the checkpoint stores.
+
+    Exact where the family stores its layers under their own numbers, else with room for what a family may leave out.
+
+    Args:
+        config: the content of config.json.
+        weights: what the headers tell.
+        model: names the model in messages.
+
+    Raises:
+        UnsupportedArchitectureError: names the field.
+    """
+    limits = _Limits.of(config, weights)
+    for field in _fields(config):
+        most, what = limits.limit_of(field)
+        if most is not None and any(value > most for value in field.integers()):
+            raise UnsupportedArchitectureError(
+                f"the config.json of {model} has a value of {field.path} above {most}, but the weights hold {what}; "
+                "restore the config.json that belongs to these weights"
+            )
+    if not limits.is_exact or family_of(config) in _FACTORIZED_FAMILIES:
+        return
+    embeddings = (find_number(config, ("vocab_size",)) or 0) * (find_number(config, HIDDEN_SIZES) or 0)
+    if embeddings > weights.largest_tensor:
+        raise UnsupportedArchitectureError(
+            f"the config.json of {model} has values of vocab_size and hidden size for {embeddings} embeddings, but the "
+            f"largest tensor holds {weights.largest_tensor} numbers; restore the config.json that belongs to these "
+            "weights"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Field:
+    """A field of config.json, or of an object in it."""
+
+    name: str
+    path: str
+    value: object
+    is_main: bool
+
+    def integers(self) -> Iterator[int]:
+        """Give the integers of the value: itself, or those of its lists and objects."""
+        waiting: list[object] = [self.value]
+        while waiting:
+            value = waiting.pop()
+            if type(value) is int:
+                yield value
+            elif isinstance(value, list | tuple):
+                waiting += value
+            elif isinstance(value, Mapping):
+                waiting += value.values()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Limits:
+    """The most that fields may say about a checkpoint."""
+
+    blocks: int
+    dimension: int
+    is_exact: bool
+    has_table: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, object], weights: WeightSummary) -> "_Limits":
+        lists = Counter(block.rpartition(".")[0] for block in weights.block_parameters)
+        family = family_of(config)
+        return cls(
+            blocks=max(lists.values(), default=0),
+            dimension=weights.largest_dimension,
+            is_exact=family in PREFIXES,
+            has_table=family in _TABLE_FAMILIES,
+        )
+
+    def limit_of(self, field: _Field) -> tuple[int | None, str]:
+        """Return the most that a field may say, None without a limit, and what the limit comes from."""
+        name, is_exact = field.name, self.is_exact and field.is_main
+        if _LAYERS.fullmatch(name):
+            spare = _SPARE_FACTOR * self.blocks + _SPARE_LAYERS
+            return self.blocks if name in _MAIN_LAYERS and is_exact else spare, f"{self.blocks} blocks at most"
+        most: int | None = None
+        if _COUNTS.fullmatch(name):
+            most = max(self.dimension, _SPARE_COUNT)
+        elif name == "num_labels":
+            most = max(self.dimension, _MAX_LABELS)
+        elif (is_exact and name in (*HIDDEN_SIZES, "vocab_size")) or (self.has_table and name in _POSITION_SIZES):
+            most = self.dimension
+        elif name in _SIZES:
+            most = _SPARE_FACTOR * self.dimension + _SPARE_SIZE
+        return most, f"no dimension above {self.dimension}"
+
+
+def _fields(config: Mapping[str, object]) -> Iterator[_Field]:
+    """Give the named fields of config.json and of all objects in it, without recursion."""
+    waiting: list[tuple[Mapping[str, object], str, bool]] = [(config, "", True)]
+    while waiting:
+        part, prefix, is_main = waiting.pop()
+        for name, value in part.items():
+            if not isinstance(name, str) or not is_field_name(name) or name in _FREE or name.endswith(_CHOICE):
+                continue
+            yield _Field(name=name, path=prefix + name, value=value, is_main=is_main)
+            inner = f"{name}."
+            if isinstance(value, Mapping):
+                waiting.append((value, inner, is_main and name == "text_config"))
+            elif isinstance(value, list | tuple):
+                waiting += [(item, inner, False) for item in value if isinstance(item, Mapping)]
+
+
+def _problem_with(field: _Field) -> str | None:
+    name, value, problem = field.name, field.value, None
+    if value is None:
+        return None
+    if name in _OBJECTS and not isinstance(value, Mapping):
+        problem = "not an object"
+    elif name in _FLAGS and not isinstance(value, bool):
+        problem = "neither true nor false"
+    elif name in _SIDES:
+        problem = _problem_with_side(value)
+    elif name in _INTEGERS:
+        problem = _problem_with_integer(field, value)
+    elif _is_limited(name) and any(abs(size) >= _MAX_SIZE for size in field.integers()):
+        problem = "out of range"
+    return problem
+
+
+def _is_limited(name: str) -> bool:
+    return name in _SIZES or name in _POSITION_SIZES or bool(_LAYERS.fullmatch(name) or _COUNTS.fullmatch(name))
+
+
+def _problem_with_integer(field: _Field, value: object) -> str | None:
+    # Some dump a whole number as a float, and models of nested parts have lists for some of these names.
+    if not field.is_main or (field.name in _MAIN_LAYERS and isinstance(value, list | Mapping)):
+        sizes = list(field.integers())
+    elif isinstance(value, float) and value.is_integer():
+        sizes = [int(value)]
+    elif type(value) is int:
+        sizes = [value]
+    else:
+        return "not an integer"
+    most = _MAX_POSITIONS if field.name in _POSITION_SIZES else _MAX_SIZE - 1
+    return None if all(0 <= size <= most for size in sizes) else "out of range"
+
+
+def _problem_with_side(value: object) -> str | None:
+    sides = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    if not all(isinstance(side, int | float | list | str | None) for side in sides):
+        return "not an integer, list of integers or object of integers"
+    if isinstance(value, str | bool):
+        return "not an integer, list of integers or object of integers"
+    numbers = [side for side in sides if isinstance(side, int | float)]
+    return None if all(0 <= side < _MAX_POSITIONS for side in numbers) else "out of range"
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MAX_SIZE

@@ -1,0 +1,96 @@
+"""A stored layer in memory, the tensors it has on disk, and the dense weight it stands for."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rocket_core.errors import InvalidConfigError
+from rocket_core.layers.packing import pack_coefficients
+
+FACTOR_NAMES = ("weight", "weight_mask", "weight_u")
+"""What a stored layer may have in place of its weight, behind its name and a dot."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerFactors:
+    """A stored layer: weight ≈ dictionary @ coefficients.
+
+    Attributes:
+        dictionary: D; None if the layer is sparse, which is the same as D = I.
+        coefficients: C, zero outside the support. As many rows as D has atoms; d_in rows if sparse.
+        support: which coefficients are stored, zeros among them included; None where all are.
+        shared_dictionary_of: module name of the leader, the layer with which the dictionary is stored; None if it is
+            stored with this layer.
+
+    Raises:
+        InvalidConfigError: there is a leader and no dictionary.
+    """
+
+    dictionary: Float[Tensor, "d_in rank"] | None
+    coefficients: Float[Tensor, "rows d_out"]
+    support: Bool[Tensor, "rows d_out"] | None = None
+    shared_dictionary_of: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dictionary is None and self.shared_dictionary_of is not None:
+            raise InvalidConfigError(
+                f"a layer that shares the dictionary of {self.shared_dictionary_of!r} has none; give that layer's"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(d_in, d_out)` of the layer."""
+        rows, d_out = self.coefficients.shape
+        return (rows if self.dictionary is None else self.dictionary.shape[0]), d_out
+
+
+def compose_weight(
+    dictionary: Float[Tensor, "d_in rank"] | None, coefficients: Float[Tensor, "rows d_out"], dtype: torch.dtype
+) -> Float[Tensor, "d_out d_in"]:
+    """Computes the dense weight (D C)ᵀ, in the orientation of `nn.Linear`.
+
+    The product is computed in float32, in float64 if a factor is float64, and rounded once. For equal numbers the
+    result is equal to the bit, on one device at one thread count, however the factors lie in memory: they are copied to
+    fresh row-major memory first, as a matrix product may add in another order for another layout or alignment.
+
+    Args:
+        dictionary: D, rounded to the dtype it is stored in; None for the identity.
+        coefficients: C, rounded to the dtype it is stored in.
+        dtype: dtype of the result.
+
+    Returns:
+        Fresh row-major memory.
+    """
+    if dictionary is None:
+        return _row_major(coefficients, dtype)
+    exact = torch.float64 if torch.float64 in (dictionary.dtype, coefficients.dtype) else torch.float32
+    return (_row_major(coefficients, exact) @ _row_major(dictionary, exact)).to(dtype)
+
+
+def layer_tensors(factors: LayerFactors, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors of a stored layer on disk, without its bias, by what follows `L.` in their name.
+
+    Args:
+        factors: the layer.
+        dtype: dtype to store; the mask is uint8 always.
+
+    Returns:
+        `weight`; `weight_mask` unless all coefficients are stored and the layer is not sparse; `weight_u` where the
+        dictionary is the layer's own.
+    """
+    packed = pack_coefficients(
+        factors.coefficients.to(dtype), factors.support, always_masked=factors.dictionary is None
+    )
+    tensors = {"weight": packed.values}
+    if factors.dictionary is not None and factors.shared_dictionary_of is None:
+        tensors["weight_u"] = factors.dictionary.T.to(dtype).contiguous()
+    if packed.mask is not None:
+        tensors["weight_mask"] = packed.mask
+    return tensors
+
+
+def _row_major(factor: Float[Tensor, "a b"], dtype: torch.dtype) -> Float[Tensor, "b a"]:
+    """The transposed factor in fresh memory."""
+    return torch.empty(factor.T.shape, dtype=dtype, device=factor.device).copy_(factor.T)

@@ -1,0 +1,127 @@
+"""The kinds of stored layers at work."""
+
+from typing import Unpack
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rocket_core.errors import RocketError
+from rocket_core.layers.factors import compose_weight
+from rocket_core.layers.shared_product import SharedProduct
+from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
+
+
+class FactorizedLinear(StoredLinear):
+    """A linear layer that computes `C.T @ (D.T @ x) + bias`.
+
+    D is its own, or that of another layer, its leader. A leader and its followers that are called on the same input
+    compute `D.T @ x` once, unless autograd records them: see `SharedProduct`.
+
+    A follower refers to its leader and has no part of it: neither its parameters nor its state dict hold the
+    dictionary. Casting, moving, loading and training of the leader are seen by the follower. Where the leader is
+    offloaded, a follower has the leader's own forward bring the dictionary.
+
+    Attributes:
+        rank: atoms.
+        followers: how many layers take the dictionary of this one.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        rank: int,
+        nnz: int,
+        leader: "FactorizedLinear | None" = None,
+        **options: Unpack[LayerOptions],
+    ) -> None:
+        masked = nnz < rank * out_features
+        super().__init__(in_features, out_features, width=rank, nnz=nnz, masked=masked, options=options)
+        self.followers = 0
+        # In a tuple, or it would be registered as a part of this layer.
+        self._leader = None if leader is None else (leader,)
+        if leader is None:
+            device, dtype = options.get("device"), options.get("dtype")
+            self.weight_u = nn.Parameter(torch.empty(rank, in_features, device=device, dtype=dtype))
+            self._shared = SharedProduct()
+        else:
+            assert leader.leader is leader, "a follower leads nobody"
+            assert (leader.rank, leader.in_features) == (rank, in_features), "the dictionary does not fit"
+            leader.followers += 1
+
+    @property
+    def rank(self) -> int:
+        """Atoms of the dictionary."""
+        return self.width
+
+    @property
+    def leader(self) -> "FactorizedLinear":
+        """The layer with the dictionary: this one, if it is no follower."""
+        return self if self._leader is None else self._leader[0]
+
+    @torch.no_grad()
+    def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
+        """See `StoredLinear`."""
+        if self.leader.offloaded and not self.offloaded:
+            raise RocketError(
+                f"{self.layer_name}: the dictionary it shares is offloaded; load the model without offloading"
+            )
+        return compose_weight(self.leader.weight_u.T, self._rows().T, dtype or self.stored.dtype)
+
+    def forward(self, input: Tensor, *, dictionary_only: bool = False) -> Tensor:  # noqa: A002 (callers may name it)
+        """Two products: with the dictionary, then with the coefficients.
+
+        Args:
+            input: x.
+            dictionary_only: stop after the first, which is what followers ask of their leader.
+        """
+        product = self._product(input)
+        return product if dictionary_only else functional.linear(product, self._rows(), self.bias)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows of this layer."""
+        followed = f", dictionary of {self.leader.layer_name}" if self._leader is not None else ""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, rank={self.rank}, nnz={self.nnz}, "
+            f"bias={self.bias is not None}, packed={self.packed}{followed}"
+        )
+
+    def _product(self, input: Tensor) -> Tensor:  # noqa: A002
+        leader = self.leader
+        dictionary, shared = leader.weight_u, leader._shared
+        shares = leader.followers > 0 and shared.is_possible(input, dictionary)
+        product = shared.take(input, dictionary) if shares else None
+        if product is None and leader is self:
+            product = functional.linear(input, dictionary)
+            if shares:
+                shared.leave(input, dictionary, product, uses=self.followers)
+        elif product is None:
+            # Its forward, not the product, as accelerate wraps the forward: it brings the weights, and takes them away.
+            product = leader.forward(input, dictionary_only=True).to(input.device)
+        return product
+
+
+class SparseLinear(StoredLinear):
+    """A linear layer that computes `C.T @ x + bias`: the coefficients are the weight, most of them zero."""
+
+    def __init__(self, in_features: int, out_features: int, *, nnz: int, **options: Unpack[LayerOptions]) -> None:
+        super().__init__(in_features, out_features, width=in_features, nnz=nnz, masked=True, options=options)
+
+    @torch.no_grad()
+    def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
+        """See `StoredLinear`."""
+        return compose_weight(None, self._rows().T, dtype or self.stored.dtype)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (callers of nn.Linear may name it)
+        """One product with the expanded coefficients."""
+        return functional.linear(input, self._rows(), self.bias)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows of this layer."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, nnz={self.nnz}, "
+            f"bias={self.bias is not None}, packed={self.packed}"
+        )

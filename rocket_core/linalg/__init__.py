@@ -1,0 +1,1 @@
+"""Pure functions of tensors: whitening, factorization, pruning, least squares."""

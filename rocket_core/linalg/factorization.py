@@ -1,0 +1,394 @@
+"""The factorizer: importance, support, closed-form dictionary and exact errors of one layer (paper, section 3).
+
+Pure functions of tensors. Profiling measures candidates with the same `factorize_layer` that compression applies.
+
+Two things are asked for by giving another weight: a dictionary shared by several layers (their weights side by side),
+and errors weighted by output (W's columns scaled; the coefficients' columns are to be scaled back).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rocket_core.config import Sparsification, WeightMetric
+from rocket_core.errors import IllConditionedGramError
+from rocket_core.linalg.least_squares import largest, solve_on_support
+from rocket_core.linalg.whitening import Eigenbasis
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FactorizerSettings:
+    """What the mathematics of a factorization depends on.
+
+    Attributes:
+        importance_balance: λ, weight of the original-space importance, [0, 1].
+        over_sparsification: β, coefficients per atom and column left to the global reactivation, [0, 1).
+        ridge: μ, relative to the energy of each coefficient row, > 0. Not below 8 ulp of the computing dtype.
+        sparsification: how a support is chosen, see `select_support`.
+        sweeps: times that support, coefficients and dictionary are improved in turn, see `sweep`.
+        metric: what `Factorization.weight_error` measures.
+    """
+
+    importance_balance: float = 0.5
+    over_sparsification: float = 5e-3
+    ridge: float = 1e-9
+    sparsification: Sparsification = "two-stage"
+    sweeps: int = 0
+    metric: WeightMetric = "frobenius"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedLayer:
+    """What all candidates of a layer share.
+
+    Attributes:
+        weight: W.
+        weight_core: a matrix of at most min(d_in, d_out) rows with the same inner products as W; ‖W - UC‖ is
+            computed from it at the cost of the smaller side.
+        basis: V and Σ, in the computing dtype.
+        importance: importance of every coefficient.
+        settings: the factorizer's settings.
+        weight_energy: ‖W‖².
+        whitened_energy: ‖SW‖².
+    """
+
+    weight: Float[Tensor, "d_in d_out"]
+    weight_core: Float[Tensor, "side d_out"]
+    basis: Eigenbasis
+    importance: Float[Tensor, "m d_out"]
+    settings: FactorizerSettings
+    weight_energy: float
+    whitened_energy: float
+
+    @property
+    def max_rank(self) -> int:
+        """Atoms that the eigenbasis offers, min(d_in, d_out)."""
+        return self.importance.shape[0]
+
+    @property
+    def whitened(self) -> Float[Tensor, "m d_out"]:
+        """ΣVᵀ, which is SW in the coordinates of its left singular vectors."""
+        return (self.basis.directions * self.basis.singular_values).mT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Factorization:
+    """A factored layer: W ≈ D @ C.
+
+    The dictionary and either error are computed on request, since profiling needs one error and compression the rest.
+
+    Attributes:
+        layer: what was factorized.
+        coefficients: C; rows scaled to unit energy before sparsification.
+        support: where C may be nonzero; None if everywhere.
+        cholesky: lower-triangular factor of CCᵀ + μR.
+        atoms: any A close to the whitened dictionary in the coordinates of SW's left singular vectors; only the
+            accuracy of `reconstruction_error` depends on it. None if the first singular values, on the diagonal.
+    """
+
+    layer: PreparedLayer
+    coefficients: Float[Tensor, "rank d_out"]
+    support: Bool[Tensor, "rank d_out"] | None
+    cholesky: Float[Tensor, "rank rank"]
+    atoms: Float[Tensor, "m rank"] | None = None
+
+    @property
+    def rank(self) -> int:
+        """Number of atoms."""
+        return self.coefficients.shape[0]
+
+    @property
+    def nnz(self) -> int:
+        """Number of coefficients that are stored."""
+        return self.coefficients.numel() if self.support is None else int(self.support.sum())
+
+    def dictionary(self) -> Float[Tensor, "d_in rank"]:
+        """D = W Cᵀ (CCᵀ + μR)⁻¹, the least-squares dictionary in the original and in the whitened space alike."""
+        return torch.cholesky_solve(self.coefficients @ self.layer.weight.mT, self.cholesky).mT
+
+    def weight_error(self) -> float:
+        """Error in the original space, by the settings' metric.
+
+        By default ‖W - DC‖ / ‖W‖, from ‖W‖² - ‖L⁻¹CWᵀ‖² without forming DC; the others form it.
+        """
+        if self.layer.settings.metric != "frobenius":
+            return weight_distance(self.layer.weight, self.dictionary() @ self.coefficients, self.layer.settings.metric)
+        explained = self._explained(self.coefficients @ self.layer.weight_core.mT)
+        return _relative_error(self.layer.weight_energy - explained, self.layer.weight_energy)
+
+    def reconstruction_error(self) -> float:
+        """Relative error ‖S(W - DC)‖ / ‖SW‖ of the layer's output over the calibration tokens.
+
+        With E = SW - AC for any A near the whitened dictionary: ‖E‖² - ‖L⁻¹CEᵀ‖². Starting from E instead of SW keeps
+        all digits where a few directions hold nearly all energy (massive activations) and the error is tiny beside it.
+        """
+        removed = self.layer.basis.directions * self.layer.basis.singular_values
+        if self.atoms is not None:
+            removed -= (self.atoms @ self.coefficients).mT
+        elif self.support is None:
+            removed[:, : self.rank] = 0
+        else:
+            removed[:, : self.rank].masked_fill_(self.support.mT, 0)
+        residual = float(removed.square().sum(dim=0).sum(dtype=torch.float64))
+        return _relative_error(residual - self._explained(self.coefficients @ removed), self.layer.whitened_energy)
+
+    def whitened_dictionary(self) -> Float[Tensor, "m rank"]:
+        """The dictionary as the layer's outputs see it, in the coordinates of SW's left singular vectors."""
+        return torch.cholesky_solve(self.coefficients @ self.layer.whitened.mT, self.cholesky).mT
+
+    def column_errors(self) -> Float[Tensor, " d_out"]:
+        """‖S(w_j - D c_j)‖² of each output, in float64."""
+        removed = self.layer.whitened - self.whitened_dictionary() @ self.coefficients
+        return removed.square().sum(dim=0, dtype=torch.float64)
+
+    def _explained(self, projection: Float[Tensor, "rank side"]) -> float:
+        solved = torch.linalg.solve_triangular(self.cholesky, projection, upper=False)
+        # Float32 sums of one row are accurate; the sum over rows is what would lose digits.
+        return float(torch.linalg.vecdot(solved, solved).sum(dtype=torch.float64))
+
+
+def prepare_layer(
+    weight: Float[Tensor, "d_in d_out"], basis: Eigenbasis, settings: FactorizerSettings, *, dtype: torch.dtype
+) -> PreparedLayer:
+    """Computes what all candidates of a layer share.
+
+    Importance of coefficient (i, j) is |c_ij| · ‖S⁻¹b_i‖^λ = |v_ji| · σ_i^(1-λ) · ‖W v_i‖^λ, since ‖S⁻¹b_i‖ is
+    ‖W v_i‖ / σ_i.
+
+    Args:
+        weight: W, in any floating dtype.
+        basis: eigenbasis of SW, in float64 for accurate errors.
+        settings: the factorizer's settings.
+        dtype: computing dtype, float32 or float64.
+
+    Returns:
+        The prepared layer, on the device of `weight`.
+
+    References:
+        ROCKET, equations 4-7.
+    """
+    precise = weight.to(torch.float64)
+    directions = basis.directions.to(torch.float64)
+    lengths = torch.linalg.vector_norm(precise @ directions, dim=0)
+    balance = settings.importance_balance
+    row_importance = basis.singular_values ** (1 - balance) * lengths**balance
+    # Kept with the outputs as rows, so that selecting the best of a column walks along memory.
+    importance = (directions.abs() * row_importance).to(dtype).contiguous().mT
+    core = precise if weight.shape[0] <= weight.shape[1] else torch.linalg.qr(precise, mode="r").R
+    return PreparedLayer(
+        weight=weight.to(dtype),
+        weight_core=core.to(dtype),
+        basis=Eigenbasis(
+            directions=basis.directions.to(dtype).contiguous(), singular_values=basis.singular_values.to(dtype)
+        ),
+        importance=importance,
+        settings=settings,
+        weight_energy=float(precise.square().sum()),
+        whitened_energy=float(basis.singular_values.square().sum(dtype=torch.float64)),
+    )
+
+
+def select_support(
+    importance: Float[Tensor, "rank d_out"],
+    nnz: int,
+    over_sparsification: float,
+    sparsification: Sparsification = "two-stage",
+) -> Bool[Tensor, "rank d_out"]:
+    """Chooses exactly `nnz` coefficients.
+
+    - `two-stage`: the top s of each column, then the best of the rest of the matrix. s = floor(nnz / d_out - β·rank),
+      so that a fraction β of the matrix is left to the global second step.
+    - `per-row`: equally many of each row (the first rows one more where it does not come out even).
+    - `global`: the best of the matrix.
+
+    Args:
+        importance: importance of each coefficient, >= 0.
+        nnz: coefficients to keep, 1 to `importance.numel()`.
+        over_sparsification: β, [0, 1); of `two-stage`.
+        sparsification: which of them.
+
+    Returns:
+        The support, on the device of `importance`.
+
+    References:
+        ROCKET, section 3, two-stage sparsification; appendix, ablation on the sparsification strategy.
+    """
+    rank, d_out = importance.shape
+    if sparsification == "global":
+        return largest(importance, nnz)
+    if sparsification == "per-row":
+        least, more = divmod(nnz, rank)
+        counts = least + (torch.arange(rank, device=importance.device) < more).long()
+        order = importance.argsort(dim=1, descending=True, stable=True)
+        kept = torch.arange(d_out, device=importance.device) < counts[:, None]
+        return torch.zeros_like(kept).scatter(1, order, kept)
+    per_column = max(0, math.floor(nnz / d_out - over_sparsification * rank))
+    rows = importance.mT
+    support = torch.zeros(d_out, rank, dtype=torch.bool, device=importance.device)
+    if per_column:
+        support.scatter_(1, rows.topk(per_column, dim=1, sorted=False).indices, value=True)
+    remaining = nnz - per_column * d_out
+    if remaining:
+        rest = rows.masked_fill(support, -1.0).flatten()
+        support.view(-1)[rest.topk(remaining, sorted=False).indices] = True
+    return support.mT
+
+
+def factorize_layer(layer: PreparedLayer, rank: int, nnz: int, *, sweeps: int | None = None) -> Factorization:
+    """Factorizes W ≈ D C with `rank` atoms and exactly `nnz` nonzero coefficients.
+
+    C is Vᵀ's first `rank` rows on the selected support, D minimises ‖S(W - DC)‖² + μ Σ_i ‖c_i‖²‖d_i‖² in closed form.
+    With nnz = rank · d_out this is the truncated SVD of SW, the best of its rank. Then both are improved by sweeps.
+
+    Args:
+        layer: the prepared layer.
+        rank: atoms, 1 to `layer.max_rank`.
+        nnz: nonzero coefficients, 1 to rank · d_out.
+        sweeps: number of sweeps; None takes the settings'.
+
+    Returns:
+        The factorization, on the layer's device and in its dtype.
+
+    Raises:
+        IllConditionedGramError: the kept coefficients are linearly dependent beyond what the ridge can mend.
+
+    References:
+        ROCKET, section 3, closed-form dictionary.
+    """
+    rows = layer.basis.directions[:, :rank]
+    settings = layer.settings
+    support = None
+    if nnz < rank * rows.shape[0]:
+        support = select_support(layer.importance[:rank], nnz, settings.over_sparsification, settings.sparsification)
+        rows = torch.where(support.mT, rows, 0)
+    coefficients = rows.mT
+    cholesky = _regularised_cholesky(coefficients @ rows, settings.ridge)
+    factorization = Factorization(layer=layer, coefficients=coefficients, support=support, cholesky=cholesky)
+    return improve(factorization, settings.sweeps if sweeps is None else sweeps)
+
+
+def improve(factorization: Factorization, sweeps: int | None = None) -> Factorization:
+    """Applies sweeps, as many as the settings say if no number is given; low-rank factors are optimal without any."""
+    if factorization.support is not None:
+        for _ in range(factorization.layer.settings.sweeps if sweeps is None else sweeps):
+            factorization = sweep(factorization)
+    return factorization
+
+
+def sweep(factorization: Factorization) -> Factorization:
+    """Improves support, coefficients and dictionary in turn, at the same rank and number of nonzeros.
+
+    With A the whitened dictionary (columns normalised) and P = (AᵀA)⁻¹AᵀSW the coefficients without any support:
+
+    1. the support takes the entries with the largest P_ij² / [(AᵀA)⁻¹]_ii, the increase of ‖SW - AC‖² if that entry
+       alone were left out (optimal brain surgeon);
+    2. the coefficients are the exact least squares on it;
+    3. the dictionary is the closed form for these.
+
+    Steps 2 and 3 lower the error, step 1 nearly always does; of two results the better one is returned. Costs
+    2·m·rank·d_out for the products and, for the least squares, some ten products of rank² · d_out.
+
+    Args:
+        factorization: one with a support.
+
+    Returns:
+        A factorization with an error no larger, or the one given.
+
+    References:
+        Hassibi and Stork, "Optimal brain surgeon", 1993.
+    """
+    layer = factorization.layer
+    whitened = layer.whitened
+    atoms = factorization.whitened_dictionary()
+    lengths = torch.linalg.vector_norm(atoms, dim=0)
+    atoms = atoms / torch.where(lengths > 0, lengths, 1)
+    gram = atoms.mT @ atoms
+    products = atoms.mT @ whitened
+    inverse = torch.cholesky_inverse(_regularised_cholesky(gram, layer.settings.ridge))
+    free = inverse @ products
+    support = largest(free.square() / inverse.diagonal()[:, None], factorization.nnz)
+    coefficients = solve_on_support(gram, products, support, energy=layer.whitened_energy, start=free)
+    swept = with_best_dictionary(layer, coefficients, support, atoms)
+    return min(swept, factorization, key=Factorization.reconstruction_error)
+
+
+def with_best_dictionary(
+    layer: PreparedLayer,
+    coefficients: Float[Tensor, "rank d_out"],
+    support: Bool[Tensor, "rank d_out"],
+    atoms: Float[Tensor, "m rank"],
+) -> Factorization:
+    """The factorization of given coefficients: the dictionary is the closed form for them.
+
+    Args:
+        layer: the prepared layer.
+        coefficients: C, zero outside the support.
+        support: where C may be nonzero.
+        atoms: a whitened dictionary that C was found with, in the coordinates of the eigenbasis.
+
+    Raises:
+        IllConditionedGramError: the coefficients are linearly dependent beyond what the ridge can mend.
+    """
+    energy = torch.linalg.vector_norm(coefficients, dim=1)
+    scale = torch.where(energy > 0, energy, 1)
+    coefficients = coefficients / scale[:, None]
+    return Factorization(
+        layer=layer,
+        coefficients=coefficients,
+        support=support,
+        cholesky=_regularised_cholesky(coefficients @ coefficients.mT, layer.settings.ridge),
+        atoms=atoms * scale,
+    )
+
+
+def weight_distance(
+    weight: Float[Tensor, "d_in d_out"], approximation: Float[Tensor, "d_in d_out"], metric: WeightMetric
+) -> float:
+    """Distance of a weight from its approximation, relative to the weight.
+
+    Args:
+        weight: W.
+        approximation: W̃.
+        metric: `frobenius` ‖W - W̃‖ / ‖W‖; `l1` the same in the sum of absolute values; `spectral` in the largest
+            singular value; `cosine` the mean over columns of 1 - cos(w_j, w̃_j), 1 where a column is zero.
+
+    References:
+        ROCKET, ablation on the reconstruction error metric.
+    """
+    difference = weight - approximation
+    if metric == "cosine":
+        tiny = torch.finfo(weight.dtype).tiny
+        cosines = torch.nn.functional.cosine_similarity(weight, approximation, dim=0, eps=tiny)
+        return max(0.0, 1 - float(cosines.mean()))
+    if metric == "l1":
+        return _relative(float(difference.abs().sum()), float(weight.abs().sum()))
+    if metric == "spectral":
+        return _relative(float(torch.linalg.matrix_norm(difference, 2)), float(torch.linalg.matrix_norm(weight, 2)))
+    return _relative(float(torch.linalg.matrix_norm(difference)), float(torch.linalg.matrix_norm(weight)))
+
+
+def _relative(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _regularised_cholesky(gram: Float[Tensor, "rank rank"], ridge: float) -> Float[Tensor, "rank rank"]:
+    """Lower factor of A + μ·diag(A). Rows without any coefficient get a unit diagonal: their atoms become zero."""
+    energy = gram.diagonal()
+    ridge = max(ridge, 8 * torch.finfo(gram.dtype).eps)
+    gram = gram + torch.diag(torch.where(energy > 0, ridge * energy, 1.0))
+    factor: Tensor
+    factor, info = torch.linalg.cholesky_ex(gram)
+    if int(info) != 0:
+        raise IllConditionedGramError(
+            f"the coefficients kept at rank {gram.shape[0]} are linearly dependent; raise the ridge setting, or use "
+            "precision float64"
+        )
+    return factor
+
+
+def _relative_error(residual: float, energy: float) -> float:
+    """The root of residual / energy. Rounding may leave a residual below zero; an all-zero layer has no error."""
+    return math.sqrt(max(residual, 0.0) / energy) if energy > 0 else 0.0

@@ -1,0 +1,1 @@
+"""A transformers model, seen as a sequence of blocks."""

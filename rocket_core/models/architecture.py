@@ -1,0 +1,354 @@
+"""What a Hugging Face model looks like inside: repeated blocks and the linear layers that can be compressed.
+
+Everything is discovered; nothing is copied from modeling files. A layer counts if it is exactly `nn.Linear` or `Conv1D`
+inside a repeated block, is not tied, is not the head, and is later seen by a forward hook. A model has one list of
+blocks; an encoder-decoder has two.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate import init_empty_weights
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoModel,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.pytorch_utils import Conv1D
+
+from rocket_core.config import InputKind
+from rocket_core.errors import (
+    AlreadyQuantizedError,
+    UnmatchedIgnoreError,
+    UnsupportedArchitectureError,
+)
+from rocket_core.inspection import preconditions
+from rocket_core.inspection.footprint import positions
+from rocket_core.inspection.layer_names import advice_on_pattern
+from rocket_core.models.pretrained import interpreting, load_config
+
+# By the model's main argument.
+_KINDS: dict[str, InputKind] = {"input_ids": "text", "pixel_values": "images", "input_features": "audio"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockList:
+    """A list of repeated blocks. Blocks are counted through all lists of a model, in the order in which they run.
+
+    Attributes:
+        name: module name of the list.
+        first: index of its first block.
+        length: how many blocks it has.
+    """
+
+    name: str
+    first: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        """Index behind its last block."""
+        return self.first + self.length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """A model without weights, and where its blocks are.
+
+    Attributes:
+        model: parameters on the meta device, buffers real.
+        lists: the lists of repeated blocks, in the order in which they run: one, or an encoder's and a decoder's.
+        layers: names of the compressible layers of each block, in model order.
+    """
+
+    model: PreTrainedModel
+    lists: tuple[BlockList, ...]
+    layers: tuple[tuple[str, ...], ...]
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The repeated blocks of a model with one list of them.
+
+        Raises:
+            UnsupportedArchitectureError: it has an encoder and a decoder.
+        """
+        if len(self.lists) != 1:
+            raise UnsupportedArchitectureError(
+                f"{type(self.model).__name__} is an encoder-decoder, which this stage does not know how to run"
+            )
+        return self.blocks_of(self.lists[0])
+
+    def blocks_of(self, blocks: BlockList) -> nn.ModuleList:
+        """The modules of a list."""
+        modules = self.model.get_submodule(blocks.name)
+        assert isinstance(modules, nn.ModuleList)
+        return modules
+
+    def list_of(self, index: int) -> BlockList:
+        """The list that block `index` belongs to."""
+        return next(blocks for blocks in self.lists if blocks.first <= index < blocks.stop)
+
+    def block_name(self, index: int) -> str:
+        """Module name of block `index`."""
+        blocks = self.list_of(index)
+        return f"{blocks.name}.{index - blocks.first}"
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the model predicts each token from those before it, and from nothing else."""
+        return _is_causal(self.model.config)
+
+    @property
+    def class_name(self) -> str:
+        """The class of transformers that loads the model: the Auto class of a decoder, else the model's own."""
+        return AutoModelForCausalLM.__name__ if self.is_causal else type(self.model).__name__
+
+    @property
+    def kind(self) -> InputKind:
+        """What the model reads."""
+        return _KINDS[self.model.main_input_name]
+
+    def shape(self, layer: str) -> tuple[int, int]:
+        """`(d_in, d_out)` of a layer."""
+        d_in, d_out = oriented_weight(self.model.get_submodule(layer)).shape
+        return d_in, d_out
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the model has embeddings for."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model, tied ones counted once."""
+        tied = set(self.model.all_tied_weights_keys)
+        return sum(value.numel() for name, value in self.model.named_parameters() if name not in tied)
+
+    @property
+    def compressible_parameters(self) -> int:
+        """Parameters of the compressible layers."""
+        shapes = [self.shape(name) for block in self.layers for name in block]
+        return sum(d_in * d_out for d_in, d_out in shapes)
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """Reads `config.json` and refuses what cannot be compressed.
+
+    Args:
+        folder: checkpoint folder.
+
+    Raises:
+        ModelNotFoundError: there is no config.json.
+        AlreadyQuantizedError: the weights are quantized or already compressed.
+        UnsupportedArchitectureError: the installed transformers does not know the architecture.
+    """
+    config = load_config(folder)
+    quantization = next(_quantizations(config.to_dict()), None)
+    if quantization is not None:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
+        raise AlreadyQuantizedError(
+            f"the checkpoint is already compressed or quantized (quant_method {method!r}); "
+            "start from the original floating-point weights"
+        )
+    return config
+
+
+def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architecture:
+    """Builds the model without its weights and finds its compressible layers.
+
+    A decoder is built as a causal language model; any other model as the class that its config names, or else as the
+    family's base model.
+
+    Args:
+        config: the model's configuration.
+        dtype: dtype of the parameters.
+
+    Raises:
+        UnsupportedArchitectureError: not one list of repeated blocks (an encoder-decoder: two), no plain linear layer
+            in them, or an input that calibration cannot make.
+    """
+    with (
+        interpreting(_file_of(config), UnsupportedArchitectureError),
+        init_empty_weights(include_buffers=False),
+    ):
+        model = _build(config, dtype)
+        _require_readable(model)
+    model.eval()
+    model.requires_grad_(requires_grad=False)
+    if model.main_input_name not in _KINDS:
+        raise UnsupportedArchitectureError(
+            f"{type(model).__name__} reads {model.main_input_name}; only models that read text, images or log-mel "
+            "features of audio can be calibrated"
+        )
+    lists = _find_lists(model)
+    prefixes = [f"{blocks.name}.{index}" for blocks in lists for index in range(blocks.length)]
+    layers = tuple(tuple(_linear_names(model, prefix)) for prefix in prefixes)
+    if not any(layers):
+        raise UnsupportedArchitectureError(
+            f"{type(model).__name__} has no nn.Linear or Conv1D layer in {lists[0].name} that could be compressed"
+        )
+    return Architecture(model=model, lists=lists, layers=layers)
+
+
+def window_length(config: PretrainedConfig, requested: int | None) -> int:
+    """Tokens per window of text.
+
+    Args:
+        config: the model's configuration.
+        requested: what the user asked for; None takes 1024, or what the model attends to if that is less.
+
+    Raises:
+        InvalidConfigError: fewer than 2 tokens, or more than the model has positions for.
+    """
+    return preconditions.window_length(positions(config.to_dict()), requested)
+
+
+def named_classes(config: PretrainedConfig) -> list[str]:
+    """What a configuration gives as names of classes; whatever cannot be one is left out."""
+    declared = config.architectures if isinstance(config.architectures, list) else []
+    return [name for name in declared if isinstance(name, str) and name.isidentifier()]
+
+
+def named_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """The class of transformers that a configuration names first; None if it names none that fits."""
+    name = next(iter(named_classes(config)), "")
+    named = getattr(transformers, name, None)
+    fits = isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config)
+    return named if fits else None
+
+
+def oriented_weight(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
+    """A view of a layer's weight as the mathematics has it: `nn.Linear` stores the transpose, `Conv1D` does not."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.detach() if type(module) is Conv1D else weight.detach().mT
+
+
+def ignored_layers(names: Sequence[str], patterns: Iterable[str]) -> dict[str, str]:
+    """Layers that ignore patterns take out, each with its pattern.
+
+    Args:
+        names: names of all compressible layers.
+        patterns: glob patterns on the full name, such as `*.down_proj` or `model.layers.0.*`.
+
+    Raises:
+        UnmatchedIgnoreError: a pattern matches no layer.
+    """
+    ignored: dict[str, str] = {}
+    for position, pattern in enumerate(patterns):
+        matches = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not matches:
+            raise UnmatchedIgnoreError(
+                f"ignore pattern {pattern!r} matches none of the {len(names)} compressible layers; "
+                f"{advice_on_pattern(names, pattern)}",
+                position=position,
+            )
+        for name in matches:
+            ignored.setdefault(name, pattern)
+    return ignored
+
+
+def _file_of(config: PretrainedConfig) -> str:
+    folder = config.name_or_path
+    return f"{folder}/config.json" if folder else f"the configuration of type {config.model_type!r}"
+
+
+def _quantizations(config: Mapping[Any, Any]) -> Iterator[Any]:
+    """Descriptions of quantized weights in a configuration, or in that of a part of the model."""
+    for key, value in config.items():
+        if key == "quantization_config" and value is not None:
+            yield value
+        elif isinstance(value, dict) and str(key).endswith("_config"):
+            yield from _quantizations(value)
+
+
+def _require_readable(model: PreTrainedModel) -> None:
+    """Ask the model what is asked of it later, so that a wrong type in its configuration shows now."""
+    text = model.config.get_text_config()
+    if int(getattr(text, "vocab_size", 0) or 0) < 0:
+        raise ValueError("vocab_size is negative")
+    model.get_output_embeddings()
+    model.num_parameters()
+    isinstance(model.main_input_name, str)
+
+
+def _is_causal(config: PretrainedConfig) -> bool:
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return False
+    # Encoders can be had as decoders too, if their configuration says so.
+    return type(config) not in MODEL_FOR_MASKED_LM_MAPPING or bool(getattr(config, "is_decoder", False))
+
+
+def _build(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    model: PreTrainedModel
+    if _is_causal(config):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        return model
+    named = named_class(config)
+    if named is not None:
+        model = named._from_config(config, dtype=dtype)
+    else:
+        model = AutoModel.from_config(config, dtype=dtype, trust_remote_code=False)
+    return model
+
+
+def _find_lists(model: PreTrainedModel) -> tuple[BlockList, ...]:
+    found = _find_block_names(model)
+    name = type(model).__name__
+    wanted = 2 if model.config.is_encoder_decoder else 1
+    if len(found) != wanted:
+        what = f"{len(found)} lists of blocks ({', '.join(found)})" if found else "no list of repeated blocks"
+        raise UnsupportedArchitectureError(
+            f"{name} has {what}; only decoders, encoders (one list) and encoder-decoders (two) can be compressed"
+        )
+    lists: list[BlockList] = []
+    for prefix in found:
+        length = len(list(model.get_submodule(prefix).children()))
+        lists.append(BlockList(name=prefix, first=lists[-1].stop if lists else 0, length=length))
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > lists[-1].stop:
+        raise UnsupportedArchitectureError(
+            f"{name} runs {layers} layers on the weights of {lists[-1].stop}; models that share weights between layers "
+            "cannot be compressed"
+        )
+    return tuple(lists)
+
+
+def _find_block_names(model: PreTrainedModel) -> list[str]:
+    block_classes = set(model._no_split_modules or ())
+    lists: dict[str, nn.ModuleList] = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)
+    }
+    found = [name for name, module in lists.items() if any(type(block).__name__ in block_classes for block in module)]
+    if found:
+        return found
+    # Few models name no block class; the outermost lists of like modules with linear layers stand in for it.
+    alike = [name for name, blocks in lists.items() if len({type(block) for block in blocks}) == 1]
+    alike = [name for name in alike if any(type(module) in _LINEAR_TYPES for module in lists[name].modules())]
+    outermost = [name for name in alike if not any(name.startswith(f"{other}.") for other in alike)]
+    return outermost if model.config.is_encoder_decoder else outermost[:1]
+
+
+_LINEAR_TYPES = (nn.Linear, Conv1D)
+
+
+def _linear_names(model: PreTrainedModel, block: str) -> list[str]:
+    tied_keys = model.all_tied_weights_keys
+    tied = {*tied_keys.keys(), *tied_keys.values()}
+    head = model.get_output_embeddings()
+    return [
+        f"{block}.{name}"
+        for name, module in model.get_submodule(block).named_modules()
+        # The exact type: subclasses (routers, non-quantizable projections) are used in ways of their own.
+        if type(module) in _LINEAR_TYPES and module is not head and f"{block}.{name}.weight" not in tied
+    ]

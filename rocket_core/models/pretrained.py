@@ -1,0 +1,280 @@
+"""Configuration, tokenizer and processors of a model folder, as transformers reads them.
+
+The files are a stranger's. What in them would make transformers run code, ask the Hub or open files elsewhere is taken
+out or refused before transformers sees it, and whatever transformers and tokenizers raise while they interpret the rest
+becomes an error of this library that names the file.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    CONFIG_MAPPING,
+    AutoTokenizer,
+    FeatureExtractionMixin,
+    GenerationConfig,
+    ImageProcessingMixin,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from rocket_core.errors import (
+    CheckpointFormatError,
+    InsufficientMemoryError,
+    ModelNotFoundError,
+    RocketError,
+    UnsupportedArchitectureError,
+)
+from rocket_core.inspection.model_fields import refuse_fields
+from rocket_core.inspection.model_files import CONFIG_NAME, read_file, read_start
+from rocket_core.inspection.normalizers import refuse_expansion
+from rocket_core.inspection.preconditions import MAX_CONFIG_BYTES, parse_config
+from rocket_core.inspection.unsafe_settings import refuse_redirections, without_code
+
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_SPECIAL_TOKENS = "special_tokens_map.json"
+_TOKENIZER = "tokenizer.json"
+_GENERATION = "generation_config.json"
+_PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")
+_MAX_TOKENIZER_BYTES = 2**29
+
+_OURS, _THEIRS = "rocket_core", ("transformers", "tokenizers", "huggingface_hub")
+_LONGEST_REASON = 300
+# What a model returns is not for its files to say.
+_OUTPUTS = frozenset({"output_attentions", "output_hidden_states", "return_dict", "torchscript", "use_return_dict"})
+_ADVICE = "replace it by the original"
+
+
+@contextmanager
+def interpreting(subject: str, kind: type[RocketError] = CheckpointFormatError) -> Iterator[None]:
+    """Turn what transformers and tokenizers raise about a stranger's files into an error of this library.
+
+    What our own code raises, called by them or not, passes through: a bug must stay one.
+
+    Args:
+        subject: names the file or model in messages.
+        kind: the error.
+
+    Raises:
+        RocketError: of that kind.
+        InsufficientMemoryError: the files ask for more memory than there is.
+    """
+    try:
+        yield
+    except (RocketError, torch.OutOfMemoryError):
+        raise
+    except MemoryError as error:
+        raise InsufficientMemoryError(
+            f"memory ran out while transformers read {subject}; use a machine with more, or check the sizes in it"
+        ) from error
+    except Exception as error:
+        if _is_ours(error.__traceback__):
+            raise
+        raise _refusal(subject, kind, error) from error
+    except BaseException as error:
+        # What a panic of Rust code becomes is not an `Exception`, and its class cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise _refusal(subject, kind, error) from error
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """Read `config.json`. No code of the folder is run, and no kernel of the Hub is named.
+
+    Args:
+        folder: checkpoint folder.
+
+    Raises:
+        ModelNotFoundError: there is no config.json.
+        UnsupportedArchitectureError: the installed transformers does not know the architecture, or cannot read the
+            file.
+        CheckpointFormatError: it refers to files elsewhere.
+    """
+    if not (folder / CONFIG_NAME).is_file():
+        raise ModelNotFoundError(f"{folder} has no {CONFIG_NAME}; give the folder of a transformers checkpoint")
+    name = str(folder / CONFIG_NAME)
+    fields = parse_config(read_start(folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), str(folder))
+    refuse_redirections(fields, name)
+    refuse_fields(fields, str(folder))
+    fields = {key: value for key, value in without_code(fields).items() if key not in _OUTPUTS}
+    family = fields.get("model_type")
+    if family == "mistral" and "layer_types" in fields:
+        # As `AutoConfig` has it.
+        family = "ministral"
+    if not isinstance(family, str) or family not in CONFIG_MAPPING:
+        what = f"the model type {_shown(family)}" if family else "no model_type"
+        raise UnsupportedArchitectureError(
+            f"the installed transformers cannot read {name}: it names {what}. Architectures that bring their own code "
+            "are not supported"
+        )
+    with interpreting(name, UnsupportedArchitectureError):
+        known: type[PreTrainedConfig] = CONFIG_MAPPING[family]
+        config = known.from_dict(fields | {"model_type": family}, name_or_path=str(folder))
+        # What the class has added.
+        refuse_redirections(config.to_dict(), name)
+    return config
+
+
+def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+    """Read the tokenizer of a model.
+
+    Args:
+        folder: checkpoint folder.
+        config: its configuration, from `load_config`.
+
+    Raises:
+        CheckpointFormatError: there is none, or none that transformers can read, or a file refers to files elsewhere
+            or multiplies text.
+    """
+    with interpreting(f"the tokenizer of {folder}"):
+        settings = _read_json(folder, _TOKENIZER_CONFIG)
+        for declared in (settings.get("tokenizer_class"), getattr(config, "tokenizer_class", None)):
+            _refuse_other_class(declared, PreTrainedTokenizerBase, f"{folder / _TOKENIZER_CONFIG}: tokenizer_class")
+        overrides = _without_paths(settings, folder)
+        for key in _paths(_read_json(folder, _SPECIAL_TOKENS)):
+            raise CheckpointFormatError(f"{folder / _SPECIAL_TOKENS}: {key} is not a special token; remove it")
+        refuse_expansion(_read_json(folder, _TOKENIZER), str(folder / _TOKENIZER))
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, config=config, local_files_only=True, trust_remote_code=False, **overrides
+        )
+        longest = tokenizer.model_max_length
+    if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest >= 1:
+        raise CheckpointFormatError(
+            f"{folder / _TOKENIZER_CONFIG}: model_max_length is not a number of tokens; correct or remove it"
+        )
+    loaded: PreTrainedTokenizerBase = tokenizer
+    return loaded
+
+
+def check_settings(folder: Path) -> None:
+    """Refuse files that whoever loads the model needs and a compression only copies.
+
+    Args:
+        folder: checkpoint folder.
+
+    Raises:
+        CheckpointFormatError: transformers cannot read them.
+    """
+    for file in _PROCESSOR_CONFIGS:
+        _read_json(folder, file)
+    if _read_json(folder, _GENERATION):
+        with interpreting(str(folder / _GENERATION)):
+            GenerationConfig.from_pretrained(folder, local_files_only=True)
+
+
+def load_processor(reader: Any, what: str, folder: Path, **options: Any) -> Any:
+    """Read the image processor or feature extractor of a model.
+
+    Args:
+        reader: the Auto class that reads it.
+        what: names it in messages.
+        folder: checkpoint folder.
+        options: for the reader.
+
+    Raises:
+        CheckpointFormatError: there is none that transformers can read.
+    """
+    with interpreting(f"the {what} of {folder}"):
+        for file in _PROCESSOR_CONFIGS:
+            for key, value in _class_names(_read_json(folder, file)):
+                kinds = (FeatureExtractionMixin, ImageProcessingMixin)
+                _refuse_other_class(value, kinds, f"{folder / file}: {key}")
+        return reader.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
+
+
+def tokenize(tokenizer: PreTrainedTokenizerBase, text: str | list[str], **options: Any) -> Any:
+    """Call a tokenizer.
+
+    Args:
+        tokenizer: the model's.
+        text: a document, or several.
+        options: for the tokenizer.
+
+    Raises:
+        CheckpointFormatError: it cannot tokenize this text.
+    """
+    with interpreting(f"the tokenizer of {tokenizer.name_or_path or 'the model'}"):
+        return tokenizer(text, **options)
+
+
+def _read_json(folder: Path, file: str) -> dict[str, Any]:
+    if not (folder / file).is_file():
+        return {}
+    limit = _MAX_TOKENIZER_BYTES if file == _TOKENIZER else 2**24
+    try:
+        content = json.loads(read_file(folder, file, limit=limit))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointFormatError(f"{folder / file} is not valid JSON; replace it by the original") from error
+    if not isinstance(content, dict):
+        raise CheckpointFormatError(f"{folder / file} is not a JSON object; replace it by the original")
+    return content
+
+
+def _paths(settings: Mapping[str, Any]) -> list[str]:
+    """Settings by which a tokenizer would open a file of that name, wherever it is."""
+    return [
+        key
+        for key, value in settings.items()
+        if isinstance(value, str) and (key.endswith(("_file", "_files", "_path")) or key in ("vocab", "merges"))
+    ]
+
+
+def _without_paths(settings: Mapping[str, Any], folder: Path) -> dict[str, None]:
+    """Arguments that make a tokenizer take its files from its folder, whatever its settings say."""
+    file = folder / _TOKENIZER_CONFIG
+    if settings.get("init_inputs"):
+        raise CheckpointFormatError(f"{file}: init_inputs are not supported; remove them")
+    versions = settings.get("fast_tokenizer_files") or []
+    if not isinstance(versions, list) or any(Path(str(version)).name != version for version in versions):
+        raise CheckpointFormatError(f"{file}: fast_tokenizer_files names files elsewhere; remove it")
+    return dict.fromkeys(key for key in _paths(settings) if key != "name_or_path")
+
+
+def _class_names(settings: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    for key, value in settings.items():
+        if key in ("image_processor_type", "feature_extractor_type"):
+            yield key, value
+        elif isinstance(value, dict):
+            yield from _class_names(value)
+
+
+def _refuse_other_class(name: object, kind: type | tuple[type, ...], where: str) -> None:
+    """Refuse a name that would make transformers load something else by it: a whole model, say."""
+    if name is None:
+        return
+    if not isinstance(name, str):
+        raise CheckpointFormatError(f"{where} is not a name of a class; correct or remove it")
+    found = getattr(transformers, name, None) if name.isidentifier() else None
+    # Where a library is missing, transformers has a stand-in that says so when it is used.
+    if found is None or type(found).__name__ == "DummyObject":
+        return
+    if not isinstance(found, type) or not issubclass(found, kind):
+        raise CheckpointFormatError(f"{where} names {_shown(name)}, which is of another kind; correct or remove it")
+
+
+def _is_ours(traceback: TracebackType | None) -> bool:
+    """Whether the innermost function that is ours or theirs is ours."""
+    modules: list[str] = []
+    while traceback is not None:
+        modules.append(str(traceback.tb_frame.f_globals.get("__name__", "")).partition(".")[0])
+        traceback = traceback.tb_next
+    return next((module == _OURS for module in reversed(modules) if module in (_OURS, *_THEIRS)), True)
+
+
+def _refusal(subject: str, kind: type[RocketError], error: BaseException) -> RocketError:
+    lines = [line.strip() for line in str(error).strip().splitlines()[:2]]
+    reason = " ".join(line for line in lines if line).rstrip(".")
+    if not isinstance(error, ValueError | OSError | ImportError) or not reason:
+        reason = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+    reason = "".join(character if character.isprintable() else "?" for character in reason)
+    return kind(f"the installed transformers cannot read {subject}: {reason[:_LONGEST_REASON]}; {_ADVICE}")
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:100]

@@ -1,0 +1,190 @@
+"""Walking the dense model block by block: only one block's weights are in memory."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups
+from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.inspection.footprint import TOKENS_PER_BATCH, TOKENS_PER_BATCH_ON_CPU
+from rocket_core.linalg.whitening import GramStatistics
+from rocket_core.models.architecture import BlockList
+from rocket_core.models.block_calls import Activations, record_block_inputs
+from rocket_core.pipeline.context import Run
+from rocket_core.system.devices import return_freed_memory
+
+
+class BlockWalk:
+    """The hidden states of all calibration samples, on their way through the dense model.
+
+    Args:
+        run: the run.
+        inputs: calibration inputs; a tensor is windows of text.
+        on_batch: called before each batch goes through a block; on a slow device a block takes long.
+    """
+
+    def __init__(self, run: Run, inputs: CalibrationInputs | Tensor, on_batch: Callable[[], None]) -> None:
+        self._run = run
+        self._on_batch = on_batch
+        self._inputs = CalibrationInputs.of_text(inputs) if isinstance(inputs, Tensor) else inputs
+        self._activations: Activations | None = None
+        self._position = 0
+
+    def advance_to(self, index: int) -> None:
+        """Brings the hidden states to the input of block `index`."""
+        self._enter_list()
+        while self._position < index:
+            with loaded_block(self._run, self._position) as block:
+                for batch in range(len(self._states.hidden)):
+                    self._step(block, self._position, batch)
+            self._position += 1
+            self._enter_list()
+
+    def statistics(
+        self, index: int, layers: tuple[str, ...], *, input_grams: bool
+    ) -> tuple[dict[str, GramStatistics], dict[str, str]]:
+        """Collects the Gram matrices of a block's layers while taking the hidden states through it.
+
+        Args:
+            index: the block, where the walk stands.
+            layers: names of the layers to look at.
+            input_grams: whether the Gram matrices of the inputs are wanted even where those of the outputs are smaller.
+
+        Returns:
+            Statistics by layer, and for each layer the first one that reads the same input. A layer that the model
+            never calls is in neither.
+        """
+        self.advance_to(index)
+        prefix = f"{self._run.architecture.block_name(index)}."
+        states = self._states
+        with loaded_block(self._run, index) as block:
+            modules = {name: block.get_submodule(name.removeprefix(prefix)) for name in layers}
+            shapes = {name: self._run.architecture.shape(name) for name in layers}
+            groups = find_input_groups(modules, shapes, lambda: states.run(block, index, 0))
+            if input_grams:
+                groups = tuple(InputGroup(members=group.members, from_output=False) for group in groups)
+            statistics = collect_statistics(
+                modules,
+                groups,
+                lambda batch: self._step(block, index, batch),
+                batches=len(states.hidden),
+                dtype=self._run.precision,
+            )
+        self._position = index + 1
+        return statistics, _leaders(groups)
+
+    def block(self, index: int) -> AbstractContextManager[nn.Module]:
+        """A block with its weights, for as long as the context lasts."""
+        return loaded_block(self._run, index)
+
+    def _step(self, block: nn.Module, index: int, batch: int) -> None:
+        self._on_batch()
+        self._states.step(block, index, batch)
+
+    @property
+    def _states(self) -> Activations:
+        assert self._activations is not None
+        return self._activations
+
+    def _enter_list(self) -> None:
+        """Records the calls of the list that the walk has come to, unless it stands within one."""
+        blocks = self._run.architecture.list_of(self._position)
+        if self._activations is not None and self._activations.first == blocks.first:
+            return
+        passed = None
+        if self._activations is not None:
+            passed = self._run.architecture.list_of(self._activations.first), self._activations
+        batches = split_inputs(self._run, self._inputs)
+        self._activations = begin_walk(self._run, batches, passed=passed)
+
+
+@contextmanager
+def loaded_block(run: Run, index: int) -> Iterator[nn.Module]:
+    """A block with its weights, for as long as the context lasts."""
+    name = run.architecture.block_name(index)
+    block = run.architecture.model.get_submodule(name)
+    run.loader.load([name])
+    try:
+        yield block
+    finally:
+        run.loader.unload(block)
+        return_freed_memory()
+
+
+@contextmanager
+def loaded_surroundings(run: Run, *, head: bool) -> Iterator[PreTrainedModel]:
+    """The model with the weights of all but its blocks, for as long as the context lasts.
+
+    Args:
+        run: the run.
+        head: whether the output embeddings are wanted too; recording stops before they are called.
+    """
+    model = run.architecture.model
+    output = model.get_output_embeddings()
+    names = [name for name in _modules_outside_blocks(run) if head or model.get_submodule(name) is not output]
+    run.loader.load(names)
+    _move_buffers(model, run.device)
+    try:
+        yield model
+    finally:
+        for name in names:
+            run.loader.unload(model.get_submodule(name))
+        return_freed_memory()
+
+
+def split_inputs(
+    run: Run, inputs: CalibrationInputs, positions_per_batch: int | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Calibration inputs in batches of at most so many positions, on the device; a sample is never cut."""
+    if positions_per_batch is None:
+        positions_per_batch = TOKENS_PER_BATCH_ON_CPU if run.device.type == "cpu" else TOKENS_PER_BATCH
+    size = max(1, positions_per_batch // run.positions)
+    return inputs.batches(size, run.device, run.dtype)
+
+
+def begin_walk(
+    run: Run, batches: Iterable[Mapping[str, Tensor] | Tensor], *, passed: tuple[BlockList, Activations] | None = None
+) -> Activations:
+    """Takes calibration inputs to the first block of a list, and records how the model would call each of its blocks.
+
+    Args:
+        run: the run.
+        batches: arguments of the model by name, or windows of text.
+        passed: in an encoder-decoder the encoder, once its blocks have been walked; None for the first list.
+    """
+    architecture = run.architecture
+    index = passed[0].stop if passed else 0
+    blocks = architecture.blocks_of(architecture.list_of(index))
+    before = (architecture.blocks_of(passed[0]), passed[1]) if passed else None
+    with loaded_surroundings(run, head=False) as model, ExitStack() as stack:
+        return record_block_inputs(
+            model,
+            blocks,
+            batches,
+            passed=before,
+            load_first=lambda: stack.enter_context(loaded_block(run, index)),
+        )
+
+
+def _modules_outside_blocks(run: Run) -> list[str]:
+    """Modules that own parameters and belong to no block."""
+    lists = tuple(f"{blocks.name}." for blocks in run.architecture.lists)
+    return [
+        name
+        for name, module in run.architecture.model.named_modules()
+        if any(parameter is not None for parameter in module._parameters.values()) and not f"{name}.".startswith(lists)
+    ]
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+
+
+def _leaders(groups: tuple[InputGroup, ...]) -> dict[str, str]:
+    return {name: group.members[0] for group in groups for name in group.members}

@@ -1,0 +1,68 @@
+"""A compression: its model, its configuration and what is derived from both."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from rocket_core.calibration.inputs import InputSource
+from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader
+from rocket_core.config import CompressionConfig
+from rocket_core.methods import Method, method_for
+from rocket_core.models.architecture import Architecture
+
+FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One compression: the model, what is to be compressed of it, and how.
+
+    Attributes:
+        config: all settings.
+        source: where the model's files are.
+        checkpoint: its safetensors.
+        architecture: the model without weights.
+        loader: fills its modules.
+        inputs: makes its calibration inputs.
+        device: device that computes.
+        dtype: dtype in which the model runs and is stored.
+        sequence_length: tokens per calibration window; of images, positions of one.
+        positions: positions of a sample that pass through blocks, in all lists of them together.
+        layers: compressible layers of each block, without the ignored ones.
+        skipped: layers left alone, with the reason.
+    """
+
+    config: CompressionConfig
+    source: ModelSource
+    checkpoint: Checkpoint
+    architecture: Architecture
+    loader: WeightLoader
+    inputs: InputSource
+    device: torch.device
+    dtype: torch.dtype
+    sequence_length: int
+    positions: int
+    layers: tuple[tuple[str, ...], ...]
+    skipped: dict[str, str]
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Dtype of supports and least squares."""
+        return FLOATS[self.config.precision]
+
+    @property
+    def method(self) -> Method:
+        """How layers are compressed."""
+        return method_for(self.config, self.dtype.itemsize)
+
+    def stored_bytes(self, layer: str) -> int:
+        """Bytes of a layer's dense weight in the artifact: as stored, unless another dtype is asked for."""
+        entry = self.checkpoint.entries[f"{self.disk_name(layer)}.weight"]
+        return entry.nbytes if self.config.dtype == "auto" else math.prod(entry.shape) * self.dtype.itemsize
+
+    def disk_name(self, layer: str) -> str:
+        """Name of a layer in the checkpoint files."""
+        key = self.loader.disk_key(f"{layer}.weight")
+        assert key is not None
+        return key.removesuffix(".weight")

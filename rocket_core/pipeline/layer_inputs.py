@@ -1,0 +1,86 @@
+"""From the model and the work folder to what a method is given."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rocket_core.errors import CorruptCheckpointError, IllConditionedGramError
+from rocket_core.linalg.whitening import Eigenbasis, GramStatistics
+from rocket_core.methods import LayerProblem, column_weights
+from rocket_core.models.architecture import oriented_weight
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.state.work_folder import WorkFolder
+
+
+def layer_problem(
+    run: Run,
+    work: WorkFolder,
+    names: Sequence[str],
+    statistics: GramStatistics,
+    *,
+    weight: Float[Tensor, "d_in d_out"] | None = None,
+    basis: Eigenbasis | None = None,
+) -> LayerProblem:
+    """The problem of one layer, or of layers that read one input with their weights side by side.
+
+    Args:
+        run: the run.
+        work: where sensitivities are.
+        names: the layers.
+        statistics: of their input.
+        weight: W; None loads it.
+        basis: its eigenbasis, if that is known.
+
+    Raises:
+        CorruptCheckpointError: a weight has NaN or infinite entries.
+    """
+    weights = [load_weight(run, name) for name in names] if weight is None else [weight]
+    return LayerProblem(
+        weight=torch.cat(weights, dim=1),
+        statistics=statistics,
+        shrinkage=run.config.shrinkage,
+        precision=run.precision,
+        column_weights=_column_weights(run, work, names),
+        members=tuple(run.architecture.shape(name)[1] for name in names),
+        basis=None if basis is None else _on_device(basis, run.device),
+    )
+
+
+def load_weight(run: Run, name: str) -> Float[Tensor, "d_in d_out"]:
+    """The dense weight of a layer."""
+    module = run.architecture.model.get_submodule(name)
+    run.loader.load([name])
+    weight = oriented_weight(module)
+    run.loader.unload(module)
+    if not bool(torch.isfinite(weight).all()):
+        raise CorruptCheckpointError(
+            f"the weight of layer {name} has NaN or infinite entries; fetch the checkpoint again, or ignore the layer"
+        )
+    return weight
+
+
+@contextmanager
+def naming_the_layer(name: str) -> Iterator[None]:
+    """Says which layer it was that could not be factorized."""
+    try:
+        yield
+    except (IllConditionedGramError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]  # exported
+        raise IllConditionedGramError(f"layer {name}: {error}") from error
+
+
+def _column_weights(run: Run, work: WorkFolder, names: Sequence[str]) -> Float[Tensor, " d_out"] | None:
+    if not run.config.measures_sensitivities:
+        return None
+    parts = []
+    for name in names:
+        sensitivity = work.sensitivity(name)
+        assert sensitivity is not None, name
+        parts.append(column_weights(sensitivity.curvature, by_column=run.config.column_weights))
+    return torch.cat(parts).to(run.device)
+
+
+def _on_device(basis: Eigenbasis, device: torch.device) -> Eigenbasis:
+    return Eigenbasis(directions=basis.directions.to(device), singular_values=basis.singular_values.to(device))

@@ -1,0 +1,51 @@
+"""The cached profile of one run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.errors import InsufficientDiskError
+from rocket_core.inspection.footprint import ResourceEstimate
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.requirements import require_resources
+from rocket_core.pipeline.state.profile_cache import KeptProfiles
+from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOfRun:
+    """The kept profile of one run; nothing where none are kept.
+
+    Attributes:
+        profiles: where profiles are kept; None keeps none.
+        identity: see `profile_identity`.
+    """
+
+    profiles: KeptProfiles | None
+    identity: RunIdentity
+
+    def inputs(self, work: WorkFolder) -> CalibrationInputs | None:
+        """What it was calibrated on, for a run that has drawn nothing yet."""
+        return None if self.profiles is None or work.is_claimed else self.profiles.inputs(self.identity)
+
+    def require_resources(self, run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
+        """As the function of that name; kept profiles give way where the disk is too small for both."""
+        while True:
+            try:
+                return require_resources(run, windows, output, held=held)
+            except InsufficientDiskError:
+                if self.profiles is None or not self.profiles.drop_oldest():
+                    raise
+
+    def lend(self, work: WorkFolder, inputs: CalibrationInputs) -> None:
+        """Takes it over, if there is one, unless the run is past profiling or was begun on other data of that name."""
+        if self.profiles is None or work.allocation() is not None:
+            return
+        found = self.profiles.inputs(self.identity)
+        if found is not None and found.equals(inputs):
+            self.profiles.lend(self.identity, work)
+
+    def keep(self, work: WorkFolder) -> None:
+        """Keeps what the run has profiled."""
+        if self.profiles is not None:
+            self.profiles.keep(self.identity, work)

@@ -1,0 +1,65 @@
+"""What a report says of a run, from the run's own parts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rocket_core import budget
+from rocket_core.allocation import Allocation
+from rocket_core.calibration.datasets import local_path_of
+from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.config import HUB_TASKS, CompressionConfig
+from rocket_core.pipeline.context import Run
+from rocket_core.report.schema import AllocationReport, CalibrationReport, ExportReport, LayerReport, TotalsReport
+
+
+def calibration_report(run: Run, inputs: CalibrationInputs) -> CalibrationReport:
+    """What the run was calibrated on."""
+    calibration = without_paths(run.config).calibration
+    return CalibrationReport(
+        kind=run.architecture.kind,
+        dataset=calibration.dataset,
+        samples=len(inputs),
+        sequence_length=run.sequence_length,
+        seed=calibration.seed,
+        tokens=len(inputs) * run.positions,
+        token_sha256=inputs.sha256(),
+    )
+
+
+def without_paths(config: CompressionConfig) -> CompressionConfig:
+    """The settings without folders of this machine: reports travel with the model."""
+    calibration = config.calibration.model_copy(update={"dataset": _without_folder(config.calibration.dataset)})
+    evaluate = config.evaluate
+    if evaluate is not None:
+        tasks = tuple(name if name in HUB_TASKS else Path(name).name for name in evaluate.tasks)
+        evaluate = evaluate.model_copy(update={"dataset": _without_folder(evaluate.dataset), "tasks": tasks})
+    return config.model_copy(update={"calibration": calibration, "evaluate": evaluate})
+
+
+def _without_folder(dataset: str) -> str:
+    path = local_path_of(dataset)
+    return dataset if path is None else path.name
+
+
+def allocation_report(allocation: Allocation) -> AllocationReport:
+    """The knapsack's answer."""
+    return AllocationReport.model_validate({name: getattr(allocation, name) for name in AllocationReport.model_fields})
+
+
+def totals_report(run: Run, layers: Sequence[LayerReport], exports: Sequence[ExportReport]) -> TotalsReport:
+    """Sizes before and after."""
+    compressible = sum(layer.d_in * layer.d_out for layer in layers)
+    kept = sum(layer.kept_parameters for layer in layers)
+    whole = run.architecture.parameters
+    return TotalsReport(
+        compressible_parameters=compressible,
+        kept_parameters=kept,
+        achieved_ratio=budget.achieved_ratio(compressible, kept),
+        achieved_byte_ratio=budget.achieved_ratio(
+            sum(run.stored_bytes(layer.name) for layer in layers), sum(layer.stored_bytes for layer in layers)
+        ),
+        model_parameters=whole,
+        model_compression_ratio=budget.achieved_ratio(whole, whole - compressible + kept),
+        stored_bytes=min(export.stored_bytes for export in exports),
+        dense_bytes=run.checkpoint.stored_bytes,
+    )

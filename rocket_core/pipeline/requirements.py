@@ -1,0 +1,133 @@
+"""What a run will need, and whether this machine has it."""
+
+from pathlib import Path
+
+from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError
+from rocket_core.inspection.footprint import (
+    ModelShape,
+    ResourceEstimate,
+    Workload,
+    estimate_footprint,
+    evaluation_footprint,
+    input_bytes,
+)
+from rocket_core.inspection.preconditions import ratio_within
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.stages.evaluate import EvaluationPlan
+from rocket_core.pipeline.stages.export import bytes_beside
+from rocket_core.system.devices import free_memory
+from rocket_core.system.machine import free_disk
+
+
+def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
+    """Estimates memory and disk from the model's shapes; see `rocket_core.inspection.footprint`.
+
+    Args:
+        run: the run.
+        windows: calibration samples.
+    """
+    work = Workload(
+        config=run.config,
+        windows=windows,
+        sequence_length=run.positions,
+        input_bytes=input_bytes(run.architecture.model.config.to_dict(), run.architecture.kind),
+    )
+    return estimate_footprint(_model_shape(run), work)
+
+
+def _model_shape(run: Run) -> ModelShape:
+    model = run.architecture.model
+    shapes = [tuple(run.architecture.shape(name) for name in block) for block in run.layers]
+    return ModelShape(
+        layers=tuple(shapes),
+        block_parameters=tuple(
+            sum(parameter.numel() for parameter in model.get_submodule(run.architecture.block_name(index)).parameters())
+            for index in range(len(run.layers))
+        ),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        hidden_size=int(model.config.get_text_config().hidden_size),
+        itemsize=run.dtype.itemsize,
+        stored_bytes=run.checkpoint.stored_bytes,
+    )
+
+
+def require_resources(run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
+    """Refuses a run that this machine cannot finish.
+
+    Args:
+        run: the run.
+        windows: calibration samples.
+        output: the folder to write to; need not exist yet.
+        held: bytes that a resumed run's work folder takes already.
+
+    Raises:
+        InsufficientMemoryError: the device has too little free memory.
+        InsufficientDiskError: the disk has too little free space.
+    """
+    estimate = estimate_resources(run, windows)
+    memory = free_memory(run.device)
+    if estimate.memory_bytes > memory:
+        raise InsufficientMemoryError(
+            f"compressing {run.source.name} needs about {gigabytes(estimate.memory_bytes)} of memory on {run.device}, "
+            f"{gigabytes(memory)} are free; use fewer samples, a shorter sequence length or another device"
+        )
+    disk = free_disk(output)
+    if estimate.disk_bytes - held > disk:
+        raise InsufficientDiskError(
+            f"compressing {run.source.name} needs about {gigabytes(estimate.disk_bytes - held)} of disk at {output}, "
+            f"{gigabytes(disk)} are free; free some, write elsewhere, export one artifact only, or lower "
+            "statistics_quota_bytes"
+        )
+    return estimate
+
+
+def require_size(run: Run) -> None:
+    """Refuses a target size that no choice of candidates reaches, before the long work begins.
+
+    Raises:
+        InfeasibleBudgetError: the target is out of reach.
+    """
+    target = run.config.target_bytes
+    if target is not None:
+        names = [name for block in run.layers for name in block]
+        shapes = [run.architecture.shape(name) for name in names]
+        ratio_within(shapes, target, itemsize=run.dtype.itemsize, other_bytes=bytes_beside(run, names))
+
+
+def require_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int:
+    """Refuse an evaluation that this machine cannot finish, before the compression starts.
+
+    Args:
+        run: the run.
+        plan: what will be evaluated; None asks for nothing.
+        output: the folder to write to; need not exist yet.
+
+    Returns:
+        Bytes of memory that it is estimated to take.
+
+    Raises:
+        InsufficientMemoryError: the device has too little free memory for the whole model.
+        InsufficientDiskError: the disk has too little free space for the dense model's logits.
+    """
+    if plan is None:
+        return 0
+    tokens = plan.text.predicted_tokens
+    estimate = evaluation_footprint(_model_shape(run), tokens=tokens, vocabulary=run.architecture.vocabulary)
+    memory, disk = free_memory(run.device), free_disk(output)
+    advice = "leave evaluate out and measure elsewhere with `rocket evaluate`"
+    if estimate.memory_bytes > memory:
+        raise InsufficientMemoryError(
+            f"evaluating {run.source.name} needs the whole model, about {gigabytes(estimate.memory_bytes)} of memory "
+            f"on {run.device}, {gigabytes(memory)} are free; {advice}"
+        )
+    if estimate.disk_bytes > disk:
+        raise InsufficientDiskError(
+            f"evaluating {run.source.name} needs about {gigabytes(estimate.disk_bytes)} of disk at {output}, "
+            f"{gigabytes(disk)} are free; lower evaluate.samples, or {advice}"
+        )
+    return estimate.memory_bytes
+
+
+def gigabytes(size: int) -> str:
+    """A size as a person reads it."""
+    return f"{size / 2**30:.2f} GiB"

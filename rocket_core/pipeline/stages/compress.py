@@ -1,0 +1,209 @@
+"""The stage that compresses the layers as the allocation says, each for the inputs of the dense model."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.layers import LayerFactors, layer_tensors
+from rocket_core.linalg.whitening import GramStatistics
+from rocket_core.methods import Compressed, LayerProblem, Method
+from rocket_core.pipeline.block_walk import BlockWalk
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
+from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.stages.profile import shared_name
+from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.report.schema import LayerOutcome
+from rocket_core.system.devices import return_freed_memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """A layer to compress, or layers that share a dictionary.
+
+    Attributes:
+        names: the layers; the first owns the dictionary.
+        input_group: first layer that reads their input.
+        candidates: the candidate of each.
+    """
+
+    names: tuple[str, ...]
+    input_group: str
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def nnz(self) -> int:
+        """Nonzeros of all."""
+        return sum(candidate.nnz or 0 for candidate in self.candidates)
+
+
+def units_of(chosen: Sequence[tuple[LayerProfile, Candidate]]) -> list[Unit]:
+    """What is to be compressed, in the order of first layers; layers that stay dense are in none."""
+    members: dict[str, list[tuple[LayerProfile, Candidate]]] = {}
+    for profile, candidate in chosen:
+        if candidate.kind != "dense":
+            members.setdefault(candidate.dictionary or profile.name, []).append((profile, candidate))
+    return [
+        Unit(
+            names=tuple(profile.name for profile, _ in unit),
+            input_group=unit[0][0].input_group,
+            candidates=tuple(candidate for _, candidate in unit),
+        )
+        for unit in members.values()
+    ]
+
+
+def compress_layers(
+    run: Run, inputs: CalibrationInputs, work: WorkFolder, units: Sequence[Unit], monitor: Monitor
+) -> None:
+    """Compresses every layer that the allocation does not leave dense, block by block.
+
+    Args:
+        run: the run.
+        inputs: calibration samples, needed where statistics were not kept.
+        work: where statistics are and factors go.
+        units: what to compress.
+        monitor: told of every layer.
+
+    Raises:
+        CompressionCancelledError: the caller wants the run to end.
+    """
+    walk = BlockWalk(run, inputs, monitor.pulse)
+    method = run.method
+    total = max(1, len(units))
+    done = 0
+    for index, names in enumerate(run.layers):
+        here = [unit for unit in units if unit.names[0] in names]
+        pending = [unit for unit in here if not is_finished(work, unit)]
+        statistics: dict[str, GramStatistics] = {}
+        if not all(_has_statistics(work, unit) for unit in pending):
+            statistics, _ = walk.statistics(index, names, input_grams=method.needs_input_gram)
+        done += len(here) - len(pending)
+        if pending != here:
+            monitor.skip_to(done / total)
+        for unit in pending:
+            monitor.step(done / total, unit.names[0])
+            with naming_the_layer(unit.names[0]):
+                problem = _problem(run, work, unit, statistics)
+                result = compress_unit(method, problem, unit)
+                achieved = Achieved(errors=result.errors.cpu(), energies=_output_energies(problem))
+                save(run, work, unit, result.factors, achieved)
+            del problem
+            return_freed_memory()
+            done += 1
+
+
+def is_finished(work: WorkFolder, unit: Unit) -> bool:
+    """Whether all layers of a unit are compressed."""
+    return all(work.outcome(name) is not None for name in unit.names)
+
+
+def compress_unit(method: Method, problem: LayerProblem, unit: Unit) -> Compressed:
+    """Compresses a unit as its candidates say."""
+    [candidate, *others] = unit.candidates
+    if candidate.dictionary is not None:
+        assert candidate.rank is not None
+        return method.compress_shared(problem, candidate.rank, unit.nnz)
+    assert not others
+    return method.compress(problem, candidate)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Achieved:
+    """What was achieved for each output of a unit's layers, weighted as in the profile, in float64.
+
+    Attributes:
+        errors: squared error over the calibration tokens.
+        energies: squared norm of the dense output over the same.
+    """
+
+    errors: Float[Tensor, " d_out"]
+    energies: Float[Tensor, " d_out"]
+
+    def relative(self, part: slice) -> float:
+        """Relative error of some outputs together."""
+        energy = float(self.energies[part].sum())
+        return (max(0.0, float(self.errors[part].sum())) / energy) ** 0.5 if energy > 0 else 0.0
+
+
+def save(run: Run, work: WorkFolder, unit: Unit, factors: LayerFactors, achieved: Achieved) -> None:
+    """Keeps the factors of a unit's layers, and what became of them.
+
+    Args:
+        run: the run.
+        work: where they go.
+        unit: the layers.
+        factors: of all, side by side.
+        achieved: of all, side by side.
+    """
+    begin = 0
+    for name, own in zip(unit.names, _split(run, unit, factors), strict=True):
+        part = slice(begin, begin + own.coefficients.shape[1])
+        begin = part.stop
+        tensors = layer_tensors(own, run.dtype)
+        work.save_factors(name, tensors)
+        work.save_outcome(name, _outcome(tensors, achieved.relative(part)))
+
+
+def _split(run: Run, unit: Unit, factors: LayerFactors) -> Iterator[LayerFactors]:
+    """The factors of each layer of a unit."""
+    if len(unit.names) == 1:
+        yield factors
+        return
+    begin = 0
+    for index, name in enumerate(unit.names):
+        part = slice(begin, begin + run.architecture.shape(name)[1])
+        begin = part.stop
+        yield LayerFactors(
+            dictionary=factors.dictionary,
+            coefficients=factors.coefficients[:, part],
+            support=None if factors.support is None else factors.support[:, part],
+            shared_dictionary_of=unit.names[0] if index else None,
+        )
+
+
+def _output_energies(problem: LayerProblem) -> Tensor:
+    """‖S w_j‖² of each output j, with column weights, in float64."""
+    if problem.statistics.gram is None:
+        basis = problem.eigenbasis()
+        return (basis.directions.double().square() @ basis.singular_values.double().square()).cpu()
+    weight = problem.scaled_weight.to(problem.precision)
+    return (weight * (problem.gram() @ weight)).sum(dim=0, dtype=torch.float64).cpu()
+
+
+def _outcome(tensors: dict[str, Tensor], error: float) -> LayerOutcome:
+    nnz = tensors["weight"].numel()
+    atoms = tensors["weight_u"].numel() if "weight_u" in tensors else 0
+    return LayerOutcome(
+        nnz=nnz,
+        kept_parameters=nnz + atoms,
+        stored_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+        achieved_error=error,
+    )
+
+
+def _has_statistics(work: WorkFolder, unit: Unit) -> bool:
+    if unit.candidates[0].kind == "sparse":
+        return work.has_gram(unit.input_group)
+    return work.has_basis(_basis_name(unit))
+
+
+def _basis_name(unit: Unit) -> str:
+    return unit.names[0] if unit.candidates[0].dictionary is None else shared_name(unit.names[0])
+
+
+def _problem(run: Run, work: WorkFolder, unit: Unit, statistics: dict[str, GramStatistics]) -> LayerProblem:
+    found = statistics.get(unit.names[0])
+    if found is None:
+        profile = work.profile(unit.names[0])
+        assert profile is not None
+        gram = work.gram(unit.input_group) if unit.candidates[0].kind == "sparse" else None
+        gram = None if gram is None else gram.to(run.device)
+        energy = torch.empty(0) if gram is None else gram.diagonal()
+        found = GramStatistics(tokens=profile.tokens, gram=gram, output_gram=None, input_energy=energy)
+    return layer_problem(run, work, unit.names, found, basis=work.basis(_basis_name(unit)))

@@ -1,0 +1,149 @@
+"""The last stage: the written artifact measured against the dense model, if that is asked for.
+
+It changes no artifact. Those that are finished stay when it is cut short, and a resumed run measures again from the
+beginning, unless it had finished that too.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocket_core.calibration.datasets import documents, file_documents, held_out_text, local_path_of, token_windows
+from rocket_core.calibration.inputs import DecoderText, EncoderText
+from rocket_core.config import BUILTIN_DATASET, EvaluationConfig, ExportKind
+from rocket_core.errors import EmptyCalibrationError
+from rocket_core.evaluation import (
+    EvaluationText,
+    Measurement,
+    ModelFolder,
+    Task,
+    compare_models,
+    load_tasks,
+    open_model,
+    read_text,
+)
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.state.work_folder import EvaluationRecord, WorkFolder
+from rocket_core.report.quality import EvaluationReport
+
+# Which documents of a data set that is not calibrated on.
+_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationPlan:
+    """An evaluation with all that it reads at hand.
+
+    Attributes:
+        settings: what was asked for.
+        dense: the original model.
+        text: what both models read.
+        tasks: what both models do.
+    """
+
+    settings: EvaluationConfig
+    dense: ModelFolder
+    text: EvaluationText
+    tasks: tuple[Task, ...]
+
+
+def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | None:
+    """Gathers text and tasks before long work begins, so that what is wrong with them is said then.
+
+    Args:
+        run: the run.
+        token: the Hub's token, for gated data; None takes that of this machine's user, if any.
+
+    Returns:
+        The plan; None if no evaluation is asked for.
+
+    Raises:
+        InvalidConfigError: a setting does not fit the model, or the harness is not installed.
+        CalibrationError: too little text, or text that is malformed.
+        HubUnavailableError: text or tasks cannot be had from the Hub.
+    """
+    settings = run.config.evaluate
+    if settings is None:
+        return None
+    # Compressed folders load through it.
+    import rocket_core.hf  # noqa: F401
+
+    dense = open_model(run.source.folder)
+    try:
+        text = read_text(
+            dense,
+            _documents(run, settings, token),
+            count=settings.samples,
+            sequence_length=settings.sequence_length,
+            stride=settings.stride,
+        )
+    except EmptyCalibrationError as error:
+        raise EmptyCalibrationError(f"nothing is left to evaluate on: {error}; see evaluate.dataset") from error
+    return EvaluationPlan(settings=settings, dense=dense, text=text, tasks=load_tasks(settings.tasks))
+
+
+def evaluate_export(
+    run: Run, plan: EvaluationPlan, folders: Mapping[ExportKind, Path], work: WorkFolder, monitor: Monitor
+) -> EvaluationReport:
+    """Measures the factored artifact, or else the dense one, against the original.
+
+    Args:
+        run: the run.
+        plan: what is measured.
+        folders: the written artifacts.
+        work: where the outcome and, meanwhile, the dense model's logits are kept.
+        monitor: told of every batch.
+
+    Raises:
+        CompressionCancelledError: the caller wants the run to end.
+        RocketError: see `compare_models`.
+    """
+    record = EvaluationRecord(settings=plan.settings, text_sha256=plan.text.sha256)
+    known = work.evaluation(record)
+    if known is not None:
+        return known
+    kind: ExportKind = "factored" if "factored" in folders else "dense"
+    compared = compare_models(
+        plan.dense,
+        open_model(folders[kind]),
+        Measurement(text=plan.text, tasks=plan.tasks, task_items=plan.settings.task_items, device=run.device),
+        scratch=work.new_scratch(),
+        on_step=lambda share, _what: monitor.step(share),
+    )
+    path = local_path_of(plan.settings.dataset)
+    report = EvaluationReport(
+        export=kind,
+        dataset=plan.settings.dataset if path is None else path.name,
+        windows=plan.text.count,
+        sequence_length=plan.text.length,
+        stride=plan.text.stride,
+        tokens=compared.tokens,
+        text_sha256=plan.text.sha256,
+        before=compared.before,
+        after=compared.after,
+        difference=compared.difference,
+    )
+    work.save_evaluation(record, report)
+    return report
+
+
+def _documents(run: Run, settings: EvaluationConfig, token: str | None) -> Iterator[str]:
+    """Documents that the calibration does not read."""
+    calibration = run.config.calibration
+    if settings.dataset == BUILTIN_DATASET:
+        # Its own topics, the same whatever was calibrated on.
+        return iter([held_out_text()])
+    path, calibrated = local_path_of(settings.dataset), local_path_of(calibration.dataset)
+    is_same = settings.dataset == calibration.dataset
+    if path is not None and calibrated is not None:
+        is_same = path.samefile(calibrated)
+    if not is_same:
+        return file_documents(path) if path is not None else documents(settings.dataset, seed=_SEED, token=token)
+    rest = documents(calibration.dataset, seed=calibration.seed, token=token)
+    # What the calibration reads of them is read away.
+    if isinstance(run.inputs, EncoderText):
+        run.inputs.windows(rest, calibration.samples)
+    elif isinstance(run.inputs, DecoderText):
+        token_windows(rest, run.inputs.tokenizer, count=calibration.samples, length=run.sequence_length)
+    return rest

@@ -1,0 +1,179 @@
+"""Writing the artifacts: safetensors tensor by tensor, config, tokenizer files, card and report."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from rocket_core.checkpoint import (
+    TensorEntry,
+    TensorPlan,
+    header_bytes,
+    plan_copy,
+    plan_tensor,
+    write_atomically,
+    write_checkpoint,
+)
+from rocket_core.checkpoint.reader import DTYPES
+from rocket_core.config import ExportKind
+from rocket_core.inspection.model_files import CONFIG_NAME, companions, copy_file, read_file
+from rocket_core.inspection.unsafe_settings import without_code
+from rocket_core.layers import FACTOR_NAMES, LayerEntry, compose_weight, quantization_config, unpack_coefficients
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.report.schema import LayerReport
+
+# Files that may name code: classes that come with the model.
+_SETTINGS = frozenset(
+    {"generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"}
+)
+
+
+def write_export(
+    run: Run, work: WorkFolder, kind: ExportKind, layers: Mapping[str, LayerReport], monitor: Monitor
+) -> Path:
+    """Writes one artifact without its card and report into the work folder, unless it lies there finished.
+
+    Args:
+        run: the run.
+        work: where the factors are, and the artifact goes.
+        kind: `factored` (every layer as it is stored; smaller, loads with rocket_core.hf) or `dense` (stock names
+            and shapes).
+        layers: every compressible layer by name.
+        monitor: told of every tensor.
+
+    Returns:
+        The artifact's folder.
+    """
+    finished = work.finished_export(kind)
+    if finished is not None:
+        return finished
+    folder = work.new_export(kind)
+    stored = {run.disk_name(name): layer for name, layer in layers.items() if layer.kind != "dense"}
+    kinds = run.config.export
+    begin, total = kinds.index(kind), len(kinds)
+    plans: list[TensorPlan] = []
+    for key, entry in run.checkpoint.entries.items():
+        layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
+        if layer is None:
+            plans.append(_plan_untouched(run, entry))
+        elif kind == "factored":
+            plans += _plan_stored(work, layer.name, key)
+        else:
+            plans.append(_plan_composed(run, work, layer, entry))
+    tensors = iter(range(len(plans)))
+    write_checkpoint(
+        folder,
+        plans,
+        max_shard_bytes=run.config.max_shard_bytes,
+        on_tensor=lambda key: monitor.step((begin + next(tensors) / len(plans)) / total, key),
+    )
+    entries = {disk: _table_entry(run, work, layer) for disk, layer in stored.items()} if kind == "factored" else None
+    _write_config(run, folder, entries)
+    for file in companions(run.source.folder, run.source.name):
+        (folder / file).parent.mkdir(exist_ok=True)
+        _copy(run.source.folder, file, folder / file)
+    work.finish_export(kind)
+    return folder
+
+
+def stored_bytes(folder: Path) -> int:
+    """Size of all safetensors of an artifact."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def bytes_beside(run: Run, layers: Collection[str]) -> int:
+    """Most that the factored artifact takes beside the weights of some layers, whatever these become.
+
+    Args:
+        run: the run.
+        layers: names of compressible layers.
+    """
+    compressible = {f"{run.disk_name(name)}.weight" for name in layers}
+    tensors: list[tuple[str, tuple[int, ...]]] = []
+    others = 0
+    for key, entry in run.checkpoint.entries.items():
+        if key in compressible:
+            # No part has more dimensions, or is longer, than the weight's own shape says.
+            tensors += ((key.removesuffix("weight") + part, entry.shape) for part in FACTOR_NAMES)
+        else:
+            tensors.append((key, entry.shape))
+            others += _plan_untouched(run, entry).nbytes
+    whole = others + sum(run.stored_bytes(name) for name in layers)
+    return others + header_bytes(tensors, whole, run.config.max_shard_bytes)
+
+
+def _plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
+    dtype = DTYPES.get(entry.dtype)
+    if run.config.dtype == "auto" or dtype is None or not dtype.is_floating_point or dtype == run.dtype:
+        return plan_copy(entry)
+    return plan_tensor(entry.key, run.dtype, entry.shape, entry.read)
+
+
+def _plan_stored(work: WorkFolder, name: str, key: str) -> Iterator[TensorPlan]:
+    base = key.removesuffix("weight")
+    return (plan_copy(entry, key=base + part) for part, entry in _factors(work, name).items())
+
+
+def _plan_composed(run: Run, work: WorkFolder, layer: LayerReport, entry: TensorEntry) -> TensorPlan:
+    def make() -> torch.Tensor:
+        tensors = {part: stored.read() for part, stored in _factors(work, layer.name).items()}
+        width = layer.d_in if layer.rank is None else layer.rank
+        coefficients = unpack_coefficients(
+            tensors["weight"], tensors.get("weight_mask"), width, layer.d_out, layer=layer.name
+        )
+        dictionary = None
+        if layer.rank is not None:
+            leader = _leader(layer)
+            atoms = tensors["weight_u"] if leader is None else _factors(work, leader)["weight_u"].read()
+            dictionary = atoms.T
+        weight = compose_weight(dictionary, coefficients, run.dtype)
+        module = run.architecture.model.get_submodule(layer.name)
+        return weight.T if type(module) is Conv1D else weight
+
+    return plan_tensor(entry.key, run.dtype, entry.shape, make)
+
+
+def _factors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
+    entries = work.factors(name)
+    assert entries is not None, name
+    return entries
+
+
+def _leader(layer: LayerReport) -> str | None:
+    """The layer whose dictionary this one takes; None if its own, or none."""
+    return None if layer.dictionary == layer.name else layer.dictionary
+
+
+def _table_entry(run: Run, work: WorkFolder, layer: LayerReport) -> LayerEntry:
+    leader = _leader(layer)
+    (nnz,) = _factors(work, layer.name)["weight"].shape
+    return LayerEntry(rank=layer.rank, nnz=nnz, dictionary=None if leader is None else run.disk_name(leader))
+
+
+def _write_config(run: Run, folder: Path, entries: dict[str, LayerEntry] | None) -> None:
+    config = without_code(json.loads(read_file(run.source.folder, CONFIG_NAME)))
+    if run.config.dtype != "auto":
+        config.pop("torch_dtype", None)
+        config["dtype"] = run.config.dtype
+    if entries is not None:
+        config["quantization_config"] = quantization_config(entries)
+    with write_atomically(folder / CONFIG_NAME) as stream:
+        stream.write(_json(config))
+
+
+def _copy(source: Path, file: Path, target: Path) -> None:
+    """Copy a file of the model; what names code in its settings is left out, and only then are they written anew."""
+    settings = json.loads(read_file(source, str(file))) if str(file) in _SETTINGS else None
+    cleaned = without_code(settings) if isinstance(settings, dict) else settings
+    if cleaned == settings:
+        copy_file(source, file, target)
+    else:
+        target.write_bytes(_json(cleaned))
+
+
+def _json(settings: object) -> bytes:
+    return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()

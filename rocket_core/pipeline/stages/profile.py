@@ -1,0 +1,241 @@
+"""The stages that profile and allocate. Each picks up where the work folder ends."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rocket_core.allocation import Allocation
+from rocket_core.allocation.predictor import ModelProfile
+from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
+from rocket_core.config import CompressionConfig, Objective
+from rocket_core.linalg.whitening import GramStatistics
+from rocket_core.methods import Method
+from rocket_core.pipeline.block_walk import BlockWalk
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
+from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.state.work_folder import BlockRecord, WorkFolder
+from rocket_core.system.devices import return_freed_memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profiled:
+    """All layer profiles of a model.
+
+    Attributes:
+        profiles: in model order.
+        skipped: layers that turned out to be uncompressible, with the reason.
+    """
+
+    profiles: tuple[LayerProfile, ...]
+    skipped: dict[str, str]
+
+
+def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monitor: Monitor) -> Profiled:
+    """Calibrates and profiles every layer, block by block.
+
+    A layer's statistics and profile are on disk before the next layer begins.
+
+    Args:
+        run: the run.
+        inputs: calibration samples.
+        work: where finished layers are and go.
+        monitor: told of every layer.
+
+    Raises:
+        NonFiniteCalibrationError: NaN or infinity in a layer's activations.
+        IllConditionedGramError: a Gram matrix that cannot be factorized.
+        CompressionCancelledError: the caller wants the run to end.
+    """
+    walk = BlockWalk(run, inputs, monitor.pulse)
+    total = sum(len(names) for names in run.layers)
+    done = 0
+    profiles: list[LayerProfile] = []
+    skipped: dict[str, str] = {}
+    for index, names in enumerate(run.layers):
+        monitor.step(done / total, names[0] if names else None)
+        record = work.block(index)
+        if record is None:
+            begun = functools.partial(_report_layer, monitor, done, total)
+            finished = functools.partial(_hand_over, monitor, profiles)
+            record = _profile_block(run, walk, work, index, begun, finished)
+            work.save_block(index, record)
+        else:
+            for name in record.layers:
+                profile = work.profile(name)
+                assert profile is not None, name
+                _hand_over(monitor, profiles, profile)
+            monitor.skip_to((done + len(names)) / total)
+        skipped |= record.skipped
+        done += len(names)
+    return Profiled(profiles=tuple(profiles), skipped=skipped)
+
+
+def allocate_layers(config: CompressionConfig, profile: ModelProfile, work: WorkFolder) -> Allocation:
+    """Solves the knapsack, or takes the solution that a resumed run has found.
+
+    Args:
+        config: settings with a target.
+        profile: all layers.
+        work: where the solution is or goes.
+
+    Raises:
+        InfeasibleBudgetError: no choice of candidates is that small.
+    """
+    allocation = work.allocation()
+    if allocation is None:
+        what_if = profile.what_if()
+        if config.target_bytes is not None:
+            allocation = what_if.within_bytes(config.target_bytes)
+        else:
+            assert config.ratio is not None
+            allocation = what_if.at_ratio(config.ratio)
+        work.save_allocation(allocation)
+    return allocation
+
+
+def objective_of(config: CompressionConfig) -> Objective:
+    """What is summed over layers: the settings' objective, or for methods that have none the error of the outputs."""
+    return config.objective if config.method == "rocket" else "whitened"
+
+
+def _report_layer(monitor: Monitor, done: int, total: int, ahead: int, name: str) -> None:
+    monitor.step((done + ahead) / total, name)
+
+
+def _hand_over(monitor: Monitor, profiles: list[LayerProfile], profile: LayerProfile) -> None:
+    monitor.profiled(len(profiles), profile)
+    profiles.append(profile)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Calibrated:
+    """What calibration of a block has found, to be taken out layer by layer."""
+
+    statistics: dict[str, GramStatistics]
+    leaders: dict[str, str]
+    called: tuple[str, ...]
+    members: dict[str, tuple[str, ...]] = field(init=False)
+    groups: tuple[tuple[str, ...], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Layers that read one input are named after the first of them in the model, whichever is called first.
+        first = {leader: name for name, leader in reversed(list(self.leaders.items()))}
+        self.leaders = {name: first[leader] for name, leader in self.leaders.items()}
+        self.members = {
+            leader: tuple(name for name, other in self.leaders.items() if other == leader)
+            for leader in self.leaders.values()
+        }
+        self.groups = tuple(self.members[first[leader]] for leader in self.called)
+
+    def take(self, name: str) -> GramStatistics:
+        """A layer's statistics; a Gram matrix is freed with the last layer that needs it."""
+        return self.statistics.pop(name)
+
+    def leaders_last(self, names: Sequence[str]) -> list[str]:
+        """The names, but each leader behind the other members: what they can do alone tells if sharing is worth it."""
+        order = list(names)
+        for leader, members in self.members.items():
+            order.remove(leader)
+            order.insert(max((order.index(name) + 1 for name in members[1:]), default=names.index(leader)), leader)
+        return order
+
+
+def _profile_block(
+    run: Run,
+    walk: BlockWalk,
+    work: WorkFolder,
+    index: int,
+    on_layer: Callable[[int, str], None],
+    on_profile: Callable[[LayerProfile], None],
+) -> BlockRecord:
+    names = run.layers[index]
+    if not names:
+        return BlockRecord(layers=(), groups=(), skipped={})
+    method = run.method
+    statistics, leaders = walk.statistics(index, names, input_grams=method.needs_input_gram)
+    calibrated = _Calibrated(
+        statistics=statistics,
+        leaders={name: leaders[name] for name in names if name in leaders},
+        called=tuple(dict.fromkeys(leaders.values())),
+    )
+    skipped = {name: "never called through forward" for name in names if name not in calibrated.leaders}
+    called = [name for name in names if name not in skipped]
+    finished: list[str] = []
+    for position, name in enumerate(calibrated.leaders_last(called) if method.shares else called):
+        on_layer(position, name)
+        if work.profile(name) is None:
+            _profile_one(run, work, method, name, calibrated)
+            return_freed_memory()
+        calibrated.statistics.pop(name, None)
+        while len(finished) < len(called) and (profile := work.profile(called[len(finished)])) is not None:
+            on_profile(profile)
+            finished.append(profile.name)
+    return BlockRecord(layers=tuple(finished), groups=calibrated.groups, skipped=skipped)
+
+
+def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrated: _Calibrated) -> LayerProfile:
+    statistics = calibrated.take(name)
+    leader = calibrated.leaders[name]
+    with naming_the_layer(name):
+        problem = layer_problem(run, work, (name,), statistics)
+        candidates = method.profile(problem)
+        shared: tuple[SharedCandidate, ...] = ()
+        if leader == name and method.shares:
+            shared = _share(run, work, calibrated.members[leader], statistics, candidates)
+    if run.config.sequential:  # which computes other statistics of its own
+        work.save_output_energies(name, statistics.output_energies(problem.weight.double()).cpu())
+    else:
+        quota = run.config.statistics_quota_bytes
+        if problem.basis is not None:
+            work.save_basis(name, problem.basis, quota=quota)
+        if method.needs_input_gram and statistics.gram is not None:
+            work.save_gram(leader, statistics.gram, quota=quota)
+    d_in, d_out = problem.shape
+    dense = Candidate(
+        kind="dense",
+        kept_parameters=d_in * d_out,
+        stored_bytes=run.stored_bytes(name),
+        reconstruction_error=0.0,
+        weight_error=0.0,
+        loss=problem.loss(0.0),
+    )
+    profile = LayerProfile(
+        name=name,
+        d_in=d_in,
+        d_out=d_out,
+        input_group=leader,
+        tokens=statistics.tokens,
+        candidates=(dense, *candidates),
+        shared=shared,
+    )
+    work.save_profile(profile)
+    return profile
+
+
+def _share(
+    run: Run,
+    work: WorkFolder,
+    members: tuple[str, ...],
+    statistics: GramStatistics,
+    own: Sequence[Candidate],
+) -> tuple[SharedCandidate, ...]:
+    """Shared candidates of a group, from what its first layer and then the others can do alone."""
+    if len(members) < 2:
+        return ()
+    problem = layer_problem(run, work, members, statistics)
+    alone = [own]
+    for name in members[1:]:
+        profile = work.profile(name)
+        assert profile is not None, name
+        alone.append(profile.candidates)
+    shared = tuple(run.method.share(problem, members[0], alone))
+    if not run.config.sequential and problem.basis is not None:
+        work.save_basis(shared_name(members[0]), problem.basis, quota=run.config.statistics_quota_bytes)
+    return shared
+
+
+def shared_name(owner: str) -> str:
+    """Under what name the statistics of a group's weights side by side are kept."""
+    return f"{owner}.shared"

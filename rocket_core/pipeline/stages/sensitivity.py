@@ -1,0 +1,345 @@
+"""The stage that measures sensitivities: forward through the blocks once, and back through them in reverse."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.sensitivity import (
+    Loss,
+    ScaledGradient,
+    Sensitivity,
+    SquaredGradients,
+    gradient_of_encoder,
+    natural_loss,
+    output_gradient,
+    read_tokens,
+    side_inputs,
+)
+from rocket_core.checkpoint import TensorEntry
+from rocket_core.models.architecture import BlockList
+from rocket_core.models.block_calls import Activations
+from rocket_core.pipeline.block_walk import begin_walk, loaded_block, loaded_surroundings, split_inputs
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.state.tensor_cache import StateCache
+from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.system.devices import return_freed_memory
+
+# A backward pass holds some thirty numbers per token and hidden unit; of this many tokens they take less memory than
+# the weights of a large block.
+TOKENS_PER_GRADIENT_BATCH = 2048
+
+_CACHE_NAME = "sensitivity-states"
+# What a block costs in the backward pass, in forward passes of it: one more forward, and twice that backward.
+_BACKWARD_COST = 3
+
+
+def measure_sensitivities(
+    run: Run,
+    calibration: CalibrationInputs,
+    work: WorkFolder,
+    monitor: Monitor,
+    *,
+    windows: int = 32,
+    loss: Loss | None = None,
+) -> dict[str, Sensitivity]:
+    """Measures how much the loss minds errors in the output of each layer that is to be compressed.
+
+    For output coordinate j of a layer it is `f_j = E_tokens[g_j^2]`, g the gradient of a window's summed loss; see
+    `rocket_core.calibration.sensitivity`. Each layer's vector is in the work folder as soon as it is known, and a run
+    that was stopped goes on at the block where it stood, to the same bytes (on the CPU, at an equal number of threads).
+
+    It costs one forward and one backward pass of the windows, the latter with a second forward of each block; memory of
+    one block's weights with the activations of one batch, and the hidden states of all windows; and, until it is
+    complete, `(blocks + 2) * windows * tokens * hidden size` numbers of disk in the dtype of the model.
+
+    Args:
+        run: the run.
+        calibration: calibration samples.
+        work: where finished vectors are and go.
+        monitor: told of every block and batch.
+        windows: how many samples to use, from the first; >= 1.
+        loss: `tokens` or `hidden_states`; None takes the first where the model predicts the tokens that follow.
+
+    Returns:
+        Sensitivities of all layers by name, in model order; all zero for a layer that is never called.
+
+    Raises:
+        NonFiniteCalibrationError: NaN or infinity in the gradients of a layer.
+        UnsupportedArchitectureError: a block has no backward pass.
+        CompressionCancelledError: the caller wants the run to end.
+    """
+    names = [name for block in run.layers for name in block]
+    cache = StateCache(work.path / _CACHE_NAME)
+    if any(work.sensitivity(name) is None for name in names):
+        architecture = run.architecture
+        in_order = architecture.is_causal or len(architecture.lists) > 1
+        chosen = loss or natural_loss(architecture.model, reads_in_order=in_order)
+        _ReversePass(run, calibration[:windows], work, cache, monitor, chosen).complete()
+    cache.remove()
+    found = {name: work.sensitivity(name) for name in names}
+    return {name: sensitivity for name, sensitivity in found.items() if sensitivity is not None}
+
+
+@dataclass(kw_only=True, slots=True)
+class _Gradients:
+    """Where the pass back stands, batch by batch.
+
+    Attributes:
+        hidden: gradients with respect to the hidden states.
+        sides: in a decoder, what has come together so far of the gradients with respect to each thing that its blocks
+            are handed of the encoder's output.
+    """
+
+    hidden: list[ScaledGradient]
+    sides: list[list[ScaledGradient]] = field(default_factory=list)
+
+
+class _ReversePass:
+    """One pass over a model's blocks, forward and back.
+
+    What is on disk says where it stands: hidden states at ever more places on the way forward; then gradients, each at
+    a place behind which all layers are known, and hidden states at ever fewer. Places are counted through all lists of
+    blocks: one before each block, and one behind the last of each list.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        calibration: CalibrationInputs,
+        work: WorkFolder,
+        cache: StateCache,
+        monitor: Monitor,
+        loss: Loss,
+    ) -> None:
+        self._run = run
+        self._batches = list(split_inputs(run, calibration, TOKENS_PER_GRADIENT_BATCH))
+        self._work = work
+        self._cache = cache
+        self._monitor = monitor
+        self._loss: Loss = loss
+        self._lists = run.architecture.lists
+        # Below the first block that is compressed nothing need be known.
+        self._first = next(index for index, names in enumerate(run.layers) if names)
+        self._blocks = len(run.layers)
+
+    def complete(self) -> None:
+        """Goes on from where an earlier run stood, to the end."""
+        reached = self._cache.indices("gradients")
+        if reached:
+            self._monitor.skip_to(self._share(reached[0] - self._list_at(reached[0])))
+        else:
+            self._go_forward()
+        place = self._cache.indices("gradients")[0]
+        for number, blocks in reversed(list(enumerate(self._lists))):
+            if blocks.first + number <= place and self._first < blocks.stop:
+                self._go_back(number, place - number)
+                place = blocks.first + number - 1
+
+    def _go_forward(self) -> None:
+        kept = self._cache.indices("hidden")
+        begin = kept[-1] if kept else 0
+        for number, blocks in enumerate(self._lists):
+            end = blocks.stop + number
+            if begin < end or number + 1 == len(self._lists):
+                passed = self._passed(number)
+                states = begin_walk(self._run, self._batches, passed=passed)
+                if begin > blocks.first + number or (begin == 0 and kept):
+                    self._restore(states, begin)
+                    self._monitor.skip_to((begin - number) / self._total)
+                elif self._is_needed(blocks.first + number):
+                    self._save_hidden(states, blocks.first + number)
+                self._pass_list(number, max(begin - number, blocks.first), states)
+                if number + 1 == len(self._lists):
+                    self._turn_round(states, passed, end)
+                states.hidden.clear()
+                return_freed_memory()
+
+    def _pass_list(self, number: int, begin: int, states: Activations) -> None:
+        for index in range(begin, self._lists[number].stop):
+            self._monitor.step(index / self._total)
+            with loaded_block(self._run, index) as block:
+                for batch in range(len(states.hidden)):
+                    self._monitor.pulse()
+                    states.step(block, index, batch)
+            if self._is_needed(index + 1 + number):
+                self._save_hidden(states, index + 1 + number)
+
+    def _is_needed(self, place: int) -> bool:
+        """Whether the way back reads the hidden states at a place."""
+        number = self._list_at(place)
+        return place - number >= self._first or place == self._lists[number].stop + number
+
+    def _list_at(self, place: int) -> int:
+        """Number of the list that a place lies in."""
+        return next(number for number, blocks in enumerate(self._lists) if place <= blocks.stop + number)
+
+    def _save_hidden(self, states: Activations, place: int) -> None:
+        beside = torch.tensor(-1 if states.beside is None else states.beside)
+        self._cache.save("hidden", place, {"beside": beside, **_by_batch(states.hidden)})
+
+    def _restore(self, states: Activations, place: int) -> None:
+        entries = self._cache.entries("hidden", place)
+        beside = int(entries["beside"].read())
+        states.beside = None if beside < 0 else beside
+        states.hidden[:] = [entries[_key(batch)].read().to(self._run.device) for batch in range(len(self._batches))]
+
+    def _passed(self, number: int, *, recorded: bool = False) -> tuple[BlockList, Activations] | None:
+        """The list before one, with its output; None before the first.
+
+        Args:
+            number: of the list.
+            recorded: whether the way from that output is to be run backward.
+        """
+        if number == 0:
+            return None
+        before = self._lists[number - 1]
+        states = Activations(hidden=[], calls=[], first=before.first)
+        self._restore(states, before.stop + number - 1)
+        for hidden in states.hidden:
+            hidden.requires_grad_(recorded)
+        return before, states
+
+    def _turn_round(self, states: Activations, passed: tuple[BlockList, Activations] | None, place: int) -> None:
+        """Takes the gradient of the loss to the output of the last block."""
+        self._monitor.step(self._blocks / self._total)
+        architecture = self._run.architecture
+        blocks = architecture.blocks_of(self._lists[-1])
+        before = None if passed is None else (architecture.blocks_of(passed[0]), passed[1])
+        gradients = []
+        with loaded_surroundings(self._run, head=True) as model:
+            for number, batch in enumerate(self._batches):
+                self._monitor.pulse()
+                gradients.append(
+                    output_gradient(model, blocks, self._loss, batch, states, number=number, passed=before)
+                )
+        self._save_gradients(_Gradients(hidden=gradients), place, tokens=self._tokens(states))
+        self._cache.drop("hidden", place)
+
+    def _tokens(self, states: Activations) -> int:
+        """Positions at which the model's last blocks compute."""
+        read = [read_tokens(batch) for batch in self._batches]
+        return sum(
+            hidden.shape[0] * hidden.shape[1] if tokens is None else tokens.numel()
+            for tokens, hidden in zip(read, states.hidden, strict=True)
+        )
+
+    def _go_back(self, number: int, end: int) -> None:
+        """Takes the gradients from the input of block `end` to the input of the list, and on to the list before it."""
+        blocks = self._lists[number]
+        on = self._first < blocks.first
+        passed = self._passed(number, recorded=on)
+        states = begin_walk(self._run, self._batches, passed=passed)
+        handed = [side_inputs(calls) for calls in states.calls]
+        # Where the first block's input is made of the encoder's output too.
+        direct = [hidden if hidden.requires_grad else None for hidden in states.hidden]
+        states.hidden.clear()
+        return_freed_memory()
+        gradients, tokens = self._gradients(end + number, handed)
+        for index in reversed(range(max(blocks.first, self._first), end)):
+            self._monitor.step(self._share(index + 1), next(iter(self._run.layers[index]), None))
+            self._pull_back(states, index, gradients, handed, tokens)
+            # Saved before the one that it was computed from is removed: at any moment one of them is there.
+            self._save_gradients(gradients, index + number, tokens=tokens)
+            self._cache.drop("gradients", index + 1 + number)
+            self._cache.drop("hidden", index + number)
+        if on and passed is not None:
+            found = []
+            for batch, output in enumerate(passed[1].hidden):
+                reached, of_reached = list(handed[batch]), list(gradients.sides[batch])
+                whole = direct[batch]
+                if whole is not None:
+                    reached.append(whole)
+                    of_reached.append(gradients.hidden[batch])
+                found.append(gradient_of_encoder(output, reached, of_reached, batch=batch))
+            place = blocks.first + number
+            self._save_gradients(_Gradients(hidden=found), place - 1, tokens=tokens)
+            self._cache.drop("gradients", place)
+            self._cache.drop("hidden", place - 1)
+
+    def _pull_back(
+        self, states: Activations, index: int, gradients: _Gradients, handed: Sequence[Sequence[Tensor]], tokens: int
+    ) -> None:
+        """Takes the gradients, in place, from the output of a block to its input, and keeps those of its layers."""
+        number = self._lists.index(self._run.architecture.list_of(index))
+        inputs = self._cache.entries("hidden", index + number)
+        names = self._run.layers[index]
+        squares = self._squares(names)
+        with loaded_block(self._run, index) as block, squares.watching():
+            for batch, gradient in enumerate(gradients.hidden):
+                self._monitor.pulse()
+                hidden = inputs[_key(batch)].read().to(self._run.device)
+                call = states.calls[batch][index - states.first]
+                gradients.hidden[batch], of_sides = squares.pull_back(
+                    block, call, hidden, gradient, batch=batch, sides=handed[batch]
+                )
+                totals = gradients.sides[batch]
+                gradients.sides[batch] = [total.added(new) for total, new in zip(totals, of_sides, strict=True)]
+        for name in names:
+            self._work.save_sensitivity(name, Sensitivity(curvature=squares.total(name) / tokens))
+
+    def _squares(self, names: Sequence[str]) -> SquaredGradients:
+        architecture = self._run.architecture
+        layers: dict[str, nn.Module] = {name: architecture.model.get_submodule(name) for name in names}
+        return SquaredGradients(layers=layers, widths={name: architecture.shape(name)[1] for name in names})
+
+    def _save_gradients(self, gradients: _Gradients, place: int, *, tokens: int) -> None:
+        sides = {
+            _side_key(batch, side): gradient
+            for batch, found in enumerate(gradients.sides)
+            for side, gradient in enumerate(found)
+        }
+        of_hidden = {_key(batch): gradient for batch, gradient in enumerate(gradients.hidden)}
+        scaled = {**of_hidden, **sides}
+        self._cache.save(
+            "gradients",
+            place,
+            {
+                "tokens": torch.tensor(tokens),
+                **{f"{key}.exponent": torch.tensor(gradient.exponent) for key, gradient in scaled.items()},
+                **{key: gradient.values for key, gradient in scaled.items()},
+            },
+        )
+
+    def _gradients(self, place: int, handed: Sequence[Sequence[Tensor]]) -> tuple[_Gradients, int]:
+        """What is kept at a place, and the number of tokens."""
+        entries = self._cache.entries("gradients", place)
+        hidden = [self._gradient(entries, _key(batch)) for batch in range(len(self._batches))]
+        sides = [
+            [
+                self._gradient(entries, _side_key(batch, side))
+                if _side_key(batch, side) in entries
+                else ScaledGradient(values=torch.zeros_like(tensor), exponent=0)
+                for side, tensor in enumerate(tensors)
+            ]
+            for batch, tensors in enumerate(handed)
+        ]
+        return _Gradients(hidden=hidden, sides=sides), int(entries["tokens"].read())
+
+    def _gradient(self, entries: dict[str, TensorEntry], key: str) -> ScaledGradient:
+        exponent = int(entries[f"{key}.exponent"].read())
+        return ScaledGradient(values=entries[key].read().to(self._run.device), exponent=exponent)
+
+    @property
+    def _total(self) -> int:
+        """Cost of the whole pass, in forward passes of a block."""
+        return self._blocks + 1 + _BACKWARD_COST * (self._blocks - self._first)
+
+    def _share(self, position: int) -> float:
+        """Share of the pass that is done when the gradients stand at the input of block `position`."""
+        return (self._blocks + 1 + _BACKWARD_COST * (self._blocks - position)) / self._total
+
+
+def _key(batch: int) -> str:
+    return f"batch.{batch:05}"
+
+
+def _side_key(batch: int, side: int) -> str:
+    return f"side.{batch:05}.{side}"
+
+
+def _by_batch(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {_key(batch): tensor for batch, tensor in enumerate(tensors)}

@@ -1,0 +1,215 @@
+"""Profiles that outlive the run which made them, so that another ratio costs no second calibration.
+
+What a run finds out before its ratio matters (calibration inputs, sensitivities, layer profiles, eigenbases and Gram
+matrices) is kept under the hash of what it depends on. A later run takes it over into its own work folder and goes on
+as if it had been stopped behind its profiling: to the same bytes as without.
+
+Files are shared by hard links, so that taking over costs nothing and no run minds when a kept profile is removed; where
+a file system has none they are copied. A kept profile appears by one rename and disappears by one: no lock is needed.
+"""
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.config import BEHIND_THE_PROFILE, CompressionConfig
+from rocket_core.errors import CorruptCheckpointError
+from rocket_core.methods import Method
+from rocket_core.pipeline.state.files import read_model, read_tensors, write_model
+from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+
+# In the order in which they are taken over: a block's record says that the rest of the block is there.
+_SMALL = ("inputs.safetensors", "sensitivities", "energies", "profiles", "blocks")
+_STATISTICS = ("bases", "grams")
+_RECORD = "profile.json"
+# What comes or goes; nobody looks into it.
+_PASSING = "passing-"
+_SECONDS_OF_PASSING = 24 * 3600
+
+
+class ProfileRecord(BaseModel):
+    """What a kept profile belongs to, and what it consists of.
+
+    Attributes:
+        identity: of the run, without what has no part in a profile.
+        sizes: bytes of each file, by its path in the folder.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    identity: RunIdentity
+    sizes: dict[str, int]
+
+
+def profile_identity(identity: RunIdentity, method: Method) -> RunIdentity:
+    """What the profile of a run belongs to: the same for runs that differ in what comes behind it only.
+
+    Args:
+        identity: of the run.
+        method: its method; one that compresses all layers alike profiles them at the run's ratio alone.
+    """
+    left_out = BEHIND_THE_PROFILE - ({"ratio"} if method.uniform else set())
+    settings = {name: value for name, value in identity.settings.items() if name not in left_out}
+    return identity.model_copy(update={"settings": settings})
+
+
+class KeptProfiles:
+    """A folder of kept profiles.
+
+    Args:
+        folder: the folder; created when the first one is kept.
+        quota_bytes: disk that all of them may take. The one that was used longest ago goes first; of one that is larger
+            by itself only the layer profiles are kept, and statistics as far as there is room.
+    """
+
+    def __init__(self, folder: Path, *, quota_bytes: int = CompressionConfig(ratio=0).statistics_quota_bytes) -> None:
+        self.folder = folder
+        self._quota = quota_bytes
+
+    def inputs(self, identity: RunIdentity) -> CalibrationInputs | None:
+        """Calibration inputs of a kept profile, if there is one.
+
+        Args:
+            identity: see `profile_identity`.
+        """
+        place = self._find(identity)
+        if place is None:
+            return None
+        try:
+            return CalibrationInputs(tensors=read_tensors(place / "inputs.safetensors"))
+        except (OSError, CorruptCheckpointError):
+            return None
+
+    def lend(self, identity: RunIdentity, work: WorkFolder) -> bool:
+        """Takes a kept profile over into a work folder, and says whether there was one.
+
+        Args:
+            identity: see `profile_identity`.
+            work: claimed, with the same inputs.
+        """
+        place = self._find(identity)
+        if place is None:
+            return False
+        try:
+            for file in _files(place, (*_STATISTICS, *_SMALL)):
+                _share(file, work.path / file.relative_to(place))
+            os.utime(place)
+        except FileNotFoundError:
+            # Removed meanwhile. What has come over is whole files; the run makes the rest.
+            return False
+        return True
+
+    def keep(self, identity: RunIdentity, work: WorkFolder) -> None:
+        """Keeps the profile of a run, unless it is kept already.
+
+        Args:
+            identity: see `profile_identity`.
+            work: in which all layers are profiled.
+        """
+        if self._find(identity) is not None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        making = self.folder / f"{_PASSING}{uuid.uuid4().hex}"
+        sizes: dict[str, int] = {}
+        try:
+            for file in _files(work.path, (*_SMALL, *_STATISTICS)):
+                name, size = file.relative_to(work.path), file.stat().st_size
+                if name.parts[0] in _STATISTICS and sum(sizes.values()) + size > self._quota:
+                    continue
+                _share(file, making / name)
+                sizes[name.as_posix()] = size
+            write_model(making / _RECORD, ProfileRecord(identity=identity, sizes=sizes))
+            self._make_room(sum(sizes.values()))
+            # Another run may have kept the same one meanwhile.
+            with suppress(OSError):
+                making.rename(self._place(identity))
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+
+    def drop_oldest(self) -> bool:
+        """Removes the profile that was used longest ago, where a run needs the disk; False if there is none."""
+        kept = self._kept()
+        if kept:
+            self._remove(kept[0][1])
+        return bool(kept)
+
+    def _make_room(self, wanted: int) -> None:
+        """Removes what was used longest ago, until so many more bytes are within the quota, and what crashes left."""
+        for place in self.folder.iterdir():
+            with suppress(OSError):
+                if place.name.startswith(_PASSING) and place.stat().st_mtime < time.time() - _SECONDS_OF_PASSING:
+                    shutil.rmtree(place, ignore_errors=True)
+        kept = self._kept()
+        held = sum(size for size, _ in kept)
+        for size, place in kept:
+            if held + wanted <= self._quota:
+                break
+            self._remove(place)
+            held -= size
+
+    def _kept(self) -> list[tuple[int, Path]]:
+        """Size and place of each, that which was used longest ago first."""
+        found = []
+        for place in self.folder.glob("[!.]*"):
+            # Others come and go meanwhile.
+            with suppress(OSError):
+                if not place.name.startswith(_PASSING):
+                    found.append((place.stat().st_mtime, _disk(place), place))
+        return [(size, place) for _, size, place in sorted(found)]
+
+    def _find(self, identity: RunIdentity) -> Path | None:
+        place = self._place(identity)
+        if not place.is_dir():
+            return None
+        try:
+            record = read_model(place / _RECORD, ProfileRecord)
+            whole = all((place / name).stat().st_size == size for name, size in record.sizes.items())
+        except (FileNotFoundError, CorruptCheckpointError):
+            record, whole = None, False
+        if record is None or not whole or record.identity != identity:
+            self._remove(place)
+            return None
+        return place
+
+    def _remove(self, place: Path) -> None:
+        leaving = self.folder / f"{_PASSING}{uuid.uuid4().hex}"
+        with suppress(FileNotFoundError):
+            place.rename(leaving)
+            shutil.rmtree(leaving, ignore_errors=True)
+
+    def _place(self, identity: RunIdentity) -> Path:
+        return self.folder / identity.fingerprint
+
+
+def _files(folder: Path, names: Iterable[str]) -> Iterator[Path]:
+    for name in names:
+        place = folder / name
+        found = sorted(place.iterdir()) if place.is_dir() else [place]
+        # Not what a killed process was writing.
+        yield from (file for file in found if file.suffix in {".safetensors", ".json"})
+
+
+def _share(file: Path, place: Path) -> None:
+    """Gives a finished file, which nobody ever changes, another place."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        place.unlink(missing_ok=True)
+        place.hardlink_to(file)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Another file system, or one without links. A copy that is cut short must not look finished.
+        copy = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
+        shutil.copyfile(file, copy)
+        copy.replace(place)
+
+
+def _disk(place: Path) -> int:
+    return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())

@@ -1,0 +1,50 @@
+"""Tensors between two blocks, on disk: what a pass over the blocks in reverse reads back."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from rocket_core.checkpoint import TensorEntry
+from rocket_core.pipeline.state.files import tensor_entries, write_tensors
+
+Kind = Literal["hidden", "gradients"]
+
+
+class StateCache:
+    """Hidden states and gradients at the input of blocks; the output of the last one counts as one more input.
+
+    Each file appears complete or not at all.
+
+    Args:
+        folder: where they lie; created by the first `save`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, kind: Kind, index: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keeps the tensors at the input of block `index`."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(self._file(kind, index), tensors)
+
+    def entries(self, kind: Kind, index: int) -> dict[str, TensorEntry]:
+        """Where the tensors at the input of block `index` lie, to be read one by one."""
+        return tensor_entries(self._file(kind, index))
+
+    def indices(self, kind: Kind) -> list[int]:
+        """The blocks whose input is kept, ascending."""
+        return sorted(int(file.stem.removeprefix(f"{kind}-")) for file in self._folder.glob(f"{kind}-*.safetensors"))
+
+    def drop(self, kind: Kind, index: int) -> None:
+        """Removes the tensors at the input of block `index`, if they are kept."""
+        self._file(kind, index).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Removes everything."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _file(self, kind: Kind, index: int) -> Path:
+        return self._folder / f"{kind}-{index:05}.safetensors"

@@ -1,0 +1,376 @@
+"""What a run has finished, on disk: each file appears complete or not at all, so a killed run resumes from it."""
+
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from rocket_core.allocation import Allocation
+from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.sensitivity import Sensitivity
+from rocket_core.candidates import LayerProfile
+from rocket_core.checkpoint import TensorEntry
+from rocket_core.config import EvaluationConfig
+from rocket_core.errors import (
+    InvalidConfigError,
+    WorkFolderBusyError,
+    WorkFolderError,
+)
+from rocket_core.linalg.whitening import Eigenbasis
+from rocket_core.pipeline.state.files import (
+    read_model,
+    read_tensors,
+    tensor_entries,
+    write_model,
+    write_tensors,
+    write_text,
+)
+from rocket_core.report.quality import EvaluationReport
+from rocket_core.report.schema import LayerOutcome, StageReport
+
+_LOCK_NAME = "lock"
+
+
+class RunIdentity(BaseModel):
+    """What a work folder belongs to. Work done under one identity is of no use under another.
+
+    Attributes:
+        rocket_version: version of the library.
+        model: name of the model.
+        revision: commit, or hash of the weights.
+        settings: all settings, as JSON has them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rocket_version: str
+    model: str
+    revision: str
+    settings: dict[str, object]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of it all, hexadecimal."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
+
+
+class BlockRecord(BaseModel):
+    """A block that has been profiled.
+
+    Attributes:
+        layers: its profiled layers, in model order.
+        groups: the layers that read one input, in the order in which they are first called.
+        skipped: layers left alone, with the reason.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
+    skipped: dict[str, str]
+
+
+class EvaluationRecord(BaseModel):
+    """What a finished evaluation belongs to.
+
+    Attributes:
+        settings: what was asked for.
+        text_sha256: hash of what the models read.
+        report: the outcome; None where it is looked for.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: EvaluationConfig
+    text_sha256: str
+    report: EvaluationReport | None = None
+
+
+class WorkFolder:
+    """The folder of one unfinished run.
+
+    Args:
+        path: the folder; created by `claim`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: BinaryIO | None = None
+
+    def check(self, identity: RunIdentity, *, resume: bool) -> None:
+        """Refuses to go on with work that is not this run's.
+
+        Args:
+            identity: what the run computes.
+            resume: whether to go on with what an earlier run left.
+
+        Raises:
+            InvalidConfigError: there is unfinished work and `resume` is false.
+            WorkFolderError: the work was done with another model, calibration, setting or version.
+        """
+        if self.is_claimed:
+            if not resume:
+                raise InvalidConfigError(
+                    f"{self.path} holds the work of an unfinished run; resume it, or remove that folder to start afresh"
+                )
+            _refuse_another(self.path, read_model(self._identity_file, RunIdentity), identity)
+
+    def claim(self, identity: RunIdentity, inputs: CalibrationInputs) -> None:
+        """Takes the folder for this process, creating it unless a checked one is there.
+
+        The calibration samples are kept, as a resumed run must not depend on a remote dataset standing still.
+
+        Raises:
+            WorkFolderBusyError: another process works in it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self.path / _LOCK_NAME)
+        if not self.is_claimed:
+            # Remains that say not whose they are belong to nobody: a run killed while it removed its folder.
+            for remains in self.path.iterdir():
+                if remains.name != _LOCK_NAME:
+                    shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
+        for folder in ("sensitivities", "energies", "blocks", "profiles", "bases", "grams", "factors", "outcomes"):
+            (self.path / folder).mkdir(parents=True, exist_ok=True)
+        write_model(self._identity_file, identity)
+        if not self._inputs_file.is_file():
+            write_tensors(self._inputs_file, inputs.tensors)
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether it says whose work it holds; without that nothing in it counts."""
+        return self._identity_file.is_file()
+
+    @property
+    def stored_bytes(self) -> int:
+        """Disk that it takes."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+    def release(self) -> None:
+        """Lets other processes have the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has claimed it."""
+        return self._lock is not None
+
+    def remove(self) -> None:
+        """Deletes the folder; first what says whose it is, so that no half of it is ever taken for work."""
+        self._identity_file.unlink(missing_ok=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def remove_if_idle(self) -> None:
+        """Deletes the folder if no layer in it is finished, so that a corrected run need not step around it."""
+        if not any((self.path / "profiles").glob("*.json")):
+            self.remove()
+
+    def inputs(self) -> CalibrationInputs | None:
+        """The calibration samples, if they have been drawn."""
+        known = self.is_claimed and self._inputs_file.is_file()
+        return CalibrationInputs(tensors=read_tensors(self._inputs_file)) if known else None
+
+    @property
+    def _identity_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def _inputs_file(self) -> Path:
+        return self.path / "inputs.safetensors"
+
+    def stages(self) -> dict[str, StageReport]:
+        """Cost of the stages in earlier runs."""
+        file = self.path / "stages.json"
+        if not (self.is_claimed and file.is_file()):
+            return {}
+        return {item["name"]: StageReport.model_validate(item) for item in json.loads(file.read_text())}
+
+    def save_stages(self, stages: tuple[StageReport, ...]) -> None:
+        """Keeps the cost of the stages so far."""
+        write_text(self.path / "stages.json", json.dumps([stage.model_dump() for stage in stages]))
+
+    def sensitivity(self, layer: str) -> Sensitivity | None:
+        """How much the loss minds errors in a layer's output, if that has been measured."""
+        file = self.path / "sensitivities" / f"{layer}.safetensors"
+        return Sensitivity(curvature=read_tensors(file)["curvature"]) if file.is_file() else None
+
+    def save_sensitivity(self, layer: str, sensitivity: Sensitivity) -> None:
+        """Keeps how much the loss minds errors in a layer's output."""
+        write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", {"curvature": sensitivity.curvature})
+
+    def output_energies(self, layer: str) -> torch.Tensor:
+        """Squared norms of a layer's outputs over the calibration tokens, in float64; profiling has kept them."""
+        return read_tensors(self.path / "energies" / f"{layer}.safetensors")["energies"]
+
+    def save_output_energies(self, layer: str, energies: torch.Tensor) -> None:
+        """Keeps the squared norms of a layer's outputs."""
+        write_tensors(self.path / "energies" / f"{layer}.safetensors", {"energies": energies})
+
+    def block(self, index: int) -> BlockRecord | None:
+        """The record of a finished block."""
+        file = self.path / "blocks" / f"{index:05}.json"
+        return read_model(file, BlockRecord) if file.is_file() else None
+
+    def save_block(self, index: int, record: BlockRecord) -> None:
+        """Marks a block as profiled."""
+        write_model(self.path / "blocks" / f"{index:05}.json", record)
+
+    def profile(self, layer: str) -> LayerProfile | None:
+        """The profile of a finished layer."""
+        file = self.path / "profiles" / f"{layer}.json"
+        return read_model(file, LayerProfile) if file.is_file() else None
+
+    def save_profile(self, profile: LayerProfile) -> None:
+        """Marks a layer as profiled."""
+        write_model(self.path / "profiles" / f"{profile.name}.json", profile)
+
+    def basis(self, layer: str) -> Eigenbasis | None:
+        """The eigenbasis of a layer; None if the quota left no room for it."""
+        file = self.path / "bases" / f"{layer}.safetensors"
+        if not file.is_file():
+            return None
+        tensors = read_tensors(file)
+        return Eigenbasis(directions=tensors["directions"], singular_values=tensors["singular_values"])
+
+    def has_basis(self, layer: str) -> bool:
+        """Whether the eigenbasis of a layer was kept."""
+        return (self.path / "bases" / f"{layer}.safetensors").is_file()
+
+    def gram(self, group: str) -> torch.Tensor | None:
+        """The Gram matrix of an input group; None if the quota left no room for it."""
+        file = self.path / "grams" / f"{group}.safetensors"
+        return read_tensors(file)["gram"] if file.is_file() else None
+
+    def has_gram(self, group: str) -> bool:
+        """Whether the Gram matrix of an input group was kept."""
+        return (self.path / "grams" / f"{group}.safetensors").is_file()
+
+    def save_gram(self, group: str, gram: torch.Tensor, *, quota: int) -> None:
+        """Keeps a Gram matrix if all statistics that are kept stay within `quota` bytes."""
+        if not self.has_gram(group) and self._statistics_bytes() + gram.nbytes <= quota:
+            write_tensors(self.path / "grams" / f"{group}.safetensors", {"gram": gram})
+
+    def _statistics_bytes(self) -> int:
+        return sum(
+            file.stat().st_size for kind in ("bases", "grams") for file in (self.path / kind).glob("*.safetensors")
+        )
+
+    def save_basis(self, layer: str, basis: Eigenbasis, *, quota: int) -> None:
+        """Keeps an eigenbasis if all statistics that are kept stay within `quota` bytes."""
+        size = basis.directions.nbytes + basis.singular_values.nbytes
+        if self._statistics_bytes() + size <= quota:
+            tensors = {"directions": basis.directions, "singular_values": basis.singular_values}
+            write_tensors(self.path / "bases" / f"{layer}.safetensors", tensors)
+
+    def allocation(self) -> Allocation | None:
+        """The allocation, if it has been made."""
+        file = self.path / "allocation.json"
+        return read_model(file, Allocation) if file.is_file() else None
+
+    def save_allocation(self, allocation: Allocation) -> None:
+        """Keeps the allocation."""
+        write_model(self.path / "allocation.json", allocation)
+
+    def factors(self, layer: str) -> dict[str, TensorEntry] | None:
+        """Where the stored tensors of a factorized layer lie, by what follows the layer's name in theirs."""
+        file = self.path / "factors" / f"{layer}.safetensors"
+        return tensor_entries(file) if file.is_file() else None
+
+    def save_factors(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Marks a layer as factorized."""
+        write_tensors(self.path / "factors" / f"{layer}.safetensors", tensors)
+
+    def outcome(self, layer: str) -> LayerOutcome | None:
+        """What became of a compressed layer."""
+        file = self.path / "outcomes" / f"{layer}.json"
+        return read_model(file, LayerOutcome) if file.is_file() else None
+
+    def save_outcome(self, layer: str, outcome: LayerOutcome) -> None:
+        """Marks a layer as compressed; its factors are there already."""
+        write_model(self.path / "outcomes" / f"{layer}.json", outcome)
+
+    def begin_publishing(self) -> None:
+        """Notes that artifacts are being moved to their place: what lies there from now on is this run's."""
+        write_text(self.path / "publishing", "")
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether a run was stopped while it moved artifacts to their place."""
+        return self.is_claimed and (self.path / "publishing").is_file()
+
+    def new_export(self, kind: str) -> Path:
+        """An empty folder for an artifact in the making."""
+        path = self.path / "exports" / kind
+        self._export_mark(kind).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
+
+    def finish_export(self, kind: str) -> None:
+        """Marks an artifact as written."""
+        write_text(self._export_mark(kind), "")
+
+    def finished_export(self, kind: str) -> Path | None:
+        """The folder of a written artifact; None if it is not complete, or already at its place."""
+        path = self.path / "exports" / kind
+        return path if self._export_mark(kind).is_file() and path.is_dir() else None
+
+    def _export_mark(self, kind: str) -> Path:
+        return self.path / "exports" / f"{kind}.written"
+
+    def new_scratch(self) -> Path:
+        """An empty folder for what is of use to this process alone."""
+        path = self.path / "scratch"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        return path
+
+    def evaluation(self, wanted: EvaluationRecord) -> EvaluationReport | None:
+        """The outcome of a finished evaluation with the same settings on the same text."""
+        file = self.path / "evaluation.json"
+        record = read_model(file, EvaluationRecord) if file.is_file() else None
+        if record is None or record.model_copy(update={"report": None}) != wanted:
+            return None
+        return record.report
+
+    def save_evaluation(self, record: EvaluationRecord, report: EvaluationReport) -> None:
+        """Marks an evaluation as finished."""
+        write_model(self.path / "evaluation.json", record.model_copy(update={"report": report}))
+
+
+def _lock(file: Path) -> BinaryIO:
+    stream = file.open("wb")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        stream.close()
+        raise WorkFolderBusyError(
+            f"another process works in {file.parent}; wait for it to end, or choose another output folder"
+        ) from error
+    return stream
+
+
+def _refuse_another(path: Path, found: RunIdentity, wanted: RunIdentity) -> None:
+    differences = [
+        f"{name} was {getattr(found, name)!r} and is now {getattr(wanted, name)!r}"
+        for name in ("rocket_version", "model", "revision")
+        if getattr(found, name) != getattr(wanted, name)
+    ]
+    differences += [
+        f"{name} was {found.settings.get(name)!r} and is now {value!r}"
+        for name, value in wanted.settings.items()
+        if found.settings.get(name) != value
+    ]
+    if differences:
+        raise WorkFolderError(
+            f"{path} holds the work of another run: {'; '.join(differences)}. Resume with the same choices, or remove "
+            "that folder to start afresh"
+        )

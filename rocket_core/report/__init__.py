@@ -1,0 +1,1 @@
+"""Report, figures, HTML page and model card. Loads no torch."""

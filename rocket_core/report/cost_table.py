@@ -1,0 +1,90 @@
+"""What a compression cost, beside what the paper says that its method and the one before it cost."""
+
+from rocket_core.report.figures import Column, Figure
+from rocket_core.report.schema import CompressionReport
+
+_BILLION = 1e9
+# Of a smaller model what is the same for all is most of the cost, and says nothing of a larger one.
+_FEWEST_TO_SCALE = 100_000_000
+_PAPER_MACHINE = "NVIDIA A100-SXM4-40GB, AMD EPYC 7742"
+# Of the model named so in its table, all parameters.
+_PAPER_MODEL, _PAPER_PARAMETERS = "Llama3-1b", 1_235_814_400
+# Name, kWh, seconds: table "Comparison of energy consumption, runtime, and CO2 emissions".
+_PAPER_ROWS = (("ROCKET", 0.0765, 930.0), ("CoSpaDi", 7.88, 90080.97))
+
+
+def cost_comparison(report: CompressionReport) -> Figure:
+    """The cost of a compression beside the paper's, as they are and for each billion of parameters.
+
+    Args:
+        report: of a finished compression.
+    """
+    totals = report.totals
+    own = _row(
+        f"this one, of {report.model}",
+        parameters=totals.model_parameters,
+        device="; ".join(report.devices) or None,
+        energy_kwh=report.energy_kwh,
+        seconds=report.seconds,
+    )
+    paper = (
+        _row(
+            f"{name}, of {_PAPER_MODEL}, in the paper",
+            parameters=_PAPER_PARAMETERS,
+            device=_PAPER_MACHINE,
+            energy_kwh=energy_kwh,
+            seconds=seconds,
+        )
+        for name, energy_kwh, seconds in _PAPER_ROWS
+    )
+    return Figure(
+        name="cost-comparison",
+        title="Cost beside the paper's",
+        note=_note(report),
+        columns=(
+            Column(name="name", title="compression", kind="text"),
+            Column(name="parameters", title="parameters", kind="count"),
+            Column(name="energy_kwh", title="energy", kind="energy"),
+            Column(name="seconds", title="time", kind="seconds"),
+            Column(name="energy_per_billion", title="energy / 10⁹ parameters", kind="energy"),
+            Column(name="seconds_per_billion", title="time / 10⁹ parameters", kind="seconds"),
+            Column(name="device", title="computed on", kind="text"),
+        ),
+        rows=(own, *paper),
+    )
+
+
+def how_measured(report: CompressionReport) -> str:
+    """Where the energy of a report comes from, in a sentence."""
+    if report.energy_kwh is None:
+        return "The energy was not measured."
+    accelerated = any(stage.energy is not None and stage.energy.accelerator_kwh is not None for stage in report.stages)
+    sources = ["the accelerator's by its driver"] if accelerated else []
+    processor = "estimated from its model and load" if report.energy_is_estimated else "by its own counters"
+    sources += [f"the processor's {processor}", "the memory's estimated from its size"]
+    return f"Energy as codecarbon tells it: {', '.join(sources)}."
+
+
+def _note(report: CompressionReport) -> str:
+    is_small = report.totals.model_parameters < _FEWEST_TO_SCALE
+    small = " A model this small is not scaled up: most of its cost is the same for all." if is_small else ""
+    return (
+        f"{how_measured(report)} The paper's figures are those of its table on energy, from another machine and for "
+        f"another model.{small} What a kept profile has spared is not counted."
+    )
+
+
+def _row(
+    name: str, *, parameters: int, device: str | None, energy_kwh: float | None, seconds: float
+) -> dict[str, str | int | float | None]:
+    billions = parameters / _BILLION
+    scales = parameters >= _FEWEST_TO_SCALE
+    return {
+        "name": name,
+        "parameters": parameters,
+        "energy_kwh": energy_kwh,
+        "seconds": seconds,
+        "energy_per_billion": energy_kwh / billions if scales and energy_kwh is not None else None,
+        "seconds_per_billion": seconds / billions if scales else None,
+        "device": device,
+    }

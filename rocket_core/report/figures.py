@@ -1,0 +1,346 @@
+"""What can be drawn of a compression, as data: each figure is a table with a title. Loads no torch.
+
+The same rows are plotted, shown as a table, and handed out as JSON and CSV, so that a figure says nothing that its data
+do not.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from rocket_core.candidates import Candidate, LayerProfile, SizePoint
+from rocket_core.config import Objective
+from rocket_core.report.schema import CompressionReport, LayerReport
+
+ColumnKind = Literal["text", "count", "fraction", "number", "seconds", "bytes", "energy"]
+Value = str | int | float | None
+
+ERROR_NAMES: Mapping[Objective, str] = {
+    "fisher": "predicted increase of the loss, nats per token",
+    "whitened": "sum of the squared relative errors of all outputs",
+    "weight": "sum of the relative errors of all weights",
+}
+"""What a total error is; of models that predict no tokens, `fisher` is the change of the output."""
+
+# A spreadsheet takes what begins so for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"\d+")
+
+
+class Column(BaseModel):
+    """A column of a figure's data.
+
+    Attributes:
+        name: key of the rows.
+        title: what it is, with its unit.
+        kind: how a value is written for people.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    title: str
+    kind: ColumnKind = "number"
+
+
+class Figure(BaseModel):
+    """A figure as data.
+
+    Attributes:
+        name: which figure it is; a page draws it by this name.
+        title: what it shows.
+        note: how to read it.
+        columns: of the rows.
+        rows: one for each thing that is drawn.
+        options: what a drawing needs beside the rows, such as what is marked.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str
+    title: str
+    note: str
+    columns: tuple[Column, ...]
+    rows: tuple[dict[str, Value], ...]
+    options: dict[str, Value] = {}
+
+    def csv(self) -> str:
+        """The rows as CSV (RFC 4180), with a line of names."""
+        stream = io.StringIO(newline="")
+        names = [column.name for column in self.columns]
+        writer = csv.writer(stream)
+        writer.writerow(names)
+        writer.writerows([_cell(row.get(name)) for name in names] for row in self.rows)
+        return stream.getvalue()
+
+
+def allocation_map(layers: Iterable[LayerReport]) -> Figure:
+    """What each layer kept, by block and projection.
+
+    Args:
+        layers: of a report, in model order.
+    """
+    layers = tuple(layers)
+    places = _places([layer.name for layer in layers])
+    rows = [
+        {
+            "block": place.block,
+            "projection": place.projection,
+            "layer": layer.name,
+            "kind": _kind_name(layer.kind, layer.dictionary),
+            "kept_fraction": layer.kept_parameters / (layer.d_in * layer.d_out),
+            "rank": layer.rank,
+            "sparsity": layer.sparsity,
+            "error": layer.reconstruction_error if layer.achieved_error is None else layer.achieved_error,
+        }
+        for place, layer in zip(places, layers, strict=True)
+    ]
+    return _map_of(rows, "error of the output")
+
+
+def predicted_map(chosen: Iterable[tuple[LayerProfile, Candidate]]) -> Figure:
+    """As `allocation_map`, of an allocation that nobody has carried out.
+
+    Args:
+        chosen: each layer with the candidate that it would get, in model order.
+    """
+    pairs = tuple(chosen)
+    places = _places([layer.name for layer, _ in pairs])
+    rows = [
+        {
+            "block": place.block,
+            "projection": place.projection,
+            "layer": layer.name,
+            "kind": _kind_name(candidate.kind, candidate.dictionary),
+            "kept_fraction": candidate.kept_parameters / layer.parameters,
+            "rank": candidate.rank,
+            "sparsity": _sparsity(layer, candidate),
+            "error": candidate.reconstruction_error,
+        }
+        for place, (layer, candidate) in zip(places, pairs, strict=True)
+    ]
+    return _map_of(rows, "predicted error of the output")
+
+
+def errors_by_size(layers: Iterable[LayerReport]) -> Figure:
+    """How far each layer's output is off, by what the layer kept."""
+    rows = tuple(
+        {
+            "layer": layer.name,
+            "kind": layer.kind,
+            "kept_parameters": layer.kept_parameters,
+            "kept_fraction": layer.kept_parameters / (layer.d_in * layer.d_out),
+            "error": layer.achieved_error,
+        }
+        for layer in layers
+        if layer.achieved_error is not None
+    )
+    return Figure(
+        name="errors-by-size",
+        title="Error by what was kept",
+        note="Each point is a layer: the relative error of its output on the calibration data, by the fraction of its "
+        "parameters that is left. A layer far above the others loses most at its size.",
+        columns=(
+            Column(name="layer", title="layer", kind="text"),
+            Column(name="kind", title="stored as", kind="text"),
+            Column(name="kept_parameters", title="kept parameters", kind="count"),
+            Column(name="kept_fraction", title="kept", kind="fraction"),
+            Column(name="error", title="error of the output"),
+        ),
+        rows=rows,
+    )
+
+
+def predicted_and_achieved(layers: Iterable[LayerReport]) -> Figure:
+    """How the error that the profile predicted compares with that of what was stored; dense layers have none."""
+    rows = tuple(
+        {
+            "layer": layer.name,
+            "kind": layer.kind,
+            "predicted": layer.reconstruction_error,
+            "achieved": layer.achieved_error,
+        }
+        for layer in layers
+        if layer.achieved_error is not None and layer.kind != "dense"
+    )
+    return Figure(
+        name="predicted-and-achieved",
+        title="Predicted and achieved",
+        note="Each point is a compressed layer: the error of its output that the profile predicted, and that of what "
+        "was stored. Below the line a layer became better than predicted, above it worse.",
+        columns=(
+            Column(name="layer", title="layer", kind="text"),
+            Column(name="kind", title="stored as", kind="text"),
+            Column(name="predicted", title="predicted error"),
+            Column(name="achieved", title="achieved error"),
+        ),
+        rows=rows,
+    )
+
+
+def stage_times(report: CompressionReport) -> Figure:
+    """What each stage took; columns of which nothing is known are left out."""
+    rows = tuple(
+        {
+            "stage": stage.name,
+            "seconds": stage.seconds,
+            "peak_memory_bytes": stage.peak_memory_bytes,
+            "peak_device_bytes": stage.peak_device_bytes,
+            "energy_kwh": None if stage.energy is None else stage.energy.kwh,
+            "device": stage.device,
+        }
+        for stage in report.stages
+    )
+    columns = (
+        Column(name="stage", title="stage", kind="text"),
+        Column(name="seconds", title="wall time", kind="seconds"),
+        Column(name="peak_memory_bytes", title="most memory", kind="bytes"),
+        Column(name="peak_device_bytes", title="most memory of the accelerator", kind="bytes"),
+        Column(name="energy_kwh", title="energy", kind="energy"),
+        Column(name="device", title="computed on", kind="text"),
+    )
+    known = tuple(column for column in columns if any(row[column.name] is not None for row in rows))
+    return Figure(
+        name="stage-times",
+        title="Cost of each stage",
+        note="Wall time, and energy where it is known; of a run that was resumed, all its parts added up.",
+        columns=known,
+        rows=tuple({column.name: row[column.name] for column in known} for row in rows),
+    )
+
+
+def size_frontier(
+    points: Iterable[SizePoint], objective: Objective, *, other_bytes: int, marked_bytes: int | None = None
+) -> Figure:
+    """What a model would be at every ratio.
+
+    Args:
+        points: by rising ratio.
+        objective: what errors are.
+        other_bytes: what the model takes beside the compressible layers.
+        marked_bytes: the size that is marked; None marks none.
+    """
+    return Figure(
+        name="size-frontier",
+        title="Size and predicted error",
+        note=f"Each point is the best model of its size; the error is the {ERROR_NAMES[objective]}.",
+        columns=(
+            Column(name="ratio", title="ratio removed", kind="fraction"),
+            Column(name="model_bytes", title="size of all weights", kind="bytes"),
+            Column(name="kept_parameters", title="kept parameters", kind="count"),
+            Column(name="error", title="predicted error"),
+        ),
+        rows=tuple(
+            {
+                "ratio": point.ratio,
+                "model_bytes": other_bytes + point.stored_bytes,
+                "kept_parameters": point.kept_parameters,
+                "error": point.error,
+            }
+            for point in points
+        ),
+        options={"marked_bytes": marked_bytes},
+    )
+
+
+def allocation_difference(jobs: Sequence[tuple[str, Sequence[LayerReport]]]) -> Figure:
+    """What each layer kept in several compressions.
+
+    Args:
+        jobs: a name and the layers of each; layers that are not in all are left out.
+    """
+    kept = [{layer.name: layer.kept_parameters / (layer.d_in * layer.d_out) for layer in layers} for _, layers in jobs]
+    common = [name for name in kept[0] if all(name in other for other in kept)] if kept else []
+    return Figure(
+        name="allocation-difference",
+        title="What each layer kept",
+        note="One row for each layer, one mark for each job: the fraction of the layer's parameters that is left.",
+        columns=(
+            Column(name="layer", title="layer", kind="text"),
+            Column(name="job", title="job", kind="text"),
+            Column(name="kept_fraction", title="kept", kind="fraction"),
+        ),
+        rows=tuple(
+            {"layer": name, "job": job, "kept_fraction": fractions[name]}
+            for name in common
+            for (job, _), fractions in zip(jobs, kept, strict=True)
+        ),
+    )
+
+
+def report_figures(report: CompressionReport) -> tuple[Figure, ...]:
+    """All figures of a report."""
+    return (
+        allocation_map(report.layers),
+        errors_by_size(report.layers),
+        predicted_and_achieved(report.layers),
+        stage_times(report),
+    )
+
+
+class _Place(BaseModel):
+    block: str
+    projection: str
+
+
+def _places(names: Sequence[str]) -> list[_Place]:
+    """Block and projection of each layer: what stands before and behind the first number of its name."""
+    split = [_split(name) for name in names]
+    lists = {head for head, _, _ in split}
+    # Of one list of blocks the number says all; of several (an encoder and a decoder) that which tells them apart.
+    parts = [head.split(".") for head in lists]
+    common = len(list(takewhile(lambda at: len(set(at)) == 1, zip(*parts, strict=False)))) if len(lists) > 1 else 0
+    return [
+        _Place(
+            block=number if len(lists) == 1 else f"{(head.split('.')[common:] or [''])[0]} {number}".strip(),
+            projection=rest or name,
+        )
+        for name, (head, number, rest) in zip(names, split, strict=True)
+    ]
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    parts = name.split(".")
+    at = next((index for index, part in enumerate(parts) if _NUMBER.fullmatch(part)), None)
+    if at is None:
+        return "", "", name
+    return ".".join(parts[:at]), parts[at], ".".join(parts[at + 1 :])
+
+
+def _map_of(rows: list[dict[str, Value]], error: str) -> Figure:
+    return Figure(
+        name="allocation-map",
+        title="Allocation map",
+        note="Each cell is a layer, coloured by the fraction of its parameters that is left.",
+        columns=(
+            Column(name="block", title="block", kind="text"),
+            Column(name="projection", title="projection", kind="text"),
+            Column(name="kind", title="stored as", kind="text"),
+            Column(name="kept_fraction", title="kept", kind="fraction"),
+            Column(name="rank", title="rank", kind="count"),
+            Column(name="sparsity", title="zeros", kind="fraction"),
+            Column(name="error", title=error),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _kind_name(kind: str, dictionary: str | None) -> str:
+    return kind if dictionary is None else f"{kind}, shared"
+
+
+def _sparsity(layer: LayerProfile, candidate: Candidate) -> float | None:
+    if candidate.nnz is None:
+        return None
+    rows = layer.d_in if candidate.rank is None else candidate.rank
+    return 1 - candidate.nnz / (rows * layer.d_out)
+
+
+def _cell(value: Value) -> Value:
+    # Names come from whoever made the model.
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -1,0 +1,65 @@
+"""A compression in three numbers: size, quality, time."""
+
+from pydantic import BaseModel, ConfigDict
+
+from rocket_core.report.figures import ERROR_NAMES
+from rocket_core.report.formatting import bytes_text, duration_text, percent_text
+from rocket_core.report.quality import quality_rows
+from rocket_core.report.schema import CompressionReport
+
+
+class Headline(BaseModel):
+    """One of the three.
+
+    Attributes:
+        name: what it is.
+        value: after the compression.
+        detail: what it was before, and how it was found.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    value: str
+    detail: str
+
+
+def headlines(report: CompressionReport) -> tuple[Headline, Headline, Headline]:
+    """Size, quality and time of a compression."""
+    return _size(report), _quality(report), _time(report)
+
+
+def _size(report: CompressionReport) -> Headline:
+    totals = report.totals
+    saved = 1 - totals.stored_bytes / totals.dense_bytes if totals.dense_bytes else 0.0
+    change = f"{percent_text(saved)} less" if saved >= 0 else f"{percent_text(-saved)} more"
+    return Headline(
+        name="Size",
+        value=bytes_text(totals.stored_bytes),
+        detail=f"was {bytes_text(totals.dense_bytes)}, {change}; {percent_text(totals.achieved_ratio)} of the "
+        "compressible parameters removed",
+    )
+
+
+def _quality(report: CompressionReport) -> Headline:
+    evaluation = report.evaluation
+    if evaluation is None:
+        error = report.allocation.total_error
+        return Headline(
+            name="Quality",
+            value=f"{error:.3g}",
+            detail=f"predicted, not measured: {ERROR_NAMES[report.allocation.objective]}. Ask for an evaluation to "
+            "measure it",
+        )
+    name, before, after = quality_rows(evaluation)[0]
+    was = f"was {before}; " if before else ""
+    return Headline(
+        name="Quality", value=after, detail=f"{name}, {was}{evaluation.tokens:,} tokens of {evaluation.dataset}"
+    )
+
+
+def _time(report: CompressionReport) -> Headline:
+    detail = f"with at most {bytes_text(report.peak_memory_bytes)} of memory"
+    if report.energy_text is not None:
+        detail += f" and {report.energy_text}"
+    return Headline(name="Time", value=duration_text(report.seconds), detail=detail)

@@ -1,0 +1,79 @@
+"""A report as a page that can be mailed: one HTML file with its plots, scripts and styles in it. Loads no torch.
+
+`static` holds what draws the figures, `templates` the parts that a page of the service shares with the report.
+"""
+
+import base64
+from importlib import resources
+
+from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from rocket_core.report.cost_table import cost_comparison
+from rocket_core.report.figures import Figure, report_figures
+from rocket_core.report.formatting import bytes_text, cell_text, duration_text, percent_text
+from rocket_core.report.headlines import headlines
+from rocket_core.report.loading_snippet import loading_snippet
+from rocket_core.report.quality import quality_rows
+from rocket_core.report.schema import CompressionReport
+
+STATIC = resources.files(__package__) / "static"
+"""Scripts and styles of the figures."""
+
+_SCRIPTS = ("d3.min.js", "plot.min.js", "figures.js")
+_STYLES = ("rocket.css",)
+
+
+def environment(*loaders: BaseLoader) -> Environment:
+    """Templates that escape everything, with those of this package behind those of the caller's.
+
+    Args:
+        loaders: where else templates are.
+    """
+    made = Environment(
+        loader=ChoiceLoader([*loaders, PackageLoader(__package__)]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"bytes": bytes_text, "percent": percent_text, "duration": duration_text, "cell": cell_text}
+    made.globals |= {"headlines": headlines, "loading_snippet": loading_snippet, "quality_rows": quality_rows}
+    return made
+
+
+def render_report(report: CompressionReport) -> str:
+    """A report as one HTML file that needs nothing beside it.
+
+    Args:
+        report: of a finished compression.
+    """
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            figures=report_figures(report),
+            cost=cost_comparison(report),
+            settings=report.settings.model_dump(mode="json", exclude={"calibration", "evaluate"}),
+            data_links=_data_links,
+            scripts=[Markup(_inline(name)) for name in _SCRIPTS],  # noqa: S704 - files of ours
+            styles=[Markup(_inline(name)) for name in _STYLES],  # noqa: S704 - as above
+        )
+    )
+
+
+def _data_links(figure: Figure) -> dict[str, str]:
+    """Where the data of a figure are: in the page itself."""
+    texts = {"JSON": ("application/json", figure.model_dump_json()), "CSV": ("text/csv", figure.csv())}
+    return {
+        name: f"data:{kind};charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
+        for name, (kind, text) in texts.items()
+    }
+
+
+def _inline(name: str) -> str:
+    text = (STATIC / name).read_text(encoding="utf-8")
+    # What would end the element that it stands in.
+    assert not any(end in text for end in ("</script", "</style", "<!--")), name
+    return text

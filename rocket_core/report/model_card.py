@@ -1,0 +1,128 @@
+"""The model card of an artifact."""
+
+import re
+from pathlib import Path
+
+from rocket_core.config import SYNTHETIC_DATASET, ExportKind
+from rocket_core.inspection.model_files import read_start
+from rocket_core.report.loading_snippet import loading_snippet
+from rocket_core.report.quality import quality_rows
+from rocket_core.report.schema import CalibrationReport, CompressionReport
+
+# What is read of the original's card: the licence is named in its first lines.
+_CARD_BYTES = 2**20
+
+_LOADING = {
+    "factored": """```python
+{snippet}
+```
+
+Without `import rocket_core.hf` loading stops with an error about the shape of a weight. `model.dequantize()` turns the
+factors into plain dense layers.""",
+    "dense": """```python
+{snippet}
+```
+
+Names, shapes and configuration are those of the original model, so any tool that reads the original reads this. The
+weights are the products of the factors: this export is as large as the original and behaves like the factored one.""",
+}
+
+
+def model_card(report: CompressionReport, kind: ExportKind, source: Path) -> str:
+    """The README.md of an artifact.
+
+    Args:
+        report: what was done.
+        kind: which artifact.
+        source: folder of the original, whose card may name its licence.
+    """
+    totals, allocation, calibration = report.totals, report.allocation, report.calibration
+    licence = _licence(source)
+    export = next(item for item in report.exports if item.kind == kind)
+    dense_layers = sum(layer.kind == "dense" for layer in report.layers)
+    front = ["library_name: transformers", f"base_model: {report.model}", "tags: [rocket, compressed]"]
+    front += [f"license: {licence}"] if licence else []
+    licence_text = f"That of the base model: {licence}." if licence else "That of the base model; see there."
+    return f"""---
+{chr(10).join(front)}
+---
+# {report.model}, {totals.achieved_ratio:.1%} of its linear layers removed
+
+Compressed from `{report.model}` (revision `{report.revision}`) by rocket-compress {report.rocket_version} with the
+ROCKET method: sparse matrix factorization of each linear layer from calibration statistics, and one knapsack over all
+layers. No training was involved.
+
+| | original | this artifact |
+|---|---|---|
+| parameters of compressible layers | {totals.compressible_parameters:,} | {totals.kept_parameters:,} |
+| parameters of the model | {totals.model_parameters:,} | {_model_parameters(report):,} |
+| bytes of safetensors | {totals.dense_bytes:,} | {export.stored_bytes:,} |
+
+- {_target(report)}, objective `{allocation.objective}`
+- {dense_layers} of {len(report.layers)} layers left dense
+- calibrated on {_samples(calibration)} (seed {calibration.seed})
+
+Rank, sparsity and error of every layer stand in `report.json`, and are drawn in `report.html`.
+{_quality(report)}
+## Loading
+
+{_LOADING[kind].format(snippet=loading_snippet(report, kind, "path/to/this/folder"))}
+
+## Limits
+
+Compression loses quality; how much depends on the ratio and on how close the calibration data are to yours.
+{_MADE_UP if calibration.dataset == SYNTHETIC_DATASET else ""}{_MEASURE}
+
+## Licence
+
+{licence_text}
+"""
+
+
+def _quality(report: CompressionReport) -> str:
+    evaluation = report.evaluation
+    if evaluation is None:
+        return ""
+    rows = "\n".join(f"| {name} | {before} | {after} |" for name, before, after in quality_rows(evaluation))
+    is_encoder = evaluation.difference.cosine_drift is not None
+    read = f"{evaluation.windows} {'sentences' if is_encoder else 'windows'} of {evaluation.sequence_length} tokens"
+    return f"""
+## Quality
+
+| | original | {evaluation.export} artifact |
+|---|---|---|
+{rows}
+
+Measured on {read} of `{evaluation.dataset}`, {evaluation.tokens:,} tokens in all.
+"""
+
+
+def _target(report: CompressionReport) -> str:
+    size = report.settings.target_bytes
+    return f"target ratio {report.settings.ratio}" if size is None else f"target size {size:,} bytes"
+
+
+_MADE_UP = "These were made up, which costs more of it than real ones would.\n"
+_MEASURE = "Measure it on data of your own before you rely on it. Limits and biases of the base model remain."
+
+
+def _samples(calibration: CalibrationReport) -> str:
+    count, length, dataset = calibration.samples, calibration.sequence_length, calibration.dataset
+    if calibration.kind == "images":
+        return f"{count} images of `{dataset}`"
+    if calibration.kind == "audio":
+        return f"{count} windows of audio of `{dataset}`, with {length} tokens of built-in text each for the decoder"
+    return f"{count} windows of {length} tokens of `{dataset}`"
+
+
+def _model_parameters(report: CompressionReport) -> int:
+    totals = report.totals
+    return totals.model_parameters - totals.compressible_parameters + totals.kept_parameters
+
+
+def _licence(source: Path) -> str | None:
+    if not (source / "README.md").is_file():
+        return None
+    card = read_start(source, "README.md", _CARD_BYTES).decode("utf-8", errors="replace")
+    match = re.search(r"^license:\s*(\S+)\s*$", card, re.MULTILINE)
+    return match.group(1) if match else None

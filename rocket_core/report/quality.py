@@ -1,0 +1,113 @@
+"""What an evaluation has measured, as reports carry it. Loads no torch."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rocket_core.config import ExportKind
+from rocket_core.schema import described
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra=described)
+
+
+class TaskScore(_Frozen):
+    """How many items of a zero-shot task a model gets right.
+
+    Attributes:
+        task: its name.
+        metric: `acc` (largest log-likelihood; for a task without choices: each token the likeliest) or `acc_norm` (the
+            same by length of the choice in bytes).
+        value: fraction of the items, [0, 1].
+        items: number of items.
+    """
+
+    task: str
+    metric: str
+    value: _Share
+    items: Annotated[int, Field(ge=1)]
+
+
+class ModelQuality(_Frozen):
+    """How good one model is by itself.
+
+    Attributes:
+        negative_log_likelihood: mean over the predicted tokens, in nats; None for an encoder.
+        perplexity: exp of it; None for an encoder, and where a float cannot hold it (above 709 nats).
+        tasks: scores of the zero-shot tasks, in the order asked for.
+    """
+
+    negative_log_likelihood: float | None = None
+    perplexity: float | None = None
+    tasks: tuple[TaskScore, ...] = ()
+
+
+class Difference(_Frozen):
+    """How far a compressed model is from its dense original on one text.
+
+    Attributes:
+        kl_divergence: of the compressed model's next-token distribution from the dense model's, mean over the predicted
+            tokens, in nats, at least 0; None for an encoder.
+        top1_agreement: fraction of the predicted tokens for which both hold the same token likeliest, [0, 1]; None for
+            an encoder.
+        cosine_drift: of an encoder: 1 - cos of the two mean-pooled outputs, mean over sentences, [0, 2]; None for a
+            model that predicts tokens.
+    """
+
+    kl_divergence: Annotated[float, Field(ge=0)] | None = None
+    top1_agreement: _Share | None = None
+    cosine_drift: Annotated[float, Field(ge=0, le=2)] | None = None
+
+
+class EvaluationReport(_Frozen):
+    """Quality before and after a compression, with what is needed to repeat the measurement.
+
+    Attributes:
+        export: the artifact that was measured: factored, or dense where that is the only one.
+        dataset: name of the text.
+        windows: windows of text that were read; for an encoder sentences.
+        sequence_length: tokens per window; for an encoder at most.
+        stride: tokens from one window's begin to the next; `sequence_length` for an encoder.
+        tokens: tokens that were predicted, each once; for an encoder those that were read.
+        text_sha256: hash of the token ids; for an encoder of the sentences.
+        before: the dense model.
+        after: the compressed one.
+        difference: between the two.
+    """
+
+    export: ExportKind
+    dataset: str
+    windows: Annotated[int, Field(ge=1)]
+    sequence_length: Annotated[int, Field(ge=1)]
+    stride: Annotated[int, Field(ge=1)]
+    tokens: Annotated[int, Field(ge=1)]
+    text_sha256: str
+    before: ModelQuality
+    after: ModelQuality
+    difference: Difference
+
+
+def quality_rows(evaluation: EvaluationReport) -> list[tuple[str, str, str]]:
+    """What an evaluation says, for a table: what was measured, before, and after (differences stand under after)."""
+    before, after, difference = evaluation.before, evaluation.after, evaluation.difference
+    rows: list[tuple[str, str, str]] = []
+    if before.negative_log_likelihood is not None:
+        rows.append(("perplexity", _number(before.perplexity), _number(after.perplexity)))
+    if difference.kl_divergence is not None:
+        rows.append(("KL divergence, nats per token", "", f"{difference.kl_divergence:.4f}"))
+    if difference.top1_agreement is not None:
+        rows.append(("same likeliest token", "", f"{difference.top1_agreement:.1%}"))
+    if difference.cosine_drift is not None:
+        rows.append(("cosine drift", "", f"{difference.cosine_drift:.4f}"))
+    rows += [
+        (f"{one.task}, {one.metric} of {one.items}", f"{one.value:.1%}", f"{other.value:.1%}")
+        for one, other in zip(before.tasks, after.tasks, strict=True)
+    ]
+    return rows
+
+
+def _number(perplexity: float | None) -> str:
+    return "beyond e^709" if perplexity is None else f"{perplexity:.4g}"

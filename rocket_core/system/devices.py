@@ -1,0 +1,78 @@
+"""Which device computes, and how much memory it has left."""
+
+import ctypes
+import sys
+
+import psutil
+import torch
+
+from rocket_core.errors import InvalidConfigError
+from rocket_core.system.machine import free_container_memory, processor_name
+
+_M_MMAP_THRESHOLD = -3
+_LARGE_TENSOR = 2**20
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of a name that a user typed.
+
+    Args:
+        name: `auto` (the accelerator if there is one, else the CPU) or a torch device such as `cpu`.
+
+    Raises:
+        InvalidConfigError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise InvalidConfigError(f"device {name!r} cannot be used here ({reason}); try auto or cpu") from error
+    return device
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a computation on the device may still take."""
+    if device.type == "cpu":
+        available, container = int(psutil.virtual_memory().available), free_container_memory()
+        return available if container is None else min(available, container)
+    return int(torch.accelerator.get_memory_info(device)[0])
+
+
+def device_name(device: torch.device) -> str:
+    """What people call a device: the accelerator's name, or the processor's with the number of threads used."""
+    if device.type == "cpu":
+        count = torch.get_num_threads()
+        return f"{processor_name()}, {count} thread{'' if count == 1 else 's'}"
+    name_of = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(device) if name_of is None else str(name_of(device))
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Begins a new measurement of `peak_memory`."""
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Most bytes allocated on an accelerator since the last reset; None for the CPU."""
+    return None if device.type == "cpu" else int(torch.accelerator.max_memory_allocated(device))
+
+
+def map_large_tensors() -> None:
+    """Has large tensors taken from the system and given back one by one, for the rest of this process.
+
+    glibc would soon serve them from its heap, where what is freed between two that live stays this process's.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's; other libraries have no such heap
+        if mallopt is not None:
+            mallopt(_M_MMAP_THRESHOLD, _LARGE_TENSOR)
+
+
+def return_freed_memory() -> None:
+    """Hands freed memory back to the system: without it the peak grows by what the allocator holds on to."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)

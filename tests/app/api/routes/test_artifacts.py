@@ -1,0 +1,246 @@
+import asyncio
+import base64
+import contextlib
+import email
+import email.policy
+import hashlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, RangeNotSatisfiable
+
+from app.api.file_responses import asked_ranges
+from app.shared.errors import StorageUnavailableError
+from app.shared.repositories import sweeps
+
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
+CONTENT = bytes(range(256)) * 10
+NAME = "factored/model.safetensors"
+
+
+def raw_status(app, path):
+    """What the service answers to a path that no client has tidied up."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b""}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": unquote(path), "raw_path": path.encode(), "query_string": b""}
+    scope |= {"http_version": "1.1", "asgi": {"version": "3.0"}, "scheme": "http", "root_path": ""}
+    scope |= {"headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 50000)}
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"]
+
+
+@pytest.fixture(params=["local", "s3"])
+def store_settings(request):
+    return {} if request.param == "local" else request.getfixturevalue("s3_settings")
+
+
+@pytest.fixture
+def stored_keys(context):
+    return lambda: context.artifacts.keys(before=time.time() + 60)
+
+
+@pytest.fixture
+def done(submitted, worker):
+    worker.succeed(submitted, {NAME: CONTENT, "report.json": b"{}"})
+    return f"/jobs/{submitted}"
+
+
+@pytest.fixture
+def url(done):
+    return f"{done}/artifacts/{NAME}"
+
+
+def test_the_manifest_names_every_file_with_size_and_hash(client, done):
+    listed = client.get(f"{done}/artifacts").json()["data"]
+    assert [file["name"] for file in listed] == [NAME, "report.json"]
+    assert listed[0]["size"] == len(CONTENT)
+    assert listed[0]["sha256"] == hashlib.sha256(CONTENT).hexdigest()
+    assert {"name", "size", "sha256", "media_type"} <= set(listed[0])
+
+
+def test_a_file_is_downloaded_whole_with_what_proves_it(client, url):
+    answer = client.get(url)
+    digest = hashlib.sha256(CONTENT)
+    assert (answer.status_code, answer.content) == (200, CONTENT)
+    assert answer.headers["ETag"] == f'"sha256-{digest.hexdigest()}"'
+    assert answer.headers["Repr-Digest"] == f"sha-256=:{base64.b64encode(digest.digest()).decode()}:"
+    assert answer.headers["Content-Length"] == str(len(CONTENT))
+    assert answer.headers["Accept-Ranges"] == "bytes"
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="model.safetensors"'
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_a_head_is_the_get_without_its_body(client, url):
+    head, get = client.head(url), client.get(url)
+    assert (head.status_code, head.content) == (200, b"")
+    for name in ("ETag", "Content-Length", "Accept-Ranges", "Content-Type"):
+        assert head.headers[name] == get.headers[name]
+
+
+@pytest.mark.parametrize(
+    ("asked", "slice_"),
+    [("bytes=0-9", slice(0, 10)), ("bytes=2000-", slice(2000, None)), ("bytes=-7", slice(-7, None))],
+)
+def test_a_range_is_that_part(client, url, asked, slice_):
+    answer = client.get(url, headers={"Range": asked})
+    assert (answer.status_code, answer.content) == (206, CONTENT[slice_])
+    assert answer.headers["Content-Range"].endswith(f"/{len(CONTENT)}")
+
+
+def test_a_download_resumed_at_any_byte_is_the_file(client, url):
+    for cut in (1, 255, len(CONTENT) - 1):
+        etag = client.head(url).headers["ETag"]
+        rest = client.get(url, headers={"Range": f"bytes={cut}-", "If-Range": etag})
+        assert rest.status_code == 206
+        assert CONTENT[:cut] + rest.content == CONTENT
+
+
+def test_a_range_of_another_content_is_the_whole_file(client, url):
+    answer = client.get(url, headers={"Range": "bytes=5-", "If-Range": '"sha256-other"'})
+    assert (answer.status_code, answer.content) == (200, CONTENT)
+
+
+def test_a_range_beyond_the_file_is_a_problem_that_says_how_large_it_is(client, url):
+    for asked in (f"bytes={len(CONTENT)}-", "bytes=-0"):
+        answer = client.get(url, headers={"Range": asked})
+        assert (answer.status_code, answer.json()["code"]) == (416, "range_not_satisfiable")
+        assert answer.headers["Content-Range"] == f"bytes */{len(CONTENT)}"
+
+
+def test_ranges_of_which_one_lies_beyond_the_file_are_the_others(client, url):
+    answer = client.get(url, headers={"Range": f"bytes={len(CONTENT)}-,1-2"})
+    assert (answer.status_code, answer.content) == (206, CONTENT[1:3])
+
+
+@pytest.mark.parametrize(
+    ("asked", "parts"),
+    [("bytes=0-1,10-19,-5", [(0, 2), (10, 20), (-5, None)]), ("bytes=30-40, 0-9,5-12", [(0, 13), (30, 41)])],
+)
+def test_several_ranges_are_those_parts(client, url, asked, parts):
+    answer = client.get(url, headers={"Range": asked})
+    assert answer.status_code == 206
+    assert answer.headers["Content-Length"] == str(len(answer.content))
+    head = f"Content-Type: {answer.headers['Content-Type']}\r\n\r\n".encode()
+    sent = email.message_from_bytes(head + answer.content, policy=email.policy.HTTP).iter_parts()
+    assert [part.get_payload(decode=True) for part in sent] == [CONTENT[slice(*part)] for part in parts]
+
+
+@given(header=st.text("bytes=0123456789-, ", max_size=30), size=st.integers(0, 50))
+@example(header="bytes=" + "9" * 5000 + "-", size=5)
+def test_a_range_is_what_the_framework_takes_it_for_or_nothing(header, size):
+    ours = []
+    with contextlib.suppress(HTTPException):
+        ours = [(part.start, part.stop) for part in asked_ranges(header, size)]
+    if ours:
+        assert all(0 <= start < stop <= size for start, stop in ours)
+        with contextlib.suppress(RangeNotSatisfiable):
+            assert ours == FileResponse._parse_range_header(header, size)
+
+
+def test_many_parts_can_be_fetched_at_once(client, url):
+    with ThreadPoolExecutor(8) as pool:
+        parts = pool.map(
+            lambda start: client.get(url, headers={"Range": f"bytes={start}-{start + 99}"}).content,
+            range(0, len(CONTENT), 100),
+        )
+        assert b"".join(parts) == CONTENT
+
+
+def test_a_store_that_does_not_answer_is_a_503_that_names_no_address(client, url, context, monkeypatch):
+    def gone(*_arguments):
+        raise StorageUnavailableError("the artifact store does not answer")
+        yield
+
+    monkeypatch.setattr(type(context.artifacts), "read", gone)
+    answer = client.get(url)
+    assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+    assert "Retry-After" in answer.headers
+
+
+@pytest.mark.parametrize(
+    "asked", ["garbage", "bytes=", "bytes=x-y", "lines=1-2", "bytes=9-1", "bytes=" + ",".join(["0-"] * 9)]
+)
+def test_a_range_that_means_nothing_or_too_much_is_ignored(client, url, asked):
+    answer = client.get(url, headers={"Range": asked})
+    assert (answer.status_code, answer.content) == (200, CONTENT)
+
+
+@pytest.mark.parametrize("pattern", ["{}", "W/{}", '"other", {}', "*"])
+def test_what_the_client_has_already_is_not_sent_again(client, url, pattern):
+    etag = client.head(url).headers["ETag"]
+    answer = client.get(url, headers={"If-None-Match": pattern.format(etag)})
+    assert (answer.status_code, answer.content) == (304, b"")
+    assert answer.headers["ETag"] == etag
+
+
+def test_what_the_client_has_not_is_sent(client, url):
+    assert client.get(url, headers={"If-None-Match": '"sha256-other"'}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..",
+        "../rocket.sqlite3",
+        "%2e%2e/rocket.sqlite3",
+        "..%2frocket.sqlite3",
+        "..%5crocket.sqlite3",
+        "/etc/passwd",
+        "%2fetc%2fpasswd",
+        "factored/../../rocket.sqlite3",
+        "factored/model.safetensors%00",
+        "factored/model.safetensors%23",
+        "factored//model.safetensors",
+        "FACTORED/model.safetensors",
+        "",
+        "%",
+    ],
+)
+def test_nothing_but_the_name_of_an_artifact_finds_a_file(client, app, done, name):
+    assert raw_status(app, f"{done}/artifacts/{name}") == 404
+
+
+def test_an_expired_artifact_is_gone_and_still_listed(client, submitted, worker, context):
+    worker.succeed(submitted, {NAME: CONTENT}, retention=timedelta(0))
+    for key in worker.do(sweeps.expire_artifacts):
+        context.artifacts.remove(key)
+    answer = client.get(f"/jobs/{submitted}/artifacts/{NAME}")
+    assert (answer.status_code, answer.json()["code"]) == (410, "artifact_expired")
+    assert len(client.get(f"/jobs/{submitted}/artifacts").json()["data"]) == 1
+
+
+def test_a_file_that_was_lost_is_an_error_of_the_service(client, url, context, stored_keys):
+    for key in stored_keys():
+        context.artifacts.remove(key)
+    answer = client.get(url)
+    assert (answer.status_code, answer.json()["code"]) == (500, "storage_error")
+    # Where the service keeps its files is nobody else's business.
+    assert str(context.settings.data_dir) not in answer.text
+    # Whoever asks for the headers alone must not be promised what is not there.
+    assert client.head(url).status_code == 500
+
+
+def test_a_job_without_a_result_has_no_artifacts_and_no_report(client, submitted):
+    assert client.get(f"/jobs/{submitted}/artifacts").json() == {"data": []}
+    answer = client.get(f"/jobs/{submitted}/report")
+    assert (answer.status_code, answer.json()["code"]) == (409, "report_not_ready")
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json"])
+def test_the_report_is_json(client, done, report, accept):
+    answer = client.get(f"{done}/report", headers={"Accept": accept})
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.json() == report.model_dump(mode="json")

@@ -1,0 +1,236 @@
+"""What a model would be at any ratio, told from its profile alone."""
+
+import numpy as np
+import pytest
+from sqlalchemy import inspect, select, update
+
+from app.services import predictor_cache
+from app.shared.models import Job, Profile
+from app.shared.repositories import outputs
+from rocket_core.allocation import allocate, chosen
+from tests.app.api.conftest import BODY
+
+pytestmark = pytest.mark.databases("sqlite", "postgres")
+
+
+@pytest.fixture
+def profile_id(worker, submitted):
+    return worker.profile_model(submitted)
+
+
+@pytest.fixture
+def ask(client, profile_id):
+    return lambda **wanted: client.post(f"/profiles/{profile_id}/allocations", json=wanted)
+
+
+def test_a_job_names_the_profile_that_it_has_made(client, submitted, profile_id):
+    job = client.get(f"/jobs/{submitted}").json()
+    assert job["profile_id"] == profile_id
+    profile = client.get(f"/profiles/{profile_id}").json()
+    assert (profile["object"], profile["model_id"], profile["layers"]) == ("profile", "local/tiny", 2)
+    assert profile["calibration"] == job["calibration"]
+    assert profile["options"] == job["options"]
+    # Of 128 parameters the smallest candidates keep 52.
+    assert profile["reachable_ratio"] == pytest.approx(1 - 52 / 128, abs=1e-4)
+    told = [event for event in client.get(f"/jobs/{submitted}/events").json()["data"] if event["type"] == "profile"]
+    assert [event["data"] for event in told] == [{"profile": profile_id}]
+    assert all(client.get(path).status_code in {200, 405} for path in profile["links"].values())
+
+
+def test_the_same_profile_is_kept_once_for_each_tenant(client, worker, profile_id, clock):
+    again = client.post("/jobs", json=BODY | {"ratio": 0.5}).json()["id"]
+    assert worker.profile_model(again) == profile_id
+    other = worker.profile_model(client.post("/jobs", json=BODY).json()["id"], "e" * 64)
+    assert other != profile_id
+    listed = client.get("/profiles").json()
+    assert [profile["id"] for profile in listed["data"]] == [other, profile_id]
+    page = client.get("/profiles", params={"limit": 1}).json()
+    assert ([profile["id"] for profile in page["data"]], page["has_more"]) == ([other], True)
+    rest = client.get("/profiles", params={"limit": 1, "after": page["last_id"]}).json()
+    assert ([profile["id"] for profile in rest["data"]], rest["has_more"]) == ([profile_id], False)
+
+
+def test_an_attempt_that_comes_again_tells_of_it_once(worker, submitted, client, context):
+    lease = worker.claim(submitted)
+    for _ in range(2):
+        worker.save_profile(lease)
+    events = client.get(f"/jobs/{submitted}/events").json()["data"]
+    assert [event["type"] for event in events].count("profile") == 1
+
+
+def test_the_frontier_has_every_ratio_that_can_be_reached(client, profile_id, model_profile):
+    frontier = client.get(f"/profiles/{profile_id}/frontier").json()
+    assert (frontier["objective"], frontier["budget"]) == ("whitened", "parameters")
+    assert (frontier["compressible_parameters"], frontier["dense_bytes"]) == (128, 612)
+    points = frontier["data"]
+    assert [point["ratio"] for point in points[:-1]] == [step / 100 for step in range(60)]
+    assert points[-1]["ratio"] == pytest.approx(1 - 52 / 128, abs=1e-4)
+    for point in points:
+        allocation = allocate(model_profile.layers, point["ratio"], objective="whitened", cap_slack=0.0, itemsize=4)
+        picked = [candidate for _, candidate in chosen(model_profile.layers, allocation, itemsize=4)]
+        assert point["error"] == allocation.total_error
+        assert point["kept_parameters"] == sum(candidate.kept_parameters for candidate in picked)
+        assert point["stored_bytes"] == sum(candidate.stored_bytes for candidate in picked)
+        assert point["model_bytes"] == 100 + point["stored_bytes"]
+    assert np.all(np.diff([point["error"] for point in points]) >= 0)
+
+
+def test_a_ratio_is_answered_with_what_a_job_would_do(ask, model_profile):
+    answer = ask(ratio=0.2).json()
+    allocation = allocate(model_profile.layers, 0.2, objective="whitened", cap_slack=0.0, itemsize=4)
+    picked = chosen(model_profile.layers, allocation, itemsize=4)
+    assert [(layer["name"], layer["chosen"]) for layer in answer["layers"]] == [
+        (layer.name, candidate.model_dump(mode="json")) for layer, candidate in picked
+    ]
+    assert (answer["ratio"], answer["budget"], answer["proven"]) == (0.2, "parameters", True)
+    assert answer["kept_parameters"] <= round(0.8 * 128)
+    assert answer["error"] == allocation.total_error
+
+
+def test_a_size_is_answered_with_the_best_model_within_it(ask):
+    # 100 bytes of other weights, and layers of 256 or 120 bytes.
+    for size, layers in ((612, [256, 256]), (10**12, [256, 256]), (611, [120, 256]), (476, [120, 256])):
+        answer = ask(model_bytes=size).json()
+        assert sorted(layer["chosen"]["stored_bytes"] for layer in answer["layers"]) >= layers
+        assert answer["model_bytes"] == 100 + sum(layer["chosen"]["stored_bytes"] for layer in answer["layers"])
+        assert answer["model_bytes"] <= size
+        assert answer["budget"] == "bytes"
+    for size in (339, 100, 0):
+        answer = ask(model_bytes=size)
+        assert (answer.status_code, answer.json()["code"]) == (422, "infeasible_budget")
+        assert "340" in answer.json()["detail"]
+    assert ask(model_bytes=340).status_code == 200
+
+
+def test_an_error_is_answered_with_the_smallest_model_within_it(ask):
+    exact, loose = ask(error=0).json(), ask(error=0.0101).json()
+    assert (exact["error"], exact["ratio"]) == (0, 0)
+    assert loose["error"] == pytest.approx(0.01)
+    assert loose["kept_parameters"] < exact["kept_parameters"]
+    assert ask(error=99).json()["ratio"] == pytest.approx(1 - 52 / 128, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{}, {"ratio": 0.1, "error": 1}, {"ratio": 1}, {"ratio": -0.1}, {"model_bytes": -1}, {"error": -1}, {"size": 3}],
+)
+def test_a_question_that_makes_no_sense_is_refused(ask, wanted):
+    answer = ask(**wanted)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
+def test_a_ratio_out_of_reach_is_told_the_nearest(ask):
+    answer = ask(ratio=0.8)
+    assert (answer.status_code, answer.json()["code"]) == (422, "infeasible_budget")
+    assert ask(ratio=answer.json()["nearest_ratio"]).status_code == 200
+
+
+def test_a_deleted_profile_is_gone_and_its_jobs_stay(client, submitted, profile_id, ask):
+    assert ask(ratio=0.2).status_code == 200
+    assert client.delete(f"/profiles/{profile_id}").status_code == 204
+    # Though it is still held in memory.
+    assert ask(ratio=0.2).status_code == 404
+    assert client.get(f"/profiles/{profile_id}").json()["code"] == "profile_not_found"
+    assert client.get(f"/jobs/{submitted}").json()["profile_id"] is None
+
+
+def test_a_profile_too_many_takes_the_place_of_that_used_longest_ago(client, worker, submitted, app):
+    app.state.context.settings.__dict__["max_profiles"] = 1
+    lease = worker.claim(submitted)
+    first = worker.save_profile(lease)
+    worker.do(outputs.succeed_profile, lease)
+    asked = client.post("/profiles", json={"model_id": "local/tiny"})
+    assert asked.status_code == 202
+    second = worker.profile_model(asked.json()["id"], "e" * 64)
+    assert [profile["id"] for profile in client.get("/profiles").json()["data"]] == [second]
+    gone = client.get(f"/profiles/{first}")
+    assert (gone.status_code, gone.json()["code"]) == (404, "profile_not_found")
+    assert "makes it again" in gone.json()["detail"]
+    assert client.get(f"/jobs/{submitted}").json()["profile_id"] is None
+
+
+def test_a_profile_outlives_its_job(client, worker, submitted, profile_id):
+    client.post(f"/jobs/{submitted}/cancel")
+    with worker.context.database.transaction() as session:
+        ended = {"status": "cancelled", "fence": None, "lease_until": None}
+        session.execute(update(Job).where(Job.id == submitted).values(**ended))
+    assert client.delete(f"/jobs/{submitted}").status_code == 204
+    assert client.get(f"/profiles/{profile_id}/frontier").status_code == 200
+
+
+def test_only_the_latest_profiles_are_held_in_memory(client, worker, context, monkeypatch):
+    read = []
+    validate = type(worker.model_profile).model_validate
+    monkeypatch.setattr(type(worker.model_profile), "model_validate", lambda body: read.append(body) or validate(body))
+    ids = []
+    for number in range(predictor_cache._HELD + 1):
+        ids.append(worker.profile_model(client.post("/jobs", json=BODY).json()["id"], f"{number:064x}"))
+    for profile_id in (ids[0], ids[0], ids[0]):
+        client.get(f"/profiles/{profile_id}/frontier")
+    assert len(read) == 1
+    for profile_id in ids[1:]:
+        client.get(f"/profiles/{profile_id}/frontier")
+    client.get(f"/profiles/{ids[0]}/frontier")
+    assert len(read) == len(ids) + 1
+
+
+def test_lists_do_not_read_what_is_large(client, context, profile_id):
+    with context.database.snapshot() as session:
+        row = session.scalars(select(Profile)).one()
+        assert {"body", "frontier"} <= inspect(row).unloaded
+
+
+def test_a_profile_can_be_asked_for_alone(client, worker):
+    body = {name: value for name, value in BODY.items() if name != "ratio"}
+    answer = client.post("/profiles", json=body, headers={"Idempotency-Key": "once"})
+    job = answer.json()
+    assert (answer.status_code, answer.headers["Location"]) == (202, f"/jobs/{job['id']}")
+    assert (job["kind"], job["ratio"], job["target_bytes"]) == ("profile", None, None)
+    again = client.post("/profiles", json=body, headers={"Idempotency-Key": "once"})
+    assert (again.status_code, again.json()["id"]) == (200, job["id"])
+    lease = worker.claim(job["id"])
+    profile_id = worker.save_profile(lease)
+    worker.do(outputs.succeed_profile, lease)
+    done = client.get(f"/jobs/{job['id']}").json()
+    assert (done["status"], done["progress"], done["profile_id"]) == ("succeeded", 1.0, profile_id)
+    assert done["result"] is done["error"] is done["expires_at"] is None
+    assert client.get(f"/jobs/{job['id']}/artifacts").json()["data"] == []
+    report = client.get(f"/jobs/{job['id']}/report")
+    assert (report.status_code, report.json()["code"]) == (409, "report_not_ready")
+    assert "profiles layers" in report.json()["detail"]
+    assert client.get("/jobs").json()["data"][0]["kind"] == "profile"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"ratio": 0.3}, "ratio"),
+        ({"target_bytes": 1000}, "target_bytes"),
+        ({"evaluate": {}}, "evaluate"),
+        ({"options": {"method": "svd-llm"}}, "body"),
+        ({"model_id": "tiny"}, "model_id"),
+    ],
+)
+def test_what_has_no_part_in_a_profile_is_refused(client, change, param):
+    body = {name: value for name, value in BODY.items() if name != "ratio"}
+    answer = client.post("/profiles", json=body | change)
+    assert (answer.status_code, answer.json()["param"]) == (422, param)
+    assert client.get("/jobs").json()["data"] == []
+
+
+def test_a_size_can_be_asked_for_in_place_of_a_ratio(client):
+    body = {name: value for name, value in BODY.items() if name != "ratio"}
+    whole = client.post("/estimates", json=BODY | {"ratio": 0}).json()
+    target = whole["stored_bytes"] - whole["compressible_parameters"]
+    told = client.post("/estimates", json=body | {"target_bytes": target}).json()
+    # A quarter of four bytes a parameter.
+    assert told["ratio"] == pytest.approx(0.25)
+    assert told["factored_bytes"] == target
+    job = client.post("/jobs", json=body | {"target_bytes": target}).json()
+    assert (job["kind"], job["ratio"], job["target_bytes"]) == ("compression", None, target)
+    for change in ({}, {"target_bytes": 0}, {"ratio": 0.3, "target_bytes": target}, {"target_bytes": 1000}):
+        for path in ("/jobs", "/estimates"):
+            answer = client.post(path, json=body | change)
+            assert answer.status_code == 422, change
+    # Of the last one, which nothing can make true.
+    assert (answer.json()["code"], answer.json()["nearest_ratio"] > 0) == ("infeasible_budget", True)

@@ -1,0 +1,220 @@
+import inspect
+import io
+import json
+import logging
+import re
+
+import pytest
+from sqlalchemy import text
+
+from app.api.ids import FORMS
+from app.api.problems import STATUSES, _message, status_of
+from app.shared import errors
+from app.shared.logging import configure_logging
+from app.shared.settings import Settings
+from rocket_core import errors as core_errors
+from tests.app.api.conftest import BODY
+
+KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.AppError)]
+CORE = [kind for kind in vars(core_errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
+CANARY = "canary-hunter2"
+
+
+def test_the_table_names_every_error_of_the_service():
+    assert set(KINDS) == {kind for kind in STATUSES if issubclass(kind, errors.AppError)}
+
+
+def test_every_error_of_the_library_has_a_status_that_is_nobodys_fault_but_the_requests_or_the_hubs():
+    assert {status_of(kind).value for kind in CORE if kind.__module__ == core_errors.__name__} == {422, 503}
+
+
+def test_what_may_succeed_later_says_so():
+    passing = {kind for kind in [*KINDS, *CORE] if getattr(kind, "retryable", False)}
+    assert {status_of(kind).value for kind in passing} <= {429, 503}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nowhere", 404, "not_found"),
+        ("PUT", "/jobs", 405, "method_not_allowed"),
+        ("GET", "/jobs/x", 404, "job_not_found"),
+        ("GET", "/jobs/job_" + "0" * 26, 404, "job_not_found"),
+        ("POST", "/jobs", 422, "invalid_request"),
+    ],
+)
+def test_every_error_is_a_problem_document(client, method, path, status, code):
+    answer = client.request(method, path)
+    problem = answer.json()
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert (answer.status_code, problem["status"], problem["code"]) == (status, status, code)
+    assert problem["type"] == f"urn:rocket:error:{code}"
+    assert problem["title"]
+    assert problem["detail"]
+    assert problem["request_id"] == answer.headers["X-Request-Id"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/jobs", "job_"), ("/profiles", "prof_"), ("/", "job_"), ("/ui/jobs", "job_"), ("/ui/profiles", "prof_")],
+)
+def test_of_a_text_of_another_form_it_is_said_what_it_looks_like(client, path, kind):
+    for sent in (CANARY, "job_%00", "prof_" + "O" * 26):
+        answer = client.get(f"{path}?after={sent}")
+        problem = answer.json()
+        assert (answer.status_code, problem["param"]) == (422, "query.after")
+        assert f"such as {kind}0123456789abcdefghjkmnpqrs" in problem["detail"]
+        assert "GET /" in problem["detail"]
+        assert not {"^", "[0-9", sent} & {part for part in ("^", "[0-9", sent) if part in answer.text}
+
+
+def test_every_regular_expression_that_is_asked_for_has_words_for_people(app):
+    asked = set()
+
+    def look(part):
+        if isinstance(part, dict):
+            asked.update([part["pattern"]] if isinstance(part.get("pattern"), str) else [])
+            part = list(part.values())
+        for inner in part if isinstance(part, list) else ():
+            look(inner)
+
+    look(app.openapi())
+    assert asked == set(FORMS)
+    assert all(re.search(form, re.search(r"such as (\w+)", words)[1]) for form, words in FORMS.items())
+    assert "^x$" not in _message({"type": "string_pattern_mismatch", "msg": "'^x$'", "ctx": {"pattern": "^x$"}})
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("/jobs", "GET, POST"), ("/healthz", "GET"), ("/jobs/job_" + "0" * 26, "DELETE, GET")],
+)
+def test_a_wrong_method_is_told_all_that_are_right(client, path, allowed):
+    answer = client.put(path)
+    assert answer.status_code == 405
+    assert answer.headers["Allow"] == allowed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model_id": CANARY, "ratio": 0.3},
+        {"model_id": f"local/{CANARY}", "ratio": 0.3},
+        {"model_id": "local/tiny", "ratio": CANARY},
+        {"model_id": "local/tiny", "ratio": 0.3, "hf-Token" + CANARY: "x"},
+        {"model_id": "local/tiny", "ratio": 0.3, "token": CANARY},
+        {"model_id": "local/tiny", "ratio": 0.3, "metadata": {CANARY: 1}},
+        {"model_id": "local/tiny", "ratio": 0.3, "metadata": {"a": [CANARY]}},
+        {"model_id": "local/tiny", "ratio": 0.3, "options": {"objective": CANARY}},
+        {"model_id": "local/tiny", "ratio": 0.3, "options": {"export": [CANARY]}},
+        {"model_id": "local/tiny", "ratio": 0.3, "options": {"ignore": ["*.q_proj", CANARY]}},
+        {"model_id": "local/tiny", "ratio": 0.3, "calibration": {"dataset": CANARY}},
+        {"model_id": "local/tiny", "ratio": 0.3, "calibration": {"dataset": f"local/{CANARY}"}},
+        {"model_id": "a/b", "ratio": 0.3, "revision": "../" + CANARY},
+        {"model_id": "local/tiny", "ratio": 0.95, "metadata": {CANARY: CANARY}},
+        [CANARY],
+        CANARY,
+    ],
+)
+def test_an_invalid_request_is_not_repeated_in_answer_or_log(client, body):
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    log = io.StringIO()
+    configure_logging(Settings(log_level="debug"), log)
+    try:
+        answer = client.post("/jobs", json=body)
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    assert answer.status_code == 422
+    assert CANARY not in answer.text
+    assert "status=422" in log.getvalue()
+    assert CANARY not in "".join(line for line in log.getvalue().splitlines() if "httpx" not in line)
+
+
+def test_a_misspelt_field_is_named(client):
+    answer = client.post("/jobs", json={"model_id": "local/tiny", "ratoi": 0.3})
+    assert {problem["param"] for problem in answer.json()["errors"]} == {"ratoi"}
+
+
+@pytest.mark.parametrize(
+    ("content", "status"), [(b"", 422), (b"{", 400), (b"\xff\xfe", 400), (b"[" * 3000, 400), (b'{"ratio": NaN}', 422)]
+)
+def test_what_is_no_json_is_refused(client, content, status):
+    answer = client.post("/jobs", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status
+    assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "json"])
+def test_a_body_that_is_not_called_json_is_told_how(client, kind):
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = client.post("/jobs", content=json.dumps(BODY), headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    assert "application/json" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "application/problem+json"])
+def test_a_body_that_is_called_json_is_read(client, kind):
+    assert client.post("/jobs", content=json.dumps(BODY), headers={"Content-Type": kind}).status_code == 202
+
+
+@pytest.mark.parametrize("value", ["nul\\u0000", "half\\ud800"])
+def test_text_that_no_database_takes_is_refused(client, value):
+    content = json.dumps(BODY)[:-1] + f', "metadata": {{"a": "{value}"}}}}'
+    answer = client.post("/jobs", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+
+
+def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(client):
+    large = json.dumps(BODY | {"metadata": {"a": "x" * 5000}}).encode()
+    announced = client.post("/jobs", content=large, headers={"Content-Type": "application/json"})
+    chunked = client.post(
+        "/jobs", content=iter([large[:100], large[100:]]), headers={"Content-Type": "application/json"}
+    )
+    for answer in (announced, chunked):
+        assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+    lying = {"Content-Type": "application/json", "Content-Length": "999999999"}
+    assert client.post("/jobs", content=b"{}", headers=lying).status_code == 413
+
+
+def test_a_body_up_to_the_limit_is_accepted(client):
+    body = json.dumps(BODY).encode()
+    padded = body + b" " * (4096 - len(body))
+    assert client.post("/jobs", content=padded, headers={"Content-Type": "application/json"}).status_code == 202
+
+
+def test_a_database_that_does_not_answer_is_a_passing_problem(client, context, monkeypatch):
+    def fail():
+        raise errors.DatabaseUnavailableError("the database does not answer (x); try again later")
+
+    monkeypatch.setattr(type(context.database), "snapshot", lambda _self: fail())
+    answer = client.get("/jobs")
+    assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+def test_an_unexpected_error_is_named_by_its_request_and_tells_nothing_else(client, context):
+    with context.database.transaction() as session:
+        session.execute(text("DROP TABLE artifacts"))
+        session.execute(text("ALTER TABLE jobs RENAME TO canary"))
+    answer = client.get("/jobs")
+    assert answer.status_code in {500, 503}
+    assert "canary" not in answer.text
+    assert "SELECT" not in answer.text
+
+
+def test_an_error_of_ours_is_an_internal_error(client, monkeypatch):
+    def explode(*_arguments, **_options):
+        raise ZeroDivisionError("canary")
+
+    monkeypatch.setattr("app.services.jobs.list_jobs", explode)
+    answer = client.get("/jobs", headers={"X-Request-Id": "my-request"})
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+    assert answer.headers["X-Request-Id"] == answer.json()["request_id"] == "my-request"
+    assert "canary" not in answer.text
+
+
+@pytest.mark.parametrize(("sent", "kept"), [("my-request-1", True), ("x" * 65, False), ("a b", False)])
+def test_a_request_keeps_a_decent_id_of_its_own(client, sent, kept):
+    answer = client.get("/healthz", headers={"X-Request-Id": sent})
+    assert (answer.headers["X-Request-Id"] == sent) == kept

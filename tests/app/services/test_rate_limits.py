@@ -1,0 +1,121 @@
+"""Counting with a Redis, without one, and with one that refuses or hangs."""
+
+import socket
+import time
+
+import pytest
+from pydantic import SecretStr
+
+from app.main import create_app
+from app.services.rate_limits import RateLimiter
+from app.shared.errors import RateLimitedError
+from app.shared.settings import Settings
+from tests.app.conftest import local_client
+
+
+def limiter(**chosen):
+    return RateLimiter(Settings(**{"rate_limit": "2/minute", "submit_rate_limit": "1/minute"} | chosen))
+
+
+def accepted(limiter, who="tenant a", **options):
+    try:
+        limiter.count_request(who, **options)
+    except RateLimitedError:
+        return False
+    return True
+
+
+@pytest.fixture
+def refusing():
+    """The address of a Redis that is not there."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        yield f"redis://127.0.0.1:{free.getsockname()[1]}/0"
+
+
+@pytest.fixture
+def hanging():
+    """The address of a Redis that takes connections and never says a word, as one that was stopped does."""
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
+        yield f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+
+
+def test_each_is_counted_for_itself():
+    counting = limiter()
+    assert [accepted(counting) for _ in range(3)] == [True, True, False]
+    assert [accepted(counting, "tenant b") for _ in range(3)] == [True, True, False]
+
+
+def test_submissions_are_counted_as_requests_too():
+    counting = limiter()
+    assert [accepted(counting, is_submission=True) for _ in range(2)] == [True, False]
+    assert not accepted(counting)
+
+
+def test_failures_are_counted_apart():
+    counting = limiter()
+    for _ in range(30):
+        counting.count_failure("address 10.0.0.1")
+    with pytest.raises(RateLimitedError):
+        counting.count_failure("address 10.0.0.1")
+    counting.count_failure("address 10.0.0.2")
+    assert accepted(counting, "address 10.0.0.1")
+
+
+def test_who_waits_as_long_as_is_said_is_let_in():
+    counting = limiter(rate_limit="1/second")
+    assert accepted(counting)
+    with pytest.raises(RateLimitedError) as refused:
+        counting.count_request("tenant a")
+    assert refused.value.retry_after == 1
+    time.sleep(refused.value.retry_after)
+    assert accepted(counting)
+
+
+@pytest.mark.parametrize("kind", ["refusing", "hanging"])
+def test_a_redis_that_does_not_answer_costs_a_moment_once_and_requests_are_counted_here(kind, request):
+    counting = limiter(broker_url=SecretStr(request.getfixturevalue(kind)))
+    began = time.monotonic()
+    first = accepted(counting, is_submission=True)
+    took = time.monotonic() - began
+    began = time.monotonic()
+    rest = [accepted(counting) for _ in range(3)]
+    assert (first, rest) == (True, [True, False, False])
+    assert took < 0.9
+    assert time.monotonic() - began < 0.1, "nobody asks it again so soon"
+
+
+def test_replicas_count_together(settings, redis_server, monkeypatch):
+    # However slowly a busy machine lets Redis answer.
+    monkeypatch.setattr("app.services.rate_limits._REDIS_SECONDS", 10.0)
+    shared = settings.model_copy(update={"broker_url": SecretStr(redis_server.url), "rate_limit": "3/hour"})
+    with local_client(create_app(shared)) as one, local_client(create_app(shared)) as other:
+        told = [client.get("/models").status_code for client in (one, other, one, other, one)]
+    assert told == [200, 200, 200, 429, 429]
+
+
+def test_a_request_is_answered_while_redis_hangs(settings, hanging):
+    app = create_app(settings.model_copy(update={"broker_url": SecretStr(hanging)}))
+    with local_client(app) as client:
+        began = time.monotonic()
+        assert client.get("/models").status_code == 200
+        assert time.monotonic() - began < 0.9
+
+
+def test_a_redis_that_is_back_counts_again(refusing, monkeypatch):
+    counting = limiter(broker_url=SecretStr(refusing))
+    asked = []
+    hit = type(counting._shared).hit
+
+    def spy(self, *arguments):
+        asked.append(self is counting._shared)
+        return hit(self, *arguments)
+
+    monkeypatch.setattr(type(counting._shared), "hit", spy)
+    accepted(counting)
+    accepted(counting)
+    assert asked == [True, False, False]
+    later = time.monotonic() + 31
+    monkeypatch.setattr("app.services.rate_limits.time.monotonic", lambda: later)
+    accepted(counting)
+    assert asked[3:] == [True, False]

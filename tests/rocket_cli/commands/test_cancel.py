@@ -1,0 +1,65 @@
+"""`rocket cancel` and what undoes it, `rocket retry`."""
+
+import json
+
+from app.shared.repositories import leases
+from tests.loopback_service import in_background, wait_for
+
+
+def test_a_job_that_waits_is_cancelled_at_once(remote, client, service):
+    job_id = service.submit()
+
+    outcome = remote("cancel", job_id)
+
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err == f"rocket: {job_id} is cancelled; `rocket retry {job_id}` goes on from its checkpoints\n"
+    assert client.get_job(job_id).status == "cancelled"
+
+
+def test_a_job_that_runs_is_asked_to_stop(remote, client, service):
+    job_id = service.submit()
+    service.claim(job_id)
+
+    outcome = remote("cancel", job_id)
+
+    assert outcome.code == 0
+    assert "stops as soon as its worker notices" in outcome.err
+    assert client.get_job(job_id).status == "cancelling"
+
+
+def test_it_can_be_waited_for_that_a_job_has_stopped(remote, client, service):
+    job_id = service.submit()
+    lease = service.claim(job_id)
+
+    def stop():
+        wait_for(lambda: client.get_job(job_id).status == "cancelling")
+        service.do(leases.release_job, lease)
+
+    with in_background(stop):
+        outcome = remote("cancel", job_id, "--wait", "--json")
+
+    assert outcome.code == 0
+    assert json.loads(outcome.out)["status"] == "cancelled"
+
+
+def test_a_job_that_has_ended_cannot_be_cancelled(remote, service):
+    outcome = remote("cancel", service.succeeded({}))
+
+    assert outcome.code == 8
+    assert "has succeeded and can no longer be cancelled" in outcome.err
+
+
+def test_a_cancelled_job_is_retried_as_a_new_one(remote, client, service):
+    job_id = service.submit()
+    remote("cancel", job_id)
+
+    outcome = remote("retry", job_id)
+
+    new = client.list_jobs().data[0]
+    assert (outcome.code, outcome.out, new.retry_of) == (0, f"{new.id}\n", job_id)
+    assert f"`rocket watch {new.id}`" in outcome.err
+    assert json.loads(remote("retry", job_id, "--json").out)["id"] == new.id, "repeated, it is the same new job"
+
+
+def test_a_job_that_waits_cannot_be_retried(remote, service):
+    assert remote("retry", service.submit()).code == 8

@@ -1,0 +1,220 @@
+import inspect
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from rocket_cli.commands.compress import resume_command
+from rocket_cli.options import ExportChoice
+from rocket_core.config import WORK_FOLDER_NAME, CalibrationConfig, CompressionConfig, EvaluationConfig, ExportKind
+from rocket_core.errors import (
+    CompressionCancelledError,
+    HubUnavailableError,
+    InfeasibleBudgetError,
+    InsufficientDiskError,
+    ModelNotFoundError,
+)
+from rocket_core.report.schema import CompressionReport
+from tests.rocket_cli.fakes import FakePipeline, FakeProgress
+
+
+def test_defaults_are_those_of_the_library(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+    assert rocket("compress", "some/model", tmp_path, "--ratio", "0.3").code == 0
+
+    (call,) = pipeline.calls
+    assert call["model"] == "some/model"
+    assert call["output"] == tmp_path
+    assert call["config"] == CompressionConfig(ratio=0.3)
+    assert call["revision"] is None
+    assert call["resume"] is False
+
+
+def test_every_option_reaches_the_library(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+    options = (
+        "--ratio 0.45 --calibration story.txt --samples 7 --sequence-length 33 --seed 5 --device cuda:1 "
+        "--dtype bfloat16 --precision float64 --objective whitened --ignore *.k_proj --ignore *.v_proj --revision v2 "
+        "--resume --export dense --json --evaluate held.txt --evaluate-samples 3 --evaluate-length 40 "
+        "--evaluate-stride 20 --task arc_easy --task mine.jsonl --task-items 9"
+    )
+
+    assert rocket("compress", "model", tmp_path, *options.split()).code == 0
+
+    (call,) = pipeline.calls
+    assert call["config"] == CompressionConfig(
+        ratio=0.45,
+        calibration=CalibrationConfig(dataset="story.txt", samples=7, sequence_length=33, seed=5),
+        evaluate=EvaluationConfig(
+            dataset="held.txt",
+            samples=3,
+            sequence_length=40,
+            stride=20,
+            tasks=("arc_easy", "mine.jsonl"),
+            task_items=9,
+        ),
+        device="cuda:1",
+        dtype="bfloat16",
+        precision="float64",
+        objective="whitened",
+        ignore=("*.k_proj", "*.v_proj"),
+        export=("dense",),
+    )
+    assert (call["revision"], call["resume"]) == ("v2", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [(["--task", "piqa"], {"tasks": ("piqa",)}), (["--evaluate-samples", "2"], {"samples": 2})],
+)
+def test_any_choice_about_an_evaluation_asks_for_one(
+    rocket: Callable, pipeline: FakePipeline, tmp_path: Path, arguments: list[str], settings: dict
+) -> None:
+    assert rocket("compress", "model", tmp_path, "--ratio", "0.3", *arguments).code == 0
+
+    (call,) = pipeline.calls
+    assert call["config"].evaluate == EvaluationConfig(**settings)
+
+
+def test_exports_can_be_named_together(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+    rocket("compress", "model", tmp_path, "--ratio", "0.3", "--export", "dense", "--export", "factored")
+
+    assert pipeline.calls[0]["config"].export == ("dense", "factored")
+
+
+def test_choices_of_export_are_those_of_the_library() -> None:
+    assert tuple(ExportChoice) == get_args(ExportKind)
+
+
+def test_real_pipeline_takes_this_call_and_uses_this_work_folder(
+    rocket: Callable, pipeline: FakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rocket("compress", "model", "out", "--ratio", "0.3")
+    (call,) = pipeline.calls
+    monkeypatch.undo()
+    from rocket_core.pipeline import compress
+
+    positional = [call.pop(name) for name in ("model", "output", "config")]
+    inspect.signature(compress).bind(*positional, **call)
+
+
+def test_result_is_a_table_and_a_snippet_that_loads_it(
+    rocket: Callable, pipeline: FakePipeline, tmp_path: Path
+) -> None:
+    outcome = rocket("compress", "some/model", tmp_path, "--ratio", "0.3")
+
+    assert outcome.code == 0
+    assert "attn.q_proj" in outcome.out
+    assert "import rocket_core.hf" in outcome.out
+    assert f'from_pretrained("{tmp_path / "factored"}")' in outcome.out
+
+
+def test_json_is_the_report_and_nothing_else(
+    rocket: Callable, pipeline: FakePipeline, report: CompressionReport, tmp_path: Path
+) -> None:
+    pipeline.progress = (FakeProgress("calibrating", "layer", 0.5, 3.0),)
+
+    outcome = rocket("compress", "some/model", tmp_path, "--ratio", "0.3", "--json")
+
+    assert CompressionReport.model_validate_json(outcome.out) == report
+    assert outcome.err == "", "stderr is no terminal here"
+
+
+def test_progress_goes_to_stderr_only(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+    pipeline.progress = (
+        FakeProgress("preflight", None, 0.0, None),
+        FakeProgress("calibrating", "model.layers.0.q_proj", 0.25, 90.0),
+        FakeProgress("calibrating", "model.layers.1.q_proj", 0.26, 80.0),
+    )
+
+    outcome = rocket("compress", "some/model", tmp_path, "--ratio", "0.3")
+
+    assert outcome.err.splitlines() == [
+        "rocket: 0%: preflight",
+        "rocket: 25%, 1:30 left: calibrating model.layers.0.q_proj",
+    ]
+    assert "rocket:" not in outcome.out
+
+
+def test_error_is_one_line_and_its_exit_code(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+    pipeline.answer = ModelNotFoundError("no model there; look elsewhere")
+
+    outcome = rocket("compress", "some/model", tmp_path, "--ratio", "0.3")
+
+    assert outcome.code == 3
+    assert outcome.err == "rocket: error: no model there; look elsewhere\n"
+    assert outcome.out == ""
+
+
+def test_error_is_json_for_programs(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+    pipeline.answer = InfeasibleBudgetError("at most 0.7", nearest_ratio=0.7)
+
+    outcome = rocket("compress", "some/model", tmp_path, "--ratio", "0.9", "--json")
+
+    assert outcome.code == 4
+    assert json.loads(outcome.out) == {"error": {"code": "infeasible_budget", "message": "at most 0.7"}}
+    assert outcome.err == "rocket: error: at most 0.7\n"
+
+
+@pytest.mark.parametrize("ratio", ["1", "-0.1", "nan"])
+def test_ratio_out_of_range_is_refused_before_the_work(
+    rocket: Callable, pipeline: FakePipeline, tmp_path: Path, ratio: str
+) -> None:
+    outcome = rocket("compress", "some/model", tmp_path, f"--ratio={ratio}")
+
+    assert outcome.code == 2
+    assert "ratio" in outcome.err
+    assert pipeline.calls == []
+
+
+def test_bug_keeps_its_traceback(pipeline: FakePipeline, rocket: Callable, tmp_path: Path) -> None:
+    pipeline.answer = ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError):
+        rocket("compress", "some/model", tmp_path, "--ratio", "0.3")
+
+
+@pytest.mark.parametrize(
+    "error", [CompressionCancelledError("stopped"), HubUnavailableError("later"), InsufficientDiskError("full")]
+)
+def test_run_that_can_go_on_says_how(
+    rocket: Callable, pipeline: FakePipeline, tmp_path: Path, error: BaseException
+) -> None:
+    output = tmp_path / "my models"
+    (output / WORK_FOLDER_NAME).mkdir(parents=True)
+    pipeline.answer = error
+
+    outcome = rocket("compress", "some/model", output, "--ratio", "0.3", "--ignore", "*.k_proj")
+
+    assert f"    rocket compress --resume some/model '{output}' --ratio 0.3 --ignore '*.k_proj'\n" in outcome.err
+
+
+def test_run_that_has_nothing_to_go_on_with_says_nothing_of_it(
+    rocket: Callable, pipeline: FakePipeline, tmp_path: Path
+) -> None:
+    pipeline.answer = HubUnavailableError("later")
+
+    outcome = rocket("compress", "some/model", tmp_path, "--ratio", "0.3")
+
+    assert outcome.code == 75
+    assert "--resume" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["compress", "a b", "out", "--ratio", "0.3"], ["compress", "--resume", "a b", "out", "--ratio", "0.3"]),
+        (["compress", "--ratio=.3", "--", "-m", "o"], ["compress", "--resume", "--ratio=.3", "--", "-m", "o"]),
+        (["compress", "m", "o", "--resume"], ["compress", "m", "o", "--resume"]),
+    ],
+)
+def test_resume_command_survives_a_shell(arguments: list[str], expected: list[str]) -> None:
+    assert shlex.split(resume_command(arguments)) == ["rocket", *expected]
+
+
+def test_profiles_are_kept_where_that_is_asked_for(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+    rocket("compress", "some/model", tmp_path / "out", "--ratio", "0.25")
+    rocket("compress", "some/model", tmp_path / "out", "--ratio", "0.25", "--profiles", tmp_path / "kept")
+
+    assert [call["profiles"] for call in pipeline.calls] == [None, ("kept in", tmp_path / "kept")]

@@ -1,0 +1,140 @@
+import inspect
+import json
+
+import httpx2
+import pytest
+
+from rocket_cli.commands import estimate, submit
+from rocket_client.models import Available, Estimate
+
+# What a job has and an estimate has no use for.
+OF_A_JOB = {"metadata", "queue", "idempotency_key", "watch"}
+TOLD = Estimate(
+    model_id="a/b",
+    commit="0" * 40,
+    parameters=1_000,
+    stored_bytes=4_000,
+    compressible_parameters=800,
+    kept_parameters=400,
+    factored_bytes=3_000,
+    ratio=0.5,
+    nearest_ratio=0.45,
+    calibration_tokens=2048,
+    memory_bytes=2 * 10**9,
+    disk_bytes=3 * 10**9,
+    available=Available(memory_bytes=10**9, disk_bytes=10**9),
+)
+
+
+@pytest.fixture
+def answered(remote, monkeypatch):
+    """Runs the command for an answer that no server need give."""
+
+    def run(**changes):
+        told = TOLD.model_copy(update=changes)
+        monkeypatch.setattr("rocket_client.client.Rocket.estimate", lambda *_, **__: told)
+        return remote("estimate", "a/b", "--ratio", "0.5")
+
+    return run
+
+
+def rows(text):
+    return {line[:22].strip(): line[22:].split() for line in text.splitlines() if line}
+
+
+def test_sizes_before_and_after_and_needs_are_shown_and_no_job_is_made(remote, client):
+    outcome = remote("estimate", "local/tiny", "--ratio", "0.3", "--samples", "8")
+
+    assert outcome.code == 0
+    shown = rows(outcome.out)
+    assert shown["parameters"] == ["2.76M", "2.05M", "-25.7%"]
+    assert shown["of those, compressible"] == ["2.36M", "1.65M", "-30.0%"]
+    assert shown["weights"] == ["5.51", "MB", "4.39", "MB", "-20.3%"]
+    assert shown["memory"][1] in {"MB", "GB"}
+    assert len(shown["memory"]) == len(shown["disk"]) == 4, "needed and free"
+    assert "download" not in shown
+    assert "Calibrates on 2,048 tokens at most" in outcome.out
+    assert client.list_jobs().data == ()
+
+
+def test_it_says_how_to_make_the_job(remote):
+    arguments = ("local/tiny", "--ratio", "0.3", "--ignore", "*.q_proj")
+
+    assert remote("estimate", *arguments).err == (
+        "rocket: to make a job of it: rocket submit local/tiny --ratio 0.3 --ignore '*.q_proj'\n"
+    )
+
+
+def test_a_size_is_estimated_too(remote):
+    assert rows(remote("estimate", "local/tiny", "--size", "4MB").out)["weights"][2:4] == ["4.00", "MB"]
+
+
+def test_json_is_the_answer(remote, client):
+    outcome = remote("estimate", "local/tiny", "--ratio", "0.3", "--json")
+
+    assert (outcome.code, outcome.err) == (0, "")
+    told, again = json.loads(outcome.out), client.estimate("local/tiny", ratio=0.3).model_dump(mode="json")
+    # What is free changes all the time.
+    assert set(told.pop("available")) == set(again.pop("available")) == {"memory_bytes", "disk_bytes"}
+    assert told == again
+
+
+def test_what_does_not_fit_or_is_not_certain_is_said(answered):
+    outcome = answered()
+
+    assert outcome.code == 0
+    assert "ratios up to 0.45; whether 0.5 is shows once the layers are profiled" in outcome.out
+    assert "less memory free than that" in outcome.out
+    assert "less disk free than that" in outcome.out
+    assert rows(outcome.out)["download"] == ["4.00", "kB"]
+
+
+def test_what_is_free_is_left_out_where_nobody_knows_it(answered):
+    shown = rows(answered(available=None, nearest_ratio=0.5).out)
+    assert (shown["memory"], shown["disk"]) == (["2.00", "GB"], ["3.00", "GB"])
+    unsaid = answered(available=Available(memory_bytes=None, disk_bytes=10**12)).out
+    assert rows(unsaid)["memory"] == ["2.00", "GB", "-"]
+    assert "less" not in unsaid
+
+
+def test_its_options_are_those_of_a_submission_and_mean_the_same(remote, monkeypatch):
+    taken = inspect.signature(submit.submit).parameters
+    own = dict(inspect.signature(estimate.estimate).parameters)
+    del own["context"]
+    assert own == {name: parameter for name, parameter in taken.items() if name not in OF_A_JOB}
+
+    sent = []
+    send = httpx2.Client.stream
+
+    def spy(self, **request):
+        sent.append(request["json"])
+        return send(self, **request)
+
+    monkeypatch.setattr(httpx2.Client, "stream", spy)
+    options = (
+        "--ratio 0.2 --calibration local/mine.jsonl --samples 3 --sequence-length 64 --seed 1 --objective whitened "
+        "--preset best --method rocket --budget bytes --ignore *.q_proj --export dense --dtype float32 "
+        "--precision float64 --evaluate builtin --evaluate-samples 2 --evaluate-length 32 --evaluate-stride 16 "
+        "--task arc_easy --task-items 9"
+    )
+    for command in ("submit", "estimate"):
+        assert remote(command, "local/tiny", *options.split()).code == 0
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("local/tiney", "--ratio", "0.3"), 3, "did you mean local/tiny?"),
+        (("local/tiny", "--ratio", "0.3", "--calibration", "wikitxt2"), 2, "did you mean wikitext2?"),
+        (("local/tiny", "--ratio", "0.99"), 4, "0.99"),
+        (("local/tiny",), 2, "give one of them"),
+        (("local/tiny", "--ratio", "0.3", "--hub-token-env", "NONE"), 2, "no variable of that name"),
+    ],
+)
+def test_it_is_refused_as_a_submission_is(remote, arguments, code, said):
+    asked, submitted = (remote(command, *arguments) for command in ("estimate", "submit"))
+
+    assert asked.code == submitted.code == code
+    assert said in " ".join(asked.err.replace("│", " ").split())
+    assert asked.err.replace("estimate", "submit") == submitted.err

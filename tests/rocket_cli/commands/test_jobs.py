@@ -1,0 +1,70 @@
+import json
+
+import pytest
+
+from rocket_cli.report_table import age_text
+
+
+def test_jobs_are_a_table_newest_first(remote, service):
+    first, second, third = service.submit(), service.submit(ratio=0.25), service.submit()
+    service.progress(service.claim(second), "calibrating", 0.426)
+    service.fail(service.claim(first))
+
+    lines = remote("jobs").out.splitlines()
+
+    assert lines[0].split() == ["job", "status", "progress", "model", "target", "age"]
+    assert lines[1].split()[:5] == [third, "queued", "0%", "local/tiny", "30.0%"]
+    assert lines[2].split()[:6] == [second, "running", "calibrating", "42%", "local/tiny", "25.0%"]
+    assert lines[3].split()[:5] == [first, "failed", "corrupt_checkpoint", "local/tiny", "30.0%"]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_jobs_can_be_chosen_by_status(remote, service):
+    waiting, failed = service.submit(), service.submit()
+    service.fail(service.claim(failed))
+
+    assert waiting not in remote("jobs", "--status", "failed").out
+    assert failed in remote("jobs", "--status", "failed").out
+    outcome = remote("jobs", "--status", "cancelled")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "rocket: no cancelled jobs\n")
+
+
+def test_more_jobs_than_a_page_are_listed_and_older_ones_can_be_had(remote, service):
+    ids = [service.submit() for _ in range(103)]
+
+    outcome = remote("jobs", "--limit", "101")
+    assert [line.split()[0] for line in outcome.out.splitlines()[1:]] == ids[:1:-1]
+    assert outcome.err == f"rocket: older ones: rocket jobs --after {ids[2]}\n"
+    rest = remote("jobs", "--after", ids[2])
+    assert [line.split()[0] for line in rest.out.splitlines()[1:]] == ids[1::-1]
+    assert rest.err == ""
+
+
+def test_a_misspelt_id_is_answered_with_what_one_looks_like(remote):
+    outcome = remote("jobs", "--after", "misspelt")
+
+    assert outcome.code == 2
+    assert "such as job_0123456789abcdefghjkmnpqrs" in outcome.err
+    assert "^" not in outcome.err
+
+
+def test_json_is_the_jobs(remote, client, service):
+    service.submit()
+    last = service.submit()
+
+    listed = json.loads(remote("jobs", "--json", "--limit", "1").out)
+    assert listed == {"data": [client.get_job(last).model_dump(mode="json")], "has_more": True}
+
+
+def test_a_status_that_is_none_is_refused_with_those_there_are(remote):
+    outcome = remote("jobs", "--status", "done")
+
+    assert outcome.code == 2
+    assert "'succeeded'" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-3, "0s"), (0.9, "0s"), (59, "59s"), (60, "1m"), (7199, "1h"), (90_000, "1d")]
+)
+def test_age_is_told_in_its_largest_unit(seconds, text):
+    assert age_text(seconds) == text

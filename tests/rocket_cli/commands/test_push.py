@@ -1,0 +1,243 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from huggingface_hub import constants
+
+from rocket_client.hub_push import Destination, default_folder, push_export
+from tests.loopback_service import free_port, wait_for
+from tests.reference.upload_hub import TOKEN, UploadHub
+
+WEIGHTS = bytes(range(256)) * 512
+SECOND = WEIGHTS[::-1]
+FACTORED = {"model-1.safetensors": WEIGHTS, "model-2.safetensors": SECOND, "config.json": b"{}", "README.md": b"# A"}
+FILES = {
+    **{f"factored/{name}": content for name, content in FACTORED.items()},
+    "dense/model.safetensors": WEIGHTS * 2,
+    "report.json": b"{}",
+}
+REPO = "alice/small"
+
+
+# Of the Hub's client, about itself.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with UploadHub() as hub:
+        hub.replace_the_hub(monkeypatch)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        yield hub
+
+
+@pytest.fixture
+def job_id(service):
+    return service.succeeded(FILES)
+
+
+def test_the_factored_export_is_in_the_repository_in_one_commit(remote, hub, job_id):
+    outcome = remote("push", job_id, REPO)
+
+    assert (outcome.code, outcome.out) == (0, f"{hub.url}/{REPO}\n")
+    assert "factored: 4 files of" in outcome.err
+    assert hub.files(REPO) == FACTORED
+    assert hub.commits(REPO) == 1
+    assert hub.messages == ["local/tiny without 30.0% of its linear parameters, factored, compressed by Rocket"]
+
+
+def test_pushed_again_nothing_is_sent_and_nothing_is_committed(remote, hub, job_id):
+    remote("push", job_id, REPO)
+    received = list(hub.received)
+
+    outcome = remote("push", job_id, REPO, "--json")
+
+    assert json.loads(outcome.out)["is_new"] is False
+    assert (hub.received, hub.commits(REPO)) == (received, 1)
+    assert sorted(hub.received) == sorted(set(hub.received))
+
+
+def test_what_failed_goes_on_and_sends_no_file_twice(remote, hub, job_id, monkeypatch):
+    hub.refusals["POST", f"/api/models/{REPO}/commit/"] = (400, "not now")
+    failed = remote("push", job_id, REPO)
+    assert (failed.code, hub.commits(REPO)) == (2, 0)
+    assert "not now" in failed.err
+    assert len(hub.received) == 2
+
+    hub.refusals.clear()
+    asked = []
+    monkeypatch.setattr("rocket_client._download_state.file_request", lambda *_, **__: asked.append(1))
+    assert remote("push", job_id, REPO).code == 0
+
+    assert asked == [], "nothing is downloaded twice"
+    assert len(hub.received) == 2, "and nothing is uploaded twice"
+    assert hub.files(REPO) == FACTORED
+
+
+def test_a_download_that_broke_off_is_gone_on_with(client, hub, job_id, tmp_path):
+    part = tmp_path / "factored" / "model-1.safetensors.part"
+    part.parent.mkdir()
+    part.write_bytes(WEIGHTS[:1000])
+    told = []
+
+    push_export(client, job_id, Destination(repository=REPO), folder=tmp_path, on_progress=told.append)
+
+    assert told[-1].received == sum(map(len, FACTORED.values())) + len(b"{}") - 1000
+    assert hub.files(REPO) == FACTORED
+
+
+def test_only_what_the_job_has_made_is_pushed(client, hub, job_id, tmp_path):
+    (tmp_path / "factored").mkdir()
+    (tmp_path / "factored" / "diary.txt").write_text("mine")
+
+    pushed = push_export(client, job_id, Destination(repository=REPO), folder=tmp_path)
+
+    assert {file.artifact.name for file in pushed.files} == {f"factored/{name}" for name in FACTORED}
+    assert hub.files(REPO) == FACTORED
+
+
+def test_export_branch_message_and_folder_can_be_chosen(remote, hub, job_id, tmp_path):
+    options = ("--export", "dense", "--revision", "v2/a", "--message", "mine", "--folder", tmp_path / "here")
+    outcome = remote("push", job_id, REPO, *options)
+
+    assert outcome.out == f"{hub.url}/{REPO}/tree/v2/a\n"
+    assert hub.files(REPO, "v2/a") == {"model.safetensors": WEIGHTS * 2}
+    assert (hub.files(REPO), hub.messages) == ({}, ["mine"])
+    assert (tmp_path / "here" / "dense" / "model.safetensors").exists()
+    assert not default_folder(job_id).exists()
+
+
+def test_dense_is_pushed_where_there_is_no_other(remote, hub, service):
+    assert remote("push", service.succeeded({"dense/config.json": b"{}"}), REPO).code == 0
+    assert hub.files(REPO) == {"config.json": b"{}"}
+
+
+def test_json_is_what_is_there_now(remote, hub, job_id):
+    told = json.loads(remote("push", job_id, "small", "--json").out)
+
+    assert (told["repository"], told["revision"], told["export"], told["is_new"]) == (REPO, "main", "factored", True)
+    assert len(told["commit"]) == 40
+    assert {file["name"] for file in told["files"]} == {f"factored/{name}" for name in FACTORED}
+
+
+def test_private_is_private(remote, hub, job_id):
+    assert remote("push", job_id, REPO, "--private").code == 0
+    assert hub.private == {REPO}
+    assert remote("push", job_id, REPO, "--private").code == 0
+
+
+def test_what_is_to_be_private_is_not_pushed_where_others_read(remote, hub, job_id):
+    remote("push", job_id, REPO, "--export", "dense")
+
+    outcome = remote("push", job_id, REPO, "--private", "--json")
+
+    assert outcome.code == 8
+    assert json.loads(outcome.out)["error"]["code"] == "repository_is_public"
+    assert hub.commits(REPO) == 1
+
+
+def test_a_token_comes_from_the_variable_that_is_named_and_is_never_shown(remote, hub, job_id, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    monkeypatch.setenv("MINE", TOKEN)
+
+    outcome = remote("push", job_id, REPO, "--hub-token-env", "MINE", "--json")
+    assert outcome.code == 0
+    assert TOKEN not in outcome.out + outcome.err
+    wrong = remote("push", job_id, REPO, "--json")
+    assert wrong.code == 77
+    assert json.loads(wrong.out)["error"]["code"] == "hub_token_invalid"
+    assert "hf_other" not in wrong.out + wrong.err
+    instead = remote("push", job_id, REPO, "--hub-token-env", TOKEN)
+    assert instead.code == 2
+    assert TOKEN not in instead.out + instead.err
+
+
+def test_without_a_token_nothing_is_asked(remote, hub, job_id, monkeypatch, tmp_path):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+
+    outcome = remote("push", job_id, REPO)
+
+    assert outcome.code == 77
+    assert "HF_TOKEN" in outcome.err
+    assert hub.asked == []
+
+
+def test_a_repository_of_somebody_else_is_refused_before_anything_is_downloaded(remote, hub, job_id):
+    outcome = remote("push", job_id, "bob/small")
+
+    assert outcome.code == 77
+    assert "may not write to bob/small" in outcome.err
+    assert not default_folder(job_id).exists()
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "a b", "--x--", "", "a/..", "https://huggingface.co/a/b"])
+def test_a_name_that_is_none_is_refused(client, hub, job_id, name):
+    from rocket_client.errors import InvalidArgumentError
+
+    with pytest.raises(InvalidArgumentError, match="NAMESPACE/NAME"):
+        push_export(client, job_id, Destination(repository=name))
+    assert hub.asked == []
+
+
+def test_a_hub_that_is_not_there_is_worth_another_try(remote, hub, job_id, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
+
+    outcome = remote("push", job_id, REPO)
+
+    assert outcome.code == 75
+    assert "the Hub does not answer" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_a_hub_that_is_offline_by_settings_is_told(remote, hub, job_id, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    assert remote("push", job_id, REPO).code == 75
+
+
+@pytest.mark.parametrize(("status", "code"), [(503, 75), (429, 75), (409, 75), (400, 2), (403, 77)])
+def test_what_the_hub_answers_becomes_an_exit_code(remote, hub, job_id, status, code):
+    hub.refusals["POST", f"/api/models/{REPO}/commit/"] = (status, "because")
+
+    outcome = remote("push", job_id, REPO)
+
+    assert outcome.code == code
+    assert "because" in outcome.err
+
+
+def test_what_there_is_not_cannot_be_pushed(remote, hub, service, job_id):
+    assert remote("push", service.submit(), REPO).code == 8
+    assert remote("push", "job_" + "0" * 26, REPO).code == 7
+    assert remote("push", "../x", REPO).code == 2
+    only_dense = service.succeeded({"dense/config.json": b"{}"})
+    outcome = remote("push", only_dense, REPO, "--export", "factored")
+    assert (outcome.code, "it has dense" in outcome.err) == (8, True)
+    assert hub.repositories == {}
+
+
+def test_interrupted_it_goes_on_at_the_next_call(server, hub, job_id, tmp_path):
+    # In a process of its own: it gets the signal while a file is on its way to the Hub.
+    code = (
+        "import huggingface_hub._commit_api as c; c.is_xet_available = lambda: False\n"
+        "from rocket_cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", code, "push", job_id, REPO, "--server", server.url]
+    environment = os.environ | {"HF_ENDPOINT": hub.url}
+    hub.hold(f"/api/models/{REPO}/commit/")
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: hub.held)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    hub.let_go()
+    assert process.returncode == 130
+    assert "Traceback" not in told
+    assert hub.commits(REPO) == 0
+
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    assert hub.files(REPO) == FACTORED
+    assert len(hub.received) == 2

@@ -1,0 +1,278 @@
+import inspect
+import json
+import subprocess
+import sys
+
+import httpx2
+import pytest
+
+from app.shared.requests import CalibrationRequest, EvaluationRequest, JobOptions
+from rocket_cli.commands import submit
+from rocket_cli.options import ExportChoice
+from rocket_core.errors import HubUnavailableError
+from tests.loopback_service import free_port, in_background, wait_for
+
+
+def submitted(client):
+    return client.list_jobs().data[0]
+
+
+def test_the_id_goes_to_stdout_and_what_to_do_next_to_stderr(remote, client):
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3")
+
+    job = submitted(client)
+    assert (outcome.code, outcome.out) == (0, f"{job.id}\n")
+    assert outcome.err == f"rocket: submitted; `rocket watch {job.id}` shows how it comes along\n"
+
+
+def test_what_is_not_given_is_not_sent(remote, monkeypatch):
+    sent = []
+    send = httpx2.Client.stream
+
+    def spy(self, **request):
+        sent.append(request["json"])
+        return send(self, **request)
+
+    monkeypatch.setattr(httpx2.Client, "stream", spy)
+    remote("submit", "local/tiny", "--ratio", "0.3")
+
+    assert sent == [{"model_id": "local/tiny", "ratio": 0.3}]
+
+
+def test_every_option_reaches_the_server(remote, client):
+    options = (
+        "--ratio 0.2 --calibration local/mine.jsonl --samples 3 --sequence-length 64 --seed 1 --objective whitened "
+        "--ignore *.q_proj --ignore *.k_proj --export dense --dtype float32 --precision float64 --metadata a=b "
+        "--metadata c=d=e --idempotency-key mine --evaluate builtin --evaluate-samples 2 --evaluate-length 32 "
+        "--evaluate-stride 16 --task arc_easy --task-items 9"
+    )
+
+    assert remote("submit", "local/tiny", *options.split()).code == 0
+
+    job = submitted(client)
+    assert (job.model_id, job.ratio, job.metadata) == ("local/tiny", 0.2, {"a": "b", "c": "d=e"})
+    assert job.calibration.model_dump() == {
+        "dataset": "local/mine.jsonl",
+        "samples": 3,
+        "sequence_length": 64,
+        "seed": 1,
+    }
+    assert job.evaluate.model_dump() == {
+        "dataset": "builtin",
+        "samples": 2,
+        "sequence_length": 32,
+        "stride": 16,
+        "tasks": ("arc_easy",),
+        "task_items": 9,
+    }
+    wanted = {
+        "objective": "whitened",
+        "ignore": ["*.q_proj", "*.k_proj"],
+        "export": ["dense"],
+        "dtype": "float32",
+        "precision": "float64",
+    }
+    assert wanted.items() <= job.options.items()
+    assert (
+        client.submit(
+            "local/tiny",
+            ratio=0.2,
+            calibration=job.calibration.model_dump(),
+            evaluate=job.evaluate.model_dump(),
+            options=job.options,
+            metadata=job.metadata,
+            idempotency_key="mine",
+        ).id
+        == job.id
+    )
+
+
+def test_every_option_is_one_of_the_request():
+    parameters = set(inspect.signature(submit.submit).parameters)
+    text = {"calibration", *CalibrationRequest.model_fields} - {"dataset"}
+    assert text <= parameters
+    evaluation = {"evaluate", "evaluate_samples", "evaluate_length", "evaluate_stride", "task", "task_items"}
+    assert len(evaluation) == len(EvaluationRequest.model_fields)
+    assert evaluation <= parameters
+    own = {
+        "model_id",
+        "ratio",
+        "size",
+        "revision",
+        "metadata",
+        "queue",
+        "idempotency_key",
+        "hub_token_env",
+        "watch",
+        "server",
+        "as_json",
+    }
+    assert parameters - text - evaluation - own <= set(JobOptions.model_fields)
+    assert all(isinstance(choice, str) for choice in ExportChoice), "choices are sent as they are"
+
+
+def test_json_is_the_job(remote, client):
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--json")
+
+    assert (outcome.code, outcome.err) == (0, "")
+    assert json.loads(outcome.out) == submitted(client).model_dump(mode="json")
+
+
+def test_watching_ends_with_the_result(remote, client, service):
+    def work():
+        wait_for(lambda: client.list_jobs().data)
+        lease = service.claim(submitted(client).id)
+        service.progress(lease, "calibrating", 0.5)
+        service.succeed(lease, {})
+
+    with in_background(work):
+        outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--watch")
+
+    job = submitted(client)
+    lines = outcome.out.splitlines()
+    assert outcome.code == 0
+    assert lines[0] == job.id
+    assert lines[1].startswith(f"{job.id} succeeded in 0:0")
+    assert "Parameters: 7M of 10M compressible ones kept, 30.0% removed" in lines
+    assert f"rocket download {job.id}" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "near"),
+    [("local/tiney", "local/tiny"), ("tiny", "local/tiny"), ("tinny", "local/tiny"), ("local/elephant", None)],
+)
+def test_an_unknown_model_is_answered_with_those_there_are(remote, model, near):
+    outcome = remote("submit", model, "--ratio", "0.3")
+
+    assert outcome.code in {2, 3}
+    assert f"{model!r} is refused" in outcome.err
+    assert "this server has local/tiny" in outcome.err
+    assert (f"did you mean {near}?" in outcome.err) == (near is not None)
+
+
+def test_a_path_is_answered_with_what_to_do_with_it(remote, tmp_path):
+    (tmp_path / "my model").mkdir()
+
+    outcome = remote("submit", tmp_path / "my model", "--ratio", "0.3")
+
+    assert outcome.code == 2
+    assert "a server takes no paths; copy it into the server's models folder" in outcome.err
+
+
+def test_an_unknown_dataset_is_answered_with_those_there_are(remote):
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--calibration", "wikitxt2")
+
+    assert outcome.code == 2
+    assert "did you mean wikitext2?" in outcome.err
+    assert "local/mine.jsonl" in outcome.err
+
+
+def test_of_two_datasets_the_unknown_one_is_answered(remote):
+    known = ("--calibration", "local/mine.jsonl")
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3", *known, "--evaluate", "local/main.jsonl")
+
+    assert outcome.code == 3
+    assert "'local/main.jsonl' is refused" in outcome.err
+    assert "did you mean local/mine.jsonl?" in outcome.err
+
+
+@pytest.mark.parametrize("command", [("submit", "--ratio", "0.3"), ("estimate", "--size", "4MB"), ("profile",)])
+def test_a_pattern_that_matches_no_layer_is_named(remote, client, command):
+    wrong = ("--ignore", "*.q_proj", "--ignore", "*.dwn_proj")
+    outcome = remote(command[0], "local/tiny", *command[1:], *wrong)
+
+    assert outcome.code == 2
+    assert "--ignore '*.dwn_proj': " in outcome.err
+    assert "did you mean '*.down_proj'?" in outcome.err
+    assert client.list_jobs().data == ()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "code", "said"), [("1.5", 2, "less than 1"), ("nan", 2, "ratio"), ("0.99", 4, "0.99")]
+)
+def test_a_ratio_that_cannot_be_is_refused(remote, client, ratio, code, said):
+    outcome = remote("submit", "local/tiny", "--ratio", ratio)
+
+    assert outcome.code == code
+    assert said in outcome.err
+    assert outcome.out == ""
+    assert client.list_jobs().data == ()
+
+
+def test_a_refusal_is_json_for_programs(remote):
+    outcome = remote("submit", "local/elephant", "--ratio", "0.3", "--json")
+
+    error = json.loads(outcome.out)["error"]
+    assert outcome.code == 3
+    assert (error["code"], error["status"]) == ("model_not_found", 422)
+    assert error["request_id"]
+
+
+def test_a_label_that_is_none_is_wrong_usage(remote):
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--metadata", "team")
+
+    assert outcome.code == 2
+    assert "KEY=VALUE" in outcome.err
+
+
+def test_without_a_server_it_is_said_how_to_start_one(rocket, monkeypatch):
+    monkeypatch.setattr("rocket_cli.connection.COMMAND_PATIENCE", 0.3)
+    url = f"http://127.0.0.1:{free_port()}"
+
+    outcome = rocket("submit", "local/tiny", "--ratio", "0.3", "--server", url)
+
+    assert outcome.code == 75
+    assert f"{url} does not answer (Connection refused); trying again for 0:00" in outcome.err
+    assert "start it with `rocket serve`" in outcome.err
+
+
+def test_the_server_is_named_where_it_is_not_the_usual_one(rocket, server):
+    outcome = rocket("submit", "local/tiny", "--ratio", "0.3", "--server", server.url)
+
+    assert f"rocket watch {outcome.out.strip()} --server {server.url}" in outcome.err
+
+
+def test_a_client_loads_neither_the_service_nor_torch(server):
+    code = (
+        "import sys\nfrom rocket_cli.main import main\n"
+        "try:\n    main(['jobs'])\nfinally:\n    print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={"ROCKET_SERVER": server.url}, capture_output=True, text=True, check=True
+    )
+    imported = set(json.loads(result.stdout.splitlines()[-1].replace("'", '"')))
+    assert imported.isdisjoint({"app", "worker", "torch", "transformers", "fastapi", "sqlalchemy"})
+
+
+def test_a_misspelled_local_model_is_told_apart_from_a_hub_that_is_down(remote, server, monkeypatch):
+    monkeypatch.setattr("rocket_cli.connection.COMMAND_PATIENCE", 0)
+
+    def admit(*_):
+        raise HubUnavailableError("the Hub cannot be reached")
+
+    monkeypatch.setattr(type(server.application.state.context.admission), "admit", admit)
+
+    outcome = remote("submit", "lokal/tiny", "--ratio", "0.3")
+    assert outcome.code == 75
+    assert "the Hub cannot be reached" in outcome.err
+    assert "did you mean local/tiny, which this server has?" in outcome.err
+    assert "did you mean" not in remote("submit", "big/other", "--ratio", "0.3").err
+
+
+def test_a_server_that_asks_for_time_is_not_called_silent(remote, server, monkeypatch):
+    monkeypatch.setattr("app.api.problems.RETRY_AFTER_SECONDS", 1)
+    admission = type(server.application.state.context.admission)
+    real, asked = admission.admit, []
+
+    def busy_once(*arguments):
+        asked.append(1)
+        if len(asked) == 1:
+            raise HubUnavailableError("later")
+        return real(*arguments)
+
+    monkeypatch.setattr(admission, "admit", busy_once)
+
+    outcome = remote("submit", "local/tiny", "--ratio", "0.3")
+    assert outcome.code == 0
+    assert f"{server.url} asks for time (later); trying again for" in outcome.err
+    assert "does not answer" not in outcome.err

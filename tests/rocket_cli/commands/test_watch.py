@@ -1,0 +1,216 @@
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from app.shared.outcomes import JobError
+from rocket_cli.following import JobView, seconds_until
+from rocket_client.models import Event, Progress
+from tests.loopback_service import ServerProcess, in_background, wait_for
+
+WATCH = "from rocket_cli.main import main; main()"
+
+
+class Recorder:
+    def __init__(self):
+        self.shown = []
+
+    def show(self, *state):
+        self.shown.append(state)
+
+
+def event(kind, level="info", **data):
+    return Event(id=1, created_at=datetime.now(UTC), level=level, type=kind, message="told", data=data)
+
+
+def progress(status, stage, fraction):
+    return Progress(status=status, stage=stage, progress=fraction)
+
+
+def watching(server, job_id, *options, **streams):
+    command = [sys.executable, "-c", WATCH, "watch", job_id, "--server", server.url, *options]
+    return subprocess.Popen(command, **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | streams))
+
+
+def test_stage_layer_and_progress_are_put_together(capsys):
+    recorder = Recorder()
+    view = JobView(recorder)
+    for news in (
+        progress("queued", None, 0),
+        progress("running", "calibrating", 0.1),
+        event("layer", layer="model.layers.0.q"),
+        event("message", level="warning"),
+        progress("running", "calibrating", 0.2),
+        progress("running", "factorizing", 0.8),
+        progress("cancelling", "factorizing", 0.8),
+    ):
+        view.show(news)
+
+    assert recorder.shown == [
+        ("queued", "", 0, None),
+        ("calibrating", "", 0.1, None),
+        ("calibrating", "model.layers.0.q", 0.2, None),
+        ("factorizing", "", 0.8, None),
+        ("cancelling", "", 0.8, None),
+    ]
+    assert capsys.readouterr().err == "rocket: warning: told\n"
+
+
+def test_time_left_is_never_negative():
+    assert seconds_until(None) is None
+    assert seconds_until(datetime.now(UTC) - timedelta(hours=1)) == 0
+    assert 3590 < seconds_until(datetime.now(UTC) + timedelta(hours=1)) <= 3600
+
+
+def test_a_job_that_has_succeeded_is_shown_at_once(remote, service):
+    job_id = service.succeeded({})
+
+    outcome = remote("watch", job_id)
+
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"{job_id} succeeded in 0:0")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (JobError(code="insufficient_disk", message="the disk is full", stage="exporting"), 5),
+        (JobError(code="internal_error", message="the disk is full", stage="exporting"), 1),
+        (JobError(code="infeasible_budget", message="the disk is full", stage="exporting"), 4),
+    ],
+)
+def test_a_job_that_failed_says_why_and_exits_so(remote, service, error, code):
+    job_id = service.submit()
+    service.fail(service.claim(job_id), error)
+
+    outcome = remote("watch", job_id)
+
+    assert (outcome.code, outcome.out) == (code, "")
+    assert outcome.err == f"rocket: error: {job_id} failed while exporting: the disk is full\n"
+
+
+def test_a_job_that_was_cancelled_exits_so(remote, client, service):
+    job_id = service.submit()
+    client.cancel(job_id)
+
+    outcome = remote("watch", job_id)
+
+    assert outcome.code == 9
+    assert outcome.err == (f"rocket: {job_id} is cancelled; `rocket retry {job_id}` goes on from its checkpoints\n")
+
+
+def test_json_is_the_job_as_it_ended_with_its_error(remote, client, service):
+    job_id = service.submit()
+    service.fail(service.claim(job_id))
+
+    outcome = remote("watch", job_id, "--json")
+
+    assert outcome.code == 6
+    assert json.loads(outcome.out) == client.get_job(job_id).model_dump(mode="json")
+    assert json.loads(outcome.out)["error"]["code"] == "corrupt_checkpoint"
+
+
+def test_a_log_has_a_line_for_each_stage_and_warning(remote, server, service):
+    job_id = service.submit()
+    lease = service.claim(job_id)
+    service.warn(lease, "few samples")
+    finish_at = datetime.now(UTC) + timedelta(seconds=90)
+    steps = [
+        lambda: wait_for(lambda: server.application.state.streams._places._taken),
+        lambda: service.progress(lease, "calibrating", 0.25, finish_at),
+        lambda: time.sleep(0.3),
+        lambda: service.succeed(lease, {}),
+    ]
+    with in_background(*steps):
+        outcome = remote("watch", job_id)
+
+    assert outcome.code == 0
+    assert outcome.err.splitlines() == [
+        "rocket: 0%: running",
+        "rocket: warning: few samples",
+        "rocket: 25%, 1:30 left: calibrating",
+        "rocket: 100%: succeeded",
+    ]
+
+
+def test_an_unknown_job_is_answered_with_one_of_almost_that_name(remote, service):
+    job_id = service.submit()
+
+    outcome = remote("watch", job_id[:-1] + "_")
+
+    assert outcome.code == 7
+    assert f"did you mean {job_id}?" in outcome.err
+    assert "`rocket jobs` lists" in outcome.err
+
+
+def test_a_path_is_no_job(remote):
+    assert remote("watch", "../healthz").code == 2
+
+
+def test_ctrl_c_leaves_the_job_alone_and_says_how_to_go_on(server, service, client):
+    job_id = service.submit()
+    with watching(server, job_id) as process:
+        while "queued" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+
+    assert (process.returncode, out) == (130, "")
+    assert f"{job_id} goes on" in err
+    assert f"rocket watch {job_id} --server {server.url}" in err
+    assert f"rocket cancel {job_id} --server {server.url}" in err
+    assert "Traceback" not in err
+    assert client.get_job(job_id).status == "queued"
+
+
+def test_a_server_that_is_killed_and_started_again_is_found_again(service):
+    job_id = service.submit()
+    lease = service.claim(job_id)
+    with ServerProcess(service.settings.data_dir) as server, watching(server, job_id) as process:
+        while "running" not in process.stderr.readline():
+            pass
+        server.kill()
+        gone = process.stderr.readline()
+        server.start()
+        service.progress(lease, "calibrating", 0.5)
+        service.succeed(lease, {})
+        out, err = process.communicate(timeout=30)
+
+    assert f"{server.url} does not answer" in gone
+    assert "trying again for 5:00" in gone
+    assert f"{server.url} answers again" in err
+    assert process.returncode == 0
+    assert f"{job_id} succeeded" in out
+
+
+def test_a_terminal_sees_a_bar_with_stage_layer_and_time_left(server, service):
+    job_id = service.submit()
+    lease = service.claim(job_id)
+    finish_at = datetime.now(UTC) + timedelta(seconds=754)
+    service.profile(lease, "model.layers.3.mlp.down_proj")
+    service.progress(lease, "calibrating", 0.42, finish_at)
+    terminal, end_of_process = pty.openpty()
+    drawn = b""
+    with watching(server, job_id, stderr=end_of_process) as process:
+        os.close(end_of_process)
+        while b"left" not in drawn or b"12:" not in drawn:
+            drawn += os.read(terminal, 4096)
+        service.profile(lease, "model.layers.4.mlp.up_proj", 1)
+        service.progress(lease, "calibrating", 0.5, finish_at)
+        while b"up_proj" not in drawn:
+            drawn += os.read(terminal, 4096)
+        service.succeed(lease, {})
+        out = process.stdout.read()
+        process.wait(timeout=30)
+    os.close(terminal)
+
+    assert b"calibrating" in drawn
+    assert b"42%" in drawn
+    assert process.returncode == 0
+    assert "succeeded" in out

@@ -1,0 +1,35 @@
+import sys
+from types import ModuleType
+
+import pytest
+
+from rocket_core.report.schema import CompressionReport
+from tests.rocket_cli.fakes import FakePipeline, build_report
+from tests.service_fixtures import (  # noqa: F401
+    _no_server_is_left,
+    _no_settings_of_this_machine,
+    client,
+    connect,
+    pytest_generate_tests,
+    remote,
+    rocket,
+    server,
+    service,
+    stack,
+)
+
+
+@pytest.fixture
+def report() -> CompressionReport:
+    return build_report()
+
+
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch, report: CompressionReport) -> FakePipeline:
+    fake = FakePipeline(answer=report)
+    module = ModuleType("rocket_core.pipeline")
+    module.compress = fake.compress
+    module.KeptProfiles = lambda folder: ("kept in", folder)
+    monkeypatch.setitem(sys.modules, "rocket_core.pipeline", module)
+    monkeypatch.setattr("rocket_cli.commands.compress.hide_library_bars", lambda: None)
+    return fake

@@ -1,0 +1,81 @@
+import socket
+import time
+
+import pytest
+
+from tests.loopback_service import free_port
+
+
+@pytest.fixture
+def complete(rocket, monkeypatch):
+    """What a shell offers at the end of a line."""
+
+    def complete(line):
+        monkeypatch.setenv("_ROCKET_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+        outcome = rocket()
+        assert (outcome.code, outcome.err) == (0, "")
+        return outcome.out.split()
+
+    return complete
+
+
+@pytest.fixture
+def known(server, monkeypatch):
+    monkeypatch.setenv("ROCKET_SERVER", server.url)
+
+
+@pytest.mark.parametrize("command", ["watch", "cancel", "retry", "report", "download", "jobs --after"])
+def test_jobs_are_offered_newest_first(complete, known, service, command):
+    ids = [service.submit() for _ in range(2)]
+
+    assert complete(f"rocket {command} job_") == ids[::-1]
+    assert complete(f"rocket {command} {ids[0]}") == ids[:1]
+    assert complete(f"rocket {command} x") == []
+
+
+def test_a_frontier_is_offered_of_profiles_and_of_jobs_that_have_one(complete, known, service):
+    service.submit()
+    job_id = service.submit()
+    profile_id = service.profile_model(service.claim(job_id))
+
+    assert complete("rocket frontier ") == [job_id, profile_id]
+    assert complete("rocket frontier prof") == [profile_id]
+
+
+def test_models_calibrations_and_statuses_are_offered(complete, known):
+    assert complete("rocket submit lo") == ["local/tiny"]
+    assert complete("rocket submit local/tiny --calibration local") == ["local/mine.jsonl"]
+    assert complete("rocket estimate lo") == ["local/tiny"]
+    assert complete("rocket estimate local/tiny --calibration local") == ["local/mine.jsonl"]
+    assert complete("rocket jobs --status c") == ["cancelling", "cancelled"]
+
+
+def test_the_server_of_the_line_is_asked(complete, server, monkeypatch):
+    monkeypatch.setenv("ROCKET_SERVER", f"http://127.0.0.1:{free_port()}")
+
+    assert complete("rocket submit lo") == []
+    assert complete(f"rocket submit --server {server.url} lo") == ["local/tiny"]
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "no address", "http://name.invalid"])
+def test_nothing_is_offered_where_there_is_no_server(complete, monkeypatch, address):
+    monkeypatch.setenv("ROCKET_SERVER", address)
+
+    assert complete("rocket watch job_") == []
+
+
+def test_a_silent_server_is_not_waited_for(complete, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("ROCKET_SERVER", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        assert complete("rocket watch job_") == []
+
+    assert time.monotonic() - began < 5
+
+
+def test_a_server_that_refuses_offers_nothing(complete, known, service, monkeypatch):
+    monkeypatch.setenv("ROCKET_API_KEY", "rk_ü")
+
+    assert complete("rocket watch job_") == []

@@ -1,0 +1,174 @@
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+import rocket_client
+from rocket_cli.exit_codes import MEANINGS
+from rocket_cli.main import app
+from rocket_core import __version__
+
+BASE_INSTALL = """
+import sys
+
+class WorkerExtraIsMissing:
+    names = set(sys.argv.pop(1).split(","))
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, WorkerExtraIsMissing())
+from rocket_cli.main import main
+main(sys.argv[1:])
+"""
+
+WORKER_PACKAGES = "accelerate,datasets,psutil,safetensors,tokenizers,torch,transformers"
+
+IMPORTED_BY_HELP = """
+import atexit, sys
+atexit.register(lambda: sys.stderr.write(" ".join(sys.modules)))
+from rocket_cli.main import main
+main(["compress", "--help"])
+"""
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"COLUMNS": "100", "TERM": "dumb"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
+    began = time.monotonic()
+    process = python(IMPORTED_BY_HELP)
+    seconds = time.monotonic() - began
+
+    imported = set(process.stderr.split())
+    assert process.returncode == 0
+    assert "rocket_cli.commands.compress" in imported
+    assert imported.isdisjoint({"torch", "transformers", "datasets", "safetensors", "huggingface_hub", "accelerate"})
+    assert imported.isdisjoint({"app", "worker", "httpx2", "sqlalchemy", "fastapi"})
+    assert seconds < 5, "even a busy machine needs less unless something heavy is imported"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("compress", "model", "out", "--ratio", "0.3"), ("evaluate", "model", "--text", "text.txt")],
+    ids=lambda arguments: arguments[0],
+)
+def test_base_install_is_told_what_to_install(arguments: tuple[str, ...]) -> None:
+    process = python(BASE_INSTALL, WORKER_PACKAGES, *arguments)
+
+    assert process.returncode == 2
+    assert "pip install 'rocket-compress[worker]'" in process.stderr
+    assert "Traceback" not in process.stderr
+    assert process.stdout == ""
+
+
+def test_base_install_has_help_and_version() -> None:
+    assert python(BASE_INSTALL, WORKER_PACKAGES, "--help").returncode == 0
+    assert python(BASE_INSTALL, WORKER_PACKAGES, "--version").stdout == f"rocket {__version__}\n"
+
+
+def test_version_is_that_of_the_library(rocket: Callable) -> None:
+    outcome = rocket("--version")
+
+    assert (outcome.code, outcome.out) == (0, f"rocket {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("compress", "evaluate", "serve", "submit", "jobs", "watch", "report", "download", "cancel", "retry"),
+        *("upload", "migrate", "api", "worker", "admin", "models", "calibrations", "profiles", "frontier", "push"),
+        *("estimate", "profile"),
+    ],
+)
+def test_help_documents_every_exit_code(rocket: Callable, command: str) -> None:
+    outcome = rocket(*command.split(), "--help")
+
+    assert outcome.code == 0
+    for code, meaning in MEANINGS.items():
+        assert f"{int(code):>3}  {meaning}" in outcome.out
+
+
+def test_misspelled_attribute_of_the_package_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Rockt"):
+        rocket_client.Rockt  # noqa: B018
+
+
+def test_misspelled_command_is_answered_with_the_right_one(rocket: Callable) -> None:
+    outcome = rocket("compres")
+
+    assert outcome.code == 2
+    assert "Did you mean 'compress'?" in outcome.err
+
+
+def test_misspelled_option_is_answered_with_the_right_one(rocket: Callable) -> None:
+    outcome = rocket("compress", "model", "out", "--ratoi", "0.3")
+
+    assert outcome.code == 2
+    assert "--ratio" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("submit", "local/tiny"),
+        ("submit", "local/tiny", "--ratio", "much"),
+        ("submit", "local/tiny", "--ratio", "0.3", "--hub-token-env", "NONE_OF_THAT_NAME"),
+        ("jobs", "--limmit", "3"),
+        ("nothing",),
+        ("admin", "keys", "create"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_json_for_programs(rocket: Callable, arguments: tuple[str, ...]) -> None:
+    outcome = rocket(*arguments, "--json")
+
+    assert outcome.code == 2
+    error = json.loads(outcome.out)["error"]
+    assert (error["code"], bool(error["message"])) == ("invalid_usage", True)
+    assert "Usage" in outcome.err
+    assert rocket(*arguments).out == ""
+
+
+def commands(group: typer.core.TyperGroup, *names: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *names, name)
+        else:
+            yield (*names, name)
+
+
+def test_every_command_that_makes_a_result_gives_it_as_json(rocket: Callable) -> None:
+    # These run until somebody ends them.
+    result_less = {("serve",), ("api",), ("worker",)}
+    found = set(commands(typer.main.get_command(app)))
+
+    assert result_less < found
+    assert not [name for name in found - result_less if "--json" not in rocket(*name, "--help").out]
+
+
+def test_every_command_is_in_the_readme() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    # Several that are alike share a row: | `rocket models`, `calibrations` |
+    missing = [
+        name
+        for name in typer.main.get_command(app).commands
+        if not re.search(rf"rocket {name}\b|^\| `rocket .*`{name}`", readme, flags=re.MULTILINE)
+    ]
+    assert missing == []
+
+
+def test_shell_completion_can_be_installed(rocket: Callable) -> None:
+    assert "--install-completion" in rocket("--help").out

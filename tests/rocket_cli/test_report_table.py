@@ -1,0 +1,162 @@
+from pathlib import Path
+
+import pytest
+
+from rocket_cli.report_table import common_prefix, count_text, print_report
+from rocket_core.report.quality import Difference, EvaluationReport, ModelQuality, TaskScore
+from rocket_core.report.schema import CompressionReport
+from tests.rocket_cli.fakes import build_report
+
+
+@pytest.fixture
+def lines(report: CompressionReport, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    print_report(report, Path("out folder"))
+    return capsys.readouterr().out.splitlines()
+
+
+def test_each_layer_has_its_row_without_the_shared_beginning(lines: list[str]) -> None:
+    assert lines[1].split() == ["layer", "kind", "rank", "nnz", "sparsity", "kept", "ratio", "error", "error"]
+    # 200 atoms of 1000 features and 50,000 of 200,000 coefficients are 250,000 of a million parameters.
+    assert lines[2].split() == ["0.attn.q_proj", "factored", "200", "50k", "75.0%", "250k", "75.0%", "0.1250", "0.3750"]
+    assert lines[3].split() == ["0.mlp.up_proj", "dense", "-", "-", "-", "2M", "0.0%", "-", "-"]
+    assert lines[4].startswith("1.attn.q_proj ")
+    assert lines[6].split() == ["total", "4.5M", "25.0%"]
+    assert "All layer names begin with model.layers." in lines
+
+
+def test_columns_stand_under_each_other(lines: list[str]) -> None:
+    table = lines[:7]
+
+    assert len({len(line) for line in table}) == 1
+    assert max(map(len, table)) <= 80
+    for end in (len(table[0]) - 1, table[1].index("kind") - 2):
+        assert table[2][end] != " "
+        assert table[1][table[1].index("kind") - 1] == " "
+
+
+def test_quality_before_and_after_is_shown_where_it_was_measured(
+    report: CompressionReport, capsys: pytest.CaptureFixture[str], lines: list[str]
+) -> None:
+    assert not any("perplexity" in line for line in lines)
+    score = TaskScore(task="quiz", metric="acc", value=0.5, items=4)
+    evaluation = EvaluationReport(
+        export="factored",
+        dataset="held.txt",
+        windows=3,
+        sequence_length=8,
+        stride=4,
+        tokens=12345,
+        text_sha256="0" * 64,
+        before=ModelQuality(negative_log_likelihood=1.0, perplexity=2.71828, tasks=(score,)),
+        after=ModelQuality(negative_log_likelihood=800.0, tasks=(score.model_copy(update={"value": 0.25}),)),
+        difference=Difference(kl_divergence=0.12345, top1_agreement=0.75),
+    )
+
+    print_report(report.model_copy(update={"evaluation": evaluation}), Path("out folder"))
+
+    table = capsys.readouterr().out.splitlines()
+    start = next(index for index, line in enumerate(table) if line.startswith("12,345 tokens of held.txt"))
+    assert [line.split("  ")[0] for line in table[start + 1 : start + 5]] == [
+        "perplexity",
+        "KL divergence, nats per token",
+        "same likeliest token",
+        "quiz, acc of 4",
+    ]
+    rows = [line.split()[-2:] for line in table[start + 1 : start + 5]]
+    assert table[start].split()[-2:] == ["original", "factored"]
+    assert table[start + 1].endswith("2.718  beyond e^709")
+    assert [row[-1] for row in rows[1:]] == ["0.1235", "75.0%", "25.0%"]
+    assert rows[3] == ["50.0%", "25.0%"]
+
+
+def test_layers_left_alone_are_counted_by_reason(lines: list[str]) -> None:
+    assert "Left alone: 2 layers (never called)" in lines
+
+
+def test_a_text_with_fewer_windows_than_asked_for_is_told(lines: list[str]) -> None:
+    assert "Calibrated on 1 windows, not the 256 asked for: the text has no more" in lines
+
+
+def test_totals_compare_the_exports_with_the_original(lines: list[str]) -> None:
+    text = "\n".join(lines)
+
+    assert "4.5M of 6M compressible ones kept, 25.0% removed (18.8% of the whole model's 8M)" in text
+    assert "Took 1:13, with at most 3.5 MB of memory" in text
+    assert any(line.split() == ["original", "16.00", "MB", "some/model"] for line in lines)
+    assert any(line.split() == ["factored", "12.34", "MB", "-22.9%", "out", "folder/factored"] for line in lines)
+    assert any(line.split() == ["dense", "16.00", "MB", "+0.0%", "out", "folder/dense"] for line in lines)
+
+
+def test_snippet_is_python_that_loads_the_factored_export(lines: list[str]) -> None:
+    snippet = "\n".join(line.strip() for line in lines[-3:])
+
+    compile(snippet, "snippet", "exec")
+    assert "import rocket_core.hf" in snippet
+    assert 'from_pretrained("out folder/factored")' in snippet
+
+
+def test_dense_export_alone_loads_without_this_library(
+    report: CompressionReport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_report(report.model_copy(update={"exports": report.exports[1:]}), Path("out"))
+
+    out = capsys.readouterr().out
+    assert 'from_pretrained("out/dense")' in out
+    assert "rocket_core" not in out
+
+
+def test_hundreds_of_layers_are_all_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(build_report(blocks=150), Path("out"))
+
+    assert sum("_proj " in line for line in capsys.readouterr().out.splitlines()) == 300
+
+
+def test_narrow_terminal_loses_no_column(
+    report: CompressionReport, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+
+    print_report(report, Path("out"))
+
+    assert "0.1250 0.3750" in capsys.readouterr().out
+
+
+def test_brackets_in_names_are_no_markup(report: CompressionReport, capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(report.model_copy(update={"model": "[bold]model[/bold]"}), Path("[red]"))
+
+    out = capsys.readouterr().out
+    assert "[bold]model[/bold]" in out
+    assert "[red]/factored" in out
+
+
+@pytest.mark.parametrize(
+    ("names", "prefix"),
+    [
+        (["model.layers.0.q", "model.layers.1.q"], "model.layers."),
+        (["h.1.attn", "h.10.attn"], "h."),
+        (["a.q", "b.q"], ""),
+        (["model.q"], "model."),
+        (["q"], ""),
+        (["a.b", "a.b.c"], "a."),
+        ([], ""),
+    ],
+)
+def test_common_prefix_ends_at_a_dot_and_leaves_every_layer_a_name(names: list[str], prefix: str) -> None:
+    assert common_prefix(names) == prefix
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1k"),
+        (12_345, "12.3k"),
+        (999_499, "999k"),
+        (999_999, "1M"),
+        (1_240_000, "1.24M"),
+        (7_612_000_000, "7.61B"),
+    ],
+)
+def test_counts_are_short(count: int, text: str) -> None:
+    assert count_text(count) == text

@@ -1,0 +1,77 @@
+import pytest
+
+from rocket_client._retry import Patience, retry_after_seconds
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def waits(patience, clock):
+    """Every wait until it is enough, slept through."""
+    found = []
+    while (wait := patience.next_wait()) is not None:
+        found.append(wait)
+        clock.now += wait
+    return found
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_waits_grow_and_add_up_to_the_whole_patience(clock):
+    found = waits(Patience(60, clock=clock), clock)
+
+    assert sum(found) == pytest.approx(60)
+    assert found[0] <= 0.25
+    for number, wait in enumerate(found[:-1]):
+        longest = min(8, 0.25 * 2**number)
+        assert longest / 2 <= wait <= longest
+
+
+def test_two_clients_do_not_wait_alike(clock):
+    assert Patience(60, clock=clock).next_wait() != Patience(60, clock=clock).next_wait()
+
+
+def test_without_patience_there_is_no_wait(clock):
+    assert Patience(0, clock=clock).next_wait() is None
+
+
+def test_what_the_server_asks_for_is_waited_at_least(clock):
+    assert Patience(60, clock=clock).next_wait(20) == 20
+
+
+def test_who_would_have_to_wait_for_too_long_gives_up_at_once(clock):
+    assert Patience(60, clock=clock).next_wait(61) is None
+
+
+def test_an_answer_begins_anew(clock):
+    patience = Patience(60, clock=clock)
+    waits(patience, clock)
+    patience.renew()
+
+    assert patience.seconds_left == 60
+    assert patience.next_wait() <= 0.25
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("5", 5),
+        (" 0 ", 0),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 40),
+        ("Thu, 01 Jan 1970 00:00:40 GMT", 0),
+        ("soon", None),
+        ("-1", None),
+        ("²", None),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(header, seconds):
+    assert retry_after_seconds(header, now=60.0) == seconds

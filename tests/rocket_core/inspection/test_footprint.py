@@ -1,0 +1,164 @@
+"""What headers tell of a model, against the model itself."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rocket_core.checkpoint import find_model
+from rocket_core.config import compression_config
+from rocket_core.errors import UnsupportedArchitectureError
+from rocket_core.inspection.footprint import (
+    Workload,
+    describe_model,
+    estimate_footprint,
+    factored_export_bytes,
+    input_bytes,
+    positions,
+    sample_positions,
+    sensitivity_disk_bytes,
+)
+from rocket_core.inspection.preconditions import input_kind
+from rocket_core.inspection.safetensors_headers import (
+    WeightSummary,
+    local_weight_files,
+    read_header,
+    sum_summaries,
+    summarize,
+)
+from rocket_core.methods import method_for
+from rocket_core.models.architecture import build_architecture, read_config
+from rocket_core.pipeline.preflight import prepare_run
+from rocket_core.pipeline.requirements import estimate_resources
+from tests.reference.tiny_models import ALL_FAMILIES, MAX_POSITIONS, save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    made = {}
+
+    def saved(family):
+        if family not in made:
+            made[family] = save_tiny_model(family, tmp_path_factory.mktemp("models") / family)
+        return made[family]
+
+    return saved
+
+
+def seen(folder, **how):
+    config = json.loads((folder / "config.json").read_text())
+    weights = sum_summaries(summarize(read_header(file, file.name)) for file in local_weight_files(folder, "m"))
+    return config, describe_model(config, weights, **how)
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.parametrize("ignore", [(), ("*.1.*",)])
+def test_headers_tell_what_the_built_model_has(saved, family, ignore):
+    folder = saved(family)
+    config, model = seen(folder, ignore=ignore)
+    architecture = build_architecture(read_config(folder), torch.float32)
+    assert model.parameters == architecture.parameters
+    kind = input_kind(config)
+    assert positions(config) == (None if kind == "images" else MAX_POSITIONS)
+    calibration = {"dataset": "builtin" if kind == "text" else "synthetic"}
+    run = prepare_run(find_model(str(folder)), compression_config(ratio=0.3, ignore=ignore, calibration=calibration))
+    shapes = sorted(architecture.shape(name) for block in run.layers for name in block)
+    assert sorted(shape for block in model.layers for shape in block) == shapes
+    for windows in (4, 4000):
+        work = Workload(
+            config=run.config,
+            windows=windows,
+            sequence_length=sample_positions(config, kind, run.sequence_length),
+            input_bytes=input_bytes(config, kind),
+        )
+        told, wanted = estimate_footprint(model, work), estimate_resources(run, windows)
+        # Tied embeddings are stored once; nothing else differs but the headers of the files.
+        assert told.memory_bytes == pytest.approx(wanted.memory_bytes, rel=0.01)
+        assert told.disk_bytes == pytest.approx(wanted.disk_bytes, rel=0.05)
+
+
+SETTINGS = [
+    {},
+    *({"method": method} for method in ("rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda")),
+    {"preset": "paper"},
+    {"preset": "fast"},
+    {"preset": "best"},
+    {"sequential": True},
+    {"kinds": ("sparse",)},
+    {"method": "svd-llm", "sequential": True},
+    {"method": "rocket-uniform", "kinds": ("sparse",)},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_input_grams_are_counted_where_the_method_needs_them(settings):
+    config = compression_config(ratio=0.3, **settings)
+    method = method_for(config, 4)
+    assert Workload(config=config, windows=4, sequence_length=8).input_grams == method.needs_input_gram
+
+
+def test_sequential_compression_is_told_to_hold_two_streams(saved):
+    _, model = seen(saved("llama"))
+    told = {}
+    for sequential in (False, True):
+        config = compression_config(ratio=0.3, objective="whitened", sequential=sequential, kinds=("sparse",))
+        told[sequential] = estimate_footprint(model, Workload(config=config, windows=100_000, sequence_length=32))
+    hidden = 100_000 * 32 * model.hidden_size * model.itemsize
+    assert told[True].memory_bytes - told[False].memory_bytes >= 4 * hidden
+    assert told[True].disk_bytes < told[False].disk_bytes
+
+
+def test_the_disk_that_sensitivities_need_is_told(saved):
+    _, model = seen(saved("llama"))
+    windows = {"windows": 50_000, "sequence_length": 32}
+    plain, measured, few = (
+        estimate_footprint(model, Workload(config=compression_config(ratio=0.3, **settings), **windows)).disk_bytes
+        for settings in (
+            {"objective": "whitened"},
+            {"objective": "fisher", "sensitivity_samples": 60_000},
+            {"objective": "fisher", "sensitivity_samples": 1},
+        )
+    )
+    states = sensitivity_disk_bytes(model, windows=50_000, sequence_length=32)
+    assert states <= measured < states + plain
+    assert few == plain
+
+
+def test_what_a_run_writes_stays_below_what_was_told(saved, tmp_path):
+    from rocket_core.pipeline import compress
+
+    folder = saved("llama")
+    _, model = seen(folder)
+    (tmp_path / "text.txt").write_text("some text to calibrate on, again and again\n\n" * 300)
+    calibration = {"dataset": str(tmp_path / "text.txt"), "samples": 4, "sequence_length": 32}
+    report = compress(str(folder), tmp_path / "out", compression_config(ratio=0.3, calibration=calibration))
+    assert report.totals.compressible_parameters == model.compressible_parameters
+    assert report.totals.model_parameters == model.parameters
+    # The header of the factored file describes more tensors than that of the dense one.
+    tensors = load_file(tmp_path / "out" / "factored" / "model.safetensors")
+    stored = sum(tensor.nbytes for tensor in tensors.values())
+    assert 0.8 * factored_export_bytes(model, 0.3) < stored <= factored_export_bytes(model, 0.3)
+
+
+def test_experts_other_towers_and_tables_are_no_layers(tmp_path):
+    names = {
+        "model.layers.0.self_attn.q_proj.weight": (8, 8),
+        "model.layers.0.mlp.experts.3.up.weight": (8, 8),
+        "model.layers.0.norm.bias": (8,),
+        "vision.blocks.0.attn.weight": (4, 4),
+        "embed.weight": (99, 8),
+    }
+    save_file({name: torch.zeros(shape) for name, shape in names.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"text_config": {"hidden_size": 8, "max_position_embeddings": 7}}')
+    config, model = seen(tmp_path)
+    assert model.layers == (((8, 8),),)
+    assert model.block_parameters == (136,)
+    assert positions(config) == 7
+    assert seen(tmp_path, dtype="float16")[1].itemsize == 2
+
+
+def test_nothing_left_is_refused():
+    weights = WeightSummary(dtype_bytes={"F32": 4}, block_shapes={})
+    with pytest.raises(UnsupportedArchitectureError):
+        describe_model({}, weights)

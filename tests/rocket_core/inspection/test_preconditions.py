@@ -1,0 +1,343 @@
+"""The early judgement against the library's own: it may know less, and never refuses what the library accepts."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from rocket_core.checkpoint import find_model
+from rocket_core.config import CalibrationConfig, CompressionConfig
+from rocket_core.errors import (
+    AlreadyQuantizedError,
+    InfeasibleBudgetError,
+    RocketError,
+    UnknownDatasetError,
+    UnmatchedIgnoreError,
+    UnsupportedArchitectureError,
+)
+from rocket_core.hf.names import disk_names
+from rocket_core.inspection import preconditions
+from rocket_core.inspection.layer_names import PREFIXES
+from rocket_core.inspection.model_fields import refuse_sizes
+from rocket_core.inspection.preconditions import (
+    UNSUPPORTED,
+    input_kind,
+    parse_config,
+    refuse_calibration,
+    refuse_config,
+    refuse_ignore,
+    refuse_unreachable,
+    refuse_weights,
+)
+from rocket_core.inspection.safetensors_headers import (
+    WeightSummary,
+    local_weight_files,
+    read_header,
+    sum_summaries,
+    summarize,
+)
+from rocket_core.models.architecture import build_architecture, ignored_layers, read_config
+from rocket_core.pipeline.preflight import prepare_run
+from tests.reference.tiny_models import ALL_FAMILIES, byte_tokenizer, save_tiny_model
+
+COMMON = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 80,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+EXPERTS = {"num_experts": 4, "moe_intermediate_size": 16}
+# Fused, merged and odd ones: experts, latent attention, convolutions, routers, names of their own on disk.
+MORE = {
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "codegen": {**GPT, "rotary_dim": 4},
+    "cohere": {},
+    "deepseek_v3": {
+        **LATENT,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 16,
+        "num_key_value_heads": 4,
+    },
+    "falcon": {},
+    "gemma3_text": {"head_dim": 8},
+    "gpt_bigcode": GPT,
+    "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]},
+    "gpt_oss": {"num_local_experts": 2, "head_dim": 8},
+    "gptj": {**GPT, "rotary_dim": 4},
+    "jamba": {"num_experts": 2, "mamba_d_state": 4},
+    "llama4_text": {"num_local_experts": 2, "head_dim": 8, "intermediate_size_mlp": 32},
+    "mamba": {"state_size": 4},
+    "mixtral": {"num_local_experts": 2},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 16},
+    "qwen2_moe": {**EXPERTS, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 32},
+    "qwen3_moe": {**EXPERTS, "head_dim": 8},
+    "rwkv": {"attention_hidden_size": 32},
+}
+RATIOS = (0.3, 0.69, 0.705, 0.71, 0.72, 0.75, 0.8, 0.95)
+
+
+def verdict(judge, *arguments):
+    try:
+        judge(*arguments)
+    except RocketError as error:
+        return type(error)
+    return None
+
+
+def inspect(folder, ratio):
+    refuse_config(parse_config((folder / "config.json").read_bytes(), "m"), "m")
+    files = local_weight_files(folder, "m")
+    refuse_weights(sum_summaries(summarize(read_header(file, file.name)) for file in files), ratio, "m")
+
+
+def prepare(folder, ratio):
+    text = input_kind(parse_config((folder / "config.json").read_bytes(), "m")) == "text"
+    calibration = CalibrationConfig(dataset="builtin" if text else "synthetic")
+    prepare_run(find_model(str(folder)), CompressionConfig(ratio=ratio, calibration=calibration))
+
+
+def save(family, folder):
+    if family in ALL_FAMILIES:
+        return save_tiny_model(family, folder)
+    config = AutoConfig.for_model(family, **(COMMON | MORE[family]))
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", [*ALL_FAMILIES, *MORE])
+def test_never_refuses_what_the_library_accepts(family, tmp_path):
+    folder = save(family, tmp_path)
+    for ratio in RATIOS:
+        early, late = verdict(inspect, folder, ratio), verdict(prepare, folder, ratio)
+        # What the library cannot compress at all it says first.
+        assert early in {None, late, InfeasibleBudgetError if late else None}, ratio
+    assert verdict(inspect, folder, 0.95) is InfeasibleBudgetError
+    # The library asks this as well, so that the two agree whatever the answer is.
+    refuse_sizes(*described(folder), "m")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}},
+        {"model_type": "llama", "quantization_config": {}},
+        {"model_type": "clip"},
+        {"model_type": "albert", "num_attention_heads": 4},
+        {"model_type": 5},
+        {"model_type": None},
+        {},
+        {"architectures": ["LlamaForCausalLM"], "hidden_size": 32},
+        {"auto_map": {"AutoConfig": "x.Y"}, "architectures": ["CustomForCausalLM"]},
+    ],
+)
+def test_refuses_what_the_library_refuses_with_the_same_code(fields, tmp_path):
+    import json
+
+    save_tiny_model("llama", tmp_path)
+    file = tmp_path / "config.json"
+    kept = {} if "model_type" not in fields else json.loads(file.read_text())
+    file.write_text(json.dumps(kept | fields))
+    assert verdict(inspect, tmp_path, 0.3) is verdict(prepare, tmp_path, 0.3) is not None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "llama", "quantization_config": None},
+        {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
+        {"model_type": "llama", "auto_map": {"AutoConfig": "x.Y"}},
+        {"model_type": "llama", "other": {"quantization_config": {"bits": 4}}},
+    ],
+)
+def test_accepts_what_only_looks_odd(fields, tmp_path):
+    import json
+
+    save_tiny_model("llama", tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    assert verdict(prepare, tmp_path, 0.3) is None
+    assert verdict(inspect, tmp_path, 0.3) is None
+
+
+def test_families_that_are_refused_by_name_are_families_of_transformers():
+    assert set(CONFIG_MAPPING_NAMES) >= UNSUPPORTED
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_config_tells_what_a_model_reads(family, tmp_path):
+    save_tiny_model(family, tmp_path)
+    config = parse_config((tmp_path / "config.json").read_bytes(), "m")
+    assert input_kind(config) == build_architecture(read_config(tmp_path), torch.float32).kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "dataset", "wanted"),
+    [
+        ("images", "builtin", "a folder of .png and .jpg images"),
+        ("images", "text.txt", "cost in quality"),
+        ("audio", "wikitext2", "a folder of .wav files"),
+        ("text", "synthetic", "'builtin', one of wikitext2"),
+        ("text", ".", "a .txt or .jsonl file"),
+    ],
+)
+def test_data_of_another_kind_are_refused_with_what_to_give(kind, dataset, wanted):
+    with pytest.raises(UnknownDatasetError, match=wanted):
+        refuse_calibration(kind, dataset, None, "m")
+
+
+@pytest.mark.parametrize(
+    ("kind", "dataset"),
+    [("images", "synthetic"), ("audio", "."), ("text", "c4"), ("text", "upload/0"), ("text", "a.txt")],
+)
+def test_data_of_the_right_kind_are_accepted(kind, dataset):
+    refuse_calibration(kind, dataset, None, "m")
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b"1", b"\xff", b"[" * 100_000])
+def test_what_is_no_config_is_refused(raw):
+    with pytest.raises(UnsupportedArchitectureError, match=r"config\.json of m"):
+        parse_config(raw, "m")
+
+
+def test_a_model_without_blocks_has_nothing_to_compress():
+    weights = WeightSummary(dtype_bytes={"F32": 8}, block_shapes={(0, 4): 1})
+    with pytest.raises(UnsupportedArchitectureError, match="nothing to compress"):
+        refuse_weights(weights, 0.3, "m")
+
+
+def test_weights_of_another_kind_are_named_before_the_ratio():
+    weights = WeightSummary(dtype_bytes={"I8": 8}, block_shapes={(64, 64): 1})
+    with pytest.raises(AlreadyQuantizedError, match="I8"):
+        refuse_weights(weights, 0.95, "m")
+
+
+def test_a_ratio_out_of_reach_names_one_that_the_library_takes():
+    weights = WeightSummary(dtype_bytes={"F32": 8}, block_shapes={(640, 640): 3, (1728, 640): 1})
+    with pytest.raises(InfeasibleBudgetError, match="at most") as caught:
+        refuse_weights(weights, 0.9, "m")
+    assert 0.69 <= caught.value.nearest_ratio < 0.71
+    refuse_unreachable([(640, 640)] * 3 + [(640, 1728)], caught.value.nearest_ratio)
+
+
+SIDE = st.integers(1, 200)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(SIDE, SIDE, st.booleans(), st.booleans()), min_size=1, max_size=8), st.floats(0, 0.999))
+def test_refuses_no_ratio_that_some_selection_of_the_weights_reaches(weights, ratio):
+    stored = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(rows, columns): 1 for rows, columns, _, _ in weights})
+    if verdict(refuse_weights, stored, ratio, "m") is None:
+        return
+    # Either way round, and any of them.
+    layers = [(columns, rows) if turned else (rows, columns) for rows, columns, _, turned in weights]
+    chosen = [layer for layer, (_, _, is_layer, _) in zip(layers, weights, strict=True) if is_layer] or layers[:1]
+    assert verdict(refuse_unreachable, chosen, ratio) is InfeasibleBudgetError
+
+
+def test_families_with_code_of_their_own_are_none_that_transformers_has():
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    assert not preconditions.OWN_CODE_ONLY & set(CONFIG_MAPPING_NAMES)
+    # A family that transformers has may bring code too, which is left alone.
+    preconditions.refuse_config({"model_type": "phi3", "auto_map": {"AutoConfig": "a.B"}}, "m")
+    with pytest.raises(UnsupportedArchitectureError, match="code of its own"):
+        preconditions.refuse_config({"model_type": "chatglm", "auto_map": {"AutoConfig": "a.B"}}, "m")
+
+
+def described(folder):
+    files = local_weight_files(folder, "m")
+    weights = sum_summaries(summarize(read_header(file, file.name)) for file in files)
+    return parse_config((folder / "config.json").read_bytes(), "m"), weights
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", [*ALL_FAMILIES, *MORE])
+def test_a_pattern_that_the_library_takes_is_never_refused(family, tmp_path):
+    folder = save(family, tmp_path)
+    config, weights = described(folder)
+    try:
+        architecture = build_architecture(read_config(folder), torch.float32)
+    except UnsupportedArchitectureError:
+        return
+    names = [name for block in architecture.layers for name in block]
+    for name in names:
+        first, last = name.split(".", 1)[0], name.rsplit(".", 1)[-1]
+        patterns = (name, f"*.{last}", f"{first}.*", f"*{name[3:]}")
+        ignored_layers(names, patterns)
+        refuse_ignore(config, weights, patterns, "m")
+
+
+@pytest.mark.parametrize("family", sorted(set(ALL_FAMILIES) & set(PREFIXES)))
+def test_a_pattern_that_matches_nothing_is_refused_early_with_its_place_and_without_its_text(family, tmp_path):
+    folder = save_tiny_model(family, tmp_path)
+    config, weights = described(folder)
+    names = [name for block in build_architecture(read_config(folder), torch.float32).layers for name in block]
+    leaf = names[0].rsplit(".", 1)[-1]
+    for wrong in ("canary", f"*.{leaf}x_canary", "*.canary.*", "*.7.*"):
+        patterns = [f"*.{leaf}", wrong]
+        with pytest.raises(UnmatchedIgnoreError) as late:
+            ignored_layers(names, patterns)
+        with pytest.raises(UnmatchedIgnoreError) as early:
+            refuse_ignore(config, weights, patterns, "m")
+        assert early.value.position == late.value.position == 1
+        assert "canary" not in str(early.value)
+        assert str(early.value).startswith("ignore pattern 2 of 2 matches no layer of m; ")
+        assert f"'*.{leaf}'" in str(early.value) or "layers are called like" in str(early.value)
+
+
+def test_a_slip_is_answered_with_what_was_meant():
+    weights = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(2, 2): 1}, matrices=(("h.0.attn.c_attn", (2, 2)),))
+    with pytest.raises(
+        UnmatchedIgnoreError, match=r"the ignore pattern matches no layer of m; did you mean '\*.c_attn'"
+    ):
+        refuse_ignore({"model_type": "gpt2"}, weights, ("*.c_atn",), "m")
+    # As the built model calls it.
+    refuse_ignore({"model_type": "gpt2"}, weights, ("transformer.h.0.*", "*.c_attn"), "m")
+
+
+def test_what_takes_long_to_compare_and_families_with_other_names_are_for_the_preflight():
+    weights = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(2, 2): 1}, matrices=(("h.0.attn.c_attn", (2, 2)),))
+    refuse_ignore({"model_type": "gpt2"}, weights, ("none",) * 5_000_000, "m")
+    for kind in ("mixtral", "of_a_newer_transformers"):
+        refuse_ignore({"model_type": kind}, weights, ("none",), "m")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", sorted(PREFIXES))
+def test_families_whose_names_are_known_have_them_in_files_and_models(family):
+    config = AutoConfig.for_model(family)
+    for depth in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers"):
+        if hasattr(config, depth):
+            setattr(config, depth, 2)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:2]
+    architecture = build_architecture(config, torch.float32)
+    names = [name for block in architecture.layers for name in block]
+
+    assert architecture.model.base_model_prefix == PREFIXES[family]
+    assert disk_names(architecture.model, names) == {name: name for name in names}
+    # Of the old names in files that transformers still reads none is of a layer.
+    renamed = {
+        pattern
+        for conversion in get_model_conversion_mapping(architecture.model, add_legacy=False)
+        for pattern in conversion.source_patterns
+    }
+    assert renamed <= {r"^embed_out\."}

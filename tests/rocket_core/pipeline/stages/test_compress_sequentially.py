@@ -1,0 +1,178 @@
+"""Whole runs with sensitivities, all kinds of candidates, and layers compressed one after another."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import rocket_core.hf  # noqa: F401  registers the format
+from rocket_core.errors import CompressionCancelledError
+from rocket_core.pipeline import compress
+from tests.rocket_core.pipeline.conftest import RATIO
+
+FACTORED = ("low_rank", "factored", "shared")
+
+
+@pytest.fixture(scope="module")
+def run_with(tmp_path_factory, model_folder, settings):
+    """Compresses a tiny model by a preset; the output folder and the report, made once for equal settings."""
+    made = {}
+
+    def make(family="llama", **changes):
+        key = family, repr(sorted(changes.items()))
+        if key not in made:
+            output = tmp_path_factory.mktemp("sequential")
+            chosen = {"preset": "best", "sensitivity_samples": 4, "export": ("factored",)} | changes
+            made[key] = output, compress(str(model_folder(family)), output, settings(**chosen))
+        return made[key]
+
+    return make
+
+
+def tensors(output):
+    return load_file(output / "factored" / "model.safetensors")
+
+
+@pytest.mark.parametrize("kinds", [("low_rank", "factored", "shared", "sparse"), FACTORED, ("sparse",)])
+@pytest.mark.parametrize("budget", ["parameters", "bytes"])
+def test_the_budget_is_used_up_and_never_exceeded(run_with, kinds, budget):
+    _, report = run_with(kinds=kinds, budget=budget)
+    achieved = report.totals.achieved_ratio if budget == "parameters" else report.totals.achieved_byte_ratio
+    assert RATIO - 1e-12 <= achieved <= RATIO + 0.002 * (1 - RATIO)
+    assert report.allocation.kept <= report.allocation.budget
+    assert {layer.kind for layer in report.layers} <= {*kinds, "dense"} | {"low_rank", "factored"} - {"sparse"}
+
+
+def test_the_artifact_computes_what_the_report_says_of_each_layer(run_with):
+    output, report = run_with(kinds=("low_rank", "factored", "shared", "sparse"))
+    stored = tensors(output)
+    model = AutoModelForCausalLM.from_pretrained(output / "factored")
+    assert torch.isfinite(model(torch.arange(1, 17).unsqueeze(0)).logits).all()
+    for layer in report.layers:
+        parts = [value for key, value in stored.items() if key.startswith(f"{layer.name}.weight")]
+        assert layer.stored_bytes == sum(part.nbytes for part in parts)
+        if layer.kind != "dense":
+            assert layer.nnz == stored[f"{layer.name}.weight"].numel()
+            assert 0 < layer.achieved_error < 1
+
+
+def test_layers_that_read_what_the_dense_model_gives_are_compressed_as_without_it(run_with):
+    # Nothing is compressed before the first block's first layers.
+    in_sequence, report = run_with(kinds=("sparse",))
+    apart, _ = run_with(kinds=("sparse",), sequential=False)
+    first, second = tensors(in_sequence), tensors(apart)
+    leader = report.layers[0].name
+    for layer in report.layers:
+        if layer.input_group == leader and layer.kind == "sparse":
+            torch.testing.assert_close(
+                first[f"{layer.name}.weight"], second[f"{layer.name}.weight"], rtol=1e-3, atol=1e-4
+            )
+    last = report.layers[-1].name
+    assert not torch.equal(first[f"{last}.weight"], second[f"{last}.weight"])
+
+
+def test_a_shared_dictionary_is_stored_once_and_named_in_the_report(run_with):
+    output, report = run_with(kinds=("shared",))
+    owners = {layer.dictionary for layer in report.layers if layer.dictionary}
+    assert owners
+    stored = tensors(output)
+    for layer in report.layers:
+        if layer.dictionary:
+            assert (f"{layer.name}.weight_u" in stored) == (layer.dictionary == layer.name)
+            assert layer.dictionary in owners
+            assert layer.dictionary == layer.input_group
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_a_stopped_run_goes_on_to_the_same_bytes(run_with, tmp_path, model_folder, settings, sequential):
+    expected, _ = run_with(kinds=FACTORED, sequential=sequential)
+    chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), kinds=FACTORED, sequential=sequential)
+    model = str(model_folder("llama"))
+    for stage, steps in (("differentiating", 0), ("calibrating", 2), ("factorizing", 0), ("factorizing", 1)):
+        seen = []
+
+        def note(progress, stage=stage, seen=seen):
+            if progress.stage == stage and progress.layer not in {None, *seen}:
+                seen.append(progress.layer)
+
+        with pytest.raises(CompressionCancelledError):
+            compress(
+                model,
+                tmp_path,
+                chosen,
+                resume=True,
+                on_progress=note,
+                should_cancel=lambda seen=seen, steps=steps: len(seen) > steps,
+            )
+    compress(model, tmp_path, chosen, resume=True)
+    assert (tmp_path / "factored" / "model.safetensors").read_bytes() == (
+        expected / "factored" / "model.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "whisper", "roberta", "gpt2"])
+def test_outputs_that_are_kept_change_nothing(family, tmp_path, model_folder, settings, monkeypatch):
+    calibration = {"samples": 4} | ({"dataset": "synthetic"} if family == "whisper" else {})
+    chosen = settings(preset="best", sensitivity_samples=4, export=("factored",)).model_copy(
+        update={"calibration": settings().calibration.model_copy(update=calibration)}
+    )
+    monkeypatch.setattr("rocket_core.pipeline.block_walk.TOKENS_PER_BATCH_ON_CPU", 64)
+    compress(str(model_folder(family)), tmp_path / "kept", chosen)
+    monkeypatch.setattr("rocket_core.models.part_cache._size", lambda output: None)
+    compress(str(model_folder(family)), tmp_path / "run", chosen)
+    kept, run = (tmp_path / name / "factored" / "model.safetensors" for name in ("kept", "run"))
+    assert kept.read_bytes() == run.read_bytes()
+
+
+def test_attention_of_a_block_is_run_twice_for_either_stream(tmp_path, model_folder, settings, monkeypatch):
+    calls, stages = [], []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def note(*args, **kwargs):
+        calls.append(stages[-1])
+        return attention(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
+    monkeypatch.setattr("rocket_core.pipeline.block_walk.TOKENS_PER_BATCH_ON_CPU", 64)
+    chosen = settings(preset="best", kinds=("sparse",), sensitivity_samples=4, export=("factored",))
+    compress(str(model_folder("llama")), tmp_path, chosen, on_progress=lambda progress: stages.append(progress.stage))
+    blocks = AutoModelForCausalLM.from_pretrained(model_folder("llama")).config.num_hidden_layers
+    batches = 6
+    # Whether a layer is called once shows with the first batch, which runs on to the end.
+    assert calls.count("factorizing") == blocks * (2 * 2 * batches + 1)
+
+
+def test_a_group_is_profiled_before_its_first_layer_and_handed_over_in_the_models_order(
+    tmp_path, model_folder, settings
+):
+    seen, told = [], []
+    chosen = settings(preset="fast", sensitivity_samples=4, export=("factored",))
+    report = compress(
+        str(model_folder("llama")),
+        tmp_path,
+        chosen,
+        on_progress=lambda progress: seen.append((progress.stage, progress.layer)),
+        on_profile=lambda position, profile: told.append((position, profile.name)),
+    )
+    assert told == list(enumerate(layer.name for layer in report.layers))
+    # A block begins under the name of its first layer.
+    last = {layer: place for place, (stage, layer) in enumerate(seen) if stage == "calibrating" and layer is not None}
+    for layer in report.layers:
+        if layer.input_group != layer.name:
+            assert last[layer.name] < last[layer.input_group]
+
+
+@pytest.mark.parametrize("family", ["t5", "whisper", "vit", "roberta"])
+def test_the_best_preset_is_for_every_kind_of_model(family, run_with):
+    calibration = {"samples": 4} | ({} if family in {"t5", "roberta"} else {"dataset": "synthetic"})
+    _, report = run_with(family, preset="best", calibration=calibration)
+    assert all(layer.achieved_error < 1 for layer in report.layers)
+    assert 0.3 - 1e-12 <= report.totals.achieved_ratio <= 0.302
+
+
+def test_layers_of_an_encoder_decoder_are_compressed_one_after_another(run_with):
+    _, report = run_with(
+        "t5", objective="whitened", column_weights=False, kinds=("low_rank", "factored"), calibration={"samples": 4}
+    )
+    assert {layer.kind for layer in report.layers} & {"low_rank", "factored"}
+    assert all(layer.achieved_error < 1 for layer in report.layers)

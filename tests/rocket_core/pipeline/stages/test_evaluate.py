@@ -1,0 +1,279 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rocket_core.calibration.datasets import held_out_text
+from rocket_core.checkpoint import find_model
+from rocket_core.config import EvaluationConfig, compression_config
+from rocket_core.errors import (
+    CompressionCancelledError,
+    EmptyCalibrationError,
+    InsufficientDiskError,
+    InsufficientMemoryError,
+    InvalidConfigError,
+)
+from rocket_core.evaluation import evaluate_text
+from rocket_core.pipeline import compress, requirements
+from rocket_core.pipeline.preflight import calibration_inputs, prepare_run
+from rocket_core.pipeline.stages import evaluate as evaluating
+from rocket_core.pipeline.stages.evaluate import plan_evaluation
+from rocket_core.pipeline.state.work_folder import WorkFolder
+from rocket_core.report.schema import CompressionReport
+
+STORIES = [f"Story {number}: " + " ".join(["rocket", "layer", "budget"][: 1 + number % 3]) for number in range(60)]
+
+
+@pytest.fixture(scope="session")
+def stories(tmp_path_factory):
+    file = tmp_path_factory.mktemp("stories") / "stories.jsonl"
+    file.write_text("".join(json.dumps({"text": story}) + "\n" for story in STORIES))
+    return file
+
+
+@pytest.fixture(scope="session")
+def evaluation(stories):
+    """Settings of a small evaluation; keywords override."""
+
+    def make(**changes):
+        return {"dataset": str(stories), "samples": 4, "sequence_length": 32, "stride": 16} | changes
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def evaluated(tmp_path_factory, model_folder, settings, evaluation):
+    """An uninterrupted run with an evaluation: its output folder and report."""
+    output = tmp_path_factory.mktemp("evaluated") / "out"
+    return output, compress(str(model_folder("llama")), output, settings(evaluate=evaluation()))
+
+
+def is_evaluating(seen):
+    return lambda: bool(seen) and seen[-1].stage == "evaluating"
+
+
+def weights(output):
+    return {file: file.stat().st_mtime_ns for file in output.rglob("*.safetensors") if "exports" in file.parts}
+
+
+def test_the_report_tells_the_quality_that_the_artifact_has(evaluated, model_folder, stories):
+    output, report = evaluated
+    alone = evaluate_text(
+        output / "factored",
+        stories,
+        against=model_folder("llama"),
+        sequence_length=32,
+        limit=4,
+        stride=16,
+    )
+
+    told = report.evaluation
+    assert (told.before, told.after, told.difference) == (alone.dense, told.after, alone.difference)
+    assert told.after.perplexity == alone.perplexity > told.before.perplexity
+    assert told.difference.kl_divergence > 0
+    assert (told.export, told.dataset, told.windows, told.tokens) == ("factored", "stories.jsonl", 4, 31 + 3 * 16)
+    assert report.settings.evaluate.dataset == "stories.jsonl"
+    assert [stage.name for stage in report.stages][-1] == "evaluating"
+    assert CompressionReport.model_validate_json((output / "dense" / "report.json").read_bytes()) == report
+
+
+def test_it_changes_no_artifact_and_leaves_nothing_behind(evaluated, finished, fingerprint):
+    output, _ = evaluated
+    assert fingerprint(output) == fingerprint(finished("llama")[0])
+    assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.html", "report.json"]
+
+
+def test_the_model_card_shows_before_and_after(evaluated, finished):
+    output, report = evaluated
+    card = (output / "factored" / "README.md").read_text()
+    assert f"| perplexity | {report.evaluation.before.perplexity:.4g} |" in card
+    assert f"| KL divergence, nats per token |  | {report.evaluation.difference.kl_divergence:.4f} |" in card
+    assert "\n\n\n" not in card
+    other = (finished("llama")[0] / "factored" / "README.md").read_text()
+    assert "Quality" not in other
+    assert "\n\n\n" not in other
+
+
+def test_without_a_factored_artifact_the_dense_one_is_measured(tmp_path, model_folder, settings, evaluation):
+    report = compress(str(model_folder("llama")), tmp_path / "out", settings(evaluate=evaluation(), export=("dense",)))
+    assert report.evaluation.export == "dense"
+
+
+def test_cut_short_it_keeps_the_artifacts_and_is_repeated(tmp_path, model_folder, settings, evaluation, evaluated):
+    folder, output, config = str(model_folder("llama")), tmp_path / "out", settings(evaluate=evaluation())
+    seen = []
+    with pytest.raises(CompressionCancelledError, match="evaluating"):
+        compress(folder, output, config, on_progress=seen.append, should_cancel=is_evaluating(seen))
+    before = weights(output)
+    assert len(before) == 2
+
+    again = []
+    with pytest.raises(CompressionCancelledError):
+        compress(folder, output, config, resume=True, on_progress=again.append, should_cancel=is_evaluating(again))
+    assert weights(output) == before
+
+    assert compress(folder, output, config, resume=True).evaluation == evaluated[1].evaluation
+
+
+def test_an_artifact_that_is_not_complete_is_written_again(
+    tmp_path, model_folder, settings, evaluation, evaluated, fingerprint
+):
+    folder, output, config = str(model_folder("llama")), tmp_path / "out", settings(evaluate=evaluation())
+    steps = []
+
+    def stop():
+        return sum(progress.stage == "exporting" for progress in steps) > 10
+
+    with pytest.raises(CompressionCancelledError):
+        compress(folder, output, config, on_progress=steps.append, should_cancel=stop)
+    compress(folder, output, config, resume=True)
+    assert fingerprint(output) == fingerprint(evaluated[0])
+
+
+def test_finished_it_is_not_repeated_where_the_run_is_stopped_later(
+    tmp_path, model_folder, settings, evaluation, evaluated, monkeypatch
+):
+    folder, output, config = str(model_folder("llama")), tmp_path / "out", settings(evaluate=evaluation())
+    with monkeypatch.context() as patch:
+
+        def die(*_):
+            raise KeyboardInterrupt
+
+        patch.setattr("rocket_core.pipeline.stages.publish.model_card", die)
+        with pytest.raises(KeyboardInterrupt):
+            compress(folder, output, config)
+    monkeypatch.setattr(evaluating, "compare_models", die)
+    assert compress(folder, output, config, resume=True).evaluation == evaluated[1].evaluation
+
+
+def test_another_evaluation_can_be_asked_for_when_a_run_is_resumed(
+    tmp_path, model_folder, settings, evaluation, monkeypatch
+):
+    folder, output = str(model_folder("llama")), tmp_path / "out"
+    with monkeypatch.context() as patch:
+
+        def die(*_):
+            raise KeyboardInterrupt
+
+        patch.setattr("rocket_core.pipeline.stages.publish.model_card", die)
+        with pytest.raises(KeyboardInterrupt):
+            compress(folder, output, settings(evaluate=evaluation()))
+    report = compress(folder, output, settings(evaluate=evaluation(samples=2)), resume=True)
+    assert report.evaluation.windows == 2
+
+
+def test_a_finished_run_is_not_evaluated_afterwards(evaluated, finished, model_folder, settings, evaluation):
+    folder = str(model_folder("llama"))
+    output, report = evaluated
+    assert compress(folder, output, settings(evaluate=evaluation()), resume=True) == report
+    assert compress(folder, output, settings(), resume=True) == report
+    for place, wanted in ((output, evaluation(samples=3)), (finished("llama")[0], evaluation())):
+        with pytest.raises(InvalidConfigError, match="rocket evaluate"):
+            compress(folder, place, settings(evaluate=wanted), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"sequence_length": 65}, InvalidConfigError),
+        ({"sequence_length": None, "stride": 65}, InvalidConfigError),
+        ({"tasks": ("nonsense",)}, InvalidConfigError),
+        ({"dataset": "nonsense"}, InvalidConfigError),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_any_work(
+    tmp_path, model_folder, settings, evaluation, changes, error
+):
+    with pytest.raises(error):
+        compress(str(model_folder("llama")), tmp_path / "out", settings(evaluate=evaluation(**changes)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_that_the_calibration_has_used_up_is_refused(tmp_path, model_folder, settings, stories, evaluation):
+    calibration = {"dataset": str(stories), "samples": 1000, "sequence_length": 32}
+    with pytest.raises(EmptyCalibrationError, match="nothing is left to evaluate on"):
+        compress(str(model_folder("llama")), tmp_path / "out", settings(calibration=calibration, evaluate=evaluation()))
+
+
+@pytest.fixture
+def plan(model_folder):
+    """A run with its plan of an evaluation."""
+
+    def make(calibration, evaluate):
+        config = compression_config(ratio=0.3, calibration=calibration, evaluate=evaluate)
+        run = prepare_run(find_model(str(model_folder("llama"))), config)
+        return run, plan_evaluation(run)
+
+    return make
+
+
+def stories_in(run, windows):
+    text = run.inputs.tokenizer.decode(windows.flatten().tolist())
+    return {number for number in range(len(STORIES)) if f"Story {number}:" in text}
+
+
+@pytest.mark.parametrize("other_name", [False, True])
+def test_of_the_text_that_is_calibrated_on_only_other_documents_are_read(plan, tmp_path, stories, other_name):
+    link = tmp_path / "link.jsonl"
+    os.link(stories, link)
+    dataset = str(link if other_name else stories)
+    calibration = {"dataset": str(stories), "samples": 12, "sequence_length": 32, "seed": 3}
+
+    run, planned = plan(calibration, {"dataset": dataset, "samples": 20, "sequence_length": 32})
+
+    calibrated = stories_in(run, calibration_inputs(run, WorkFolder(Path("nowhere"))).tensors["input_ids"])
+    evaluated = stories_in(run, planned.text.windows)
+    assert len(calibrated) > 10
+    assert len(evaluated) > 10
+    assert not calibrated & evaluated
+
+
+def test_another_file_is_read_from_its_beginning(plan, stories, text):
+    run, planned = plan({"dataset": str(text), "samples": 2}, {"dataset": str(stories), "sequence_length": 32})
+    assert run.inputs.tokenizer.decode(planned.text.windows[0].tolist()).startswith("<s>Story 0: rocket<s>Story 1")
+
+
+def test_builtin_text_is_the_same_whatever_was_calibrated_on(plan, text):
+    texts = [plan({"dataset": dataset, "samples": 2}, {"sequence_length": 40}) for dataset in ("builtin", str(text))]
+    assert len({planned.text.sha256 for _, planned in texts}) == 1
+    run, planned = texts[0]
+    assert run.inputs.tokenizer.decode(planned.text.windows[0].tolist()[1:]) == held_out_text()[:39]
+    assert planned.text.count == EvaluationConfig().samples
+
+
+def test_a_machine_too_small_for_the_whole_model_refuses_at_once(
+    tmp_path, model_folder, settings, evaluation, monkeypatch
+):
+    folder, config = str(model_folder("llama")), settings(evaluate=evaluation())
+    run = prepare_run(find_model(folder), config)
+    logits = (31 + 3 * 16) * 320 * 4
+    with monkeypatch.context() as patch:
+        patch.setattr(requirements, "free_disk", lambda _folder: logits - 1)
+        with pytest.raises(InsufficientDiskError, match=r"evaluate\.samples"):
+            requirements.require_evaluation(run, plan_evaluation(run), tmp_path)
+    monkeypatch.setattr(requirements, "free_memory", lambda _device: 2**30)
+    with pytest.raises(InsufficientMemoryError, match="whole model"):
+        requirements.require_evaluation(run, plan_evaluation(run), tmp_path)
+    requirements.require_evaluation(run, None, tmp_path)
+
+
+def test_zero_shot_tasks_stand_in_the_report(tmp_path, model_folder, settings, evaluation):
+    pytest.importorskip("lm_eval")
+    task = tmp_path / "quiz.jsonl"
+    item = {"context": "a", "choices": [" b", " c"], "gold": 0}
+    task.write_text("".join(json.dumps(item) + "\n" for _ in range(3)))
+
+    report = compress(
+        str(model_folder("llama")),
+        tmp_path / "out",
+        settings(evaluate=evaluation(tasks=(str(task),), task_items=2), export=("factored",)),
+    )
+
+    for quality in (report.evaluation.before, report.evaluation.after):
+        assert [(score.task, score.metric, score.items) for score in quality.tasks] == [
+            ("quiz", "acc", 2),
+            ("quiz", "acc_norm", 2),
+        ]
+    assert report.settings.evaluate.tasks == ("quiz.jsonl",)
+    assert "| quiz, acc of 2 | " in (tmp_path / "out" / "factored" / "README.md").read_text()

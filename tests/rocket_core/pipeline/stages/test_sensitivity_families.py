@@ -1,0 +1,100 @@
+"""Sensitivities of models that are no decoders of text, against the whole model in memory."""
+
+import itertools
+
+import pytest
+import torch
+
+from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.checkpoint import find_model
+from rocket_core.pipeline.preflight import prepare_run
+from rocket_core.pipeline.stages import sensitivity
+from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
+from tests.reference.sensitivity import assert_close, die_at, jacobian_energy, silent_monitor, squared_gradients
+from tests.reference.tiny_models import ALL_FAMILIES, save_tiny_model, tiny_inputs
+
+ENCODER_DECODERS = ["t5", "whisper"]
+
+
+@pytest.fixture
+def prepare(tmp_path, settings):
+    """A model of a family in float64, and its run."""
+
+    def make(family, *, dtype=torch.float64, **changes):
+        folder = save_tiny_model(family, tmp_path / "model")
+        model = ALL_FAMILIES[family]().to(dtype)
+        model.save_pretrained(folder)
+        data = {} if model.main_input_name == "input_ids" else {"calibration": {"dataset": "synthetic"}}
+        return model, prepare_run(find_model(str(folder)), settings(precision="float64", **data, **changes))
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    """So few positions at once that there are several batches."""
+    monkeypatch.setattr(sensitivity, "TOKENS_PER_GRADIENT_BATCH", 150)
+
+
+def given(model, samples=5):
+    tensors = tiny_inputs(model, samples)
+    return tensors, CalibrationInputs(tensors=tensors)
+
+
+def like(model, batch):
+    return {name: tensor.to(model.dtype) if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
+
+
+@pytest.mark.parametrize("family", ENCODER_DECODERS)
+@pytest.mark.parametrize("ignore", [(), ("*encoder.*.0.*",), ("*encoder.*",)], ids=["all", "some", "decoder"])
+def test_encoder_decoders_equal_one_backward_pass_of_the_whole_model(family, ignore, prepare, open_work):
+    model, run = prepare(family, ignore=ignore)
+    batch, inputs = given(model)
+    found = measure_sensitivities(run, inputs, open_work(run, inputs), silent_monitor(run))
+    assert any("encoder.block.1" in name or "encoder.layers.1" in name for name in found) == (ignore != ("*encoder.*",))
+    assert_close(found, squared_gradients(model, found, like(model, batch)), within=1e-6)
+
+
+@pytest.mark.parametrize("family", ENCODER_DECODERS)
+def test_half_precision_comes_close(family, prepare, open_work):
+    model, run = prepare(family, dtype=torch.float16)
+    batch, inputs = given(model)
+    found = measure_sensitivities(run, inputs, open_work(run, inputs), silent_monitor(run))
+    model.double()
+    assert_close(found, squared_gradients(model, found, like(model, batch)), within=0.02)
+
+
+@pytest.mark.parametrize("family", ["vit", "siglip_vision", "roberta", "distilbert"])
+def test_without_a_loss_it_is_the_change_of_the_final_hidden_states(family, prepare, open_work):
+    # Models with a head that fills in masked tokens among them: they see the tokens that a decoder would predict.
+    model, run = prepare(family, ignore=("*.0.*",))
+    batch = {name: tensor[:1] for name, tensor in tiny_inputs(model, 1, length=8).items()}
+    # Each repetition draws other signs.
+    many = {name: tensor.expand(800, *tensor.shape[1:]) for name, tensor in batch.items()}
+    inputs = CalibrationInputs(tensors=many)
+    found = measure_sensitivities(run, inputs, open_work(run, inputs), silent_monitor(run), windows=800)
+    assert_close(found, jacobian_energy(model, found, like(model, batch)), within=0.08)
+
+
+def test_killed_at_any_file_an_encoder_decoder_resumes_to_the_same_bytes(prepare, open_work, monkeypatch):
+    model, run = prepare("t5", dtype=torch.float32, ignore=("*.SelfAttention.*", "*.DenseReluDense.wi*"))
+    _, inputs = given(model)
+
+    def measured(work):
+        measure_sensitivities(run, inputs, work, silent_monitor(run))
+        return {file.name: file.read_bytes() for file in (work.path / "sensitivities").iterdir()}
+
+    expected = measured(open_work(run, inputs, "whole"))
+    for number in itertools.count():
+        work = open_work(run, inputs, str(number))
+        with monkeypatch.context() as patch:
+            operations = die_at(patch, number, late=number % 2 == 1)
+            try:
+                measured(work)
+            except KeyboardInterrupt:
+                pass
+            else:
+                assert next(operations) == number
+                assert number > 20
+                return
+        assert measured(work) == expected

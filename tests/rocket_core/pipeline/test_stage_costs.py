@@ -1,0 +1,179 @@
+"""What each stage of a run cost: a meter that counts how often it is read stands for the energy."""
+
+import json
+
+import pytest
+import torch
+
+from rocket_core.errors import CompressionCancelledError
+from rocket_core.pipeline import compress
+from rocket_core.pipeline.stage_costs import Costs
+from rocket_core.system.devices import device_name
+from rocket_core.system.energy import EnergyMeter, EnergyReading
+
+PROCESSOR, MEMORY, ACCELERATOR = 0.003, 0.0005, 0.25
+CPU = torch.device("cpu")
+STEP = PROCESSOR + MEMORY
+
+
+class CountingMeter(EnergyMeter):
+    """Of which each reading is one step above the one before."""
+
+    def __init__(self, *, counted=True, fails_after=None, accelerator_kwh=ACCELERATOR):
+        super().__init__()
+        self.readings = 0
+        self._counted = counted
+        self._accelerator_kwh = accelerator_kwh
+        self._fails_after = fails_after
+
+    def reading(self):
+        if self.readings == self._fails_after:
+            return None
+        self.readings += 1
+        return EnergyReading(
+            processor_kwh=self.readings * PROCESSOR,
+            memory_kwh=self.readings * MEMORY,
+            accelerator_kwh=self.readings * self._accelerator_kwh,
+            processor_counted=self._counted,
+        )
+
+
+@pytest.fixture
+def run(tmp_path, model_folder, settings):
+    def run(*, resume=False, **more):
+        return compress(str(model_folder("llama")), tmp_path / "out", settings(), resume=resume, **more)
+
+    return run
+
+
+@pytest.fixture
+def cancelled(run):
+    """Runs until so many questions have been asked."""
+
+    def cancelled(questions, **more):
+        asked = iter(range(questions))
+        with pytest.raises(CompressionCancelledError):
+            run(should_cancel=lambda: next(asked, None) is None, **more)
+
+    return cancelled
+
+
+def test_every_stage_has_what_was_measured_while_it_ran(run):
+    report = run(meter=CountingMeter())
+    assert [stage.name for stage in report.stages] == [
+        "preflight",
+        "calibrating",
+        "allocating",
+        "factorizing",
+        "exporting",
+    ]
+    for stage in report.stages:
+        assert stage.energy.kwh == pytest.approx(STEP), stage.name
+        assert stage.energy.accelerator_kwh is None
+        assert stage.energy.processor_counted
+    assert report.energy_kwh == pytest.approx(STEP * len(report.stages))
+    assert report.energy_text == "17.5 Wh"
+    assert {stage.device for stage in report.stages} == set(report.devices)
+
+
+def test_the_energy_of_resumed_runs_is_added_up(run, cancelled):
+    cancelled(12, meter=CountingMeter())
+    cancelled(20, meter=CountingMeter(), resume=True)
+    report = run(meter=CountingMeter(counted=False), resume=True)
+    energies = {stage.name: stage.energy for stage in report.stages}
+    assert energies["preflight"].kwh == pytest.approx(3 * STEP)
+    assert energies["calibrating"].kwh == pytest.approx(3 * STEP)
+    assert energies["exporting"].kwh == pytest.approx(STEP)
+    # One run that estimated makes the sum an estimate.
+    assert not energies["calibrating"].processor_counted
+    assert report.energy_text.startswith("about ")
+
+
+def test_what_was_not_measured_in_every_run_is_not_known(run, cancelled):
+    cancelled(12)
+    report = run(meter=CountingMeter(), resume=True)
+    energies = {stage.name: stage.energy for stage in report.stages}
+    assert energies["calibrating"] is None
+    assert energies["exporting"].kwh == pytest.approx(STEP)
+    assert (report.energy_kwh, report.energy_text) == (None, None)
+
+
+def test_a_meter_that_fails_costs_the_figure_and_not_the_run(run):
+    report = run(meter=CountingMeter(fails_after=3))
+    assert [stage.energy is None for stage in report.stages] == [False, True, True, True, True]
+    assert report.energy_kwh is None
+
+
+def test_without_a_meter_there_is_no_energy_but_a_device(run):
+    report = run()
+    assert report.energy_kwh is None
+    assert all(stage.energy is None for stage in report.stages)
+    assert len(report.devices) == 1
+
+
+def test_an_accelerator_counts_where_it_computes(monkeypatch):
+    for name, answer in (("peak_memory", 7), ("reset_peak_memory", None), ("device_name", "NVIDIA H100")):
+        monkeypatch.setattr(f"rocket_core.pipeline.stage_costs.{name}", lambda _device, answer=answer: answer)
+    costs = Costs(torch.device("cuda"), {}, meter=CountingMeter())
+    with costs.of("calibrating"):
+        pass
+    [stage] = costs.stages
+    assert stage.energy.accelerator_kwh == pytest.approx(ACCELERATOR)
+    assert stage.energy.kwh == pytest.approx(STEP + ACCELERATOR)
+    assert (stage.device, stage.peak_device_bytes) == ("NVIDIA H100", 7)
+
+
+def test_an_accelerator_that_the_meter_does_not_see_is_not_taken_for_free(monkeypatch):
+    for name in ("peak_memory", "reset_peak_memory"):
+        monkeypatch.setattr(f"rocket_core.pipeline.stage_costs.{name}", lambda _device: None)
+    monkeypatch.setattr("rocket_core.pipeline.stage_costs.device_name", lambda _device: "some accelerator")
+    costs = Costs(torch.device("cuda"), {}, meter=CountingMeter(accelerator_kwh=0.0))
+    with costs.of("calibrating"):
+        pass
+    assert costs.stages[0].energy is None
+
+
+def test_a_run_that_moved_names_both_devices(monkeypatch):
+    earlier = {}
+    for name in ("here", "there", "here"):
+        monkeypatch.setattr("rocket_core.pipeline.stage_costs.device_name", lambda _device, name=name: name)
+        costs = Costs(CPU, earlier)
+        with costs.of("calibrating"):
+            pass
+        earlier = {stage.name: stage for stage in costs.stages}
+    assert earlier["calibrating"].device == "here; there"
+
+
+def test_a_stage_under_way_is_kept_every_few_seconds(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("rocket_core.pipeline.stage_costs.time.monotonic", lambda: clock[0])
+    kept = []
+    costs = Costs(CPU, {}, meter=CountingMeter(), keep=kept.append)
+    with costs.of("calibrating"):
+        for _ in range(12):
+            clock[0] += 2.5
+            costs.keep_if_due()
+        # What is kept is charged once only.
+        clock[0] += 1
+    assert [stages[0].seconds for stages in kept] == [10.0, 20.0, 30.0]
+    assert kept[-1][0].energy.kwh == pytest.approx(3 * STEP)
+    [stage] = costs.stages
+    assert (stage.seconds, stage.energy.kwh) == (31.0, pytest.approx(4 * STEP))
+
+
+def test_a_processor_is_named_with_its_threads():
+    assert device_name(CPU).endswith(", 1 thread")
+
+
+def test_what_a_run_has_cost_lies_on_the_disk_before_anything_ends_it(monkeypatch, run, tmp_path):
+    monkeypatch.setattr("rocket_core.pipeline.stage_costs._KEEP_SECONDS", 0.0)
+    told = []
+
+    def look(progress):
+        file = tmp_path / "out" / ".rocket-work" / "stages.json"
+        if file.exists():
+            told.append({stage["name"]: stage["energy"] for stage in json.loads(file.read_text())})
+
+    run(meter=CountingMeter(), on_progress=look)
+    assert any("calibrating" in stages and "factorizing" not in stages for stages in told)
+    assert list(told[-1]) == ["preflight", "calibrating", "allocating", "factorizing", "exporting"]

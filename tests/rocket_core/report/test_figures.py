@@ -1,0 +1,74 @@
+"""Figures as data: rows that say what a report says, whatever layers are called."""
+
+import csv
+import io
+
+import pytest
+
+from rocket_core.candidates import SizePoint
+from rocket_core.report.figures import allocation_difference, allocation_map, report_figures, size_frontier
+from tests.reference.reports import layer_named, report_of_layers
+
+
+def places(names):
+    return [(row["block"], row["projection"]) for row in allocation_map(layer_named(name) for name in names).rows]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (
+            ["model.layers.0.self_attn.q_proj", "model.layers.11.mlp.up_proj"],
+            [("0", "self_attn.q_proj"), ("11", "mlp.up_proj")],
+        ),
+        (
+            ["model.encoder.layers.0.fc1", "model.decoder.layers.0.fc1"],
+            [("encoder 0", "fc1"), ("decoder 0", "fc1")],
+        ),
+        (["encoder.block.3.layer.0.SelfAttention.q"], [("3", "layer.0.SelfAttention.q")]),
+        (["pooler"], [("", "pooler")]),
+    ],
+)
+def test_a_layer_has_a_block_and_a_projection(names, expected):
+    assert places(names) == expected
+
+
+def test_a_map_has_every_layer_once_with_what_it_kept():
+    report = report_of_layers()
+    rows = allocation_map(report.layers).rows
+    assert [row["layer"] for row in rows] == [layer.name for layer in report.layers]
+    for row, layer in zip(rows, report.layers, strict=True):
+        assert row["kept_fraction"] == pytest.approx(1 - layer.compression_ratio)
+        assert row["rank"] == layer.rank
+
+
+def test_what_is_drawn_is_what_the_csv_has():
+    for figure in report_figures(report_of_layers()):
+        rows = list(csv.DictReader(io.StringIO(figure.csv())))
+        names = [column.name for column in figure.columns]
+        assert len(rows) == len(figure.rows)
+        for written, row in zip(rows, figure.rows, strict=True):
+            for name in names:
+                assert written[name] == ("" if row[name] is None else str(row[name]))
+
+
+def test_no_name_becomes_a_formula_of_a_spreadsheet():
+    figure = allocation_map([layer_named("=HYPERLINK(1)")])
+    assert "'=HYPERLINK(1)" in figure.csv()
+
+
+def test_only_layers_that_all_jobs_have_are_compared():
+    one, other = [layer_named("a.0.x"), layer_named("a.0.y")], [layer_named("a.0.y")]
+    rows = allocation_difference([("one", one), ("other", other)]).rows
+    assert [(row["layer"], row["job"]) for row in rows] == [("a.0.y", "one"), ("a.0.y", "other")]
+    assert allocation_difference([]).rows == ()
+
+
+def test_a_frontier_has_the_size_of_the_whole_model():
+    points = [
+        SizePoint(ratio=0.1 * step, kept_parameters=10 - step, stored_bytes=40 - 4 * step, error=float(step))
+        for step in range(3)
+    ]
+    figure = size_frontier(points, "fisher", other_bytes=100, marked_bytes=130)
+    assert [row["model_bytes"] for row in figure.rows] == [140, 136, 132]
+    assert figure.options["marked_bytes"] == 130

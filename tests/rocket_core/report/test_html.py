@@ -1,0 +1,80 @@
+"""The report as a page: everything in it, nothing beside it, and nothing that a name could smuggle in."""
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+
+from rocket_core.report.formatting import bytes_text, cell_text, duration_text, percent_text
+from rocket_core.report.html import render_report
+from tests.reference.reports import empty_report, layer_named, report_of_layers
+
+
+class Elements(HTMLParser):
+    """All elements with their attributes, and what scripts hold."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.scripts = [], []
+        self._in_script = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+        self._in_script = tag == "script"
+
+    def handle_endtag(self, tag):
+        self._in_script = False
+
+    def handle_data(self, data):
+        if self._in_script:
+            self.scripts.append(data)
+
+
+def test_it_needs_nothing_beside_it():
+    elements = Elements(render_report(report_of_layers()))
+    addresses = [given[name] for _, given in elements.found for name in ("src", "href") if name in given]
+    assert addresses
+    assert all(address.startswith("data:") for address in addresses)
+    assert not [tag for tag, _ in elements.found if tag in {"link", "img", "iframe", "object"}]
+    assert len([tag for tag, _ in elements.found if tag == "style"]) == 1
+
+
+def test_each_figure_carries_its_data_twice():
+    text = render_report(report_of_layers())
+    elements = Elements(text)
+    drawn = [json.loads(script) for script in elements.scripts if script.startswith('{"')]
+    assert [figure["name"] for figure in drawn] == [
+        "allocation-map",
+        "errors-by-size",
+        "predicted-and-achieved",
+        "stage-times",
+    ]
+    links = re.findall(r"data:application/json;charset=utf-8;base64,([A-Za-z0-9+/=]+)", text)
+    *figures, costs = [json.loads(base64.b64decode(link)) for link in links]
+    assert figures == drawn
+    # A table alone.
+    assert costs["name"] == "cost-comparison"
+
+
+def test_names_stay_text():
+    layer = layer_named("</script><script>alert(1)</script>")
+    report = report_of_layers().model_copy(update={"layers": (layer,), "model": "<img src=x onerror=alert(1)>"})
+    elements = Elements(render_report(report))
+    assert not [tag for tag, _ in elements.found if tag == "img"]
+    assert not [script for script in elements.scripts if script.startswith("alert")]
+
+
+def test_a_report_without_layers_or_evaluation_is_a_page_too():
+    text = render_report(empty_report())
+    assert "Nothing to draw" in text
+    assert "predicted, not measured" in text
+
+
+def test_numbers_are_written_for_people():
+    assert [bytes_text(size) for size in (0, 999, 5_490_000)] == ["0 bytes", "999 bytes", "5.49 MB"]
+    assert [duration_text(s) for s in (0.042, 7.31, 61.0)] == ["0.042 s", "7.31 s", "1 min 01 s"]
+    assert duration_text(3600.0 * 3 + 300) == "3 h 05 min"
+    assert percent_text(0.305) == "30.5 %"
+    assert [cell_text(None, "count"), cell_text(12345, "count")] == ["-", "12,345"]
+    assert [cell_text(0.5, "fraction"), cell_text(0.123456, "number")] == ["50.0 %", "0.1235"]

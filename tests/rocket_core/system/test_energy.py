@@ -1,0 +1,99 @@
+"""The meter, with codecarbon itself: against the energy that the time of a processor of known power makes."""
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+
+import codecarbon
+import pytest
+
+from rocket_core.system.energy import EnergyMeter
+
+WATTS = 1000.0
+JOULES_PER_KWH = 3.6e6
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_machine(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.lower().startswith("codecarbon_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def compute(seconds):
+    """Keeps one core busy for so much time of it."""
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        sum(range(10_000))
+
+
+def test_a_processor_of_known_power_takes_its_share_of_it(monkeypatch):
+    monkeypatch.setenv("CODECARBON_FORCE_CPU_POWER", str(WATTS))
+    with EnergyMeter() as meter:
+        before, began = meter.reading(), time.process_time()
+        compute(2)
+        spent = time.process_time() - began
+        after = meter.reading()
+    expected = WATTS * spent / os.cpu_count()
+    joules = (after.processor_kwh - before.processor_kwh) * JOULES_PER_KWH
+    assert joules == pytest.approx(expected, rel=0.25)
+    assert not after.processor_counted
+
+
+def test_what_is_idle_takes_next_to_nothing_of_the_processor(monkeypatch):
+    monkeypatch.setenv("CODECARBON_FORCE_CPU_POWER", str(WATTS))
+    with EnergyMeter() as meter:
+        before = meter.reading()
+        time.sleep(1.5)
+        after = meter.reading()
+    assert (after.processor_kwh - before.processor_kwh) * JOULES_PER_KWH < 0.1 * WATTS * 1.5
+    # Of the memory it is an estimate of its own.
+    assert after.memory_kwh > before.memory_kwh
+
+
+def test_it_asks_no_network_and_writes_no_file(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(socket.socket, "connect", lambda _self, address: asked.append(address))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_rest, **_more: asked.append(host))
+    # Settings that would have it send what it measures, or ask for the grid.
+    monkeypatch.setenv("CODECARBON_EMISSIONS_ENDPOINT", "http://203.0.113.1/")
+    monkeypatch.setenv("CODECARBON_ELECTRICITYMAPS_API_TOKEN", "token")
+    monkeypatch.setenv("CODECARBON_OUTPUT_METHODS", "api,csv")
+    with EnergyMeter() as meter:
+        assert meter.reading() is not None
+        compute(0.2)
+        assert meter.reading() is not None
+    assert asked == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_leaves_no_thread_and_no_lines_on_the_terminal(capfd):
+    threads = set(threading.enumerate())
+    with EnergyMeter() as meter:
+        assert meter.reading() is not None
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(timeout=5)
+    assert set(threading.enumerate()) == threads
+    assert capfd.readouterr() == ("", "")
+
+
+def test_where_codecarbon_is_missing_the_log_says_how_to_get_it(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "codecarbon", None)
+    with caplog.at_level(logging.WARNING), EnergyMeter() as meter:
+        assert meter.reading() is None
+        assert meter.reading() is None
+    assert "pip install 'rocket-compress[worker]'" in caplog.text
+    assert caplog.text.count("cannot be measured") == 1
+
+
+def test_where_measuring_fails_there_is_no_reading(monkeypatch, caplog):
+    with caplog.at_level(logging.WARNING), EnergyMeter() as meter:
+        assert meter.reading() is not None
+        monkeypatch.setattr(codecarbon.OfflineEmissionsTracker, "flush", lambda _self: None)
+        assert meter.reading() is None
+    assert "at level debug the log says why" in caplog.text

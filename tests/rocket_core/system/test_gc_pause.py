@@ -1,0 +1,36 @@
+import gc
+
+import pytest
+
+from rocket_core.system.gc_pause import no_collection
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_search_is_put_off_and_then_as_it_was(enabled):
+    (gc.enable if enabled else gc.disable)()
+    with no_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled() is enabled
+
+
+def test_after_an_error_it_is_as_it_was():
+    with pytest.raises(ZeroDivisionError), no_collection():
+        1 / 0  # noqa: B018
+    assert gc.isenabled()
+
+
+def test_only_what_lasts_is_never_gone_through_again():
+    before = gc.get_freeze_count()
+    with no_collection():
+        passing = [[]]
+    assert gc.get_freeze_count() <= before
+    with no_collection(lasting=True):
+        lasting = [[]]
+    assert gc.get_freeze_count() > before
+    assert not any(found is lasting or found is passing for found in gc.get_objects())

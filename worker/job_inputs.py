@@ -1,0 +1,165 @@
+"""What a job's processes are given: names become paths, uploads files, and a Hub token the right to ask."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import constants, get_token
+from huggingface_hub.file_download import repo_folder_name
+
+from app.shared.catalog import find_dataset, find_local_model
+from app.shared.database import Database
+from app.shared.encryption import decrypt
+from app.shared.errors import StorageError
+from app.shared.logging import mask_secret
+from app.shared.models import Job
+from app.shared.repositories import uploads
+from app.shared.requests import LOCAL, UPLOAD, JobRequest
+from app.shared.settings import Settings
+from app.shared.storage import ArtifactStore, StoredFile
+from rocket_core.config import HUB_DATASETS, HUB_TASKS, CompressionConfig
+from rocket_core.errors import HubCacheBusyError
+from rocket_core.inspection import hub_cache
+from rocket_core.inspection.hub import HubAccess
+from worker.folders import JobFolders
+from worker.messages import Downloaded, FetchRequest, Logging
+
+_UPLOADED = "upload"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """What a job's processes are given.
+
+    Attributes:
+        model: folder of a checkpoint, or repository id on the Hub.
+        is_on_hub: whether it is a repository.
+        revision: branch, tag or commit of a repository.
+        config: all settings.
+        hub: as whom the Hub is asked.
+    """
+
+    model: str
+    is_on_hub: bool
+    revision: str | None
+    config: CompressionConfig
+    hub: HubAccess
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether text or tasks come from the Hub."""
+        return any(name in HUB_DATASETS or name in HUB_TASKS for name in self._texts)
+
+    @property
+    def readable(self) -> tuple[Path, ...]:
+        """Files and folders that the library reads."""
+        texts = (Path(text) for text in self._texts if Path(text).is_absolute())
+        return (self._hub_folder if self.is_on_hub else Path(self.model), *texts)
+
+    def fetch_request(self, logging: Logging, *, measure_energy: bool) -> FetchRequest:
+        """Return what to ask for to have the model downloaded."""
+        return FetchRequest(
+            logging=logging,
+            model=self.model,
+            revision=self.revision,
+            ratio=self.config.ratio or 0.0,
+            cache=self._hub_cache,
+            quota_bytes=self.hub.quota_bytes,
+            token=self.hub.token or get_token(),
+            measure_energy=measure_energy,
+        )
+
+    def hold_download(self, downloaded: Downloaded) -> None:
+        """Keep a downloaded model in the cache until this process ends, and refuse a folder that is not the model's.
+
+        Raises:
+            StorageError: it is another one.
+            HubCacheBusyError: it was removed for another model before it could be held.
+        """
+        if not downloaded.folder.resolve().is_relative_to(self._hub_folder.resolve()):
+            raise StorageError("the model was downloaded to a folder that is not its own; retry the job")
+        if self.hub.quota_bytes is not None:
+            hub_cache.hold(self._hub_folder)
+            if not downloaded.folder.is_dir():
+                raise HubCacheBusyError("the model was removed from the Hub cache to make room for another; try again")
+
+    @property
+    def _hub_cache(self) -> Path:
+        return self.hub.cache or Path(constants.HF_HUB_CACHE)
+
+    @property
+    def _hub_folder(self) -> Path:
+        return self._hub_cache / repo_folder_name(repo_id=self.model, repo_type="model")
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        evaluate = self.config.evaluate
+        evaluated = () if evaluate is None else (evaluate.dataset, *evaluate.tasks)
+        return (self.config.calibration.dataset, *evaluated)
+
+
+def collect_inputs(
+    settings: Settings,
+    database: Database,
+    store: ArtifactStore,
+    job: Job,
+    request: JobRequest,
+    *,
+    folders: JobFolders,
+    device: str,
+) -> Inputs:
+    """Finds what a job names, and brings uploads here.
+
+    Args:
+        settings: of the service.
+        database: the rows.
+        store: where uploads are.
+        job: the job.
+        request: what it asks for.
+        folders: of the job.
+        device: what computes, as the library names it.
+
+    Raises:
+        RocketError: something is not there any more.
+        AppError: an upload cannot be had, or the token not be read.
+    """
+    texts = [_dataset(settings, database, store, job, name, folders.root) for name in request.datasets]
+    paths: dict[str, object] = {}
+    if request.evaluate is not None:
+        tasks = (find_dataset(settings, task) for task in request.evaluate.tasks)
+        paths = {"dataset": texts[1], "tasks": tuple(tasks)}
+    model = request.model_id
+    is_local = model.startswith(LOCAL)
+    return Inputs(
+        model=str(find_local_model(settings, model)) if is_local else model,
+        is_on_hub=not is_local,
+        revision=request.revision,
+        config=request.compression_config(dataset=texts[0], evaluate=paths, device=device),
+        hub=_hub_access(settings, job, folders),
+    )
+
+
+def _dataset(settings: Settings, database: Database, store: ArtifactStore, job: Job, dataset: str, folder: Path) -> str:
+    """A text as the library wants it; an upload is brought here first."""
+    if not dataset.startswith(UPLOAD):
+        return find_dataset(settings, dataset)
+    with database.snapshot() as session:
+        upload = uploads.get_upload(session, job.owner, dataset.removeprefix(UPLOAD))
+    # The name that the report gives to it.
+    file = folder / f"{_UPLOADED}-{upload.id}{upload.suffix}"
+    store.fetch(StoredFile(key=upload.storage_key, size=upload.size, sha256=upload.sha256), file)
+    return str(file)
+
+
+def _hub_access(settings: Settings, job: Job, folders: JobFolders) -> HubAccess:
+    """As whom the Hub is asked: with the job's own token and no other, if one came with it.
+
+    What is fetched with that token goes into the job's own folder: from the shared cache others could read it.
+    """
+    if job.hub_token is None:
+        token = settings.hf_token
+        return HubAccess(
+            token=None if token is None else token.get_secret_value(), quota_bytes=settings.hub_cache_bytes
+        )
+    secret = decrypt(settings, job.hub_token).get_secret_value()
+    mask_secret(secret)
+    return HubAccess(token=secret, cache=folders.hub)
