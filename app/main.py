@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware.exceptions import ExceptionMiddleware
@@ -33,6 +34,8 @@ from app.shared.metrics import HttpMetrics, create_registry
 from app.shared.settings import Settings
 from rocket_core import __version__
 
+# Threads share an interpreter with the event loop, which waits for each busy one in turn; more would not answer sooner.
+_REQUEST_THREADS = 16
 # Apart from those of all other requests, which a store that hangs must not take away.
 _DOWNLOAD_THREADS = 32
 _DOWNLOAD_THREADS_OF_A_TENANT = 8
@@ -67,6 +70,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         with template_kept():
+            current_default_thread_limiter().total_tokens = _REQUEST_THREADS
             start_template()
             yield
         context.database.close()

@@ -26,7 +26,7 @@ from app.shared.errors import DatabaseUnavailableError, DiskFullError
 # How long a transaction waits for another writer of the SQLite file.
 _BUSY_SECONDS = 15.0
 _CONNECT_SECONDS = 5
-# Beyond the pool's 5. The web side has 40 threads; a file has room for all, a server is shared by several processes.
+# Beyond the pool's 5, for the threads of the web side. A server is shared by several processes, a file is not.
 _SQLITE_OVERFLOW = 35
 _POSTGRES_OVERFLOW = 15
 # Of Postgres' advisory locks; any number, as long as it stays.

@@ -65,7 +65,7 @@ class AccessMiddleware:
             headers = Headers(scope=scope)
             host = self._require_own_host(scope, headers)
             _require_own_origin(scope["method"], headers, host)
-            scope.setdefault("state", {})["caller"] = await run_in_threadpool(self._admit, scope, headers)
+            scope.setdefault("state", {})["caller"] = await self._find_caller(scope, headers)
         elif scope["type"] != "lifespan":
             # There are no web sockets, and no way past this door.
             await WebSocketClose()(scope, receive, send)
@@ -85,13 +85,18 @@ class AccessMiddleware:
             "this server is not known by the name it was called by; its operator can add names to ROCKET_ALLOWED_HOSTS",
         )
 
+    async def _find_caller(self, scope: Scope, headers: Headers) -> Caller | None:
+        """Return who sends a request; None for what anybody may read."""
+        if scope["path"] in _UNCOUNTED_PATHS and is_public(scope["method"], scope["path"]):
+            # Without a thread: whether the process is alive is asked above all when all threads are busy.
+            return None
+        return await run_in_threadpool(self._admit, scope, headers)
+
     def _admit(self, scope: Scope, headers: Headers) -> Caller | None:
-        """Who sends a request; None for what anybody may read."""
         method, path = scope["method"], scope["path"]
         address = scope["client"][0] if scope.get("client") else ""
         if is_public(method, path):
-            if path not in _UNCOUNTED_PATHS:
-                self._limiter.count_request(_network(address))
+            self._limiter.count_request(_network(address))
             if method == "POST":
                 # Of those who sign in only those are many that guess.
                 self._limiter.count_failure(_network(address))

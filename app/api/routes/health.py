@@ -36,7 +36,7 @@ class Ready(Alive):
 
 
 @router.get("/healthz", responses=problems())
-def is_alive() -> Alive:
+async def is_alive() -> Alive:
     """Whether the process answers."""
     return Alive()
 

@@ -1,5 +1,6 @@
 """Deadlines and limits of connections, by real sockets on the server that `rocket serve` and `rocket api` run."""
 
+import asyncio
 import os
 import re
 import resource
@@ -9,6 +10,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 
 from rocket_cli.service.connections import choose_limits
@@ -154,6 +156,18 @@ def test_invalid_framing_during_a_response_is_no_error_of_the_server(serve, dial
     stream.send(b"not a chunk\r\n\r\n")
     stream.read()
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_healthz_answers_while_all_threads_are_busy(serve, dial):
+    server = serve()
+
+    async def take_all_threads():
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        while limiter.available_tokens:
+            limiter.acquire_on_behalf_of_nowait(object())
+
+    asyncio.run_coroutine_threadsafe(take_all_threads(), server.loop).result()
+    assert dial(server).ask()[0] == 200
 
 
 def test_one_address_may_not_have_all_connections(service, monkeypatch):
