@@ -51,11 +51,11 @@ nitpick_ignore_regex = [("py:.*", r"(?!rocket_core\.(pipeline|config|errors|repo
 
 _ANNOTATED = "Annotated["
 _TREE = re.compile(r"^\s*[├│└]")
-_TO_THE_ROOT = re.compile(r"\]\(((?:\.\./)*)\.\./(README|CHANGELOG|SECURITY)\.md")
+_TO_THE_ROOT = re.compile(r"\]\(((?:\.\./)*)\.\./(CHANGELOG|CONTRIBUTING|SECURITY)\.md")
 
 
 def _link_to_pages(_app: Any, _page: str, content: list[str]) -> None:
-    """Turn links to README, changelog and SECURITY.md, which are pages of the site too, into links to these pages."""
+    """Turn links to files of the root that are pages of the site too into links to these pages."""
     content[0] = _TO_THE_ROOT.sub(lambda link: f"]({link[1]}{link[2].lower()}.md", content[0])
 
 

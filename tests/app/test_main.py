@@ -9,7 +9,7 @@ import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from app.main import create_app
-from app.shared.settings import Settings, describe
+from app.shared.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 RESIDENT_LIMIT_MIB = 150
@@ -110,10 +110,3 @@ def test_the_web_process_is_small_and_has_no_torch(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "other")]
     result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
     assert int(result.stdout) / 1024 < RESIDENT_LIMIT_MIB
-
-
-@pytest.mark.parametrize("row", describe(), ids=lambda row: row.variable)
-def test_the_readme_has_every_setting(row):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    default = f"`{row.default}`" if row.default else ""
-    assert f"| `{row.variable}` | {default} | {row.meaning} |" in readme

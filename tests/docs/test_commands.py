@@ -25,6 +25,8 @@ READ_IN_TURN = (
     "index",
     "quickstart",
     "how-to/index",
+    "how-to/compress",
+    "how-to/service",
     "how-to/calibration",
     "how-to/ratio",
     "how-to/load",

@@ -33,4 +33,3 @@ def test_the_walk_through_with_curl_works_as_typed(start_service, tmp_path):
     }
     assert found == expected
     assert (folder / "report.json").read_bytes()
-    assert (folder / "layers.json").read_bytes()

@@ -1,11 +1,9 @@
 import json
 import os
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import typer
@@ -157,17 +155,6 @@ def test_every_command_that_makes_a_result_gives_it_as_json(rocket: Callable) ->
 
     assert result_less < found
     assert not [name for name in found - result_less if "--json" not in rocket(*name, "--help").out]
-
-
-def test_every_command_is_in_the_readme() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    # Several that are alike share a row: | `rocket models`, `calibrations` |
-    missing = [
-        name
-        for name in typer.main.get_command(app).commands
-        if not re.search(rf"rocket {name}\b|^\| `rocket .*`{name}`", readme, flags=re.MULTILINE)
-    ]
-    assert missing == []
 
 
 def test_shell_completion_can_be_installed(rocket: Callable) -> None:

@@ -19,7 +19,7 @@ _FOREIGN_PREFIXES = ("ROCKET_TEST_", "ROCKET_REQUIRE_")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettingRow:
-    """One line of the README's table.
+    """One line of the reference.
 
     Attributes:
         variable: the environment variable.

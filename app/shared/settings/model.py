@@ -33,7 +33,7 @@ _KEY_BYTES = 32
 class Settings(BaseSettings):
     """What an operator may choose. Each field is read from `ROCKET_` and its name in capitals.
 
-    The description of a field is its line in the README's table.
+    The description of a field is its line in the reference.
     """
 
     model_config = SettingsConfigDict(

@@ -1,0 +1,102 @@
+"""`python -m benchmarks.before_after`: a model before and after compression, as the table of the README.
+
+File size, memory of the loaded weights, tokens per second of greedy decoding (batch 1, one thread; the variants take
+turns, so that a busy machine slows all alike), and perplexity on a text that was not calibrated on.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import rocket_core.hf  # noqa: F401 - teaches transformers the factored layers
+from rocket_core import compress, compression_config
+from rocket_core.evaluation import evaluate_text
+
+MODEL = "examples/tiny-llama"
+TEXT = "examples/tiny-llama/heldout.txt"
+ROUNDS = 7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """A model to measure.
+
+    Attributes:
+        name: for the table.
+        folder: where its files are.
+        is_packed: whether coefficients stay packed in memory.
+    """
+
+    name: str
+    folder: Path
+    is_packed: bool = False
+
+    def load(self) -> torch.nn.Module:
+        """Return the model, ready to generate."""
+        config = AutoConfig.from_pretrained(self.folder)
+        if self.is_packed:
+            config.quantization_config["keep_packed"] = True
+        return AutoModelForCausalLM.from_pretrained(self.folder, config=config).eval()
+
+    def file_bytes(self) -> int:
+        """Return the bytes of all safetensors."""
+        return sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
+
+
+def seconds_of(model: torch.nn.Module, prompt: torch.Tensor, tokens: int) -> float:
+    """Return the time to generate a number of tokens."""
+    began = time.perf_counter()
+    model.generate(prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Compress at each ratio, measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=MODEL, help="folder of a decoder")
+    parser.add_argument("--text", type=Path, default=Path(TEXT), help="text to measure on")
+    parser.add_argument("--calibration", default="builtin", help="as `rocket compress --calibration`")
+    parser.add_argument("--ratios", type=float, nargs="+", default=(0.2, 0.5))
+    parser.add_argument("--tokens", type=int, default=96, help="tokens to generate in each round")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="rocket-before-after-") as folder:
+        variants = [Variant(name="original", folder=Path(arguments.model))]
+        for ratio in arguments.ratios:
+            out = Path(folder, str(ratio))
+            calibration = {"dataset": arguments.calibration, "samples": 64, "sequence_length": 256}
+            compress(arguments.model, out, compression_config(ratio=ratio, calibration=calibration))
+            removed = f"{100 * ratio:.0f} % removed"
+            variants += [
+                Variant(name=removed, folder=out / "factored"),
+                Variant(name=f"{removed}, packed in memory", folder=out / "factored", is_packed=True),
+            ]
+        print_table(variants, arguments.text, arguments.tokens)
+
+
+def print_table(variants: list[Variant], text: Path, tokens: int) -> None:
+    """Measure the variants and print them in Markdown, the first as the reference."""
+    models = [variant.load() for variant in variants]
+    prompt = AutoTokenizer.from_pretrained(variants[0].folder)("The", return_tensors="pt")["input_ids"]
+    rounds = [[seconds_of(model, prompt, tokens) for model in models] for _ in range(ROUNDS)]
+    speeds = [median(one[0] / one[i] for one in rounds) for i in range(len(models))]
+    print("| model | file | memory of the weights | speed | perplexity |\n|---|---|---|---|---|")
+    for variant, model, speed in zip(variants, models, speeds, strict=True):
+        perplexity = evaluate_text(variant.folder, text).perplexity
+        print(
+            f"| {variant.name} | {variant.file_bytes() / 1e6:.2f} MB | {model.get_memory_footprint() / 1e6:.2f} MB"
+            f" | {speed:.2f} | {perplexity:.2f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
