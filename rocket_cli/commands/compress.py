@@ -1,5 +1,6 @@
 """`rocket compress`: a model in, a smaller model out."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ from rocket_core.config import WORK_FOLDER_NAME, CalibrationConfig, CompressionC
 from rocket_core.report.schema import CompressionReport
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.system.gc_pause import no_collection
+from rocket_core.system.threads import set_thread_defaults
 
 if TYPE_CHECKING:
     from rocket_core.pipeline import Progress
@@ -108,6 +110,7 @@ def _run(
     resume: bool,
     quiet: bool,
 ) -> CompressionReport:
+    set_thread_defaults(os.environ)
     with EnergyMeter() if energy else nullcontext() as meter:
         # Takes seconds, in which the meter gets ready.
         with no_collection(lasting=True):

@@ -1,5 +1,6 @@
 """`rocket evaluate`: how well a model predicts a text, and how far it is from its dense original."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from rocket_cli import options
 from rocket_cli.exit_codes import reported_failures
 from rocket_cli.progress_view import hide_library_bars, progress_view
 from rocket_core.system.gc_pause import no_collection
+from rocket_core.system.threads import set_thread_defaults
 
 if TYPE_CHECKING:
     from rocket_core.evaluation import EvaluationResult
@@ -49,6 +51,7 @@ def evaluate(
 def _run(
     model: str, text: Path, against: str | None, revision: str | None, settings: dict[str, Any], *, quiet: bool
 ) -> "EvaluationResult":
+    set_thread_defaults(os.environ)
     with no_collection(lasting=True):
         import rocket_core.hf  # noqa: F401 - teaches transformers to load compressed folders
         from rocket_core.checkpoint import find_model

@@ -1,5 +1,6 @@
 """What this machine has left, without any library that computes: memory that a container may still take, disk."""
 
+import os
 import platform
 import shutil
 import sys
@@ -27,7 +28,7 @@ def free_container_memory(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int |
         cgroups: where control groups are mounted.
         proc: where the system tells of processes.
     """
-    left = [_left(folder) for folder in _memory_groups(cgroups, proc)]
+    left = [_left(folder) for folder in _groups("memory", cgroups, proc)]
     return min((size for size in left if size is not None), default=None)
 
 
@@ -43,6 +44,18 @@ def free_machine_memory() -> int | None:
     return None
 
 
+def usable_processors(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:
+    """Return how many processors this process may keep busy: by its affinity, and by the quota of its control groups.
+
+    Args:
+        cgroups: where control groups are mounted.
+        proc: where the system tells of processes.
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [_quota(folder) for folder in _groups("cpu", cgroups, proc)]
+    return max(1, min([affinity, *(int(quota) for quota in quotas if quota is not None)]))
+
+
 def processor_name(proc: Path = _PROC) -> str:
     """What the maker calls the processor; its architecture where nothing says."""
     for line in _text(proc / "cpuinfo").splitlines():
@@ -52,15 +65,15 @@ def processor_name(proc: Path = _PROC) -> str:
     return platform.processor() or platform.machine()
 
 
-def _memory_groups(cgroups: Path, proc: Path) -> list[Path]:
-    """Folders of the groups that limit this process's memory, its own and those around it."""
+def _groups(controller: str, cgroups: Path, proc: Path) -> list[Path]:
+    """Return the folders of the groups that limit this process by a controller, its own and those around it."""
     groups: set[Path] = set()
     for line in _text(proc / "self" / "cgroup").splitlines():
         _number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        mount = cgroups / "memory" if controllers else cgroups
+        mount = cgroups / controller if controllers else cgroups
         own = mount / path.lstrip("/")
         # In a container the path may be that of the machine, of which only the end is mounted, as the root.
         groups |= {place for place in (own, *own.parents) if place.is_relative_to(mount)}
@@ -77,6 +90,18 @@ def _left(folder: Path) -> int | None:
             lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
             reclaimable = sum(int(words[1]) for words in lines if words[:1] == [dropped])
             return max(0, int(limit) - int(used) + reclaimable)
+    return None
+
+
+def _quota(folder: Path) -> float | None:
+    """Return the processors that a control group allows on average; None without a limit."""
+    words = _text(folder / "cpu.max").split() or [
+        _text(folder / "cpu.cfs_quota_us"),
+        _text(folder / "cpu.cfs_period_us"),
+    ]
+    # Version 2 writes `max` where there is no limit, version 1 a negative number.
+    if len(words) == 2 and all(word.isdecimal() and int(word) > 0 for word in words):
+        return int(words[0]) / int(words[1])
     return None
 
 

@@ -1,0 +1,63 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rocket_core.system import threads
+from rocket_core.system.machine import usable_processors
+from rocket_core.system.threads import set_thread_defaults
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000"}, 8),
+        ("0::/\n", {"cpu.max": "300000 100000"}, 3),
+        ("0::/\n", {"cpu.max": "50000 100000"}, 1),
+        ("0::/a/b\n", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, 2),
+        ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, 8),
+        ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}, 2),
+        ("9:memory:/a\n", {"memory/a/cpu.max": "100000 100000"}, 8),
+    ],
+)
+def test_processors_are_those_of_affinity_and_quota(tmp_path, monkeypatch, membership, files, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(membership)
+    for name, content in files.items():
+        file = tmp_path / "cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{content}\n")
+    assert usable_processors(tmp_path / "cgroup", tmp_path / "proc") == expected
+
+
+@pytest.mark.parametrize("usable", [1, 4])
+def test_threads_wait_passively_and_respect_a_limit(monkeypatch, usable):
+    monkeypatch.setattr(threads, "usable_processors", lambda: usable)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    environment = {}
+    set_thread_defaults(environment)
+    assert environment == {"OMP_WAIT_POLICY": "PASSIVE"} | ({"OMP_NUM_THREADS": "1"} if usable == 1 else {})
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_what_the_user_has_set_stays(monkeypatch, name):
+    monkeypatch.setattr(threads, "usable_processors", lambda: 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    environment = {"OMP_WAIT_POLICY": "ACTIVE", name: "3"}
+    set_thread_defaults(environment)
+    assert environment == {"OMP_WAIT_POLICY": "ACTIVE", name: "3"}
+
+
+def test_torch_takes_the_number_of_threads_from_the_environment():
+    code = (
+        "import os\n"
+        "from rocket_core.system import threads\n"
+        "threads.usable_processors, os.cpu_count = (lambda: 1), (lambda: 4)\n"
+        "threads.set_thread_defaults(os.environ)\n"
+        "import torch; print(torch.get_num_threads())"
+    )
+    given = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
+    result = subprocess.run([sys.executable, "-c", code], env=given, check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == "1"
