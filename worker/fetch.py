@@ -85,7 +85,7 @@ def _download(request: "FetchRequest", on_step: Callable[[float], None], check: 
     began = time.monotonic()
     with meter or nullcontext():
         source = download_model(
-            request.model, request.revision, hub=access, ratio=request.ratio, on_step=on_step, check=check
+            request.model, request.revision, hub=access, config=request.config, on_step=on_step, check=check
         )
         cost = _cost(time.monotonic() - began, meter)
     assert source.commit is not None

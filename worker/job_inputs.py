@@ -61,7 +61,7 @@ class Inputs:
             logging=logging,
             model=self.model,
             revision=self.revision,
-            ratio=self.config.ratio or 0.0,
+            config=self.config,
             cache=self._hub_cache,
             quota_bytes=self.hub.quota_bytes,
             token=self.hub.token or get_token(),

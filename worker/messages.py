@@ -65,7 +65,7 @@ class FetchRequest(Message):
         logging: how to log.
         model: repository id.
         revision: branch, tag or commit.
-        ratio: target compression ratio, [0, 1).
+        config: the compression that the headers must allow.
         cache: folder to keep it in.
         quota_bytes: most bytes that models may take there; None is no limit.
         token: the Hub's token.
@@ -75,7 +75,7 @@ class FetchRequest(Message):
     logging: Logging
     model: str
     revision: str | None
-    ratio: float
+    config: CompressionConfig
     cache: Path
     quota_bytes: int | None
     token: Annotated[str | None, Field(repr=False)]

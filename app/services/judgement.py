@@ -16,6 +16,7 @@ from app.shared.errors import OverQuotaError
 from app.shared.requests import JobRequest
 from rocket_core import budget
 from rocket_core.errors import ModelNotFoundError
+from rocket_core.inspection.feasibility import check_feasible
 from rocket_core.inspection.footprint import (
     ModelShape,
     ResourceEstimate,
@@ -30,7 +31,6 @@ from rocket_core.inspection.footprint import (
     vocabulary,
 )
 from rocket_core.inspection.hub import find_repository
-from rocket_core.inspection.model_fields import refuse_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, read_start, refuse_adapter, vet_folder
 from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
@@ -40,8 +40,6 @@ from rocket_core.inspection.preconditions import (
     ratio_within,
     refuse_calibration,
     refuse_config,
-    refuse_ignore,
-    refuse_weights,
     window_length,
 )
 from rocket_core.inspection.safetensors_headers import (
@@ -145,13 +143,7 @@ def _seen(
     commit: str | None, config: Mapping[str, Any], weights: WeightSummary | None, request: JobRequest, name: str
 ) -> _Model:
     if weights is not None:
-        refuse_weights(weights, request.ratio or 0.0, name)
-        refuse_sizes(config, weights, name)
-        refuse_ignore(config, weights, request.options.ignore, name)
-        if request.target_bytes is not None:
-            options = request.options
-            model = describe_model(config, weights, ignore=options.ignore, dtype=options.dtype)
-            ratio_within(model.shapes, request.target_bytes, itemsize=model.itemsize, other_bytes=model.other_bytes)
+        check_feasible(config, weights, request.compression_config(dataset="builtin"), name)
     longest, evaluate = positions(config), request.evaluate
     length = window_length(longest, request.calibration.sequence_length)
     return _Model(

@@ -5,6 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from rocket_core.checkpoint.source import ModelSource, find_model
 from rocket_core.checkpoint.transfer import Transfer
+from rocket_core.config import CompressionConfig
 from rocket_core.inspection.hub import HubAccess
 
 # How often arrived bytes are reported, and `check` is called.
@@ -16,7 +17,7 @@ def download_model(
     revision: str | None,
     *,
     hub: HubAccess,
-    ratio: float,
+    config: CompressionConfig,
     on_step: Callable[[float], None],
     check: Callable[[], None],
 ) -> ModelSource:
@@ -28,7 +29,7 @@ def download_model(
         model: repository id.
         revision: branch, tag or commit.
         hub: as whom the Hub is asked, and where downloads are kept.
-        ratio: target compression ratio, [0, 1).
+        config: the compression that its headers must allow.
         on_step: given the share of bytes that have arrived, [0, 1], whenever it has grown.
         check: called again and again; stops the download by raising.
 
@@ -38,7 +39,7 @@ def download_model(
     transfer = Transfer()
     pool = ThreadPoolExecutor(1, thread_name_prefix="download")
     try:
-        found = pool.submit(find_model, model, revision, hub=hub, ratio=ratio, transfer=transfer)
+        found = pool.submit(find_model, model, revision, hub=hub, config=config, transfer=transfer)
         _watch(found, transfer, on_step, check)
         return found.result()
     finally:

@@ -14,12 +14,13 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 
 from rocket_core.checkpoint.transfer import Transfer
+from rocket_core.config import CompressionConfig
 from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError, ModelNotFoundError
 from rocket_core.inspection import hub_cache
+from rocket_core.inspection.feasibility import check_feasible
 from rocket_core.inspection.hub import HubAccess, Repository, find_repository, hub_errors
-from rocket_core.inspection.model_fields import refuse_sizes
 from rocket_core.inspection.model_files import refuse_adapter, vet_folder
-from rocket_core.inspection.preconditions import parse_config, refuse_config, refuse_weights
+from rocket_core.inspection.preconditions import parse_config, refuse_config
 from rocket_core.system.machine import free_disk
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def find_model(
     revision: str | None = None,
     *,
     hub: HubAccess = HubAccess(),
-    ratio: float = 0.0,
+    config: CompressionConfig | None = None,
     transfer: Transfer | None = None,
 ) -> ModelSource:
     """Finds a model's files, downloading them if they are on the Hub.
@@ -74,13 +75,15 @@ def find_model(
         model: path of a folder, or repository id `namespace/name`.
         revision: branch, tag or commit of the repository; None is its main branch.
         hub: as whom the Hub is asked, and where downloads are kept.
-        ratio: compression ratio that a repository's headers must allow, [0, 1).
+        config: the compression that a repository's headers must allow, before its weights are downloaded; None checks
+            only that the model can be compressed at all.
         transfer: told of what arrives, and able to end it.
 
     Raises:
         ModelNotFoundError: neither a folder nor a repository, no such revision, or no access.
         UnsupportedArchitectureError: the repository holds no model that could be compressed.
-        InfeasibleBudgetError: the ratio is out of reach of the repository's layers.
+        InfeasibleBudgetError: the ratio or the size is out of reach of the repository's layers.
+        UnmatchedIgnoreError: a pattern of `config.ignore` matches none of them.
         InsufficientDiskError: the download does not fit.
         HubCacheBusyError: what other processes use leaves it no room in the cache's quota.
         CheckpointFormatError: the repository has no safetensors, or the model has an adapter.
@@ -104,12 +107,11 @@ def find_model(
     subject = f"repository {model} (there is no such folder)"
     repository = find_repository(model, revision, token=hub.token, seconds=_ASK_SECONDS, subject=subject)
     refuse_adapter(repository.files, model)
-    config = parse_config(repository.read_config(), model)
-    refuse_config(config, model)
+    settings = parse_config(repository.read_config(), model)
+    refuse_config(settings, model)
     weights = repository.read_weights()
     if weights is not None:
-        refuse_weights(weights, ratio, model)
-        refuse_sizes(config, weights, model)
+        check_feasible(settings, weights, config or CompressionConfig(), model)
     return ModelSource(name=model, folder=_fetch(repository, hub, transfer or Transfer()), commit=repository.commit)
 
 

@@ -135,7 +135,7 @@ def compress(
         should_cancel=should_cancel,
     )
     with _opened(output, config, callbacks, meter, download) as (work, monitor):
-        source = _found(model, revision, hub, config.ratio or 0.0, monitor)
+        source = _found(model, revision, hub, config, monitor)
         with monitor.stage("preflight"):
             with offline():
                 run = prepare_run(source, config)
@@ -203,7 +203,7 @@ def profile_model(
         on_progress=on_progress, on_requirements=on_requirements, on_profile=on_profile, should_cancel=should_cancel
     )
     with _opened(output, config, callbacks, meter, download) as (work, monitor):
-        source = _found(model, revision, hub, 0.0, monitor)
+        source = _found(model, revision, hub, config, monitor)
         with monitor.stage("preflight"):
             with offline():
                 run = prepare_run(source, config)
@@ -220,9 +220,9 @@ def profile_model(
 
 
 def _found(
-    model: str | ModelSource, revision: str | None, hub: HubAccess, ratio: float, monitor: Monitor
+    model: str | ModelSource, revision: str | None, hub: HubAccess, config: CompressionConfig, monitor: Monitor
 ) -> ModelSource:
-    return model if isinstance(model, ModelSource) else obtain_model(model, revision, hub, ratio, monitor)
+    return model if isinstance(model, ModelSource) else obtain_model(model, revision, hub, config, monitor)
 
 
 @contextmanager

@@ -4,18 +4,21 @@ from pathlib import Path
 
 from rocket_core.checkpoint import ModelSource, find_model
 from rocket_core.checkpoint.download import download_model
+from rocket_core.config import CompressionConfig
 from rocket_core.inspection.hub import HubAccess
 from rocket_core.pipeline.progress import Monitor
 
 
-def obtain_model(model: str, revision: str | None, hub: HubAccess, ratio: float, monitor: Monitor) -> ModelSource:
+def obtain_model(
+    model: str, revision: str | None, hub: HubAccess, config: CompressionConfig, monitor: Monitor
+) -> ModelSource:
     """Find a model, and download it if it is on the Hub.
 
     Args:
         model: path of a folder, or repository id.
         revision: branch, tag or commit of a repository.
         hub: as whom the Hub is asked, and where downloads are kept.
-        ratio: target compression ratio, [0, 1).
+        config: the compression that its headers must allow.
         monitor: notified of the progress.
 
     Raises:
@@ -25,4 +28,4 @@ def obtain_model(model: str, revision: str | None, hub: HubAccess, ratio: float,
     if Path(model).expanduser().is_dir():
         return find_model(model, revision)
     with monitor.stage("downloading"):
-        return download_model(model, revision, hub=hub, ratio=ratio, on_step=monitor.step, check=monitor.check)
+        return download_model(model, revision, hub=hub, config=config, on_step=monitor.step, check=monitor.check)

@@ -4,6 +4,7 @@ import time
 import pytest
 from huggingface_hub import utils
 
+from rocket_core import compress, compression_config
 from rocket_core.checkpoint import Transfer, find_model, open_checkpoint, source
 from rocket_core.errors import (
     AlreadyQuantizedError,
@@ -13,6 +14,7 @@ from rocket_core.errors import (
     InfeasibleBudgetError,
     InsufficientDiskError,
     ModelNotFoundError,
+    UnmatchedIgnoreError,
     UnsupportedArchitectureError,
 )
 from rocket_core.inspection.hub import HubAccess
@@ -73,24 +75,32 @@ def test_a_token_goes_with_every_question(hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "ratio", "error"),
+    ("files", "target", "error"),
     [
-        ({"config.json": b'{"model_type": "llama", "quantization_config": {}}'}, 0.3, AlreadyQuantizedError),
+        ({"config.json": b'{"model_type": "llama", "quantization_config": {}}'}, {"ratio": 0.3}, AlreadyQuantizedError),
         (
             {"config.json": b'{"model_type": "qwen", "auto_map": {"AutoConfig": "a.B"}}'},
-            0.3,
+            {"ratio": 0.3},
             UnsupportedArchitectureError,
         ),
-        ({"model.safetensors": WEIGHTS[:-1]}, 0.3, CorruptCheckpointError),
-        ({}, 0.95, InfeasibleBudgetError),
+        ({"model.safetensors": WEIGHTS[:-1]}, {"ratio": 0.3}, CorruptCheckpointError),
+        ({}, {"ratio": 0.95}, InfeasibleBudgetError),
+        ({}, {"target_bytes": 1}, InfeasibleBudgetError),
+        ({}, {"ratio": 0.3, "ignore": ("*.nothing",)}, UnmatchedIgnoreError),
     ],
 )
-def test_what_cannot_be_compressed_is_refused_before_its_weights_are_fetched(hub, cached, files, ratio, error):
+def test_what_cannot_be_compressed_is_refused_before_its_weights_are_fetched(hub, cached, files, target, error):
     hub.repositories["org/name"] |= files
     with pytest.raises(error):
-        find_model("org/name", hub=cached, ratio=ratio)
+        find_model("org/name", hub=cached, config=compression_config(**target))
     whole = [path for path, _, part in hub.asked if path.endswith("model.safetensors") and part is None]
     assert whole == []
+
+
+def test_a_size_out_of_reach_is_refused_before_weights_are_fetched(hub, cached, tmp_path):
+    with pytest.raises(InfeasibleBudgetError):
+        compress("org/name", tmp_path / "out", compression_config(target_bytes=1), hub=cached)
+    assert [path for path, _, part in hub.asked if path.endswith("model.safetensors") and part is None] == []
 
 
 def test_a_download_that_does_not_fit_is_not_begun(hub, cached, monkeypatch):

@@ -1,0 +1,36 @@
+"""Whether the headers of a model allow what a compression asks for. Loads no torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rocket_core.config import CompressionConfig
+from rocket_core.inspection.footprint import describe_model
+from rocket_core.inspection.model_fields import refuse_sizes
+from rocket_core.inspection.preconditions import ratio_within, refuse_ignore, refuse_weights
+from rocket_core.inspection.safetensors_headers import WeightSummary
+
+
+def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: CompressionConfig, model: str) -> None:
+    """Raise an error if the weights do not fit config.json, or cannot become as small as asked.
+
+    It may know less than a run, and never refuses what a run accepts.
+
+    Args:
+        settings: the content of config.json.
+        weights: what the headers tell.
+        config: the compression; without a target any size will do.
+        model: names the model in messages.
+
+    Raises:
+        AlreadyQuantizedError: most weights are not plain floating-point numbers.
+        CheckpointFormatError: a size in config.json exceeds what the weights hold.
+        InfeasibleBudgetError: the ratio or the size is out of reach.
+        UnmatchedIgnoreError: a pattern of `ignore` matches no layer.
+        UnsupportedArchitectureError: there is nothing to compress.
+    """
+    refuse_weights(weights, config.ratio or 0.0, model)
+    refuse_sizes(settings, weights, model)
+    refuse_ignore(settings, weights, config.ignore, model)
+    if config.target_bytes is not None:
+        shape = describe_model(settings, weights, ignore=config.ignore, dtype=config.dtype)
+        ratio_within(shape.shapes, config.target_bytes, itemsize=shape.itemsize, other_bytes=shape.other_bytes)
