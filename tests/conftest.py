@@ -8,13 +8,17 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
-import torch
-from hypothesis import settings
+# Variables of the person who runs the tests; huggingface_hub reads some when it is imported.
+for _name in [name for name in os.environ if name.startswith(("AWS_", "HF_", "PG", "ROCKET_", "TRANSFORMERS_"))]:
+    del os.environ[_name]
 
-from app.shared.database import upgrade
-from app.shared.logging import StructuredFormatter
-from tests.servers import MissingServerError, Postgres, Redis
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+from app.shared.database import upgrade  # noqa: E402
+from app.shared.logging import StructuredFormatter  # noqa: E402
+from tests.servers import MissingServerError, Postgres, Redis  # noqa: E402
 
 # For `make soak`: what is random is tried more often.
 settings.register_profile("soak", max_examples=1000)

@@ -43,7 +43,7 @@ sys.stdin.read()
 COPY = """
 import sys, time
 from pathlib import Path
-from rocket_core import hub_cache
+from rocket_core.inspection import hub_cache
 from rocket_core.errors import RocketError
 place, quota, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 hub_cache.hold(place)
