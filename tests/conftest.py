@@ -32,9 +32,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 LONG = ("tests/e2e/", "tests/docs/", "tests/examples/", "tests/rocket_core/pipeline/", "tests/worker/")
 
 
+# Fixtures that start servers or processes.
+SERVERS = frozenset({"postgres", "redis_server", "s3_server"})
+
+
 def pytest_collection_modifyitems(items):
-    """Puts the longest files first; as they come they are handed out (`--no-loadscope-reorder`)."""
+    """Mark what `make test` leaves out, and put the longest files first, which are handed out in this order."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    for item in items:
+        kind = item.callspec.params.get("database_kind") if hasattr(item, "callspec") else None
+        if item.nodeid.startswith(LONG) or kind == "postgres" or not SERVERS.isdisjoint(item.fixturenames):
+            item.add_marker("slow")
 
 
 def pytest_collection_finish():
