@@ -1,7 +1,8 @@
 """`python -m benchmarks.neighbours`: a compression on an idle machine, and on one whose cores others use as well.
 
-Busy loops, one per processor, stand for the others. As the cores are shared fairly, work on one thread takes up to twice
-its time; what exceeds that is lost to threads that wait for each other. The last line repeats it with threads that spin.
+Busy loops, one per processor, stand for the others. As the cores are shared fairly, work on one thread takes up to
+twice its time; what exceeds that is lost to threads that wait for each other. The last line repeats it with threads
+that spin.
 """
 
 import argparse
@@ -22,7 +23,7 @@ MODEL = "examples/tiny-llama"
 @contextmanager
 def busy_neighbours(count: int) -> Iterator[None]:
     """Keep processors busy."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]  # noqa: S603
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
     finally:
