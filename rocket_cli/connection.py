@@ -40,7 +40,7 @@ class OutageNotice:
         """There is no answer."""
         if self._reason is None and not self._quiet:
             left = duration(round(waiting.seconds_left))
-            state = "asks for time" if waiting.has_answered else "does not answer"
+            state = "is busy" if waiting.has_answered else "does not answer"
             print_line(f"{self._server} {state} ({waiting.reason}); trying again for {left}")
         self._reason = waiting.reason
 
@@ -144,7 +144,7 @@ def _explain_name(error: ProblemError, name: str, offered: Callable[[], Sequence
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         said.append(f"this server has {', '.join(names[:_NAMES_SHOWN])}{more}")
     else:
-        said.append(f"this server has no {kind} of its own")
+        said.append(f"this server has no local {kind}")
     return error.explained("\n  ".join(said))
 
 

@@ -45,7 +45,7 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.CANCELLED: "the job was cancelled",
     ExitCode.TEMPORARY: "the model hub or the server cannot be reached; try again later",
     ExitCode.NOT_ALLOWED: "the API key (ROCKET_API_KEY) or Hub token is missing or may not do this",
-    ExitCode.INTERRUPTED: "interrupted; a compression can be resumed, a job goes on",
+    ExitCode.INTERRUPTED: "interrupted; a compression can be resumed, a job continues",
 }
 
 EXIT_CODES: Mapping[type[errors.RocketError], ExitCode] = {

@@ -67,7 +67,7 @@ def follow_job(rocket: "Rocket", job: Job, notice: OutageNotice, *, quiet: bool)
             return rocket.wait(job.id, on_news=show)
     except KeyboardInterrupt as error:
         again, stop = command(rocket.server, "watch", job.id), command(rocket.server, "cancel", job.id)
-        raise DetachedError(f"{job.id} goes on; `{again}` shows it again, `{stop}` ends it") from error
+        raise DetachedError(f"{job.id} continues; `{again}` shows it again, `{stop}` ends it") from error
 
 
 def report_end(job: Job, server: str, *, as_json: bool) -> ExitCode:
@@ -90,7 +90,7 @@ def seconds_until(at: datetime | None) -> float | None:
 
 
 def _failure(job: Job, server: str) -> Failure:
-    again = f"`{command(server, 'retry', job.id)}` goes on from its checkpoints"
+    again = f"`{command(server, 'retry', job.id)}` resumes from its checkpoints"
     if job.error is None:
         code = ExitCode.CANCELLED if job.status == "cancelled" else ExitCode.INTERNAL
         return Failure(code=job.status, message=f"{job.id} is {job.status}; {again}", exit_code=code)

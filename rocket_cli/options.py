@@ -32,7 +32,7 @@ Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A folder, or a repository of the Hugging Face hub.", show_default=False)
 ]
 Output = Annotated[
-    Path, typer.Argument(metavar="OUT", help="Folder for the result: each export gets a folder of its own in it.")
+    Path, typer.Argument(metavar="OUT", help="Folder for the result: each export gets its own folder in it.")
 ]
 Ratio = Annotated[
     float | None,
@@ -48,7 +48,7 @@ def _size(text: str) -> int:
     try:
         return _SIZE.validate_python(text)
     except ValidationError:
-        raise typer.BadParameter(f"{text!r} is no size; write bytes, or 500MB, 1.5GB, 700MiB") from None
+        raise typer.BadParameter(f"{text!r} is not a size; write bytes, or 500MB, 1.5GB, 700MiB") from None
 
 
 _SIZE: TypeAdapter[int] = TypeAdapter(ByteSize)
@@ -66,7 +66,7 @@ Size = Annotated[
 def require_target(ratio: float | None, size: int | None) -> None:
     """Ends the command unless one of `--ratio` and `--size` is given."""
     if (ratio is None) == (size is None):
-        raise typer.BadParameter("give one of them: how small shall the model become?", param_hint="--ratio or --size")
+        raise typer.BadParameter("specify exactly one of them", param_hint="--ratio or --size")
 
 
 Calibration = Annotated[
@@ -97,7 +97,7 @@ Preset = Annotated[
     typer.Option(
         metavar="NAME",
         help="Settings by name: paper (the paper's algorithm to the letter), fast (twice its time), or best (three "
-        "times or a little more). Options given beside it go before it.",
+        "times or a little more). Explicit options take precedence.",
         show_default=config.DEFAULT_PRESET,
     ),
 ]

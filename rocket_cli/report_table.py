@@ -79,7 +79,7 @@ def print_names(names: Sequence[str], kind: str, *, as_json: bool) -> None:
     elif names:
         typer.echo("\n".join(names))
     else:
-        print_line(f"the server has no {kind} of its own")
+        print_line(f"the server has no local {kind}")
 
 
 def age_text(seconds: float) -> str:

@@ -78,7 +78,7 @@ def read_labels(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not key or not equals:
-            raise typer.BadParameter(f"{pair!r} is no label; write KEY=VALUE", param_hint="--metadata")
+            raise typer.BadParameter(f"{pair!r} is not a label; write KEY=VALUE", param_hint="--metadata")
         labels[key] = value
     return labels
 

@@ -102,7 +102,7 @@ def safe_paths(names: Sequence[str], folder: Path) -> list[Path]:
         parts = name.split("/")
         if not name.isprintable() or "\\" in name or any(part in {"", ".", ".."} for part in parts):
             raise UnsafeNameError(
-                f"the server names an artifact {name!r}, which is no path below {folder}; not downloaded"
+                f"the server names an artifact {name!r}, which is not a path below {folder}; not downloaded"
             )
         paths.append(folder.joinpath(*parts))
     files = {str(path) for path in paths} | {str(path) + _PART for path in paths}

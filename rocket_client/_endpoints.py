@@ -166,5 +166,5 @@ def _delete(path: str) -> Request:
 
 def _upload_path(upload_id: str) -> str:
     if not _UPLOAD_ID.fullmatch(upload_id):
-        raise InvalidArgumentError(f"{upload_id!r} is no upload; they look like upload/ and 32 digits")
+        raise InvalidArgumentError(f"{upload_id!r} is not an upload id; those look like upload/ and 32 digits")
     return f"/calibrations/{upload_id.partition('/')[2]}"

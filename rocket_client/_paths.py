@@ -19,7 +19,7 @@ def job_path(job_id: str, *parts: str) -> str:
     """
     # An id becomes part of a path: nothing that could be another one.
     if not _ID.fullmatch(job_id):
-        raise InvalidArgumentError(f"{job_id!r} is no job's id, which look like job_0123456789abcdefghjkmnpqrs")
+        raise InvalidArgumentError(f"{job_id!r} is not a job id; job ids look like job_0123456789abcdefghjkmnpqrs")
     return "/".join(("/jobs", job_id, *parts))
 
 
@@ -27,7 +27,7 @@ def profile_path(profile_id: str, *parts: str) -> str:
     """Where a profile, or a part of it, is; raises as `job_path`."""
     if not _ID.fullmatch(profile_id):
         raise InvalidArgumentError(
-            f"{profile_id!r} is no profile's id, which look like prof_0123456789abcdefghjkmnpqrs"
+            f"{profile_id!r} is not a profile id; profile ids look like prof_0123456789abcdefghjkmnpqrs"
         )
     return "/".join(("/profiles", profile_id, *parts))
 
@@ -37,7 +37,7 @@ def target(ratio: float | None, target_bytes: int | None) -> dict[str, object]:
     given: dict[str, object] = {"ratio": ratio, "target_bytes": target_bytes}
     wanted = {name: value for name, value in given.items() if value is not None}
     if len(wanted) != 1:
-        raise InvalidArgumentError("how small shall the model become? give ratio or target_bytes, one of them")
+        raise InvalidArgumentError("specify either ratio or target_bytes")
     if ratio is not None and not math.isfinite(ratio):
         raise InvalidArgumentError(f"the ratio is {ratio}; it is a fraction, from 0 to below 1")
     return wanted

@@ -305,9 +305,9 @@ def _server_url(server: str) -> httpx2.URL:
     try:
         url = httpx2.URL(server)
     except httpx2.InvalidURL as error:
-        raise InvalidArgumentError(f"{server!r} is no server's address ({error}); write http://HOST:PORT") from error
+        raise InvalidArgumentError(f"{server!r} is not a server address ({error}); write http://HOST:PORT") from error
     if url.scheme not in {"http", "https"} or not url.host:
-        raise InvalidArgumentError(f"{server!r} is no server's address; write http://HOST:PORT")
+        raise InvalidArgumentError(f"{server!r} is not a server address; write http://HOST:PORT")
     return url
 
 

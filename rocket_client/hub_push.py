@@ -162,7 +162,7 @@ def _token(destination: Destination) -> str:
     token = (destination.token or get_token() or "").strip()
     if not token:
         raise HubTokenError(
-            "there is no token of the Hugging Face Hub; set HF_TOKEN to one that may write, or name the variable that "
+            "no token of the Hugging Face Hub was found; set HF_TOKEN to one that may write, or name the variable that "
             "has it with --hub-token-env"
         )
     if not token.isascii() or not token.isprintable():
@@ -212,13 +212,13 @@ def _hub_errors(destination: Destination) -> Iterator[None]:
             yield
     except HFValidationError as error:
         raise InvalidArgumentError(
-            f"{name!r} is no repository's name: {error}; write NAMESPACE/NAME, of letters, digits, -, _ and ."
+            f"{name!r} is not a repository name: {error}; write NAMESPACE/NAME, of letters, digits, -, _ and ."
         ) from error
     except HfHubHTTPError as error:
         raise _refusal(name, error) from error
     except (httpx2.HTTPError, OfflineModeIsEnabled) as error:
         raise HubUnreachableError(
-            f"the Hub does not answer ({error or type(error).__name__}); call this again to go on"
+            f"the Hub does not answer ({error or type(error).__name__}); call this again to continue"
         ) from error
     except ValueError as error:
         # Its way to say that the Hub refused a file, or the model card.
@@ -228,7 +228,7 @@ def _hub_errors(destination: Destination) -> Iterator[None]:
         if isinstance(error.__cause__, HfHubHTTPError):
             raise _refusal(name, error.__cause__) from error
         raise HubUnreachableError(
-            f"the Hub's store does not take a file ({error}); call this again to go on"
+            f"the Hub's store does not take a file ({error}); call this again to continue"
         ) from error
 
 
@@ -240,7 +240,7 @@ def _refusal(name: str, error: HfHubHTTPError) -> ClientError:
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         return HubForbiddenError(f"the token may not write to {name} ({said}); it needs the right to write there")
     if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return HubUnreachableError(f"the Hub answers with status {status} ({said}); call this again to go on")
+        return HubUnreachableError(f"the Hub answers with status {status} ({said}); call this again to continue")
     if isinstance(error, RevisionNotFoundError):
         return HubRefusesError(f"{name} has no such branch; name a branch, not a commit, with --revision")
     return HubRefusesError(f"the Hub refuses to have {name} written (status {status}: {said})")

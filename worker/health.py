@@ -33,7 +33,7 @@ def main() -> int:
         return _say(f"no answer at {address} ({type(error).__name__})", well=False)
     found = _LAST_SWEEP.search(told)
     if found is None:
-        return _say(f"what answers at {address} is no worker", well=False)
+        return _say(f"what answers at {address} is not a worker", well=False)
     age = time.time() - float(found[1])
     well = age <= MAX_AGE_SECONDS
     return _say(f"last sweep {age:.0f} seconds ago" if float(found[1]) else "no sweep yet", well=well)

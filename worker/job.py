@@ -287,7 +287,7 @@ class Attempt:
                 self._store.remove(artifact.storage_key)
         except StorageError as error:
             # What the attempt has come to matters more.
-            _log.warning("artifacts that nobody needs are left to a sweep: %s", error)
+            _log.warning("unused artifacts are left to a sweep: %s", error)
 
     def _hidden_folders(self, folders: JobFolders) -> dict[str, str]:
         names = {

@@ -73,7 +73,7 @@ class LeaseKeeper:
         due = renewed
         while not self._done.is_set():
             if os.getppid() != self._parent:
-                _log.warning("the worker is gone; this job's process ends, and another will go on from its checkpoints")
+                _log.warning("the worker is gone; this job's process ends, and another resumes from its checkpoints")
                 self._on_lost()
                 return
             if time.monotonic() >= due:

@@ -105,8 +105,8 @@ class Reconciler:
     def _may_sweep(self, is_ours: bool, place: str) -> bool:
         if not is_ours:
             _log.warning(
-                "files that belong to no job are kept: %s was begun with another database; if its files may go, remove "
-                "`database` there",
+                "files that belong to no job are kept: %s was created with another database; to have them deleted, "
+                "remove `database` there",
                 place,
             )
         return is_ours

@@ -52,7 +52,7 @@ def asked_ranges(header: str | None, size: int) -> tuple[ByteRange, ...]:
     if not present:
         raise HTTPException(
             status.HTTP_416_RANGE_NOT_SATISFIABLE,
-            f"the range lies beyond the file's {size} bytes",
+            f"the range is beyond the file's {size} bytes",
             headers={"Content-Range": f"bytes */{size}"},
         )
     return tuple(_merged(present))

@@ -10,9 +10,9 @@ JOB_ID = r"^job_[0-9a-z]{26}$"
 PROFILE_ID = r"^prof_[0-9a-z]{26}$"
 
 FORMS: Mapping[str, str] = {
-    JOB_ID: "is no id of a job; those are `job_` and 26 digits and small letters, such as "
+    JOB_ID: "is not a job id; expected `job_` followed by 26 lowercase letters or digits, such as "
     "job_0123456789abcdefghjkmnpqrs: take `last_id` of the page before, or an `id` of GET /jobs",
-    PROFILE_ID: "is no id of a profile; those are `prof_` and 26 digits and small letters, such as "
+    PROFILE_ID: "is not a profile id; expected `prof_` followed by 26 lowercase letters or digits, such as "
     "prof_0123456789abcdefghjkmnpqrs: take `last_id` of the page before, or an `id` of GET /profiles",
 }
 """What to tell people in place of the regular expression that a text does not match."""

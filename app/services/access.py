@@ -80,7 +80,7 @@ def authenticate(database: Database, authorization: str | None, *, is_local: boo
             row = keys.find_key(session, text.strip())
             is_use_due = row is not None and keys.is_use_due(session, row)
     if row is None:
-        raise UnauthenticatedError("this is no API key of this server, or one that has expired or was revoked")
+        raise UnauthenticatedError("the API key is unknown, expired or revoked")
     if is_use_due:
         _note_use(database, row.id)
     return Caller(tenant=row.tenant, scopes=frozenset(row.scopes.split()), key_id=row.id)

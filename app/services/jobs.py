@@ -160,7 +160,7 @@ def cancel_job(context: Context, actor: Actor, job_id: str) -> Job:
 
 
 def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr | None = None) -> Submission:
-    """Makes a new job that goes on from the checkpoints of one that failed or was cancelled.
+    """Makes a new job that resumes from the checkpoints of one that failed or was cancelled.
 
     Raises:
         JobNotFoundError: there is no such job.

@@ -64,7 +64,7 @@ class DocumentCheck:
         if len(line) > _MAX_LINE_BYTES:
             raise self._fault(f"is longer than {_MAX_LINE_BYTES} bytes")
         if b"\0" in line:
-            raise self._fault("holds a NUL; this is no text")
+            raise self._fault("contains a NUL character and is not text")
         try:
             text = line.decode("utf-8-sig" if self._line == 1 else "utf-8")
         except UnicodeDecodeError as error:

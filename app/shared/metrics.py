@@ -90,7 +90,7 @@ class WorkerMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._started = Counter("rocket_attempts_started", "Attempts at jobs begun.", registry=registry)
+        self._started = Counter("rocket_attempts_started", "Attempts started.", registry=registry)
         self._ended = Counter("rocket_attempts_ended", "Attempts at jobs over.", ("outcome",), registry=registry)
         self._stages = Histogram(
             "rocket_stage_seconds",

@@ -62,27 +62,29 @@ class _Frozen(BaseModel):
 def _model_id(text: str) -> str:
     # "--" and ".." are what the Hub refuses in a repository id; ".." is also a step out of a folder.
     if not _MODEL_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
-        raise ValueError("is no model; write `namespace/name` of the Hub or `local/NAME` of GET /models")
+        raise ValueError("is not a valid model id; use `namespace/name` (Hub) or `local/NAME` (see GET /models)")
     return text
 
 
 def _revision(text: str) -> str:
     if not _REVISION.fullmatch(text) or ".." in text:
-        raise ValueError("is no branch, tag or commit")
+        raise ValueError("is not a valid branch, tag or commit")
     return text
 
 
 def _dataset(text: str) -> str:
     local = text.startswith(LOCAL) and ".." not in text and _MODEL_ID.fullmatch(text)
     if text not in (BUILTIN_DATASET, *HUB_DATASETS, SYNTHETIC_DATASET) and not local and not _UPLOADED.fullmatch(text):
-        raise ValueError("is no calibration dataset; GET /calibrations lists what this server offers")
+        raise ValueError("is not a calibration dataset; GET /calibrations lists those of this server")
     return text
 
 
 def _task(text: str) -> str:
     local = text.startswith(LOCAL) and ".." not in text and text.endswith(".jsonl") and _MODEL_ID.fullmatch(text)
     if text not in HUB_TASKS and not local:
-        raise ValueError(f"is no task; choose one of {', '.join(HUB_TASKS)}, or local/FILE.jsonl of GET /calibrations")
+        raise ValueError(
+            f"is not a task; choose one of {', '.join(HUB_TASKS)}, or local/FILE.jsonl of GET /calibrations"
+        )
     return text
 
 
@@ -273,7 +275,7 @@ class CompressionRequest(JobRequest):
     @model_validator(mode="after")
     def _has_a_target(self) -> "CompressionRequest":
         if self.kind == "profile":
-            raise ValueError("how small shall it become? give a ratio, or target_bytes")
+            raise ValueError("specify either ratio or target_bytes")
         return self
 
 

@@ -154,5 +154,5 @@ def resume_command(arguments: Sequence[str]) -> str:
 
 def _advice(code: ExitCode, output: Path, arguments: Sequence[str]) -> None:
     if code in _WORTH_RESUMING and (output / WORK_FOLDER_NAME).is_dir():
-        print_line(f"what is finished is kept in {output / WORK_FOLDER_NAME}; to go on:")
+        print_line(f"finished layers are kept in {output / WORK_FOLDER_NAME}; to go on:")
         typer.echo(f"    {resume_command(arguments)}", err=True)

@@ -74,7 +74,7 @@ def cancel(
     if as_json:
         typer.echo(job.model_dump_json(indent=2))
     elif job.has_ended:
-        print_line(f"{job.id} is {job.status}; `{command(server, 'retry', job.id)}` goes on from its checkpoints")
+        print_line(f"{job.id} is {job.status}; `{command(server, 'retry', job.id)}` resumes from its checkpoints")
     else:
         print_line(f"{job.id} stops as soon as its worker notices; `{command(server, 'watch', job.id)}` shows when")
 
@@ -94,7 +94,7 @@ def retry(
         typer.echo(job.model_dump_json(indent=2))
         return
     typer.echo(job.id)
-    print_line(f"goes on from the checkpoints of {job_id}; `{command(server, 'watch', job.id)}` shows how")
+    print_line(f"resumes from the checkpoints of {job_id}; `{command(server, 'watch', job.id)}` shows how")
 
 
 def _table(found: Sequence[Job], now: datetime) -> Table:

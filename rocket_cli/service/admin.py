@@ -48,7 +48,7 @@ def _parse_quota(text: str, most: int) -> int | str:
         return text
     if not text.isascii() or not text.isdecimal() or int(text) > most:
         raise typer.BadParameter(
-            f"is no number from 0 to {most}, nor `{_SETTINGS_QUOTA}`, which is that of the settings"
+            f"is not a number from 0 to {most}, nor `{_SETTINGS_QUOTA}`, which is that of the settings"
         )
     return int(text)
 
@@ -134,7 +134,7 @@ def revoke_key(
         return
     print_line(f"key {key_id} of {revoked['tenant']} is revoked")
     if is_last:
-        print_line("no usable key is left: nobody comes in until `rocket admin keys create` makes another")
+        print_line("no usable key is left: all requests are refused until `rocket admin keys create` makes one")
 
 
 @app.command("tenants")

@@ -69,4 +69,4 @@ def _announce(settings: "Settings", listener: socket.socket) -> None:
     typer.echo(f"Data in {settings.data_dir}")
     models = list_models(settings)
     typer.echo(f"Models in {settings.models_folder}: {', '.join(models) or 'none yet'}")
-    typer.echo("Ctrl-C stops the service; a running job goes on at the next start")
+    typer.echo("Ctrl-C stops the service; a running job resumes at the next start")

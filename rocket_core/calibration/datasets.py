@@ -128,7 +128,7 @@ def local_path_of(dataset: str) -> Path | None:
     if path.suffix.lower() in LOCAL_SUFFIXES:
         if path.is_file():
             return path
-        raise UnknownDatasetError(f"calibration file {dataset} does not exist or is no file; check the path")
+        raise UnknownDatasetError(f"calibration file {dataset} does not exist or is not a file; check the path")
     if path.is_dir():
         return path
     close = difflib.get_close_matches(dataset.lower(), known, n=1)

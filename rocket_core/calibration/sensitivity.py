@@ -174,7 +174,7 @@ def output_gradient(
             gradient[rows, columns] = leaf.grad
         if bool(torch.isfinite(gradient).all()):
             return ScaledGradient(values=gradient, exponent=exponent).centred()
-    raise NonFiniteCalibrationError(_non_finite("gradients behind the last block"))
+    raise NonFiniteCalibrationError(_non_finite("gradients after the last block"))
 
 
 def side_inputs(calls: Sequence[BlockCall]) -> list[Tensor]:
@@ -219,7 +219,7 @@ def gradient_of_encoder(
         torch.autograd.backward(list(reached), values)
     found = torch.zeros_like(output) if output.grad is None else output.grad
     if not bool(torch.isfinite(found).all()):
-        raise NonFiniteCalibrationError(_non_finite("gradients behind the encoder", batch))
+        raise NonFiniteCalibrationError(_non_finite("gradients after the encoder", batch))
     return ScaledGradient(values=found.detach(), exponent=exponent).centred()
 
 

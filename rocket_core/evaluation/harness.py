@@ -183,7 +183,7 @@ def _item(line: bytes, where: str) -> TaskItem:
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(str(part) for part in problem["loc"])
-        raise InvalidConfigError(f"{where} is no item of a task: {place} {problem['msg']}") from error
+        raise InvalidConfigError(f"{where} is not an item of a task: {place} {problem['msg']}") from error
     except ValueError as error:
         raise InvalidConfigError(f'{where} is no JSON object such as {{"context": ..., "choices": ...}}') from error
 

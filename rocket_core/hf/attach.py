@@ -68,7 +68,7 @@ def _make_layers(model: PreTrainedModel, factors: Mapping[str, LayerFactors]) ->
 def _leader(name: str, factors: LayerFactors, leader_name: str, leader: StoredLinear | None) -> FactorizedLinear:
     if not isinstance(leader, FactorizedLinear) or leader.leader is not leader:
         raise InvalidConfigError(
-            f"layer {name!r} shares the dictionary of {leader_name!r}, which has none of its own; give its factors too"
+            f"layer {name!r} shares the dictionary of {leader_name!r}, which has none; give its factors too"
         )
     assert factors.dictionary is not None
     if not torch.equal(factors.dictionary.T.to(leader.weight_u), leader.weight_u):

@@ -223,7 +223,7 @@ def _target(root: Path, file: Path, name: str) -> tuple[Path, Path]:
     except OSError as error:
         if file.is_symlink() or error.errno == errno.ELOOP:
             raise UnsafeFileError(
-                f"{name} is a symbolic link that leads nowhere; copy the file that it stands for into the folder, or "
+                f"{name} is a symbolic link that leads nowhere; copy the file that it points to into the folder, or "
                 "remove the link"
             ) from error
         raise
@@ -231,7 +231,7 @@ def _target(root: Path, file: Path, name: str) -> tuple[Path, Path]:
         if target.is_relative_to(base):
             return base, target
     raise UnsafeFileError(
-        f"{name} is a symbolic link that leads out of the model's folder; copy the file that it stands for into the "
+        f"{name} is a symbolic link that leads out of the model's folder; copy the file that it points to into the "
         "folder, or remove the link"
     )
 

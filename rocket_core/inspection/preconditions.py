@@ -120,7 +120,7 @@ def refuse_config(config: Mapping[str, object], model: str) -> None:
     refuse_fields(config, model)
     if config.get("auto_map") and kind in OWN_CODE_ONLY:
         raise UnsupportedArchitectureError(
-            f"{model} runs on code of its own, which is never loaded; only architectures of transformers are supported"
+            f"{model} needs its own code, which is never loaded; only architectures of transformers are supported"
         )
     if kind in UNSUPPORTED:
         raise UnsupportedArchitectureError(
@@ -155,7 +155,7 @@ def refuse_calibration(kind: InputKind, dataset: str, sequence_length: int | Non
         return
     if kind == "text":
         raise UnknownDatasetError(
-            f"{model} reads text, and the calibration data are none; give {BUILTIN_DATASET!r}, one of "
+            f"{model} reads text, and the calibration data are not text; use {BUILTIN_DATASET!r}, one of "
             f"{', '.join(HUB_DATASETS)}, or a .txt or .jsonl file"
         )
     files = ".png and .jpg images" if kind == "images" else ".wav files (16-bit mono)"

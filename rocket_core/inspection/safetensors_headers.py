@@ -286,7 +286,7 @@ def header_length(prefix: bytes, size: int, name: str) -> int:
     """
     length: int = struct.unpack("<Q", prefix)[0] if len(prefix) == PREFIX_BYTES else 0
     if not 2 <= length <= min(MAX_HEADER_BYTES, size - PREFIX_BYTES):
-        raise CorruptCheckpointError(f"{name} is no safetensors file or is cut off; fetch it again")
+        raise CorruptCheckpointError(f"{name} is not a safetensors file or is truncated; fetch it again")
     return length
 
 

@@ -48,7 +48,7 @@ class FactorizedLinear(StoredLinear):
             self.weight_u = nn.Parameter(torch.empty(rank, in_features, device=device, dtype=dtype))
             self._shared = SharedProduct()
         else:
-            assert leader.leader is leader, "a follower leads nobody"
+            assert leader.leader is leader, "a follower leads no layer"
             assert (leader.rank, leader.in_features) == (rank, in_features), "the dictionary does not fit"
             leader.followers += 1
 

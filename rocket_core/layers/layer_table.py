@@ -105,7 +105,7 @@ def _check_leader(name: str, entry: LayerEntry, leader_name: str, leader: LayerE
     elif leader is None:
         reason = f"takes the dictionary of {leader_name!r}, which is not in the table"
     elif leader.is_sparse or leader.is_follower:
-        reason = f"takes the dictionary of {leader_name!r}, which has none of its own"
+        reason = f"takes the dictionary of {leader_name!r}, which has none"
     elif leader.rank != entry.rank:
         reason = f"has rank {entry.rank}, and the dictionary of {leader_name!r} that it takes {leader.rank}"
     else:

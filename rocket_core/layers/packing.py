@@ -53,7 +53,7 @@ def pack_coefficients(
         support = torch.ones_like(coefficients, dtype=torch.bool)
     stored = support.T.contiguous()
     values = rows[stored]
-    assert torch.count_nonzero(values) == torch.count_nonzero(coefficients), "a coefficient lies outside the support"
+    assert torch.count_nonzero(values) == torch.count_nonzero(coefficients), "a coefficient is outside the support"
     bits = np.packbits(stored.cpu().numpy(), axis=1, bitorder="little")
     return PackedCoefficients(values=values, mask=torch.from_numpy(bits).to(coefficients.device))
 

@@ -123,7 +123,7 @@ def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) 
     _refuse_unknown_tokens(run, inputs)
     if kept is not None and not kept.equals(inputs):
         raise WorkFolderError(
-            f"{work.path} was begun with other data of calibration {settings.dataset!r}; give those back, or remove "
+            f"{work.path} was started with other calibration data of {settings.dataset!r}; give those back, or remove "
             "the folder to start afresh"
         )
     return inputs

@@ -156,7 +156,7 @@ class Monitor:
         """
         if self._callbacks.should_cancel():
             raise CompressionCancelledError(
-                f"cancelled while {self._stage}; finished layers are kept, resume to go on from there"
+                f"cancelled while {self._stage}; finished layers are kept; resume to continue from there"
             )
 
     def skip_to(self, share: float) -> None:

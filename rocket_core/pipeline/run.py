@@ -125,7 +125,7 @@ def compress(
         RocketError: see `rocket_core.errors` for the kinds.
     """
     if not config.has_target:
-        raise InvalidConfigError("give a ratio, or a target size in bytes (target_bytes): how small shall it become?")
+        raise InvalidConfigError("specify either a ratio or a target size in bytes (target_bytes)")
     callbacks = Callbacks(
         on_progress=on_progress,
         on_requirements=on_requirements,

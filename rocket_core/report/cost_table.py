@@ -39,7 +39,7 @@ def cost_comparison(report: CompressionReport) -> Figure:
     )
     return Figure(
         name="cost-comparison",
-        title="Cost beside the paper's",
+        title="Cost next to the paper's",
         note=_note(report),
         columns=(
             Column(name="name", title="compression", kind="text"),

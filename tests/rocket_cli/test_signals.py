@@ -87,7 +87,7 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
         _, err = process.communicate(timeout=30)
 
     assert process.returncode == 130
-    assert "what is finished is kept in" in err
+    assert "finished layers are kept in" in err
     assert "rocket compress --resume stuck" in err
     assert "Traceback" not in err
 

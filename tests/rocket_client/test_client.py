@@ -247,7 +247,7 @@ def test_an_address_that_is_none_is_refused(connect, address):
 def test_an_id_that_would_be_another_path_is_not_sent(connect, job_id):
     with connect("http://127.0.0.1:1") as client:
         for call in (client.get_job, client.cancel, client.delete, client.layers, client.artifacts):
-            with pytest.raises(InvalidArgumentError, match="no job's id"):
+            with pytest.raises(InvalidArgumentError, match="not a job id"):
                 call(job_id)
 
 

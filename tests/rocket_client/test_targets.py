@@ -20,9 +20,9 @@ def test_a_size_is_sent_in_bytes(remote, client):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give one of them"),
-        (("--ratio", "0.3", "--size", "1GB"), "give one of them"),
-        (("--size", "much"), "is no size"),
+        ((), "specify exactly one"),
+        (("--ratio", "0.3", "--size", "1GB"), "specify exactly one"),
+        (("--size", "much"), "is not a size"),
     ],
 )
 def test_wrong_targets_are_refused_before_anything_is_sent(remote, client, arguments, said):

@@ -210,7 +210,7 @@ def test_with_keys_people_sign_in(browser, tmp_path):
             assert urlsplit(page.url).path == "/ui/sign-in"
             page.get_by_label("API key").fill("rk_wrong")
             page.keyboard.press("Enter")
-            expect(page.get_by_role("alert")).to_contain_text("no API key of this server")
+            expect(page.get_by_role("alert")).to_contain_text("unknown, expired or revoked")
             page.get_by_label("API key").fill(key)
             page.keyboard.press("Enter")
             page.wait_for_url("**/ui/profiles")

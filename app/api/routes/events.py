@@ -63,7 +63,7 @@ async def list_events(
     caller: CallerDep,
     after: Annotated[
         int,
-        Query(ge=0, le=_MAX_SEQUENCE, description="Number of an event: only those behind it; 0 begins at the first."),
+        Query(ge=0, le=_MAX_SEQUENCE, description="Number of an event: return only later ones; 0 starts at the first."),
     ] = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="How many at most; a stream sends all.")] = 100,
     last_event_id: Annotated[

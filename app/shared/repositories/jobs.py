@@ -33,8 +33,8 @@ _TOKEN_EVENT = "hub_token"  # noqa: S105 - the type of an event
 _TOKEN_IS_GONE = NewEvent(
     type=_TOKEN_EVENT,
     level="warning",
-    message="the Hub token of the job that this one repeats was forgotten when that ended; this one goes on without. "
-    "Send Hub-Token with the retry if the Hub asks for it",
+    message="the Hub token of the job that this one repeats was forgotten when that ended; this one continues "
+    "without it. Send Hub-Token with the retry if the Hub asks for it",
 )
 
 
@@ -241,7 +241,7 @@ def cancel_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Job:
 def retry_job(
     session: Session, job_id: str, *, max_attempts: int, owner: str = LOCAL_OWNER, hub_token: str | None = None
 ) -> Submission:
-    """Makes a new job of a failed or cancelled one, which goes on from its checkpoints.
+    """Makes a new job of a failed or cancelled one, which resumes from its checkpoints.
 
     A new one, because a terminal status never changes and a job never starts more than `max_attempts` times. Retried
     again, the same new job is the answer. The Hub token of the old job was forgotten when that ended: one that needs it

@@ -82,7 +82,7 @@ def _is_stray(variable: str, known: Collection[str]) -> bool:
 
 def _unknown(variable: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(variable, known, n=1)
-    return f"{variable} is no setting" + (f"; did you mean {near[0]}?" if near else "")
+    return f"{variable} is not a setting" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _problem(location: tuple[int | str, ...], message: str) -> str:

@@ -217,7 +217,7 @@ class Settings(BaseSettings):
     )
     metrics_host: str = Field(
         default="127.0.0.1",
-        description="address that a worker serves its metrics on; whoever reaches it reads them without a key",
+        description="address that a worker serves its metrics on; anyone who can reach it reads them without a key",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe line logged"
@@ -242,7 +242,7 @@ class Settings(BaseSettings):
             url = make_url(secret.get_secret_value())
         except ArgumentError:
             raise ValueError(
-                "is no database URL; write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
+                "is not a database URL; write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
             ) from None
         if url.drivername not in _DRIVERS:
             raise ValueError("names a database that is not supported; use sqlite or postgresql")
@@ -268,13 +268,13 @@ class Settings(BaseSettings):
             return url
         if parts.scheme == "s3" and parts.netloc and not parts.username:
             return url
-        raise ValueError("is no place for files; write file:///FOLDER or s3://BUCKET/PREFIX, without credentials")
+        raise ValueError("is not a storage URL; write file:///FOLDER or s3://BUCKET/PREFIX, without credentials")
 
     @field_validator("s3_endpoint_url")
     @classmethod
     def _is_endpoint(cls, url: str | None) -> str | None:
         if url is not None and (urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname):
-            raise ValueError("is no URL of a server; write http://HOST:PORT or https://HOST")
+            raise ValueError("is not a server URL; write http://HOST:PORT or https://HOST")
         return url
 
     @field_validator("secret_key")
@@ -286,7 +286,7 @@ class Settings(BaseSettings):
             usable = False
         if not usable:
             raise ValueError(
-                "is no key; make one with: python3 -c 'import base64, os; "
+                "is not a key; make one with: python3 -c 'import base64, os; "
                 "print(base64.urlsafe_b64encode(os.urandom(32)).decode())'"
             )
         return secret
@@ -297,7 +297,7 @@ class Settings(BaseSettings):
         try:
             return str(ipaddress.ip_address(address))
         except ValueError:
-            raise ValueError("is no IP address; write 127.0.0.1, or 0.0.0.0 for all networks") from None
+            raise ValueError("is not an IP address; write 127.0.0.1, or 0.0.0.0 for all networks") from None
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -311,7 +311,7 @@ class Settings(BaseSettings):
         try:
             limits.parse(rate)
         except ValueError:
-            raise ValueError("is no rate; write something like 100/minute") from None
+            raise ValueError("is not a rate; write something like 100/minute") from None
         return rate
 
     @model_validator(mode="after")

@@ -176,7 +176,7 @@ def require_regular(source: Path) -> None:
         StorageError: it is something else, or a link.
     """
     if source.is_symlink() or not source.is_file():
-        raise StorageError(f"{source.name} is no regular file; only those can be artifacts")
+        raise StorageError(f"{source.name} is not a regular file; only regular files can be artifacts")
 
 
 def capped(chunks: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:

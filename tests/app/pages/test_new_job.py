@@ -59,10 +59,10 @@ def test_a_size_takes_the_place_of_the_ratio(submit, client):
     ("changes", "status", "said"),
     [
         ({"ratio": "2"}, 422, "less than 1"),
-        ({"ratio": ""}, 422, "how small shall it become"),
+        ({"ratio": ""}, 422, "specify either ratio or target_bytes"),
         ({"target": "size", "size": "much"}, 422, "write a size such as"),
         ({"target": "size", "size": "1kB"}, 422, "1000 bytes are out of reach"),
-        ({"model_id": "tiny"}, 422, "is no model"),
+        ({"model_id": "tiny"}, 422, "is not a valid model id"),
         ({"model_id": "local/none"}, 422, "GET /models lists"),
         ({"samples": "many"}, 422, "integer"),
         ({"dataset": "local/none.txt"}, 422, "calibration"),

@@ -58,7 +58,7 @@ def test_no_other_key_opens_a_session(sign_in, text):
     answer = sign_in(text)
     assert answer.status_code == 401
     assert "Set-Cookie" not in answer.headers
-    assert "no API key of this server" in answer.text
+    assert "unknown, expired or revoked" in answer.text
 
 
 @pytest.mark.parametrize("address", ["https://evil.example", "//evil.example", "/\\evil.example", "x"])

@@ -12,7 +12,7 @@ def test_a_job_that_waits_is_cancelled_at_once(remote, client, service):
     outcome = remote("cancel", job_id)
 
     assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err == f"rocket: {job_id} is cancelled; `rocket retry {job_id}` goes on from its checkpoints\n"
+    assert outcome.err == f"rocket: {job_id} is cancelled; `rocket retry {job_id}` resumes from its checkpoints\n"
     assert client.get_job(job_id).status == "cancelled"
 
 

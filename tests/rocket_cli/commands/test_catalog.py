@@ -15,7 +15,7 @@ def test_a_server_without_models_says_so(remote, service):
 
     outcome = remote("models")
     assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err == "rocket: the server has no models of its own\n"
+    assert outcome.err == "rocket: the server has no local models\n"
     assert json.loads(remote("models", "--json").out) == {"data": []}
 
 

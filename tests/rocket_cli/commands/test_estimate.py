@@ -128,7 +128,7 @@ def test_its_options_are_those_of_a_submission_and_mean_the_same(remote, monkeyp
         (("local/tiney", "--ratio", "0.3"), 3, "did you mean local/tiny?"),
         (("local/tiny", "--ratio", "0.3", "--calibration", "wikitxt2"), 2, "did you mean wikitext2?"),
         (("local/tiny", "--ratio", "0.99"), 4, "0.99"),
-        (("local/tiny",), 2, "give one of them"),
+        (("local/tiny",), 2, "specify exactly one"),
         (("local/tiny", "--ratio", "0.3", "--hub-token-env", "NONE"), 2, "no variable of that name"),
     ],
 )

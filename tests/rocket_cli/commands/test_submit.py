@@ -274,5 +274,5 @@ def test_a_server_that_asks_for_time_is_not_called_silent(remote, server, monkey
 
     outcome = remote("submit", "local/tiny", "--ratio", "0.3")
     assert outcome.code == 0
-    assert f"{server.url} asks for time (later); trying again for" in outcome.err
+    assert f"{server.url} is busy (later); trying again for" in outcome.err
     assert "does not answer" not in outcome.err

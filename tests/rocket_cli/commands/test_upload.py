@@ -48,7 +48,7 @@ def test_an_upload_can_be_deleted(client, file):
     assert client.get_upload(kept.id) == kept
     client.delete_upload(kept.id)
     assert kept.id not in client.calibrations()
-    with pytest.raises(InvalidArgumentError, match="is no upload"):
+    with pytest.raises(InvalidArgumentError, match="is not an upload id"):
         client.delete_upload("local/mine.jsonl")
 
 

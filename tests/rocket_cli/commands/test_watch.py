@@ -102,7 +102,7 @@ def test_a_job_that_was_cancelled_exits_so(remote, client, service):
     outcome = remote("watch", job_id)
 
     assert outcome.code == 9
-    assert outcome.err == (f"rocket: {job_id} is cancelled; `rocket retry {job_id}` goes on from its checkpoints\n")
+    assert outcome.err == (f"rocket: {job_id} is cancelled; `rocket retry {job_id}` resumes from its checkpoints\n")
 
 
 def test_json_is_the_job_as_it_ended_with_its_error(remote, client, service):
@@ -162,7 +162,7 @@ def test_ctrl_c_leaves_the_job_alone_and_says_how_to_go_on(server, service, clie
         out, err = process.communicate(timeout=30)
 
     assert (process.returncode, out) == (130, "")
-    assert f"{job_id} goes on" in err
+    assert f"{job_id} continues" in err
     assert f"rocket watch {job_id} --server {server.url}" in err
     assert f"rocket cancel {job_id} --server {server.url}" in err
     assert "Traceback" not in err

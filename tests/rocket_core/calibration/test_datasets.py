@@ -217,7 +217,7 @@ class TestNames:
     def test_a_missing_file_and_a_folder_are_refused(self, tmp_path: Path):
         (tmp_path / "folder.txt").mkdir()
         for name in ("folder.txt", "missing.jsonl"):
-            with pytest.raises(UnknownDatasetError, match=f"{name} does not exist or is no file"):
+            with pytest.raises(UnknownDatasetError, match=f"{name} does not exist or is not a file"):
                 local_path_of(str(tmp_path / name))
 
 

@@ -237,7 +237,7 @@ def test_non_finite_gradients_behind_the_blocks_are_found():
     model = FAMILIES["llama"]().requires_grad_(requires_grad=False)
     hidden = torch.randn(3, 11, 32)
     hidden[1, 4, 2] = torch.nan
-    with pytest.raises(NonFiniteCalibrationError, match="behind the last block"):
+    with pytest.raises(NonFiniteCalibrationError, match="after the last block"):
         output_gradient(model, model.model.layers, "tokens", {"input_ids": tokens()}, behind(hidden))
 
 

@@ -151,7 +151,7 @@ def test_an_unknown_task_is_refused_with_those_there_are(name):
     ("line", "problem"),
     [
         ("CANARY", "no JSON"),
-        ("[]", "no item of a task"),
+        ("[]", "not an item of a task"),
         ('{"context": "CANARY"}', "either choices or continuation"),
         ('{"context": "a", "choices": ["b", "c"], "continuation": "d", "gold": 0}', "either choices or continuation"),
         ('{"context": "a", "choices": ["CANARY", "c"]}', "gold"),

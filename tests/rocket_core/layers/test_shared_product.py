@@ -281,7 +281,7 @@ class TestReference:
 
     def test_needs_a_leader_that_fits(self):
         leader, follower, _ = make_group()[0]
-        with pytest.raises(AssertionError, match="leads nobody"):
+        with pytest.raises(AssertionError, match="leads no layer"):
             FactorizedLinear(D_IN, D_OUT, rank=RANK, nnz=3, leader=follower)
         with pytest.raises(AssertionError, match="does not fit"):
             FactorizedLinear(D_IN + 1, D_OUT, rank=RANK, nnz=3, leader=leader)

@@ -72,5 +72,5 @@ def test_a_size_out_of_reach_is_refused_before_anything_is_calibrated(run, model
 
 
 def test_without_a_target_nothing_is_compressed(tmp_path, model_folder):
-    with pytest.raises(InvalidConfigError, match="give a ratio, or a target size"):
+    with pytest.raises(InvalidConfigError, match="specify either a ratio"):
         compress(str(model_folder("llama")), tmp_path / "out", compression_config())

@@ -150,7 +150,7 @@ def test_only_regular_files_are_artifacts(store, source, tmp_path, kind):
         wrong.symlink_to(source(b"abc"))
     elif kind == "folder":
         wrong.mkdir()
-    with pytest.raises(StorageError, match="no regular file"):
+    with pytest.raises(StorageError, match="not a regular file"):
         store.put(wrong)
 
 
