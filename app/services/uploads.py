@@ -81,7 +81,7 @@ class DocumentCheck:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise self._fault('is no JSON; each line must be like {"text": "..."}') from error
+            raise self._fault('is not valid JSON; each line must be like {"text": "..."}') from error
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
             raise self._fault('has no string "text"; each line must be like {"text": "..."}')

@@ -339,7 +339,7 @@ def _text_of(line: str, *, where: str) -> str:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise CalibrationError(f'{where} is no JSON ({error}); each line must be like {{"text": "..."}}') from error
+        raise CalibrationError(f'{where} is not valid JSON ({error}); each line must be like {{"text": "..."}}') from error
     text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise CalibrationError(f'{where} has no string "text"; each line must be like {{"text": "..."}}')

@@ -185,7 +185,7 @@ def _item(line: bytes, where: str) -> TaskItem:
         place = ".".join(str(part) for part in problem["loc"])
         raise InvalidConfigError(f"{where} is not an item of a task: {place} {problem['msg']}") from error
     except ValueError as error:
-        raise InvalidConfigError(f'{where} is no JSON object such as {{"context": ..., "choices": ...}}') from error
+        raise InvalidConfigError(f'{where} is not a JSON object such as {{"context": ..., "choices": ...}}') from error
 
 
 def _load(manager: Any, title: str, items: list[TaskItem] | None) -> Any:

@@ -64,5 +64,5 @@ def test_as_much_structure_as_is_allowed_is_accepted():
 
 def test_a_line_that_is_no_json_is_still_told_as_such():
     for line in (b'{"text": "' + b"a" * 10**6, b'{"text": "' + b"a" * 10**6 + b"\\", b"\\" * 1000):
-        with pytest.raises(CalibrationError, match="no JSON"):
+        with pytest.raises(CalibrationError, match="not valid JSON"):
             check(line)

@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_used_is_refused(remote, tmp_path, file):
     file.write_text("no json")
     outcome = remote("upload", file)
     assert outcome.code == 3
-    assert "line 1 is no JSON" in outcome.err
+    assert "line 1 is not valid JSON" in outcome.err
 
 
 @pytest.mark.both_clients

@@ -164,7 +164,7 @@ class TestLocalJsonLines:
     @pytest.mark.parametrize(
         ("line", "reason"),
         [
-            (b"{text: 1}", "no JSON"),
+            (b"{text: 1}", "not valid JSON"),
             (b'{"texts": "a"}', 'no string "text"'),
             (b'{"text": null}', 'no string "text"'),
             (b'["text"]', 'no string "text"'),

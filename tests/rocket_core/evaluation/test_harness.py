@@ -150,7 +150,7 @@ def test_an_unknown_task_is_refused_with_those_there_are(name):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("CANARY", "no JSON"),
+        ("CANARY", "not a JSON object"),
         ("[]", "not an item of a task"),
         ('{"context": "CANARY"}', "either choices or continuation"),
         ('{"context": "a", "choices": ["b", "c"], "continuation": "d", "gold": 0}', "either choices or continuation"),
