@@ -3,14 +3,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --jaxtyping-packages=rocket_core,beartype.beartype
 
-.PHONY: demo test test-system check docs docs-links test-gpu bench soak lock lock-torch sbom pin-images format clean
+.PHONY: demo test test-all test-system check docs docs-links test-gpu bench soak lock lock-torch sbom pin-images format clean
 
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
 
+# Quick: no servers, no processes, no whole pipeline.
 test: $(STAMP)
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --jaxtyping-packages=rocket_core,beartype.beartype
+	$(PYTEST) -m "not gpu and not system and not slow"
+
+# Everything that pip can install.
+test-all: $(STAMP)
+	$(PYTEST)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
