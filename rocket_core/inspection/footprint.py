@@ -127,7 +127,7 @@ class ResourceEstimate:
 
 
 def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
-    """Estimates memory and disk.
+    """Estimate memory and disk.
 
     Memory is the calibration inputs and the hidden states of all samples, and the largest of: the embeddings (twice,
     while they are read); one block's weights and Gram matrices with the activations of one batch, or with what the
@@ -175,7 +175,7 @@ def sensitivity_disk_bytes(model: ModelShape, *, windows: int, sequence_length: 
 
 
 def evaluation_footprint(model: ModelShape, *, tokens: int, vocabulary: int) -> ResourceEstimate:
-    """Estimates what comparing dense and compressed model takes, one after the other.
+    """Estimate what comparing dense and compressed model takes, one after the other.
 
     Memory is that of one whole model, half as much again for the factors of a compressed one (which are unpacked while
     it runs), and the logits in the making. Disk is that of the dense model's logits.
@@ -190,7 +190,7 @@ def evaluation_footprint(model: ModelShape, *, tokens: int, vocabulary: int) -> 
 
 
 def factored_export_bytes(model: ModelShape, ratio: float) -> int:
-    """Bytes that the factored artifact of a model has at most.
+    """Return bytes that the factored artifact of a model has at most.
 
     Args:
         model: the model's sizes.
@@ -203,7 +203,7 @@ def factored_export_bytes(model: ModelShape, ratio: float) -> int:
 def describe_model(
     config: Mapping[str, object], weights: WeightSummary, *, ignore: Sequence[str] = (), dtype: str = "auto"
 ) -> ModelShape:
-    """The sizes of a model as config.json and safetensors headers tell them.
+    """Return the sizes of a model as config.json and safetensors headers tell them.
 
     The largest list of numbered blocks is taken, in an encoder-decoder with its counterpart, and every weight matrix in
     it for a layer that can be compressed, unless it is one of the numbered experts of a mixture. Which modules they are
@@ -251,7 +251,7 @@ def describe_model(
 
 
 def positions(config: Mapping[str, object]) -> int | None:
-    """Tokens of text that a model can attend to; None if its config.json does not say."""
+    """Return tokens of text that a model can attend to; None if its config.json does not say."""
     table = find_number(config, POSITIONS)
     if table is None or family_of(config) not in _PADDED_POSITIONS:
         return table
@@ -260,7 +260,7 @@ def positions(config: Mapping[str, object]) -> int | None:
 
 
 def sample_positions(config: Mapping[str, object], kind: InputKind, sequence_length: int) -> int:
-    """Positions of a calibration sample whose hidden states are held, in all lists of blocks together.
+    """Return positions of a calibration sample whose hidden states are held, in all lists of blocks together.
 
     Args:
         config: the content of config.json.
@@ -276,7 +276,7 @@ def sample_positions(config: Mapping[str, object], kind: InputKind, sequence_len
 
 
 def input_bytes(config: Mapping[str, object], kind: InputKind) -> int:
-    """Bytes of one image, or of one window of audio, as a model reads it; 0 for text, whose tokens are few."""
+    """Return bytes of one image, or of one window of audio, as a model reads it; 0 for text, whose tokens are few."""
     if kind == "images":
         return 4 * (find_number(config, ("num_channels",)) or 3) * longer_side(config, "image_size") ** 2
     if kind == "audio":
@@ -287,12 +287,12 @@ def input_bytes(config: Mapping[str, object], kind: InputKind) -> int:
 
 
 def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
-    """Tokens that a model predicts, as its config.json says; else as many as there is room for outside the blocks."""
+    """Return tokens that a model predicts, as its config.json says; else as many as there is room for outside the blocks."""
     return find_number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size
 
 
 def _block_lists(config: Mapping[str, object], weights: WeightSummary) -> set[str]:
-    """Names of the lists whose blocks are compressed."""
+    """Return names of the lists whose blocks are compressed."""
     sizes: dict[str, int] = {}
     for block, count in weights.block_parameters.items():
         sizes[_list_of(block)] = sizes.get(_list_of(block), 0) + count
@@ -304,7 +304,7 @@ def _block_lists(config: Mapping[str, object], weights: WeightSummary) -> set[st
 
 
 def _block_of(name: str) -> str:
-    """Name of the block that a parameter lies in: up to the first number."""
+    """Return name of the block that a parameter lies in: up to the first number."""
     parts = name.split(".")
     number = next((index for index, part in enumerate(parts) if part.isdecimal()), len(parts))
     return ".".join(parts[: number + 1])
@@ -317,7 +317,7 @@ def _is_no_layer(rest: str) -> bool:
 
 
 def _list_of(block: str) -> str:
-    """Name of the list that a block is a member of."""
+    """Return name of the list that a block is a member of."""
     return block.rpartition(".")[0]
 
 

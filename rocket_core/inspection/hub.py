@@ -142,7 +142,7 @@ class Repository:
         return frozenset(self.sizes)
 
     def wanted_files(self) -> tuple[str, ...]:
-        """The files that make up the model: weights as safetensors, configuration, tokenizer, licence.
+        """Return the files that make up the model: weights as safetensors, configuration, tokenizer, licence.
 
         Raises:
             CheckpointFormatError: there are no safetensors.
@@ -155,11 +155,11 @@ class Repository:
         return tuple(sorted([*weights, *others]))
 
     def weight_files(self) -> tuple[str, ...]:
-        """The safetensors that make up the model; what the Hub's client raises passes through."""
+        """Return the safetensors that make up the model; what the Hub's client raises passes through."""
         return weight_files(self.files, self._read_index, self.subject)
 
     def read_config(self) -> bytes:
-        """The file config.json.
+        """Return the file config.json.
 
         Raises:
             ModelNotFoundError: there is none, or no access to it.
@@ -171,7 +171,7 @@ class Repository:
             return self._read_whole("config.json", _MAX_CONFIG_BYTES)
 
     def read_weights(self) -> WeightSummary | None:
-        """Dtypes and shapes of the weights; None where learning them takes too long or too many requests.
+        """Dtype and shapes of the weights; None where learning them takes too long or too many requests.
 
         Raises:
             CheckpointFormatError: there are no safetensors.
@@ -218,7 +218,7 @@ class Repository:
         return answer.body
 
     def _read_part(self, file: str, first: int, count: int) -> _Answer:
-        """Bytes of a file from a position on."""
+        """Return bytes of a file from a position on."""
         url = hf_hub_url(self.model, file, revision=self.commit)
         part = {"Range": f"bytes={first}-{first + count - 1}"}
         answer = _get(url, token=self.token, deadline=self.deadline, most=first + count, headers=part)
@@ -230,7 +230,7 @@ class Repository:
 def find_repository(
     model: str, revision: str | None = None, *, token: str | None, seconds: float, subject: str = _SUBJECT
 ) -> Repository:
-    """Finds a model on the Hub.
+    """Find a model on the Hub.
 
     Args:
         model: repository id, `namespace/name`.
@@ -266,7 +266,7 @@ def offline() -> Iterator[None]:
 
 @contextmanager
 def hub_errors(subject: str) -> Iterator[None]:
-    """Turns what the Hub's client raises into errors of this library.
+    """Turn what the Hub's client raises into errors of this library.
 
     Args:
         subject: names the repository in messages.
@@ -330,7 +330,7 @@ def _is_wanted(name: str) -> bool:
 def _get(
     url: str, *, token: str | None, deadline: float, most: int, headers: Mapping[str, str] | None = None
 ) -> _Answer:
-    """Asks once, and reads no more than is needed and no longer than there is time.
+    """Ask once, and reads no more than is needed and no longer than there is time.
 
     The Hub's own client retries, waits without end, and first asks for something else to describe itself.
     """

@@ -118,18 +118,18 @@ def _evict(quota_bytes: int, room: Room) -> int:
 
 
 def _repositories(cache: Path) -> set[Path]:
-    """Repositories that are in the cache, and those that a process has begun to download."""
+    """Return repositories that are in the cache, and those that a process has begun to download."""
     present = {folder for folder in cache.glob(_REPOSITORIES) if folder.is_dir() and not folder.is_symlink()}
     return present | {cache / file.stem for file in (cache / _LOCKS).glob(f"{_REPOSITORIES}{_SUFFIX}")}
 
 
 def _taken(repository: Path) -> int:
-    """Bytes that a repository takes, or will take when the downloads that were begun are complete."""
+    """Return bytes that a repository takes, or will take when the downloads that were begun are complete."""
     return max(_size(repository), sum(_reservations(repository).values()))
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files below a folder, each once however many links lead to it."""
+    """Return bytes of all files below a folder, each once however many links lead to it."""
     total = 0
     for place, _folders, files in os.walk(folder):
         for name in files:
@@ -202,7 +202,7 @@ def _hold(repository: Path) -> None:
 
 
 def _is_held_here_alone(repository: Path) -> bool:
-    """Whether no other process holds a repository; it stays held."""
+    """Return whether no other process holds a repository; it stays held."""
     descriptor = _held[repository]
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -225,7 +225,7 @@ def _reserve(room: Room, *, remove: bool = False) -> None:
 
 
 def _reservations(repository: Path) -> Mapping[str, int]:
-    """Sizes of the commits that processes which hold a repository have begun to download."""
+    """Return sizes of the commits that processes which hold a repository have begun to download."""
     file = _lock_file(repository)
     with suppress(FileNotFoundError, ValueError):
         found = json.loads(file.read_text(encoding="utf-8"))

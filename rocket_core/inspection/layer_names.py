@@ -43,7 +43,7 @@ def family_of(config: Mapping[str, object]) -> str:
 
 
 def possible_names(config: Mapping[str, object], stored: str) -> tuple[str, ...]:
-    """Names that a layer may have in the built model.
+    """Return names that a layer may have in the built model.
 
     Args:
         config: the content of config.json.

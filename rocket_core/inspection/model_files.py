@@ -101,7 +101,7 @@ def refuse_adapter(names: Collection[str], name: str) -> None:
 
 
 def companions(folder: Path, name: str) -> list[Path]:
-    """The files of a model that an artifact gets a copy of, sorted, relative to its folder.
+    """Return the files of a model that an artifact gets a copy of, sorted, relative to its folder.
 
     Args:
         folder: the model.
@@ -217,7 +217,7 @@ def _require_safe(root: Path, file: Path, name: str) -> None:
 
 
 def _target(root: Path, file: Path, name: str) -> tuple[Path, Path]:
-    """The trusted folder that a file lies in once its links are followed, and its path there."""
+    """Return the trusted folder that a file lies in once its links are followed, and its path there."""
     try:
         target = Path(os.path.realpath(file, strict=True))
     except OSError as error:
@@ -237,7 +237,7 @@ def _target(root: Path, file: Path, name: str) -> tuple[Path, Path]:
 
 
 def _blobs(root: Path) -> tuple[Path, ...]:
-    """Where the Hub's cache keeps the files of a snapshot; not resolved, so that it cannot be a link itself."""
+    """Return where the Hub's cache keeps the files of a snapshot; not resolved, so that it cannot be a link itself."""
     repository = root.parent.parent
     in_cache = root.parent.name == "snapshots" and repository.name.startswith("models--")
     return (repository / "blobs",) if in_cache else ()
@@ -282,7 +282,7 @@ def _too_large(name: str, limit: int) -> UnsafeFileError:
 
 
 def _shown(name: str) -> str:
-    """A stranger's file name, without what could forge a line of a log."""
+    """Return a stranger's file name, without what could forge a line of a log."""
     return "".join(character if character.isprintable() else "?" for character in name)
 
 

@@ -130,14 +130,14 @@ def refuse_config(config: Mapping[str, object], model: str) -> None:
 
 
 def input_kind(config: Mapping[str, object]) -> InputKind:
-    """What a model reads, as far as config.json tells: a run asks the model itself."""
+    """Return what a model reads, as far as config.json tells: a run asks the model itself."""
     if "num_mel_bins" in config:
         return "audio"
     return "images" if "patch_size" in config and "vocab_size" not in config else "text"
 
 
 def refuse_calibration(kind: InputKind, dataset: str, sequence_length: int | None, model: str) -> None:
-    """Refuses calibration data of another kind than a model reads.
+    """Refuse calibration data of another kind than a model reads.
 
     Args:
         kind: what the model reads.
@@ -172,7 +172,7 @@ def _is_text(dataset: str) -> bool:
 
 
 def refuse_weights(weights: WeightSummary, ratio: float, model: str) -> None:
-    """Refuses a model by its weights.
+    """Refuse a model by its weights.
 
     Args:
         weights: what the headers tell.
@@ -200,7 +200,7 @@ def refuse_weights(weights: WeightSummary, ratio: float, model: str) -> None:
 
 
 def refuse_ignore(config: Mapping[str, object], weights: WeightSummary, patterns: Sequence[str], model: str) -> None:
-    """Refuses patterns of layers to leave alone of which one matches no layer, as far as names in the files can tell.
+    """Refuse patterns of layers to leave alone of which one matches no layer, as far as names in the files can tell.
 
     Args:
         config: the content of config.json.
@@ -227,7 +227,7 @@ def refuse_ignore(config: Mapping[str, object], weights: WeightSummary, patterns
 
 
 def window_length(positions: int | None, requested: int | None) -> int:
-    """Tokens per window of text.
+    """Return tokens per window of text.
 
     Args:
         positions: tokens that the model can attend to; None if there is no limit.
@@ -248,7 +248,7 @@ def window_length(positions: int | None, requested: int | None) -> int:
 
 
 def highest_ratio(layers: Collection[Shape]) -> float:
-    """The highest compression ratio that is certain to be reached, rounded down to four digits.
+    """Return the highest compression ratio that is certain to be reached, rounded down to four digits.
 
     Args:
         layers: `(d_in, d_out)` of every selected layer; at least one.
@@ -258,7 +258,7 @@ def highest_ratio(layers: Collection[Shape]) -> float:
 
 
 def refuse_unreachable(layers: Collection[Shape], ratio: float) -> None:
-    """Refuses a ratio that no choice of candidates reaches; which of the shapes a profile will hold is not known yet.
+    """Refuse a ratio that no choice of candidates reaches; which of the shapes a profile will hold is not known yet.
 
     Args:
         layers: `(d_in, d_out)` of every selected layer.
@@ -302,7 +302,7 @@ def ratio_within(layers: Collection[Shape], target_bytes: int, *, itemsize: int,
 
 
 def _refuse_ratio_of_any_selection(shapes: Mapping[Shape, int], ratio: float) -> None:
-    """Refuses a ratio that is out of reach whichever of these weights turn out to be the compressible layers.
+    """Refuse a ratio that is out of reach whichever of these weights turn out to be the compressible layers.
 
     If each layer keeps more than its share of the budget, so does every sum of layers. A weight may be stored either
     way round; the way that keeps less decides.

@@ -190,7 +190,7 @@ def sum_summaries(parts: Iterable[WeightSummary], name: str = "the model") -> We
 
 
 def storage_dtype(weights: WeightSummary, model: str) -> str:
-    """The dtype that most bytes of the weight matrices are stored in, one of `FLOAT_DTYPES`.
+    """Return the dtype that most bytes of the weight matrices are stored in, one of `FLOAT_DTYPES`.
 
     Args:
         weights: the checkpoint's weights.
@@ -209,7 +209,7 @@ def storage_dtype(weights: WeightSummary, model: str) -> str:
 
 
 def weight_files(names: Collection[str], read_index: Callable[[], bytes], folder: str) -> tuple[str, ...]:
-    """The files that make up a checkpoint: the choice that transformers makes, as others belong to other tools.
+    """Return the files that make up a checkpoint: the choice that transformers makes, as others belong to other tools.
 
     Args:
         names: files of the folder.
@@ -242,7 +242,7 @@ def weight_files(names: Collection[str], read_index: Callable[[], bytes], folder
 
 
 def local_weight_files(folder: Path, name: str) -> tuple[Path, ...]:
-    """The files that make up the checkpoint in a folder.
+    """Return the files that make up the checkpoint in a folder.
 
     Args:
         folder: the checkpoint.
@@ -257,7 +257,7 @@ def local_weight_files(folder: Path, name: str) -> tuple[Path, ...]:
 
 
 def read_header(file: Path, name: str) -> list[TensorHeader]:
-    """The tensors of one safetensors file, in the order of their bytes.
+    """Return the tensors of one safetensors file, in the order of their bytes.
 
     Args:
         file: the file.
@@ -274,7 +274,7 @@ def read_header(file: Path, name: str) -> list[TensorHeader]:
 
 
 def header_length(prefix: bytes, size: int, name: str) -> int:
-    """Bytes of the header that follows a file's first 8 bytes.
+    """Return bytes of the header that follows a file's first 8 bytes.
 
     Args:
         prefix: those 8 bytes.
@@ -291,7 +291,7 @@ def header_length(prefix: bytes, size: int, name: str) -> int:
 
 
 def parse_header(raw: bytes, size: int, name: str) -> list[TensorHeader]:
-    """The tensors that a header describes, in the order of their bytes, which fill the file without a gap.
+    """Return the tensors that a header describes, in the order of their bytes, which fill the file without a gap.
 
     Args:
         raw: the header.

@@ -42,7 +42,7 @@ _MAX_DEPTH = 64
 
 
 def without_code(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those by which code is found, at any depth; the rest as it was.
+    """Return settings without those by which code is found, at any depth; the rest as it was.
 
     Args:
         settings: content of a JSON file of a model.

@@ -34,7 +34,7 @@ class BlockWalk:
         self._position = 0
 
     def advance_to(self, index: int) -> None:
-        """Brings the hidden states to the input of block `index`."""
+        """Bring the hidden states to the input of block `index`."""
         self._enter_list()
         while self._position < index:
             with loaded_block(self._run, self._position) as block:
@@ -46,7 +46,7 @@ class BlockWalk:
     def statistics(
         self, index: int, layers: tuple[str, ...], *, input_grams: bool
     ) -> tuple[dict[str, GramStatistics], dict[str, str]]:
-        """Collects the Gram matrices of a block's layers while taking the hidden states through it.
+        """Collect the Gram matrices of a block's layers while taking the hidden states through it.
 
         Args:
             index: the block, where the walk stands.
@@ -77,7 +77,7 @@ class BlockWalk:
         return statistics, _leaders(groups)
 
     def block(self, index: int) -> AbstractContextManager[nn.Module]:
-        """A block with its weights, for as long as the context lasts."""
+        """Return a block with its weights, for as long as the context lasts."""
         return loaded_block(self._run, index)
 
     def _step(self, block: nn.Module, index: int, batch: int) -> None:
@@ -90,7 +90,7 @@ class BlockWalk:
         return self._activations
 
     def _enter_list(self) -> None:
-        """Records the calls of the list that the walk has come to, unless it stands within one."""
+        """Record the calls of the list that the walk has come to, unless it stands within one."""
         blocks = self._run.architecture.list_of(self._position)
         if self._activations is not None and self._activations.first == blocks.first:
             return
@@ -103,7 +103,7 @@ class BlockWalk:
 
 @contextmanager
 def loaded_block(run: Run, index: int) -> Iterator[nn.Module]:
-    """A block with its weights, for as long as the context lasts."""
+    """Yield a block with its weights, for as long as the context lasts."""
     name = run.architecture.block_name(index)
     block = run.architecture.model.get_submodule(name)
     run.loader.load([name])
@@ -116,7 +116,7 @@ def loaded_block(run: Run, index: int) -> Iterator[nn.Module]:
 
 @contextmanager
 def loaded_surroundings(run: Run, *, head: bool) -> Iterator[PreTrainedModel]:
-    """The model with the weights of all but its blocks, for as long as the context lasts.
+    """Yield the model with the weights of all but its blocks, for as long as the context lasts.
 
     Args:
         run: the run.
@@ -148,7 +148,7 @@ def split_inputs(
 def begin_walk(
     run: Run, batches: Iterable[Mapping[str, Tensor] | Tensor], *, passed: tuple[BlockList, Activations] | None = None
 ) -> Activations:
-    """Takes calibration inputs to the first block of a list, and records how the model would call each of its blocks.
+    """Take calibration inputs to the first block of a list, and records how the model would call each of its blocks.
 
     Args:
         run: the run.
@@ -170,7 +170,7 @@ def begin_walk(
 
 
 def _modules_outside_blocks(run: Run) -> list[str]:
-    """Modules that own parameters and belong to no block."""
+    """Return modules that own parameters and belong to no block."""
     lists = tuple(f"{blocks.name}." for blocks in run.architecture.lists)
     return [
         name

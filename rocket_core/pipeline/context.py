@@ -57,12 +57,12 @@ class Run:
         return method_for(self.config, self.dtype.itemsize)
 
     def stored_bytes(self, layer: str) -> int:
-        """Bytes of a layer's dense weight in the artifact: as stored, unless another dtype is asked for."""
+        """Return bytes of a layer's dense weight in the artifact: as stored, unless another dtype is asked for."""
         entry = self.checkpoint.entries[f"{self.disk_name(layer)}.weight"]
         return entry.nbytes if self.config.dtype == "auto" else math.prod(entry.shape) * self.dtype.itemsize
 
     def disk_name(self, layer: str) -> str:
-        """Name of a layer in the checkpoint files."""
+        """Return name of a layer in the checkpoint files."""
         key = self.loader.disk_key(f"{layer}.weight")
         assert key is not None
         return key.removesuffix(".weight")

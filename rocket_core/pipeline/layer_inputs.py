@@ -24,7 +24,7 @@ def layer_problem(
     weight: Float[Tensor, "d_in d_out"] | None = None,
     basis: Eigenbasis | None = None,
 ) -> LayerProblem:
-    """The problem of one layer, or of layers that read one input with their weights side by side.
+    """Return the problem of one layer, or of layers that read one input with their weights side by side.
 
     Args:
         run: the run.
@@ -50,7 +50,7 @@ def layer_problem(
 
 
 def load_weight(run: Run, name: str) -> Float[Tensor, "d_in d_out"]:
-    """The dense weight of a layer."""
+    """Return the dense weight of a layer."""
     module = run.architecture.model.get_submodule(name)
     run.loader.load([name])
     weight = oriented_weight(module)
@@ -64,7 +64,7 @@ def load_weight(run: Run, name: str) -> Float[Tensor, "d_in d_out"]:
 
 @contextmanager
 def naming_the_layer(name: str) -> Iterator[None]:
-    """Says which layer it was that could not be factorized."""
+    """Say which layer it was that could not be factorized."""
     try:
         yield
     except (IllConditionedGramError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]  # exported

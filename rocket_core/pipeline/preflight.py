@@ -43,7 +43,7 @@ from rocket_core.system.devices import resolve_device
 
 
 def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
-    """Reads what describes the model, and refuses what cannot work.
+    """Read what describes the model, and refuses what cannot work.
 
     Args:
         source: where the model's files are.
@@ -86,7 +86,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
 
 
 def run_identity(run: Run) -> RunIdentity:
-    """What work on this run belongs to. Calibration files count by their content; quotas and evaluation change nothing.
+    """Return what work on this run belongs to. Calibration files count by their content; quotas and evaluation change nothing.
 
     A device counts by its kind: whether it was named or found, and which of several it is, changes no result.
     """
@@ -104,7 +104,7 @@ def run_identity(run: Run) -> RunIdentity:
 
 
 def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) -> CalibrationInputs:
-    """Draws the calibration samples, or takes those that a resumed run has drawn.
+    """Draw the calibration samples, or takes those that a resumed run has drawn.
 
     Args:
         run: the run.
@@ -142,7 +142,7 @@ def _refuse_unknown_tokens(run: Run, inputs: CalibrationInputs) -> None:
 
 
 def _lengths(architecture: Architecture, requested: int | None) -> tuple[int, int]:
-    """Tokens per window of text, and positions of a sample in all lists of blocks."""
+    """Return tokens per window of text, and positions of a sample in all lists of blocks."""
     config = architecture.model.config
     if architecture.kind == "images":
         positions = sample_positions(config.to_dict(), "images", DEFAULT_WINDOW_LENGTH)

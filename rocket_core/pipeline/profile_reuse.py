@@ -25,11 +25,11 @@ class ProfileOfRun:
     identity: RunIdentity
 
     def inputs(self, work: WorkFolder) -> CalibrationInputs | None:
-        """What it was calibrated on, for a run that has drawn nothing yet."""
+        """Return what it was calibrated on, for a run that has drawn nothing yet."""
         return None if self.profiles is None or work.is_claimed else self.profiles.inputs(self.identity)
 
     def require_resources(self, run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
-        """As the function of that name; kept profiles give way where the disk is too small for both."""
+        """Return as the function of that name; kept profiles give way where the disk is too small for both."""
         while True:
             try:
                 return require_resources(run, windows, output, held=held)
@@ -38,7 +38,7 @@ class ProfileOfRun:
                     raise
 
     def lend(self, work: WorkFolder, inputs: CalibrationInputs) -> None:
-        """Takes it over, if there is one, unless the run is past profiling or was begun on other data of that name."""
+        """Take it over, if there is one, unless the run is past profiling or was begun on other data of that name."""
         if self.profiles is None or work.allocation() is not None:
             return
         found = self.profiles.inputs(self.identity)
@@ -46,6 +46,6 @@ class ProfileOfRun:
             self.profiles.lend(self.identity, work)
 
     def keep(self, work: WorkFolder) -> None:
-        """Keeps what the run has profiled."""
+        """Keep what the run has profiled."""
         if self.profiles is not None:
             self.profiles.keep(self.identity, work)

@@ -103,7 +103,7 @@ class Monitor:
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
-        """Times a stage; a stage that is cut short is counted too."""
+        """Time a stage; a stage that is cut short is counted too."""
         if self._stage in {"downloading", "preflight"}:
             # Their time says nothing about the speed of what follows.
             self._anchor = None
@@ -113,7 +113,7 @@ class Monitor:
             yield
 
     def step(self, share: float, layer: str | None = None) -> None:
-        """Reports a step.
+        """Report a step.
 
         Args:
             share: part of the current stage that is done, [0, 1].
@@ -134,7 +134,7 @@ class Monitor:
         self._callbacks.on_progress(self._last)
 
     def pulse(self) -> None:
-        """Says inside a step that the run goes on, for whoever waits for steps and those who want it to end.
+        """Say inside a step that the run goes on, for whoever waits for steps and those who want it to end.
 
         Raises:
             CompressionCancelledError: the caller wants the run to end.
@@ -149,7 +149,7 @@ class Monitor:
         self._callbacks.on_progress(replace(self._last, seconds_left=left))
 
     def check(self) -> None:
-        """Ends the run if the caller wants it to.
+        """End the run if the caller wants it to.
 
         Raises:
             CompressionCancelledError: the caller does.
@@ -160,7 +160,7 @@ class Monitor:
             )
 
     def skip_to(self, share: float) -> None:
-        """Passes over what an earlier run has done: it says nothing about the speed of this one."""
+        """Pass over what an earlier run has done: it says nothing about the speed of this one."""
         self.step(share)
         self._anchor = self._fraction, time.monotonic()
 
@@ -169,19 +169,19 @@ class Monitor:
         self._callbacks.on_requirements(memory_bytes)
 
     def profiled(self, position: int, profile: LayerProfile) -> None:
-        """Hands over a layer profile, also one that an earlier run has made."""
+        """Hand over a layer profile, also one that an earlier run has made."""
         self._callbacks.on_profile(position, profile)
 
     def profiled_all(self, profile: ModelProfile) -> None:
-        """Hands over all layer profiles together."""
+        """Hand over all layer profiles together."""
         self._callbacks.on_profiled(profile)
 
     def allocated(self, chosen: Sequence[tuple[LayerProfile, Candidate]]) -> None:
-        """Hands over the allocation."""
+        """Hand over the allocation."""
         self._callbacks.on_allocation([(profile.name, candidate) for profile, candidate in chosen])
 
     def finish(self) -> None:
-        """Reports the end of the run."""
+        """Report the end of the run."""
         self._callbacks.on_progress(Progress(stage=self._stage, layer=None, fraction=1.0, seconds_left=0.0))
 
     def _seconds_left(self) -> float | None:

@@ -20,7 +20,7 @@ from rocket_core.system.machine import free_disk
 
 
 def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
-    """Estimates memory and disk from the model's shapes; see `rocket_core.inspection.footprint`.
+    """Estimate memory and disk from the model's shapes; see `rocket_core.inspection.footprint`.
 
     Args:
         run: the run.
@@ -52,7 +52,7 @@ def _model_shape(run: Run) -> ModelShape:
 
 
 def require_resources(run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
-    """Refuses a run that this machine cannot finish.
+    """Refuse a run that this machine cannot finish.
 
     Args:
         run: the run.
@@ -82,7 +82,7 @@ def require_resources(run: Run, windows: int, output: Path, *, held: int) -> Res
 
 
 def require_size(run: Run) -> None:
-    """Refuses a target size that no choice of candidates reaches, before the long work begins.
+    """Refuse a target size that no choice of candidates reaches, before the long work begins.
 
     Raises:
         InfeasibleBudgetError: the target is out of reach.
@@ -129,5 +129,5 @@ def require_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> i
 
 
 def gigabytes(size: int) -> str:
-    """A size as a person reads it."""
+    """Return a size as a person reads it."""
     return f"{size / 2**30:.2f} GiB"

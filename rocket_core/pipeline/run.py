@@ -91,7 +91,7 @@ def compress(
     on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None,
     should_cancel: Callable[[], bool] = lambda: False,
 ) -> CompressionReport:
-    """Compresses a model and writes the artifacts, each into a folder of its own under `output`.
+    """Compress a model and writes the artifacts, each into a folder of its own under `output`.
 
     Memory is that of one block of the model; see `rocket_core.pipeline.requirements`. Finished layers are kept in
     `output/.rocket-work` until the artifacts are complete.
@@ -170,7 +170,7 @@ def profile_model(
     on_costs: Callable[[tuple[StageReport, ...]], None] = lambda _stages: None,
     should_cancel: Callable[[], bool] = lambda: False,
 ) -> ModelProfile:
-    """Does of a compression what comes before any ratio: calibrates, and profiles all layers.
+    """Do of a compression what comes before any ratio: calibrates, and profiles all layers.
 
     A later `compress` with the same model, calibration and settings of profiling begins where this ends.
 
@@ -233,7 +233,7 @@ def _opened(
     meter: EnergyMeter | None,
     download: StageReport | None,
 ) -> Iterator[tuple[WorkFolder, Monitor]]:
-    """The work folder of a run and its monitor; says what ran out, and tidies up."""
+    """Yield the work folder of a run and its monitor; says what ran out, and tidies up."""
     device = resolve_device(config.device)
     if output.exists() and not output.is_dir():
         raise InvalidConfigError(f"{output} is a file; give a folder to write to")
@@ -263,7 +263,7 @@ def _begin(
     token: str | None,
     profiles: KeptProfiles | None,
 ) -> _Begun:
-    """Refuses what cannot be finished, and claims the work folder."""
+    """Refuse what cannot be finished, and claims the work folder."""
     work.check(identity, resume=resume)
     refuse_occupied(output, work, run.config)
     kept = ProfileOfRun(profiles, profile_identity(identity, run.method))
@@ -288,7 +288,7 @@ def _begin(
 
 @contextmanager
 def _tidying(work: WorkFolder, monitor: Monitor) -> Iterator[None]:
-    """Keeps a run's costs and lets go of its work folder; without finished layers only a wish to stop keeps that."""
+    """Keep a run's costs and lets go of its work folder; without finished layers only a wish to stop keeps that."""
     try:
         yield
     except (CalibrationError, CheckpointError, IllConditionedGramError, InfeasibleBudgetError):
@@ -302,7 +302,7 @@ def _tidying(work: WorkFolder, monitor: Monitor) -> Iterator[None]:
 
 
 def _profile(begun: _Begun) -> tuple[ModelProfile, dict[str, str]]:
-    """All layer profiles, kept and handed over, and the layers that turned out to be uncompressible."""
+    """Return all layer profiles, kept and handed over, and the layers that turned out to be uncompressible."""
     run, work, monitor = begun.run, begun.work, begun.monitor
     if run.config.measures_sensitivities:
         with monitor.stage("differentiating"):
@@ -381,7 +381,7 @@ def _compress(begun: _Begun) -> CompressionReport:
 
 @contextmanager
 def _resource_errors(output: Path) -> Iterator[None]:
-    """Says what ran out, where torch and the system only say that something did."""
+    """Say what ran out, where torch and the system only say that something did."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as error:

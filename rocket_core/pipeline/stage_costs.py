@@ -82,7 +82,7 @@ class Costs:
 
     @contextmanager
     def of(self, stage: str) -> Iterator[None]:
-        """Charges a stage with what is done in the block, also if it is cut short."""
+        """Charge a stage with what is done in the block, also if it is cut short."""
         _reset_peak(self._device)
         self._begun = _Begun(name=stage, energy=self._energy(), at=time.monotonic())
         try:
@@ -92,7 +92,7 @@ class Costs:
             self._begun = None
 
     def keep_if_due(self) -> None:
-        """Hands over all costs if that is some time ago."""
+        """Hand over all costs if that is some time ago."""
         if time.monotonic() - self._kept_at >= _KEEP_SECONDS:
             self._keep(self.stages)
             self._kept_at = time.monotonic()
@@ -119,13 +119,13 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 
 def _joined(earlier: str | None, device: str) -> str:
-    """Names of all devices that have worked on a stage."""
+    """Return names of all devices that have worked on a stage."""
     names = [] if earlier is None else earlier.split("; ")
     return "; ".join(dict.fromkeys([*names, device]))
 
 
 def _spent(before: EnergyReading | None, after: EnergyReading | None, *, accelerated: bool) -> StageEnergy | None:
-    """What was taken between two readings; an accelerator that did nothing for the run is not counted.
+    """Return what was taken between two readings; an accelerator that did nothing for the run is not counted.
 
     One that computes and is said to have taken nothing at all is one that the meter does not see.
     """

@@ -43,7 +43,7 @@ class Unit:
 
 
 def units_of(chosen: Sequence[tuple[LayerProfile, Candidate]]) -> list[Unit]:
-    """What is to be compressed, in the order of first layers; layers that stay dense are in none."""
+    """Return what is to be compressed, in the order of first layers; layers that stay dense are in none."""
     members: dict[str, list[tuple[LayerProfile, Candidate]]] = {}
     for profile, candidate in chosen:
         if candidate.kind != "dense":
@@ -61,7 +61,7 @@ def units_of(chosen: Sequence[tuple[LayerProfile, Candidate]]) -> list[Unit]:
 def compress_layers(
     run: Run, inputs: CalibrationInputs, work: WorkFolder, units: Sequence[Unit], monitor: Monitor
 ) -> None:
-    """Compresses every layer that the allocation does not leave dense, block by block.
+    """Compress every layer that the allocation does not leave dense, block by block.
 
     Args:
         run: the run.
@@ -99,12 +99,12 @@ def compress_layers(
 
 
 def is_finished(work: WorkFolder, unit: Unit) -> bool:
-    """Whether all layers of a unit are compressed."""
+    """Return whether all layers of a unit are compressed."""
     return all(work.outcome(name) is not None for name in unit.names)
 
 
 def compress_unit(method: Method, problem: LayerProblem, unit: Unit) -> Compressed:
-    """Compresses a unit as its candidates say."""
+    """Compress a unit as its candidates say."""
     [candidate, *others] = unit.candidates
     if candidate.dictionary is not None:
         assert candidate.rank is not None
@@ -132,7 +132,7 @@ class Achieved:
 
 
 def save(run: Run, work: WorkFolder, unit: Unit, factors: LayerFactors, achieved: Achieved) -> None:
-    """Keeps the factors of a unit's layers, and what became of them.
+    """Keep the factors of a unit's layers, and what became of them.
 
     Args:
         run: the run.
@@ -151,7 +151,7 @@ def save(run: Run, work: WorkFolder, unit: Unit, factors: LayerFactors, achieved
 
 
 def _split(run: Run, unit: Unit, factors: LayerFactors) -> Iterator[LayerFactors]:
-    """The factors of each layer of a unit."""
+    """Yield the factors of each layer of a unit."""
     if len(unit.names) == 1:
         yield factors
         return

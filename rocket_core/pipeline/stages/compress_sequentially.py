@@ -49,7 +49,7 @@ class _CrossSums:
     cross: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
-        """Adds the rows of a batch."""
+        """Add the rows of a batch."""
         self.tokens += rows.shape[0]
         self.gram = self.gram + (rows.mT @ rows).double()
         self.cross = self.cross + (rows.mT @ dense_rows).double()
@@ -83,14 +83,14 @@ class _Side:
         return len(self._states.hidden)
 
     def step(self, batch: int) -> None:
-        """Takes a batch through the block for good."""
+        """Take a batch through the block for good."""
         with self._finished.passing(batch, self._states.hidden[batch]):
             self._states.step(self._block, self._index, batch)
 
     def inputs(
         self, name: str, batch: int, *, stop_at_first: bool, for_good: bool = False
     ) -> list[Float[Tensor, "rows d_in"]]:
-        """What a layer reads, call by call, while a batch passes through the block.
+        """Return what a layer reads, call by call, while a batch passes through the block.
 
         Args:
             name: the layer.
@@ -150,7 +150,7 @@ class SequentialCompression:
         self._done = 0
 
     def complete(self) -> None:
-        """Compresses all units.
+        """Compress all units.
 
         Raises:
             IllConditionedGramError: a Gram matrix cannot be factorized.
@@ -207,7 +207,7 @@ class SequentialCompression:
         return [unit for unit in self._units if unit.names[0] in names]
 
     def _compress_block(self, index: int, dense: _Side, compressed: _Side, *, onwards: bool) -> bool:
-        """Whether the dense stream has come to the next block on the way."""
+        """Return whether the dense stream has come to the next block on the way."""
         units = self._units_of(self._run.layers[index])
         if not units:
             return False
@@ -230,7 +230,7 @@ class SequentialCompression:
         return passed
 
     def _sums(self, name: str, dense: _Side, compressed: _Side, *, for_good: bool) -> _CrossSums:
-        """Sums over what a layer reads in both streams; the dense one may go on to the next block meanwhile."""
+        """Sum over what a layer reads in both streams; the dense one may go on to the next block meanwhile."""
         sums = _CrossSums()
         called_once = False
         for batch in range(dense.batches):
@@ -259,7 +259,7 @@ class SequentialCompression:
         save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums, energies))
 
     def _install(self, name: str, twin: nn.Module, unit: Unit) -> None:
-        """Gives a layer of the compressed copy the weight that is stored for it."""
+        """Give a layer of the compressed copy the weight that is stored for it."""
         factors = self._work.factors(name)
         assert factors is not None, name
         own = {part: entry.read() for part, entry in factors.items()}
@@ -285,7 +285,7 @@ def cross_target(
     tokens: int,
     shrinkage: float,
 ) -> Float[Tensor, "d_in d_out"]:
-    """The weight that brings the inputs of the compressed model closest to the dense model's outputs.
+    """Return the weight that brings the inputs of the compressed model closest to the dense model's outputs.
 
     Minimises ‖XW - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖² with G' = X'ᵀX' and a the strength of the shrinkage: where the
     tokens are too few to tell, the target stays with W.
@@ -317,7 +317,7 @@ def halfway_target(
     tokens: int,
     shrinkage: float,
 ) -> Float[Tensor, "d_in d_out"]:
-    """What a layer is compressed towards: half way from its weight to `cross_target`, which takes the same.
+    """Return what a layer is compressed towards: half way from its weight to `cross_target`, which takes the same.
 
     All the way a layer also fits what the noise of the layers before it happens to be in the calibration windows, and
     answers inputs that are off with outputs that are too small. Half was chosen on training text alone: stories260K at

@@ -49,7 +49,7 @@ class EvaluationPlan:
 
 
 def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | None:
-    """Gathers text and tasks before long work begins, so that what is wrong with them is said then.
+    """Gather text and tasks before long work begins, so that what is wrong with them is said then.
 
     Args:
         run: the run.
@@ -86,7 +86,7 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
 def evaluate_export(
     run: Run, plan: EvaluationPlan, folders: Mapping[ExportKind, Path], work: WorkFolder, monitor: Monitor
 ) -> EvaluationReport:
-    """Measures the factored artifact, or else the dense one, against the original.
+    """Measure the factored artifact, or else the dense one, against the original.
 
     Args:
         run: the run.
@@ -129,7 +129,7 @@ def evaluate_export(
 
 
 def _documents(run: Run, settings: EvaluationConfig, token: str | None) -> Iterator[str]:
-    """Documents that the calibration does not read."""
+    """Document that the calibration does not read."""
     calibration = run.config.calibration
     if settings.dataset == BUILTIN_DATASET:
         # Its own topics, the same whatever was calibrated on.

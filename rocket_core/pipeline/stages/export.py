@@ -35,7 +35,7 @@ _SETTINGS = frozenset(
 def write_export(
     run: Run, work: WorkFolder, kind: ExportKind, layers: Mapping[str, LayerReport], monitor: Monitor
 ) -> Path:
-    """Writes one artifact without its card and report into the work folder, unless it lies there finished.
+    """Write one artifact without its card and report into the work folder, unless it lies there finished.
 
     Args:
         run: the run.
@@ -86,7 +86,7 @@ def stored_bytes(folder: Path) -> int:
 
 
 def bytes_beside(run: Run, layers: Collection[str]) -> int:
-    """Most that the factored artifact takes beside the weights of some layers, whatever these become.
+    """Return most that the factored artifact takes beside the weights of some layers, whatever these become.
 
     Args:
         run: the run.
@@ -144,7 +144,7 @@ def _factors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
 
 
 def _leader(layer: LayerReport) -> str | None:
-    """The layer whose dictionary this one takes; None if its own, or none."""
+    """Return the layer whose dictionary this one takes; None if its own, or none."""
     return None if layer.dictionary == layer.name else layer.dictionary
 
 

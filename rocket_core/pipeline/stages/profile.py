@@ -33,7 +33,7 @@ class Profiled:
 
 
 def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monitor: Monitor) -> Profiled:
-    """Calibrates and profiles every layer, block by block.
+    """Calibrate and profiles every layer, block by block.
 
     A layer's statistics and profile are on disk before the next layer begins.
 
@@ -73,7 +73,7 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
 
 
 def allocate_layers(config: CompressionConfig, profile: ModelProfile, work: WorkFolder) -> Allocation:
-    """Solves the knapsack, or takes the solution that a resumed run has found.
+    """Solve the knapsack, or takes the solution that a resumed run has found.
 
     Args:
         config: settings with a target.
@@ -96,7 +96,7 @@ def allocate_layers(config: CompressionConfig, profile: ModelProfile, work: Work
 
 
 def objective_of(config: CompressionConfig) -> Objective:
-    """What is summed over layers: the settings' objective, or for methods that have none the error of the outputs."""
+    """Return what is summed over layers: the settings' objective, or for methods that have none the error of the outputs."""
     return config.objective if config.method == "rocket" else "whitened"
 
 
@@ -130,11 +130,11 @@ class _Calibrated:
         self.groups = tuple(self.members[first[leader]] for leader in self.called)
 
     def take(self, name: str) -> GramStatistics:
-        """A layer's statistics; a Gram matrix is freed with the last layer that needs it."""
+        """Return a layer's statistics; a Gram matrix is freed with the last layer that needs it."""
         return self.statistics.pop(name)
 
     def leaders_last(self, names: Sequence[str]) -> list[str]:
-        """The names, but each leader behind the other members: what they can do alone tells if sharing is worth it."""
+        """Return the names, but each leader behind the other members: what they can do alone tells if sharing is worth it."""
         order = list(names)
         for leader, members in self.members.items():
             order.remove(leader)

@@ -23,7 +23,7 @@ PAGE_NAME = "report.html"
 def publish(
     run: Run, output: Path, work: WorkFolder, report: CompressionReport, folders: Mapping[ExportKind, Path]
 ) -> None:
-    """Moves the complete artifacts to their place; the report in `output` says that all are there."""
+    """Move the complete artifacts to their place; the report in `output` says that all are there."""
     text = report.model_dump_json(indent=1) + "\n"
     page = render_report(report)
     for export in report.exports:
@@ -44,7 +44,7 @@ def publish(
 
 
 def finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> CompressionReport | None:
-    """The report of a run that had finished; raises where that was another run."""
+    """Return the report of a run that had finished; raises where that was another run."""
     file = output / REPORT_NAME
     if not file.is_file():
         return None
@@ -63,7 +63,7 @@ def finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> Com
 
 
 def refuse_another_evaluation(finished: CompressionReport, config: CompressionConfig, output: Path) -> None:
-    """Refuses to take a finished run for one with another evaluation.
+    """Refuse to take a finished run for one with another evaluation.
 
     Raises:
         InvalidConfigError: it was evaluated in another way, or not at all.
@@ -77,7 +77,7 @@ def refuse_another_evaluation(finished: CompressionReport, config: CompressionCo
 
 
 def refuse_occupied(output: Path, work: WorkFolder, config: CompressionConfig) -> None:
-    """Refuses to write over folders that are not this run's own."""
+    """Refuse to write over folders that are not this run's own."""
     occupied = [kind for kind in config.export if (output / kind).exists()]
     if occupied and not work.is_publishing:
         raise InvalidConfigError(

@@ -46,7 +46,7 @@ def measure_sensitivities(
     windows: int = 32,
     loss: Loss | None = None,
 ) -> dict[str, Sensitivity]:
-    """Measures how much the loss minds errors in the output of each layer that is to be compressed.
+    """Measure how much the loss minds errors in the output of each layer that is to be compressed.
 
     For output coordinate j of a layer it is `f_j = E_tokens[g_j^2]`, g the gradient of a window's summed loss; see
     `rocket_core.calibration.sensitivity`. Each layer's vector is in the work folder as soon as it is known, and a run
@@ -169,7 +169,7 @@ class _ReversePass:
                 self._save_hidden(states, index + 1 + number)
 
     def _is_needed(self, place: int) -> bool:
-        """Whether the way back reads the hidden states at a place."""
+        """Return whether the way back reads the hidden states at a place."""
         number = self._list_at(place)
         return place - number >= self._first or place == self._lists[number].stop + number
 
@@ -188,7 +188,7 @@ class _ReversePass:
         states.hidden[:] = [entries[_key(batch)].read().to(self._run.device) for batch in range(len(self._batches))]
 
     def _passed(self, number: int, *, recorded: bool = False) -> tuple[BlockList, Activations] | None:
-        """The list before one, with its output; None before the first.
+        """Return the list before one, with its output; None before the first.
 
         Args:
             number: of the list.
@@ -204,7 +204,7 @@ class _ReversePass:
         return before, states
 
     def _turn_round(self, states: Activations, passed: tuple[BlockList, Activations] | None, place: int) -> None:
-        """Takes the gradient of the loss to the output of the last block."""
+        """Take the gradient of the loss to the output of the last block."""
         self._monitor.step(self._blocks / self._total)
         architecture = self._run.architecture
         blocks = architecture.blocks_of(self._lists[-1])
@@ -220,7 +220,7 @@ class _ReversePass:
         self._cache.drop("hidden", place)
 
     def _tokens(self, states: Activations) -> int:
-        """Positions at which the model's last blocks compute."""
+        """Return positions at which the model's last blocks compute."""
         read = [read_tokens(batch) for batch in self._batches]
         return sum(
             hidden.shape[0] * hidden.shape[1] if tokens is None else tokens.numel()
@@ -228,7 +228,7 @@ class _ReversePass:
         )
 
     def _go_back(self, number: int, end: int) -> None:
-        """Takes the gradients from the input of block `end` to the input of the list, and on to the list before it."""
+        """Take the gradients from the input of block `end` to the input of the list, and on to the list before it."""
         blocks = self._lists[number]
         on = self._first < blocks.first
         passed = self._passed(number, recorded=on)
@@ -263,7 +263,7 @@ class _ReversePass:
     def _pull_back(
         self, states: Activations, index: int, gradients: _Gradients, handed: Sequence[Sequence[Tensor]], tokens: int
     ) -> None:
-        """Takes the gradients, in place, from the output of a block to its input, and keeps those of its layers."""
+        """Take the gradients, in place, from the output of a block to its input, and keeps those of its layers."""
         number = self._lists.index(self._run.architecture.list_of(index))
         inputs = self._cache.entries("hidden", index + number)
         names = self._run.layers[index]
@@ -305,7 +305,7 @@ class _ReversePass:
         )
 
     def _gradients(self, place: int, handed: Sequence[Sequence[Tensor]]) -> tuple[_Gradients, int]:
-        """What is kept at a place, and the number of tokens."""
+        """Return what is kept at a place, and the number of tokens."""
         entries = self._cache.entries("gradients", place)
         hidden = [self._gradient(entries, _key(batch)) for batch in range(len(self._batches))]
         sides = [

@@ -17,18 +17,18 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def write_text(file: Path, text: str) -> None:
-    """Writes a text file that appears complete or not at all."""
+    """Write a text file that appears complete or not at all."""
     with write_atomically(file) as stream:
         stream.write(text.encode())
 
 
 def write_model(file: Path, model: BaseModel) -> None:
-    """Writes a model as JSON; the file appears complete or not at all."""
+    """Write a model as JSON; the file appears complete or not at all."""
     write_text(file, model.model_dump_json(indent=1))
 
 
 def read_model(file: Path, model: type[Model]) -> Model:
-    """Reads what `write_model` has written.
+    """Read what `write_model` has written.
 
     Raises:
         CorruptCheckpointError: it is damaged; the message says what to remove.
@@ -38,7 +38,7 @@ def read_model(file: Path, model: type[Model]) -> Model:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes a safetensors file that appears complete or not at all."""
+    """Write a safetensors file that appears complete or not at all."""
     plans = [
         plan_tensor(key, tensor.dtype, tensor.shape, functools.partial(tensors.__getitem__, key))
         for key, tensor in tensors.items()
@@ -48,7 +48,7 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, on the CPU.
+    """Return the tensors of a safetensors file, on the CPU.
 
     Raises:
         CorruptCheckpointError: it is damaged; the message says what to remove.
@@ -57,7 +57,7 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
 
 
 def tensor_entries(file: Path) -> dict[str, TensorEntry]:
-    """Where the tensors of a safetensors file lie, to be read one by one.
+    """Return where the tensors of a safetensors file lie, to be read one by one.
 
     Raises:
         CorruptCheckpointError: it is damaged; the message says what to remove.

@@ -49,7 +49,7 @@ class ProfileRecord(BaseModel):
 
 
 def profile_identity(identity: RunIdentity, method: Method) -> RunIdentity:
-    """What the profile of a run belongs to: the same for runs that differ in what comes behind it only.
+    """Return what the profile of a run belongs to: the same for runs that differ in what comes behind it only.
 
     Args:
         identity: of the run.
@@ -88,7 +88,7 @@ class KeptProfiles:
             return None
 
     def lend(self, identity: RunIdentity, work: WorkFolder) -> bool:
-        """Takes a kept profile over into a work folder, and says whether there was one.
+        """Take a kept profile over into a work folder, and says whether there was one.
 
         Args:
             identity: see `profile_identity`.
@@ -107,7 +107,7 @@ class KeptProfiles:
         return True
 
     def keep(self, identity: RunIdentity, work: WorkFolder) -> None:
-        """Keeps the profile of a run, unless it is kept already.
+        """Keep the profile of a run, unless it is kept already.
 
         Args:
             identity: see `profile_identity`.
@@ -134,14 +134,14 @@ class KeptProfiles:
             shutil.rmtree(making, ignore_errors=True)
 
     def drop_oldest(self) -> bool:
-        """Removes the profile that was used longest ago, where a run needs the disk; False if there is none."""
+        """Remove the profile that was used longest ago, where a run needs the disk; False if there is none."""
         kept = self._kept()
         if kept:
             self._remove(kept[0][1])
         return bool(kept)
 
     def _make_room(self, wanted: int) -> None:
-        """Removes what was used longest ago, until so many more bytes are within the quota, and what crashes left."""
+        """Remove what was used longest ago, until so many more bytes are within the quota, and what crashes left."""
         for place in self.folder.iterdir():
             with suppress(OSError):
                 if place.name.startswith(_PASSING) and place.stat().st_mtime < time.time() - _SECONDS_OF_PASSING:
@@ -197,7 +197,7 @@ def _files(folder: Path, names: Iterable[str]) -> Iterator[Path]:
 
 
 def _share(file: Path, place: Path) -> None:
-    """Gives a finished file, which nobody ever changes, another place."""
+    """Give a finished file, which nobody ever changes, another place."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         place.unlink(missing_ok=True)

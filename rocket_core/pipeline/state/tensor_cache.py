@@ -26,24 +26,24 @@ class StateCache:
         self._folder = folder
 
     def save(self, kind: Kind, index: int, tensors: Mapping[str, Tensor]) -> None:
-        """Keeps the tensors at the input of block `index`."""
+        """Keep the tensors at the input of block `index`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_tensors(self._file(kind, index), tensors)
 
     def entries(self, kind: Kind, index: int) -> dict[str, TensorEntry]:
-        """Where the tensors at the input of block `index` lie, to be read one by one."""
+        """Return where the tensors at the input of block `index` lie, to be read one by one."""
         return tensor_entries(self._file(kind, index))
 
     def indices(self, kind: Kind) -> list[int]:
-        """The blocks whose input is kept, ascending."""
+        """Return the blocks whose input is kept, ascending."""
         return sorted(int(file.stem.removeprefix(f"{kind}-")) for file in self._folder.glob(f"{kind}-*.safetensors"))
 
     def drop(self, kind: Kind, index: int) -> None:
-        """Removes the tensors at the input of block `index`, if they are kept."""
+        """Remove the tensors at the input of block `index`, if they are kept."""
         self._file(kind, index).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Removes everything."""
+        """Remove everything."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _file(self, kind: Kind, index: int) -> Path:

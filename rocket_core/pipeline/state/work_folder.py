@@ -104,7 +104,7 @@ class WorkFolder:
         self._lock: BinaryIO | None = None
 
     def check(self, identity: RunIdentity, *, resume: bool) -> None:
-        """Refuses to go on with work that is not this run's.
+        """Refuse to go on with work that is not this run's.
 
         Args:
             identity: what the run computes.
@@ -122,7 +122,7 @@ class WorkFolder:
             _refuse_another(self.path, read_model(self._identity_file, RunIdentity), identity)
 
     def claim(self, identity: RunIdentity, inputs: CalibrationInputs) -> None:
-        """Takes the folder for this process, creating it unless a checked one is there.
+        """Take the folder for this process, creating it unless a checked one is there.
 
         The calibration samples are kept, as a resumed run must not depend on a remote dataset standing still.
 
@@ -153,7 +153,7 @@ class WorkFolder:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def release(self) -> None:
-        """Lets other processes have the folder."""
+        """Let other processes have the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -164,17 +164,17 @@ class WorkFolder:
         return self._lock is not None
 
     def remove(self) -> None:
-        """Deletes the folder; first what says whose it is, so that no half of it is ever taken for work."""
+        """Delete the folder; first what says whose it is, so that no half of it is ever taken for work."""
         self._identity_file.unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
     def remove_if_idle(self) -> None:
-        """Deletes the folder if no layer in it is finished, so that a corrected run need not step around it."""
+        """Delete the folder if no layer in it is finished, so that a corrected run need not step around it."""
         if not any((self.path / "profiles").glob("*.json")):
             self.remove()
 
     def inputs(self) -> CalibrationInputs | None:
-        """The calibration samples, if they have been drawn."""
+        """Return the calibration samples, if they have been drawn."""
         known = self.is_claimed and self._inputs_file.is_file()
         return CalibrationInputs(tensors=read_tensors(self._inputs_file)) if known else None
 
@@ -194,16 +194,16 @@ class WorkFolder:
         return {item["name"]: StageReport.model_validate(item) for item in json.loads(file.read_text())}
 
     def save_stages(self, stages: tuple[StageReport, ...]) -> None:
-        """Keeps the cost of the stages so far."""
+        """Keep the cost of the stages so far."""
         write_text(self.path / "stages.json", json.dumps([stage.model_dump() for stage in stages]))
 
     def sensitivity(self, layer: str) -> Sensitivity | None:
-        """How much the loss minds errors in a layer's output, if that has been measured."""
+        """Return how much the loss minds errors in a layer's output, if that has been measured."""
         file = self.path / "sensitivities" / f"{layer}.safetensors"
         return Sensitivity(curvature=read_tensors(file)["curvature"]) if file.is_file() else None
 
     def save_sensitivity(self, layer: str, sensitivity: Sensitivity) -> None:
-        """Keeps how much the loss minds errors in a layer's output."""
+        """Keep how much the loss minds errors in a layer's output."""
         write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", {"curvature": sensitivity.curvature})
 
     def output_energies(self, layer: str) -> torch.Tensor:
@@ -211,29 +211,29 @@ class WorkFolder:
         return read_tensors(self.path / "energies" / f"{layer}.safetensors")["energies"]
 
     def save_output_energies(self, layer: str, energies: torch.Tensor) -> None:
-        """Keeps the squared norms of a layer's outputs."""
+        """Keep the squared norms of a layer's outputs."""
         write_tensors(self.path / "energies" / f"{layer}.safetensors", {"energies": energies})
 
     def block(self, index: int) -> BlockRecord | None:
-        """The record of a finished block."""
+        """Return the record of a finished block."""
         file = self.path / "blocks" / f"{index:05}.json"
         return read_model(file, BlockRecord) if file.is_file() else None
 
     def save_block(self, index: int, record: BlockRecord) -> None:
-        """Marks a block as profiled."""
+        """Mark a block as profiled."""
         write_model(self.path / "blocks" / f"{index:05}.json", record)
 
     def profile(self, layer: str) -> LayerProfile | None:
-        """The profile of a finished layer."""
+        """Return the profile of a finished layer."""
         file = self.path / "profiles" / f"{layer}.json"
         return read_model(file, LayerProfile) if file.is_file() else None
 
     def save_profile(self, profile: LayerProfile) -> None:
-        """Marks a layer as profiled."""
+        """Mark a layer as profiled."""
         write_model(self.path / "profiles" / f"{profile.name}.json", profile)
 
     def basis(self, layer: str) -> Eigenbasis | None:
-        """The eigenbasis of a layer; None if the quota left no room for it."""
+        """Return the eigenbasis of a layer; None if the quota left no room for it."""
         file = self.path / "bases" / f"{layer}.safetensors"
         if not file.is_file():
             return None
@@ -241,20 +241,20 @@ class WorkFolder:
         return Eigenbasis(directions=tensors["directions"], singular_values=tensors["singular_values"])
 
     def has_basis(self, layer: str) -> bool:
-        """Whether the eigenbasis of a layer was kept."""
+        """Return whether the eigenbasis of a layer was kept."""
         return (self.path / "bases" / f"{layer}.safetensors").is_file()
 
     def gram(self, group: str) -> torch.Tensor | None:
-        """The Gram matrix of an input group; None if the quota left no room for it."""
+        """Return the Gram matrix of an input group; None if the quota left no room for it."""
         file = self.path / "grams" / f"{group}.safetensors"
         return read_tensors(file)["gram"] if file.is_file() else None
 
     def has_gram(self, group: str) -> bool:
-        """Whether the Gram matrix of an input group was kept."""
+        """Return whether the Gram matrix of an input group was kept."""
         return (self.path / "grams" / f"{group}.safetensors").is_file()
 
     def save_gram(self, group: str, gram: torch.Tensor, *, quota: int) -> None:
-        """Keeps a Gram matrix if all statistics that are kept stay within `quota` bytes."""
+        """Keep a Gram matrix if all statistics that are kept stay within `quota` bytes."""
         if not self.has_gram(group) and self._statistics_bytes() + gram.nbytes <= quota:
             write_tensors(self.path / "grams" / f"{group}.safetensors", {"gram": gram})
 
@@ -264,41 +264,41 @@ class WorkFolder:
         )
 
     def save_basis(self, layer: str, basis: Eigenbasis, *, quota: int) -> None:
-        """Keeps an eigenbasis if all statistics that are kept stay within `quota` bytes."""
+        """Keep an eigenbasis if all statistics that are kept stay within `quota` bytes."""
         size = basis.directions.nbytes + basis.singular_values.nbytes
         if self._statistics_bytes() + size <= quota:
             tensors = {"directions": basis.directions, "singular_values": basis.singular_values}
             write_tensors(self.path / "bases" / f"{layer}.safetensors", tensors)
 
     def allocation(self) -> Allocation | None:
-        """The allocation, if it has been made."""
+        """Return the allocation, if it has been made."""
         file = self.path / "allocation.json"
         return read_model(file, Allocation) if file.is_file() else None
 
     def save_allocation(self, allocation: Allocation) -> None:
-        """Keeps the allocation."""
+        """Keep the allocation."""
         write_model(self.path / "allocation.json", allocation)
 
     def factors(self, layer: str) -> dict[str, TensorEntry] | None:
-        """Where the stored tensors of a factorized layer lie, by what follows the layer's name in theirs."""
+        """Return where the stored tensors of a factorized layer lie, by what follows the layer's name in theirs."""
         file = self.path / "factors" / f"{layer}.safetensors"
         return tensor_entries(file) if file.is_file() else None
 
     def save_factors(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Marks a layer as factorized."""
+        """Mark a layer as factorized."""
         write_tensors(self.path / "factors" / f"{layer}.safetensors", tensors)
 
     def outcome(self, layer: str) -> LayerOutcome | None:
-        """What became of a compressed layer."""
+        """Return what became of a compressed layer."""
         file = self.path / "outcomes" / f"{layer}.json"
         return read_model(file, LayerOutcome) if file.is_file() else None
 
     def save_outcome(self, layer: str, outcome: LayerOutcome) -> None:
-        """Marks a layer as compressed; its factors are there already."""
+        """Mark a layer as compressed; its factors are there already."""
         write_model(self.path / "outcomes" / f"{layer}.json", outcome)
 
     def begin_publishing(self) -> None:
-        """Notes that artifacts are being moved to their place: what lies there from now on is this run's."""
+        """Note that artifacts are being moved to their place: what lies there from now on is this run's."""
         write_text(self.path / "publishing", "")
 
     @property
@@ -307,7 +307,7 @@ class WorkFolder:
         return self.is_claimed and (self.path / "publishing").is_file()
 
     def new_export(self, kind: str) -> Path:
-        """An empty folder for an artifact in the making."""
+        """Return an empty folder for an artifact in the making."""
         path = self.path / "exports" / kind
         self._export_mark(kind).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
@@ -315,11 +315,11 @@ class WorkFolder:
         return path
 
     def finish_export(self, kind: str) -> None:
-        """Marks an artifact as written."""
+        """Mark an artifact as written."""
         write_text(self._export_mark(kind), "")
 
     def finished_export(self, kind: str) -> Path | None:
-        """The folder of a written artifact; None if it is not complete, or already at its place."""
+        """Return the folder of a written artifact; None if it is not complete, or already at its place."""
         path = self.path / "exports" / kind
         return path if self._export_mark(kind).is_file() and path.is_dir() else None
 
@@ -327,14 +327,14 @@ class WorkFolder:
         return self.path / "exports" / f"{kind}.written"
 
     def new_scratch(self) -> Path:
-        """An empty folder for what is of use to this process alone."""
+        """Return an empty folder for what is of use to this process alone."""
         path = self.path / "scratch"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
         return path
 
     def evaluation(self, wanted: EvaluationRecord) -> EvaluationReport | None:
-        """The outcome of a finished evaluation with the same settings on the same text."""
+        """Return the outcome of a finished evaluation with the same settings on the same text."""
         file = self.path / "evaluation.json"
         record = read_model(file, EvaluationRecord) if file.is_file() else None
         if record is None or record.model_copy(update={"report": None}) != wanted:
@@ -342,7 +342,7 @@ class WorkFolder:
         return record.report
 
     def save_evaluation(self, record: EvaluationRecord, report: EvaluationReport) -> None:
-        """Marks an evaluation as finished."""
+        """Mark an evaluation as finished."""
         write_model(self.path / "evaluation.json", record.model_copy(update={"report": report}))
 
 
