@@ -8,7 +8,7 @@ from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
-# Version 1 writes a number near 2**63 without a limit.
+# Version 1 writes a number near 2**63 for unlimited.
 _NO_LIMIT = 2**60
 
 
@@ -99,7 +99,7 @@ def _quota(folder: Path) -> float | None:
         _text(folder / "cpu.cfs_quota_us"),
         _text(folder / "cpu.cfs_period_us"),
     ]
-    # Version 2 writes `max` without a limit, version 1 a negative number.
+    # Version 2 writes `max` for unlimited, version 1 a negative number.
     if len(words) == 2 and all(word.isdecimal() and int(word) > 0 for word in words):
         return int(words[0]) / int(words[1])
     return None
