@@ -36,8 +36,8 @@ _REMAINS_SECONDS = 3600.0
 class ModelSource:
     """The location of a model's files.
 
-    name: the requested name: a repository id, or the folder's name.
-        name: what the user asked for: a repository id, or the folder's name.
+    Attributes:
+        name: the requested name: a repository id, or the folder's name.
         folder: absolute path of the files.
         commit: commit of the repository; None for a local folder.
     """

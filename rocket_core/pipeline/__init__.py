@@ -1,7 +1,6 @@
 """The complete compression: from a model to a smaller model that loads, or only to a profile that answers every ratio.
 
-Stages: `preflight` runs all checks before any long work; `calibrating` walks the dense model block by block and
-    profiles
+Stages: `preflight` checks everything before long work; `calibrating` walks the dense model block by block and profiles
 its layers; `allocating` solves the knapsack; `factorizing` walks the blocks again; `exporting` writes the artifacts.
 `state.work_folder` stores finished work, from which a stopped run resumes; `state.profile_cache` stores profiles for
 later runs.

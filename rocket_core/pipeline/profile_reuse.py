@@ -38,7 +38,7 @@ class ProfileOfRun:
                     raise
 
     def lend(self, work: WorkFolder, inputs: CalibrationInputs) -> None:
-        """Copy the cached profile to the work folder if it has the same inputs, unless the run has allocated already."""
+        """Copy the cached profile to the work folder if it has the same inputs and the run has not allocated yet."""
         if self.profiles is None or work.allocation() is not None:
             return
         found = self.profiles.inputs(self.identity)

@@ -111,7 +111,7 @@ def compress(
         on_progress: called at every step, at least once per layer; called repeatedly while a model is downloaded and
             while calibration text passes through a block.
         on_requirements: called with the run's estimated bytes of memory, before the work that needs them.
-        on_offline: called when everything that may come from the Hub has been read; there is no network access after.
+        on_offline: called when everything that may come from the Hub has been read; the network is not used after that.
         on_profile: called with each layer's position in the model and its profile as soon as that is on disk; a resumed
             run reports those of the earlier one again.
         on_profiled: called with all profiles together once the last one is complete.

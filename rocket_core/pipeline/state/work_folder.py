@@ -207,7 +207,7 @@ class WorkFolder:
         write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", {"curvature": sensitivity.curvature})
 
     def output_energies(self, layer: str) -> torch.Tensor:
-        """Return the squared norms of a layer's outputs over the calibration tokens, in float64, as stored by profiling."""
+        """Return the squared norms of a layer's outputs over the calibration tokens, in float64, from profiling."""
         return read_tensors(self.path / "energies" / f"{layer}.safetensors")["energies"]
 
     def save_output_energies(self, layer: str, energies: torch.Tensor) -> None:
