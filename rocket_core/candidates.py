@@ -113,7 +113,7 @@ class FrontierPoint(_Frozen):
     """A candidate worth considering: none of the layer's others is both smaller and better.
 
     Attributes:
-        kind: low_rank, factored or sparse; dense.
+        kind: dense, low_rank, factored or sparse.
         shared: whether it covers the whole input group.
         cost: kept parameters or stored bytes, whichever the budget counts.
         error: contribution to the objective.

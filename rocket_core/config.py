@@ -107,7 +107,7 @@ class CalibrationConfig(_Frozen):
             or of audio (`.wav`), or `synthetic`, a substitute that costs quality.
         samples: windows of tokens, images, or windows of audio, at least 1.
         sequence_length: tokens per window of text; None takes 1024 or the model's context length, whichever is less.
-            Ignored for images.
+            Must be None for images.
         seed: seed of the choice of samples.
     """
 
@@ -174,7 +174,6 @@ class CompressionConfig(_Frozen):
         method: how layers are compressed: `rocket` (default), or for comparison: `rocket-uniform` (the paper's method
             with every layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (none takes more time than `paper`),
             `cospadi` (seconds to minutes for each layer); see `rocket_core.methods`.
-            (seconds to minutes for each layer); see `rocket_core.methods`.
         evaluate: how the result is compared with the dense model; None (default) does not, and costs nothing.
         objective: error that the knapsack sums over layers: `weight` (the paper: relative error in the original
             space, under a cap on each layer; when it is selected, the preset's shared dictionaries and column weights
