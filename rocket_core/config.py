@@ -159,7 +159,7 @@ class EvaluationConfig(_Frozen):
 
 
 class CompressionConfig(_Frozen):
-    """All settings that determine the result of a compression, and the device it runs on.
+    """Everything that decides what a compression produces, and where it computes.
 
     Attributes:
         ratio: target compression ratio: fraction of the compressible parameters to remove, [0, 1); None (default) if
@@ -189,11 +189,11 @@ class CompressionConfig(_Frozen):
             Each is profiled: `sparse` costs about as much as calibration, the others less.
         ignore: glob patterns of layer names that stay dense, none by default; each must match at least one compressible
             layer. At most 256 patterns of at most 256 characters. Saves the time of each ignored layer.
-        export: artifacts to write, both by default; each takes disk space.
+        export: artifacts to write, both by default; each costs disk space.
         device: torch device to compute on: `auto` (default: an accelerator if there is one), `cpu`, `cuda`, `cuda:1`
             ...
-        dtype: dtype in which the model runs and is stored; `auto` (default) is the checkpoint's own. Memory and disk
-            use are proportional to its size.
+        dtype: dtype in which the model runs and is stored; `auto` (default) is the checkpoint's own. Costs memory and
+            disk in proportion to its size.
         precision: dtype of supports and least squares, `float32` by default; `float64` is the reference that tests
             compare `float32` with, and takes at least twice the time. Eigenbases are computed in float64 either way.
         importance_balance: weight λ of the original-space importance, [0, 1], default 0; costs nothing.
