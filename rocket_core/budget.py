@@ -1,4 +1,4 @@
-"""Parameters and bytes: the only place where ratio, rank and nnz are turned into one another."""
+"""Parameters and bytes: the only place where ratio, rank and nnz are converted into one another."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ Shape = tuple[int, int]
 
 
 def parameter_budget(compressible_parameters: int, ratio: float) -> int:
-    """Kept parameters allowed in total at a compression ratio.
+    """Return the number of kept parameters allowed in total at a compression ratio.
 
     The largest integer not above `(1 - ratio) * compressible_parameters`, with the ratio read as the decimal that the
     user typed: 0.3 of 10 parameters leaves 7, not the 6 that binary floating point would give.
@@ -28,17 +28,17 @@ def _kept_fraction(ratio: float) -> Fraction:
 
 
 def achieved_ratio(compressible_parameters: int, kept_parameters: int) -> float:
-    """Fraction of the compressible parameters that is gone."""
+    """Return the fraction of the compressible parameters that was removed."""
     return 1 - kept_parameters / compressible_parameters
 
 
 def kept_parameters(d_in: int, rank: int, nnz: int) -> int:
-    """The paper's count of a factored layer: the dense dictionary and the nonzero coefficients."""
+    """Return the paper's count of a factored layer: the dense dictionary and the nonzero coefficients."""
     return rank * d_in + nnz
 
 
 def rank_for(d_in: int, d_out: int, budget: int, rank_nnz_ratio: float, mask_cost: float = 0.0) -> int:
-    """Rank at which dictionary and coefficients together use a layer's budget.
+    """Return the rank at which dictionary and coefficients together use a layer's budget.
 
     Solves `rank * (d_in + d_out * (1 / rank_nnz_ratio + mask_cost)) = budget` and rounds down.
 
@@ -47,16 +47,16 @@ def rank_for(d_in: int, d_out: int, budget: int, rank_nnz_ratio: float, mask_cos
         d_out: output features.
         budget: kept parameters of this layer, or its bytes in units of one number.
         rank_nnz_ratio: atoms per nonzero of a coefficient column (the paper's k/s), >= 1.
-        mask_cost: what the mask's bit of a coefficient costs, in the same unit.
+        mask_cost: cost of one coefficient's mask bit, in the same unit.
     """
     return math.floor(budget / (d_in + d_out * (1 / rank_nnz_ratio + mask_cost)))
 
 
 def nnz_for(d_in: int, d_out: int, budget: int, rank: int) -> int:
-    """Nonzero coefficients that a budget leaves beside a dictionary of this rank, at most `rank * d_out`.
+    """Return the nonzero coefficients that a budget leaves next to a dictionary of this rank, at most `rank * d_out`.
 
     Spending the budget to the last coefficient, instead of a whole number per column, lowers the error by 0.2-0.9 %
-    and makes it unimodal in the rank. May be negative where the dictionary alone exceeds the budget.
+    and makes it unimodal in the rank. The result may be negative if the dictionary alone exceeds the budget.
     """
     return min(budget - rank * d_in, rank * d_out)
 
@@ -64,17 +64,17 @@ def nnz_for(d_in: int, d_out: int, budget: int, rank: int) -> int:
 def candidate_shapes(
     d_in: int, d_out: int, ratio: float, rank_nnz_ratios: Sequence[float], *, itemsize: int | None = None
 ) -> list[Shape]:
-    """Shapes that use a layer's budget at a ratio to the last coefficient, by rising rank.
+    """Return shapes that use a layer's budget at a ratio to the last coefficient, by rising rank.
 
-    Where the largest rank_nnz_ratios ask for more atoms than the eigenbasis has, the full basis with what nonzeros are
-    left stands in for them.
+    Where the largest rank_nnz_ratios ask for more atoms than the eigenbasis has, the full basis with the remaining
+    nonzeros is used instead.
 
     Args:
         d_in: input features.
         d_out: output features.
         ratio: compression ratio of the layer, (0, 1).
         rank_nnz_ratios: ascending, >= 1.
-        itemsize: bytes per stored number, where the ratio is one of bytes; None where it is one of parameters.
+        itemsize: bytes per stored number if the ratio is one of bytes; None if it is one of parameters.
     """
     layer_budget = parameter_budget(d_in * d_out, ratio)
     full = min(d_in, d_out)
@@ -86,25 +86,27 @@ def candidate_shapes(
         for value in rank_nnz_ratios
     )
     shapes = [(rank, _affordable_nnz(d_in, d_out, layer_budget, rank, itemsize)) for rank in ranks if rank >= 1]
-    # A coefficient matrix with fewer nonzeros than atoms has atoms that nothing uses.
+    # A coefficient matrix with fewer nonzeros than atoms has unused atoms.
     return [(rank, nnz) for rank, nnz in shapes if nnz >= rank]
 
 
 def sparse_nnz(d_in: int, d_out: int, ratio: float, *, itemsize: int | None = None) -> int:
-    """Nonzeros of a pruned weight at a ratio of its parameters, or of its bytes with the mask; may be negative.
+    """Return the nonzeros of a pruned weight at a ratio of its parameters, or of its bytes with the mask.
+
+    The result may be negative.
 
     Args:
         d_in: input features.
         d_out: output features.
         ratio: compression ratio of the layer, (0, 1).
-        itemsize: bytes per stored number, where the ratio is one of bytes.
+        itemsize: bytes per stored number if the ratio is one of bytes; None if it is one of parameters.
     """
     layer_budget = parameter_budget(d_in * d_out, ratio)
     return layer_budget if itemsize is None else layer_budget - math.ceil(mask_bytes(d_in, d_out) / itemsize)
 
 
 def mask_bytes(rows: int, d_out: int) -> int:
-    """Bytes of a mask: one bit per entry, each output's bits filled up to whole bytes."""
+    """Return the bytes of a mask: one bit per entry, with each output's bits padded to whole bytes."""
     return d_out * math.ceil(rows / 8)
 
 
@@ -116,7 +118,9 @@ def _affordable_nnz(d_in: int, d_out: int, layer_budget: int, rank: int, itemsiz
 
 
 def factored_bytes(d_in: int, d_out: int, rank: int, nnz: int, itemsize: int) -> int:
-    """Bytes of a factored layer on disk, without its bias: dictionary, nonzero values, and the bit mask if sparse.
+    """Return the bytes of a factored layer on disk without its bias.
+
+    Counted are the dictionary, the nonzero values, and the bit mask if the coefficients are sparse.
 
     Args:
         d_in: input features.
@@ -129,17 +133,17 @@ def factored_bytes(d_in: int, d_out: int, rank: int, nnz: int, itemsize: int) ->
 
 
 def dictionary_bytes(d_in: int, rank: int, itemsize: int) -> int:
-    """Bytes of a dictionary on disk, which layers that share it count once."""
+    """Return the bytes of a dictionary on disk; count it once for layers that share it."""
     return rank * d_in * itemsize
 
 
 def coefficient_bytes(d_out: int, rank: int, nnz: int, itemsize: int) -> int:
-    """Bytes of a factored layer on disk without its dictionary: what a layer that shares another's takes."""
+    """Return the bytes of a factored layer on disk without its dictionary, as for a layer that shares another's."""
     return nnz * itemsize + (0 if nnz == rank * d_out else mask_bytes(rank, d_out))
 
 
 def sparse_bytes(d_in: int, d_out: int, nnz: int, itemsize: int) -> int:
-    """Bytes of a sparse layer on disk, without its bias: nonzero values, and the bit mask in any case.
+    """Return the bytes of a sparse layer on disk without its bias: nonzero values, and always the bit mask.
 
     Args:
         d_in: input features.
@@ -151,5 +155,5 @@ def sparse_bytes(d_in: int, d_out: int, nnz: int, itemsize: int) -> int:
 
 
 def dense_bytes(d_in: int, d_out: int, itemsize: int) -> int:
-    """Bytes of a dense layer on disk, without its bias."""
+    """Return the bytes of a dense layer on disk, without its bias."""
     return d_in * d_out * itemsize

@@ -1,4 +1,4 @@
-"""What profiling finds out about a layer: the ways to store it, each with its size and its error."""
+"""Results of profiling a layer: the ways to store it, each with its size and error."""
 
 from typing import Annotated, Literal
 
@@ -30,9 +30,9 @@ class Candidate(_Frozen):
         stored_bytes: bytes on disk, masks included, bias excluded.
         reconstruction_error: ‖S(W - W̃)‖ / ‖SW‖, the relative error of the layer's output over the calibration
             tokens; 0 if dense. With column weights both norms are weighted by the sensitivity of each output.
-        weight_error: ‖W - W̃‖ / ‖W‖, the relative error in the original space (or by another metric, if the settings
-            name one); 0 if dense. Likewise weighted.
-        loss: expected increase of the model's loss, nats per token; 0 if dense, None where sensitivities were not
+        weight_error: ‖W - W̃‖ / ‖W‖, the relative error in the original space (or another metric, if configured);
+            0 if dense. Weighted in the same way.
+        loss: expected increase of the model's loss, nats per token; 0 if dense, None if sensitivities were not
             measured.
     """
 
@@ -48,7 +48,7 @@ class Candidate(_Frozen):
 
 
 class SharedCandidate(_Frozen):
-    """One way to store all layers of an input group together: one dictionary, own coefficients.
+    """One way to store all layers of an input group together: one dictionary, and each layer's own coefficients.
 
     Attributes:
         members: how each layer of the group is stored, in the group's order; the first owns the dictionary.
@@ -58,27 +58,27 @@ class SharedCandidate(_Frozen):
 
     @property
     def kind(self) -> CandidateKind:
-        """Of all members."""
+        """Kind of all members."""
         return self.members[0].kind
 
     @property
     def rank(self) -> int | None:
-        """Of the dictionary."""
+        """Rank of the shared dictionary."""
         return self.members[0].rank
 
     @property
     def nnz(self) -> int:
-        """Of all members."""
+        """Nonzero coefficients of all members together."""
         return sum(member.nnz or 0 for member in self.members)
 
     @property
     def kept_parameters(self) -> int:
-        """Of all members."""
+        """Kept parameters of all members together."""
         return sum(member.kept_parameters for member in self.members)
 
     @property
     def stored_bytes(self) -> int:
-        """Of all members."""
+        """Bytes on disk of all members together."""
         return sum(member.stored_bytes for member in self.members)
 
 
@@ -89,10 +89,10 @@ class LayerProfile(_Frozen):
         name: module name within the model.
         d_in: input features.
         d_out: output features.
-        input_group: name of the first layer that reads the same input; a layer alone is its own group.
-        tokens: calibration tokens behind the Gram matrix.
+        input_group: name of the first layer that reads the same input; a layer that shares no input is its own group.
+        tokens: number of calibration tokens in the Gram matrix.
         candidates: the dense candidate first, then by kind and falling kept parameters.
-        shared: ways to store the whole group together; only the group's first layer has them.
+        shared: ways to store the whole group together; only set for the group's first layer.
     """
 
     name: str
@@ -110,13 +110,13 @@ class LayerProfile(_Frozen):
 
 
 class FrontierPoint(_Frozen):
-    """A candidate that was worth considering: none of the layer's others is both smaller and better.
+    """A candidate worth considering: none of the layer's others is both smaller and better.
 
     Attributes:
-        kind: low_rank, factored or sparse; dense.
-        shared: whether it stands for the whole input group.
-        cost: kept parameters or stored bytes, as the budget counts.
-        error: what it would add to the objective.
+        kind: dense, low_rank, factored or sparse.
+        shared: whether it covers the whole input group.
+        cost: kept parameters or stored bytes, whichever the budget counts.
+        error: contribution to the objective.
     """
 
     kind: CandidateKind
@@ -126,12 +126,12 @@ class FrontierPoint(_Frozen):
 
 
 class SizePoint(_Frozen):
-    """A whole model at one ratio, as its profiles predict it.
+    """A whole model at one ratio, as predicted from its profiles.
 
     Attributes:
         ratio: target compression ratio.
-        kept_parameters: of all compressible layers.
-        stored_bytes: of the same, masks included.
+        kept_parameters: kept parameters of all compressible layers.
+        stored_bytes: bytes on disk of all compressible layers, masks included.
         error: sum of the objective over the layers.
     """
 

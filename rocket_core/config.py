@@ -1,4 +1,4 @@
-"""What a user may choose about a compression; every value is checked here and nowhere else."""
+"""Compression settings. Every value is validated here and nowhere else."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -35,17 +35,17 @@ HUB_TASKS = (
     "sciq",
     "winogrande",
 )
-# Images or audio made up from the seed. Never a default: what stands in for real data costs quality.
+# Images or audio generated from the seed. Never a default: a substitute for real data costs quality.
 SYNTHETIC_DATASET = "synthetic"
 PROFILE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 15))
 PROFILE_RANK_NNZ_RATIOS = tuple(round(1.0 + 0.1 * step, 1) for step in range(21))
 
 DEFAULT_PRESET: Preset = "fast"
-"""What the settings' own defaults are: far better than `paper` at twice its cost, and a profile answers any ratio."""
+"""Source of the settings' own defaults: far better than `paper` at twice its cost, and a profile answers any ratio."""
 
 PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
     {
-        # Algorithm 1 to the letter: at the smallest cap, with nothing that the paper does not have.
+        # Algorithm 1 to the letter: at the smallest cap, without any extension of the paper.
         "paper": {
             "method": "rocket",
             "objective": "weight",
@@ -79,16 +79,16 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-"""What the presets set; a setting given by name goes before its preset's."""
+"""Settings of each preset; a setting given explicitly overrides its preset's."""
 
 BEHIND_THE_PROFILE = frozenset({"ratio", "target_bytes", "preset", "cap_slack", "export", "max_shard_bytes"})
-"""Settings that have no part in a layer's profile. Everything else has, settings that are yet to come too."""
+"""Settings that a layer's profile does not depend on. All others do, and new settings are assumed to."""
 
 MAX_PATTERNS = 256
 MAX_PATTERN_CHARACTERS = 256
-"""Limits of `ignore`: comparing patterns with the names of layers takes work that grows with their product."""
+"""Limits of `ignore`: matching patterns against layer names takes time proportional to their product."""
 
-# Under the output folder, until the artifacts are complete.
+# Inside the output folder, until the artifacts are complete.
 WORK_FOLDER_NAME = ".rocket-work"
 
 _GIB = 2**30
@@ -99,16 +99,16 @@ class _Frozen(BaseModel):
 
 
 class CalibrationConfig(_Frozen):
-    """Which inputs the Gram matrices are computed from.
+    """The inputs from which the Gram matrices are computed.
 
     Attributes:
         dataset: for a model that reads text `builtin`, a name of `HUB_DATASETS`, or the path of a local `.txt` or
             `.jsonl` file; for one that reads images or audio the path of a folder of images (`.png`, `.jpg`, `.jpeg`)
-            or of audio (`.wav`), or `synthetic`, a stand-in that costs quality.
+            or of audio (`.wav`), or `synthetic`, a substitute that costs quality.
         samples: windows of tokens, images, or windows of audio, at least 1.
-        sequence_length: tokens per window of text; None takes 1024 or what the model can attend to, whichever is less.
-            Images have none.
-        seed: which samples are drawn.
+        sequence_length: tokens per window of text; None takes 1024 or the model's context length, whichever is less.
+            Must be None for images.
+        seed: seed of the choice of samples.
     """
 
     dataset: str = BUILTIN_DATASET
@@ -118,28 +118,28 @@ class CalibrationConfig(_Frozen):
 
 
 class EvaluationConfig(_Frozen):
-    """How dense and compressed model are compared once the artifacts are written.
+    """How the dense and the compressed model are compared once the artifacts are written.
 
-    It changes no artifact. Both models are read one after the other, each as a whole: unlike the compression, which
-    holds one block, an evaluation needs memory for the model, and disk for the dense model's logits (tokens times
-    vocabulary) while it runs.
+    The evaluation changes no artifact. Both models are loaded one after the other, each as a whole: unlike compression,
+    which holds one block at a time, an evaluation needs memory for the whole model, and disk for the dense model's
+    logits (tokens times vocabulary) while it runs.
 
     Attributes:
-        dataset: text to predict: `builtin` (default; 36,000 characters of CPython's documentation, on which nothing is
-            ever calibrated), a name of `HUB_DATASETS`, or the path of a local `.txt` or `.jsonl` file. Where the model
-            is calibrated on the same dataset, the documents behind the last calibrated one are read; else the file from
-            its beginning. Naming a dataset costs nothing.
-        samples: windows, at least 1; default 64, fewer if the text ends before. Each costs two forward passes (dense
+        dataset: text to predict: `builtin` (default; 36,000 characters of CPython's documentation, which is never used
+            for calibration), a name of `HUB_DATASETS`, or the path of a local `.txt` or `.jsonl` file. If the model
+            is calibrated on the same dataset, the documents after the last calibrated one are read; otherwise the file
+            from its beginning. The choice of dataset costs nothing.
+        samples: windows, at least 1; default 64, fewer if the text ends earlier. Each costs two forward passes (dense
             and compressed). An encoder reads this many sentences.
-        sequence_length: tokens per window, the longest context; None (default) takes 1024 or what the model can attend
-            to, whichever is less.
-        stride: tokens from one window's begin to the next, at most `sequence_length`: every token is predicted once,
-            from at least `sequence_length - stride` tokens before it where the text has them. None (default) is
+        sequence_length: tokens per window, the longest context; None (default) takes 1024 or the model's context
+            length, whichever is less.
+        stride: tokens from the start of one window to the next, at most `sequence_length`: every token is predicted
+            once, from at least `sequence_length - stride` preceding tokens where the text has them. None (default) is
             `sequence_length`: no overlap, cheapest. Half of it costs twice the windows for the same text.
         tasks: zero-shot tasks, none by default: names of `HUB_TASKS`, which lm-evaluation-harness fetches from the Hub,
             or paths of local `.jsonl` files (see `rocket_core.evaluation.harness`). They need the extra `evaluation`,
             and cost a forward pass per choice of each item, for both models.
-        task_items: items read of each task, from its beginning; None (default) reads all.
+        task_items: items read from each task, from its beginning; None (default) reads all.
     """
 
     dataset: str = BUILTIN_DATASET
@@ -162,65 +162,64 @@ class CompressionConfig(_Frozen):
     """Everything that decides what a compression produces, and where it computes.
 
     Attributes:
-        ratio: target compression ratio: fraction of the compressible parameters to remove, [0, 1); None (default) where
-            a size is given instead, or where layers are only to be profiled.
-        target_bytes: most that all safetensors of the factored artifact may take, in place of a ratio; None by default.
-            Whatever `budget` says, it counts bytes. Costs nothing.
-        calibration: the calibration text.
+        ratio: target compression ratio: fraction of the compressible parameters to remove, [0, 1); None (default) if
+            a size is given instead, or if layers are only to be profiled.
+        target_bytes: upper bound on the size of all safetensors of the factored artifact, instead of a ratio; None by
+            default. Always counts bytes, whatever `budget` is. Costs nothing.
+        calibration: the calibration data.
         preset: values for the settings that are not given: `paper` (the paper's algorithm to the letter), `fast`
-            (the default: one pass of calibration, some 1.5 to 2.5 times the time of `paper`) or `best` (3 to 3.5 times
-            that time); see `PRESETS`. Defaults named below are those of `fast`. Without one, other methods than
-            `rocket` take those of `paper`.
-        method: how layers are compressed: `rocket` (default), or to compare with: `rocket-uniform` (the paper's, every
-            layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (none takes more time than `paper`), `cospadi`
-            (seconds to minutes for each layer); see `rocket_core.methods`.
+            (the default: one pass of calibration, about 1.5 to 2.5 times the time of `paper`) or `best` (3 to 3.5 times
+            that time); see `PRESETS`. Defaults named below are those of `fast`. If no preset is given, methods other
+            than `rocket` use `paper`.
+        method: how layers are compressed: `rocket` (default), or for comparison: `rocket-uniform` (the paper's method
+            with every layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (none takes more time than `paper`),
+            `cospadi` (seconds to minutes for each layer); see `rocket_core.methods`.
         evaluate: how the result is compared with the dense model; None (default) does not, and costs nothing.
         objective: error that the knapsack sums over layers: `weight` (the paper: relative error in the original
-            space, under a cap on each layer; where it is asked for, the preset's shared dictionaries and column weights
-            are left out), `whitened` (squared relative error in the whitened space, no cap) or `fisher` (default;
+            space, under a cap on each layer; when it is selected, the preset's shared dictionaries and column weights
+            are disabled), `whitened` (squared relative error in the whitened space, no cap) or `fisher` (default;
             expected increase of the loss in nats per token, no cap; costs a forward and a backward pass over
-            `sensitivity_samples` windows; of models that predict no following tokens, the change of their last hidden
+            `sensitivity_samples` windows; for models that do not predict next tokens, the change of their last hidden
             states).
         budget: what the ratio is a fraction of: `parameters` (default; the paper's count; masks are free) or `bytes`
             (bytes of the compressible layers as stored, masks included). Costs nothing.
-        kinds: ways to store a layer that the knapsack may choose from beside leaving it dense: `low_rank`,
-            `factored` (dictionary and sparse coefficients), `shared` (one dictionary for the layers that read one
-            input; not under the objective `weight`), `sparse` (the weight with most entries zero). All by default.
-            Each is profiled: `sparse` costs about as much as calibration does, the others less.
+        kinds: ways to store a layer that the knapsack may choose from, in addition to leaving it dense: `low_rank`,
+            `factored` (dictionary and sparse coefficients), `shared` (one dictionary for all layers that read the same
+            input; not with the objective `weight`), `sparse` (the weight with most entries zero). All by default.
+            Each is profiled: `sparse` costs about as much as calibration, the others less.
         ignore: glob patterns of layer names that stay dense, none by default; each must match at least one compressible
-            layer. At most 256 patterns of at most 256 characters. Spares the time of each layer.
-        export: artifacts to write, both by default; each costs its disk.
-        device: torch device that computes: `auto` (default: an accelerator if there is one), `cpu`, `cuda`, `cuda:1`
+            layer. At most 256 patterns of at most 256 characters. Saves the time of each ignored layer.
+        export: artifacts to write, both by default; each costs disk space.
+        device: torch device to compute on: `auto` (default: an accelerator if there is one), `cpu`, `cuda`, `cuda:1`
             ...
         dtype: dtype in which the model runs and is stored; `auto` (default) is the checkpoint's own. Costs memory and
-            disk by its bytes.
-        precision: dtype of supports and least squares, `float32` by default; `float64` is the reference that tests hold
-            `float32` against, and takes twice the time or more. Eigenbases are computed in float64 either way.
+            disk in proportion to its size.
+        precision: dtype of supports and least squares, `float32` by default; `float64` is the reference that tests
+            compare `float32` with, and takes at least twice the time. Eigenbases are computed in float64 either way.
         importance_balance: weight λ of the original-space importance, [0, 1], default 0; costs nothing.
-        over_sparsification: β, fraction of the coefficients left to the global reactivation, [0, 1), default 5e-3;
+        over_sparsification: β, fraction of the coefficients reserved for the global reactivation, [0, 1), default 5e-3;
             costs nothing.
         ridge: μ relative to each coefficient row's energy, default 1e-9; costs nothing.
         shrinkage: pull of the Gram matrix towards its diagonal, relative to d_in / tokens, default 0.05; costs nothing.
         sparsification: how the support of coefficients is chosen: `two-stage` (default, the paper's), `per-row` or
-            `global`; none costs more than another. For importance in the whitened space only, set
-            `importance_balance` to 0.
-        metric: what `weight` measures errors by: `frobenius` (default), `l1`, `spectral` (relative), or `cosine` (mean
-            over columns of the cosine distance). All but the first form each candidate's weight, `spectral` its
-            singular values too: many times the time of a profile.
-        sweeps: times that support, coefficients and dictionary of each chosen layer are improved in turn, 0 (default)
-            to 3; each costs about as much as the candidates of a profile.
-        column_weights: weight the error of each output of a layer by the loss's sensitivity to it (objective `fisher`);
-            the default, and free.
-        sequential: compress each layer for the inputs that the layers compressed before it produce, towards the
-            outputs of the dense model; off by default. Costs some three forward passes over the calibration windows,
-            and statistics that no other ratio can use.
-        sensitivity_samples: calibration windows that sensitivities are measured on, at least 1, default 32; twice as
-            many take twice the backward pass.
+            `global`; all cost the same. For importance in the whitened space only, set `importance_balance` to 0.
+        metric: error measure of `weight`: `frobenius` (default), `l1`, `spectral` (relative), or `cosine` (mean over
+            columns of the cosine distance). All but the first form each candidate's weight, and `spectral` also its
+            singular values, which makes a profile take many times as long.
+        sweeps: number of times that support, coefficients and dictionary of each chosen layer are improved in turn,
+            0 (default) to 3; each costs about as much as the candidates of a profile.
+        column_weights: weight the error of each output of a layer by the loss's sensitivity to it (objective
+            `fisher`); on by default, and free.
+        sequential: compress each layer for the inputs produced by the layers compressed before it, towards the
+            outputs of the dense model; off by default. Costs about three forward passes over the calibration
+            windows, and statistics that cannot be reused for another ratio.
+        sensitivity_samples: calibration windows on which sensitivities are measured, at least 1, default 32; the
+            time of the backward pass is proportional to it.
         cap_slack: relative slack on the smallest feasible error cap (objective `weight`), default 0.01. At the smallest
-            cap itself almost every layer has one candidate left and the knapsack nothing to choose. Costs nothing.
-        max_shard_bytes: size at which a new safetensors file is begun, default 5 GiB.
-        statistics_quota_bytes: disk that eigenbases may take between profiling and factorization, default 64 GiB; the
-            blocks of layers beyond it are calibrated a second time.
+            cap itself almost every layer has one candidate left and the knapsack has nothing to choose. Costs nothing.
+        max_shard_bytes: size at which a new safetensors file is started, default 5 GiB.
+        statistics_quota_bytes: disk space for eigenbases between profiling and factorization, default 64 GiB; blocks
+            whose layers do not fit are calibrated a second time.
     """
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -284,19 +283,20 @@ class CompressionConfig(_Frozen):
 
     @property
     def has_target(self) -> bool:
-        """Whether it says how small the model shall become; without that, layers can be profiled."""
+        """Whether a target size or ratio is set; without one, layers can only be profiled."""
         return self.ratio is not None or self.target_bytes is not None
 
     @property
     def measures_sensitivities(self) -> bool:
-        """Whether the loss is run backwards before calibration."""
+        """Whether sensitivities are measured with a backward pass before calibration."""
         return self.method == "rocket" and self.objective == "fisher"
 
 
 def with_preset(settings: Any) -> Any:
-    """Settings by name with those of their preset filled in; anything but a mapping with a known preset as it is.
+    """Return settings with missing ones filled in from their preset.
 
-    What a preset sets yields where an objective is given with which it cannot be.
+    Anything but a mapping with a known preset is returned unchanged. Preset values that are incompatible with the given
+    objective are replaced.
     """
     if not isinstance(settings, Mapping):
         return settings
@@ -315,7 +315,7 @@ def with_preset(settings: Any) -> Any:
 
 
 def compression_config(**settings: object) -> CompressionConfig:
-    """Validates settings given by name.
+    """Validate settings given as keyword arguments.
 
     Returns:
         The configuration.

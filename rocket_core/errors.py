@@ -1,4 +1,4 @@
-"""Every error that `rocket_core` raises on purpose.
+"""Errors raised by `rocket_core`.
 
 RocketError
 ├── InvalidConfigError              a setting out of range or contradictory
@@ -6,8 +6,8 @@ RocketError
 │   └── UnmatchedIgnoreError        an ignore pattern that matches no layer
 ├── ModelNotFoundError              no such folder, repository or revision
 ├── HubUnavailableError             the model hub cannot be reached (worth retrying)
-├── UnsupportedArchitectureError    nothing here can be compressed, or not by this method
-│   └── AlreadyQuantizedError       the weights are no plain floating-point numbers
+├── UnsupportedArchitectureError    nothing in this model can be compressed, or not by this method
+│   └── AlreadyQuantizedError       the weights are not plain floating-point numbers
 ├── CalibrationError                the calibration data cannot be used
 │   ├── EmptyCalibrationError       fewer tokens than one window
 │   └── NonFiniteCalibrationError   NaN or infinity, with layer and batch
@@ -16,13 +16,13 @@ RocketError
 ├── ResourceError                   this machine has too little of something
 │   ├── InsufficientMemoryError
 │   ├── InsufficientDiskError
-│   └── HubCacheBusyError           what others use fills the quota (worth retrying)
+│   └── HubCacheBusyError           repositories in use fill the quota (worth retrying)
 ├── WorkFolderError                 the work folder belongs to another run
-│   └── WorkFolderBusyError         another process works in it (worth retrying)
+│   └── WorkFolderBusyError         another process is using it (worth retrying)
 ├── CheckpointError                 weights on disk
 │   ├── CheckpointFormatError       a layout or version this library does not read
 │   ├── CorruptCheckpointError      a file that is damaged or incomplete
-│   └── UnsafeFileError             a link out of the model's folder, a device, or an absurdly large file
+│   └── UnsafeFileError             a link that leaves the model's folder, a device, or an absurdly large file
 └── CompressionCancelledError       the caller asked to stop; what is done is kept
 
 A message says what is wrong, where, and what to do. `code` is stable: it is stored with a job and returned by the API.
@@ -45,7 +45,7 @@ class InvalidConfigError(RocketError):
 
 
 class UnknownDatasetError(InvalidConfigError):
-    """The calibration choice names no known dataset and no readable file."""
+    """The calibration dataset is neither a known dataset nor a readable file."""
 
     code = "unknown_dataset"
 
@@ -54,7 +54,7 @@ class UnmatchedIgnoreError(InvalidConfigError):
     """An ignore pattern matches no compressible layer.
 
     Attributes:
-        position: which of the patterns, from 0.
+        position: index of the pattern, from 0.
     """
 
     code = "unmatched_ignore"
@@ -65,13 +65,13 @@ class UnmatchedIgnoreError(InvalidConfigError):
 
 
 class ModelNotFoundError(RocketError):
-    """The model is neither a local folder nor a repository of the hub."""
+    """The model is neither a local folder nor a repository on the Hub."""
 
     code = "model_not_found"
 
 
 class HubUnavailableError(RocketError):
-    """The model hub does not answer; the same request may succeed later."""
+    """The Hub does not answer; the same request may succeed later."""
 
     code = "hub_unavailable"
     retryable = True
@@ -108,7 +108,7 @@ class NonFiniteCalibrationError(CalibrationError):
 
 
 class IllConditionedGramError(RocketError):
-    """A Gram matrix cannot be factorized, not even after shrinkage."""
+    """A Gram matrix cannot be factorized, even after shrinkage."""
 
     code = "ill_conditioned_gram"
 
@@ -128,25 +128,25 @@ class InfeasibleBudgetError(RocketError):
 
 
 class ResourceError(RocketError):
-    """This machine has too little of what the run needs."""
+    """This machine has too little of a resource that the run needs."""
 
     code = "insufficient_resources"
 
 
 class InsufficientMemoryError(ResourceError):
-    """The run would need more memory than there is."""
+    """The run would need more memory than is available."""
 
     code = "insufficient_memory"
 
 
 class InsufficientDiskError(ResourceError):
-    """The run would need more disk than there is."""
+    """The run would need more disk space than is available."""
 
     code = "insufficient_disk"
 
 
 class HubCacheBusyError(ResourceError):
-    """The models that other processes use fill the quota of the shared Hub cache."""
+    """Models in use by other processes fill the quota of the shared Hub cache."""
 
     code = "hub_cache_busy"
     retryable = True
@@ -159,7 +159,7 @@ class WorkFolderError(RocketError):
 
 
 class WorkFolderBusyError(WorkFolderError):
-    """Another process works in the work folder; once it has ended, the same request may succeed."""
+    """Another process is using the work folder; the same request may succeed after it has ended."""
 
     code = "work_folder_busy"
     retryable = True
@@ -172,7 +172,7 @@ class CheckpointError(RocketError):
 
 
 class CheckpointFormatError(CheckpointError):
-    """The checkpoint has a layout or a format version that this library does not read."""
+    """The checkpoint has a layout or format version that this library does not read."""
 
     code = "checkpoint_format"
 
@@ -184,7 +184,7 @@ class CorruptCheckpointError(CheckpointError):
 
 
 class UnsafeFileError(CheckpointError):
-    """A file of a model folder must not be read: it leads elsewhere, is not a regular file, or is far too large."""
+    """A file of a model folder is unsafe to read: it leads elsewhere, is not a regular file, or is far too large."""
 
     code = "unsafe_file"
 

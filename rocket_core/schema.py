@@ -1,4 +1,4 @@
-"""What docstrings say of a model's attributes, in its JSON schema, so that it is written once."""
+"""Property descriptions in JSON schemas, taken from the models' docstrings."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 
 def described(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Gives every property the description of its attribute; for `json_schema_extra` of a model's configuration.
+    """Add the docstring's description of each attribute to its property; for use as `json_schema_extra`.
 
     Args:
         schema: the model's schema, changed in place.

@@ -1,4 +1,4 @@
-"""From layer profiles and a target ratio to one candidate per layer."""
+"""Choice of one candidate per layer from layer profiles and a target ratio."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile, Share
 from rocket_core.config import Budget, Objective
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 
-# The nearest reachable ratio is offered in steps of this fraction, so that it can be typed.
+# The nearest reachable ratio is reported in steps of this fraction, so that it is short enough to type.
 _RATIO_STEPS = 10_000
 
 _Count = Annotated[int, Field(ge=0)]
@@ -33,19 +33,19 @@ class Allocation(BaseModel):
         ratio: target compression ratio.
         measure: what the budget counts.
         budget: kept parameters, or stored bytes, allowed.
-        compressible: parameters, or bytes, of all layers as they are.
-        kept: what the chosen candidates and the extra nonzeros take, at most the budget.
-        choices: number of the chosen candidate of each layer, in the order of the profiles: through its own
-            candidates, then through the shared ones of its group.
-        extra_nonzeros: what each layer gets beyond its candidate's nonzeros, so that the budget is used up.
-        reference_error: mean error of all layers compressed uniformly at the target ratio; None where the objective
+        compressible: parameters, or bytes, of all layers when dense.
+        kept: cost of the chosen candidates and the extra nonzeros, at most the budget.
+        choices: index of each layer's chosen candidate, in the order of the profiles: the layer's own candidates are
+            numbered first, then the shared ones of its group.
+        extra_nonzeros: nonzeros added to each layer's candidate to use up the budget.
+        reference_error: mean error of all layers compressed uniformly at the target ratio; None if the objective
             has no cap.
-        smallest_alpha: the smallest alpha at which any allocation fits; 0 where the reference error is 0, as at ratio
-            0; None where the objective has no cap.
-        alpha: error cap over `reference_error`; likewise.
+        smallest_alpha: the smallest alpha at which any allocation fits; 0 if the reference error is 0, as at ratio 0;
+            None if the objective has no cap.
+        alpha: error cap divided by `reference_error`; 0 and None as for `smallest_alpha`.
         total_error: sum of the objective over the layers.
         lower_bound: no allocation under the same budget and cap has a smaller `total_error`.
-        proven: whether `total_error` is proven to be the least; `lower_bound` then equals it.
+        proven: whether `total_error` is proven to be minimal; `lower_bound` then equals it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -67,7 +67,7 @@ class Allocation(BaseModel):
 
 
 class Allocator:
-    """Allocations of one set of profiles at any number of ratios: what does not depend on the ratio is done once.
+    """Allocator for one set of profiles at any number of ratios; work that does not depend on the ratio is done once.
 
     min Σ_l error(l, x_l) subject to Σ_l cost(l, x_l) <= floor((1 - ratio) · Σ_l cost(l, dense)), where the cost is
     kept parameters or stored bytes and
@@ -75,24 +75,24 @@ class Allocator:
     - `weight`: error is `weight_error`, and each layer's is at most alpha · reference error. The smallest alpha at
       which any choice fits is found exactly; alpha is that times `1 + cap_slack`. The reference error is the mean over
       the layers of the `weight_error` that each has when compressed uniformly: that of its largest candidate within
-      `(1 - ratio)` of its own cost, or of its smallest candidate where none is that small.
-    - `whitened`: error is `reconstruction_error` squared, and there is no cap.
-    - `fisher`: error is `loss`, and there is no cap.
+      `(1 - ratio)` of its dense cost, or of its smallest candidate if none is small enough.
+    - `whitened`: error is `reconstruction_error` squared, without a cap.
+    - `fisher`: error is `loss`, without a cap.
 
-    Input groups whose profile has shared candidates choose for all their layers together. But for `weight`, what is
-    left of the budget is spent on single nonzeros of layers that are sparse anyway.
+    Input groups whose profile has shared candidates are decided for all their layers together. Except for `weight`, the
+    rest of the budget is spent on single nonzeros of layers that are sparse anyway.
 
-    Milliseconds for a few hundred layers, so any number of ratios can be tried.
+    Takes milliseconds for a few hundred layers, so many ratios can be tried.
 
     Args:
         profiles: the layers, at least one.
         objective: `weight`, `whitened` or `fisher`.
-        cap_slack: relative slack on the smallest cap, >= 0; without effect on the others.
+        cap_slack: relative slack on the smallest cap, >= 0; only used with `weight`.
         measure: what the budget counts.
-        itemsize: bytes of one more nonzero, where the budget counts bytes.
+        itemsize: bytes of one more nonzero, used if the budget counts bytes.
 
     Raises:
-        InvalidConfigError: the slack is out of range, there are no layers, or the profiles lack the objective's error.
+        InvalidConfigError: the slack is out of range, the profiles are empty, or they lack the objective's error.
 
     References:
         ROCKET, "Constrained Multi-Choice Knapsack Formulation".
@@ -127,18 +127,18 @@ class Allocator:
 
     @property
     def reachable_ratio(self) -> float:
-        """The largest ratio that can be reached, rounded down to 4 decimals; [0, 1)."""
+        """Largest ratio that can be reached, rounded down to 4 decimals; [0, 1)."""
         return _reachable(self._items, self._whole)
 
     def allocate(self, ratio: float) -> Allocation:
-        """Chooses one candidate per layer with the least total error within the budget of a ratio.
+        """Choose one candidate per layer with the least total error within the budget of a ratio.
 
         Args:
             ratio: fraction of all parameters, or bytes, to remove, [0, 1).
 
         Raises:
             InvalidConfigError: the ratio is out of range.
-            InfeasibleBudgetError: even the smallest candidates exceed the budget; names the nearest ratio within reach.
+            InfeasibleBudgetError: even the smallest candidates exceed the budget; names the nearest reachable ratio.
         """
         if not 0 <= ratio < 1:
             raise InvalidConfigError(
@@ -154,7 +154,7 @@ class Allocator:
         assert solution is not None, "the smallest candidates fit, and so does some choice under the smallest cap"
         choices = _choices(self._items, solution.choices.tolist(), len(self._profiles))
         per_nonzero = self._itemsize if self._measure == "bytes" else 1
-        # The paper's objective is left to the letter.
+        # The paper's objective is kept to the letter.
         left = 0 if self._objective == "weight" else budget - solution.total_cost
         extra = spend(self._profiles, choices, self._priced, left, per_nonzero)
         return Allocation(
@@ -175,7 +175,7 @@ class Allocator:
         )
 
     def within_error(self, most: float) -> Allocation:
-        """The allocation at the largest ratio, in steps of 1e-4, whose total error is at most a bound.
+        """Return the allocation at the largest ratio, in steps of 1e-4, whose total error is at most a bound.
 
         Args:
             most: the bound, >= 0, in the objective's measure.
@@ -185,7 +185,7 @@ class Allocator:
         """
         if not 0 <= most < math.inf:
             raise InvalidConfigError(f"error bound {most} is out of range; give a number of at least 0")
-        # Of fewer parameters, no less error: at most 14 allocations.
+        # Fewer parameters never have less error, so bisection finds it: at most 14 allocations.
         reached, beyond = 0, round(self.reachable_ratio * _RATIO_STEPS) + 1
         best = self.allocate(0.0)
         while beyond - reached > 1:
@@ -198,7 +198,7 @@ class Allocator:
         return best
 
     def frontier(self, ratios: Iterable[float]) -> tuple[SizePoint, ...]:
-        """What the model would be at each of some ratios within reach; others are left out.
+        """Return the predicted model at each of the given ratios; unreachable ratios are left out.
 
         Args:
             ratios: fractions to remove, [0, 1).
@@ -225,7 +225,7 @@ def allocate(
     measure: Budget = "parameters",
     itemsize: int = 1,
 ) -> Allocation:
-    """One allocation; see `Allocator`, which takes and raises the same."""
+    """Return one allocation; see `Allocator`, which takes and raises the same."""
     allocator = Allocator(profiles, objective=objective, cap_slack=cap_slack, measure=measure, itemsize=itemsize)
     return allocator.allocate(ratio)
 
@@ -233,10 +233,10 @@ def allocate(
 def chosen(
     profiles: Sequence[LayerProfile], allocation: Allocation, *, itemsize: int
 ) -> list[tuple[LayerProfile, Candidate]]:
-    """Each layer with the candidate that an allocation chose for it, extra nonzeros included.
+    """Return each layer with the candidate that an allocation chose for it, extra nonzeros included.
 
     Args:
-        profiles: what the allocation was made from.
+        profiles: the profiles that the allocation was made from.
         allocation: the allocation.
         itemsize: bytes of a nonzero.
     """
@@ -250,16 +250,16 @@ def chosen(
 def layer_frontiers(
     profiles: Sequence[LayerProfile], objective: Objective, measure: Budget
 ) -> dict[str, tuple[FrontierPoint, ...]]:
-    """What is worth choosing for each layer by itself, and at the first layer of a group what it offers together.
+    """Return the candidates worth choosing for each layer by itself, and for each group at its first layer.
 
     Args:
         profiles: all layers.
-        objective: what errors are measured by.
-        measure: what costs are.
+        objective: measure of the errors.
+        measure: measure of the costs.
 
     Returns:
-        By layer, in each part by falling cost: its own candidates that no other is both smaller and better than, then
-        likewise the shared ones.
+        By layer name: the layer's own candidates that no other one beats in both size and error, by falling cost, then
+        the same of the shared ones.
     """
     frontiers = {}
     for profile, layer in zip(profiles, price(profiles, measure, objective), strict=True):
@@ -272,7 +272,7 @@ def layer_frontiers(
 
 
 def reachable_ratio(profiles: Sequence[LayerProfile], measure: Budget = "parameters") -> float:
-    """The largest compression ratio that `allocate` can reach, rounded down to 4 decimals; [0, 1)."""
+    """Return the largest compression ratio that `allocate` can reach, rounded down to 4 decimals; [0, 1)."""
     priced = price(profiles, measure, "weight")
     return _reachable(build_items(profiles, priced), sum(int(layer.costs[0]) for layer in priced))
 
@@ -342,7 +342,7 @@ def _smallest(items: Sequence[Item]) -> int:
 
 
 def _padded(rows: Iterable[Sequence[float]], absent: int | float) -> Shaped[np.ndarray, "layers candidates"]:
-    """A table of integers if `absent` is one, else of floats."""
+    """Return a table of integers if `absent` is an integer, otherwise of floats."""
     rows = list(rows)
     table = np.full((len(rows), max(map(len, rows))), absent)
     for line, row in zip(table, rows, strict=True):

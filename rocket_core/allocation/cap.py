@@ -1,4 +1,4 @@
-"""The paper's cap on the error of each layer: the smallest at which any allocation fits, and what it is measured by."""
+"""The paper's cap on the error of each layer: the smallest at which any allocation fits, and its reference error."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class Cap:
     """The largest error that a layer may have.
 
     Attributes:
-        error: that.
-        smallest: the smallest that it could be.
-        reference: what both are measured by.
+        error: the cap.
+        smallest: the smallest cap at which any choice fits.
+        reference: mean error of uniform compression, by which alpha is measured.
     """
 
     error: float
@@ -24,7 +24,7 @@ class Cap:
     reference: float
 
     def alpha(self, error: float) -> float:
-        """An error over the reference; 0 where that is."""
+        """Return an error divided by the reference; 0 if the reference is 0."""
         return error / self.reference if self.reference else 0.0
 
 
@@ -35,11 +35,11 @@ def error_cap(
     budget: int,
     slack: float,
 ) -> Cap:
-    """The cap of a ratio: see `Allocator`.
+    """Return the cap for a ratio; see `Allocator`.
 
     Args:
-        costs: as of `smallest_cap`.
-        errors: likewise.
+        costs: as for `smallest_cap`.
+        errors: as for `smallest_cap`.
         ratio: fraction to remove, [0, 1).
         budget: upper bound of the sum of costs.
         slack: relative slack on the smallest cap, >= 0.
@@ -52,9 +52,9 @@ def error_cap(
 def smallest_cap(
     costs: Int64[np.ndarray, "layers candidates"], errors: Float64[np.ndarray, "layers candidates"], budget: int
 ) -> float:
-    """The smallest t such that every layer has a candidate with error <= t, and the cheapest of these fit the budget.
+    """Return the smallest t at which the cheapest candidates with error <= t, one for each layer, fit the budget.
 
-    Exact: t is one of the errors. Without a cap at t, or below, no choice fits.
+    The result is exact: t is one of the errors, and no choice fits with a cap below t.
 
     Args:
         costs: >= 0.
@@ -67,7 +67,7 @@ def smallest_cap(
     order = np.argsort(errors, axis=1, kind="stable")
     errors = np.take_along_axis(errors, order, axis=1)
     costs = np.take_along_axis(costs, order, axis=1)
-    # The cheapest cost up to each error; an absent candidate comes last and makes nothing cheaper.
+    # The cheapest cost up to each error; an absent candidate sorts last and lowers no cost.
     cheapest = np.minimum.accumulate(np.where(np.isfinite(errors), costs, np.iinfo(np.int64).max), axis=1)
     every_layer_has_one = float(errors[:, 0].max())
     if math.isinf(every_layer_has_one):
@@ -90,7 +90,7 @@ def _uniform_error(
     errors: Float64[np.ndarray, "layers candidates"],
     ratio: float,
 ) -> float:
-    """Mean error of the layers when each is compressed by itself at the ratio, as `allocate` describes."""
+    """Return the mean error of the layers when each is compressed by itself at the ratio, as `Allocator` describes."""
     present = np.isfinite(errors)
     # Layers of a model have few sizes, and exact decimal arithmetic is slow.
     sizes = costs[:, 0].tolist()

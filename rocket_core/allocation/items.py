@@ -1,8 +1,8 @@
-"""What the knapsack chooses from: a layer's own candidates, or for an input group every choice of all its members.
+"""Items of the knapsack: a layer's own candidates, or for an input group every combination of its members' choices.
 
 An input group that may share a dictionary is one item of the knapsack: its options are the combinations of the
 members' own candidates, and the shared candidates. Dominated options (another costs no more and errs less) are left
-out: none of them can be part of an optimum.
+out, because none of them can be part of an optimum.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ from rocket_core.errors import InvalidConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Priced:
-    """What each choice for a layer costs and errs.
+    """Costs and errors of the choices for a layer.
 
-    Choices count through the layer's own candidates, then through the shared ones of its group. The latter are priced
-    for all members together, with the group's first layer; the others have none.
+    Choices number the layer's own candidates first, then the shared ones of its group. The shared ones are priced for
+    all members together, at the group's first layer; the other layers have no entries for them.
 
     Attributes:
-        costs: what each takes of the budget.
-        errors: what each adds to the objective.
+        costs: each choice's share of the budget.
+        errors: each choice's contribution to the objective.
     """
 
     costs: Int64[np.ndarray, " choices"]
@@ -35,13 +35,13 @@ class Priced:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """Layers that are chosen for together.
+    """Layers that are decided together.
 
     Attributes:
-        layers: their places among the profiles.
+        layers: their indices among the profiles.
         costs: cost of each option.
         errors: error of each option.
-        choices: for each option the number of each layer's candidate, see `chosen_candidate`.
+        choices: for each option the index of each layer's candidate, see `chosen_candidate`.
     """
 
     layers: tuple[int, ...]
@@ -51,17 +51,17 @@ class Item:
 
 
 def costs_of(candidates: Sequence[Candidate], measure: Budget) -> Int64[np.ndarray, " candidates"]:
-    """What candidates take of the budget: kept parameters or stored bytes."""
+    """Return what candidates cost: kept parameters or stored bytes."""
     if measure == "bytes":
         return np.array([candidate.stored_bytes for candidate in candidates], dtype=np.int64)
     return np.array([candidate.kept_parameters for candidate in candidates], dtype=np.int64)
 
 
 def errors_of(candidates: Sequence[Candidate], objective: Objective) -> Float64[np.ndarray, " candidates"]:
-    """What candidates add to the objective.
+    """Return what candidates contribute to the objective.
 
     Raises:
-        InvalidConfigError: the objective is `fisher`, and one has no loss.
+        InvalidConfigError: the objective is `fisher`, and a candidate has no loss.
     """
     if objective == "weight":
         return np.array([candidate.weight_error for candidate in candidates], dtype=np.float64)
@@ -74,7 +74,7 @@ def errors_of(candidates: Sequence[Candidate], objective: Objective) -> Float64[
 
 
 def price(profiles: Sequence[LayerProfile], measure: Budget, objective: Objective) -> list[Priced]:
-    """Prices every choice for every layer.
+    """Return the cost and error of every choice for every layer.
 
     Raises:
         InvalidConfigError: the objective is `fisher`, and a candidate has no loss.
@@ -92,11 +92,11 @@ def price(profiles: Sequence[LayerProfile], measure: Budget, objective: Objectiv
 
 
 def build_items(profiles: Sequence[LayerProfile], priced: Sequence[Priced]) -> list[Item]:
-    """Items in the order of their first layers.
+    """Return the items in the order of their first layers.
 
     Args:
         profiles: all layers.
-        priced: what each one's choices cost and err.
+        priced: costs and errors of each layer's choices.
     """
     members: dict[str, list[int]] = {}
     for place, profile in enumerate(profiles):
@@ -117,13 +117,13 @@ def build_items(profiles: Sequence[LayerProfile], priced: Sequence[Priced]) -> l
 def chosen_candidate(
     profiles: Sequence[LayerProfile], choices: Sequence[int], leaders: Mapping[str, LayerProfile]
 ) -> Iterator[tuple[LayerProfile, Candidate]]:
-    """Each layer with the candidate that its choice stands for.
+    """Yield each layer with its chosen candidate.
 
-    A choice counts through the layer's own candidates, then through the shared ones of its group.
+    Choices number the layer's own candidates first, then the shared ones of its group.
 
     Args:
         profiles: all layers.
-        choices: one number per layer.
+        choices: one index per layer.
         leaders: the first layer of each input group.
     """
     places: dict[str, int] = {}
@@ -148,7 +148,7 @@ def _own(place: int, profile: LayerProfile, priced: Priced) -> Item:
 
 
 def _combined(items: Sequence[Item]) -> Item:
-    """One item that chooses for the layers of all."""
+    """Return one item that decides for the layers of all given items."""
     whole, *others = map(_undominated, items)
     for item in others:
         costs, errors = np.add.outer(whole.costs, item.costs).ravel(), np.add.outer(whole.errors, item.errors).ravel()
@@ -164,7 +164,7 @@ def _combined(items: Sequence[Item]) -> Item:
 
 
 def _with_shared(own: Item, leader: Priced, counts: Sequence[int]) -> Item:
-    """Adds the shared candidates of a group, whose members have so many candidates of their own."""
+    """Add the shared candidates of a group; `counts` is the number of each member's own candidates."""
     shared = np.arange(len(leader.costs) - counts[0])
     return _undominated(
         Item(
@@ -177,6 +177,6 @@ def _with_shared(own: Item, leader: Priced, counts: Sequence[int]) -> Item:
 
 
 def _undominated(item: Item) -> Item:
-    """By rising cost; of equal costs and errors the first."""
+    """Return the undominated options by rising cost; of options with equal cost and error, the first."""
     kept = undominated(item.costs, item.errors)
     return Item(layers=item.layers, costs=item.costs[kept], errors=item.errors[kept], choices=item.choices[kept])

@@ -1,4 +1,4 @@
-"""The multiple-choice knapsack: one candidate per layer, a budget on the sum of costs, the least sum of errors."""
+"""Multiple-choice knapsack: one candidate per layer, a budget on the sum of costs, the least sum of errors."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64, Int64
 from rocket_core.allocation.label_search import Core, search
 from rocket_core.allocation.relaxation import hull_steps, relax
 
-# Sums of errors that differ by less, relatively, are equal: rounding errors of adding them up.
+# Sums of errors that differ by less than this, relatively, count as equal: the difference is rounding.
 _TOLERANCE = 1e-12
 _FIRST_LAYERS = 24
 _FIRST_WIDTH = 1000
@@ -25,8 +25,8 @@ class KnapsackSolution:
         total_cost: exact sum of the chosen costs, at most the budget.
         total_error: sum of the chosen errors.
         lower_bound: no choice within the budget has a smaller sum of errors, up to a relative 1e-12 of rounding.
-            Equal to `total_error` if that is proven to be the least.
-        proven: whether it is.
+            Equal to `total_error` if that is proven to be minimal.
+        proven: whether `total_error` is proven to be minimal.
     """
 
     choices: Int64[np.ndarray, " layers"]
@@ -47,11 +47,11 @@ class _Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Priced:
-    """The table seen from the linear relaxation: what leaving each layer's base candidate costs.
+    """The table priced by the linear relaxation: the cost of deviating from each layer's base candidate.
 
-    With multiplier m, the base is the candidate of least `error + m * cost`, and the reduced cost of another is what
-    it has more of that. The bound is the sum of the base errors minus m times the budget that the bases leave; a
-    choice is at least the sum of its reduced costs above it.
+    With multiplier m, the base is the candidate with the least `error + m * cost`, and the reduced cost of another one
+    is by how much its `error + m * cost` is larger. The bound is the sum of the base errors minus m times the budget
+    that the bases leave; a choice's error is at least the bound plus the sum of its reduced costs.
     """
 
     base: Int64[np.ndarray, " layers"]
@@ -67,17 +67,17 @@ def solve_knapsack(
     errors: Float64[np.ndarray, "layers candidates"],
     budget: int,
 ) -> KnapsackSolution | None:
-    """Chooses one candidate per layer with the least sum of errors within a budget.
+    """Choose one candidate per layer with the least sum of errors within a budget.
 
     min Σ errors[l, x_l] subject to Σ costs[l, x_l] <= budget, in exact integer costs, without discretisation. The
     linear relaxation gives a bound and a first choice; candidates whose reduced cost exceeds the gap between the two
-    cannot improve on it and drop out. `labels.search` goes through the rest: first through the few layers that change
-    most cheaply, which finds good choices and so shrinks the gap, at last through all that remain, which is the proof.
+    cannot improve on it and are dropped. `label_search.search` searches the rest: first the few layers that change
+    most cheaply, which finds good choices and so shrinks the gap, and finally all that remain, which is the proof.
 
-    Milliseconds for hundreds of layers, seconds at most for tens of thousands whose costs and errors are unrelated or
-    lie on a grid. The problem is NP-hard: where errors are an affine function of costs that differ in every layer, the
-    search may run into its memory bound (about 500 MB). It then returns the best choice found, with `proven` false and
-    a lower bound below its error. Never an estimate passed off as optimal.
+    Takes milliseconds for hundreds of layers, and at most seconds for tens of thousands whose costs and errors are
+    unrelated or are multiples of a common unit. The problem is NP-hard: where errors are an affine function of costs
+    that differ in every layer, the search may reach its memory bound (about 500 MB). It then returns the best choice
+    found, with `proven` false and a lower bound below its error. An estimate is never reported as optimal.
 
     Args:
         costs: at least one layer; >= 0, up to 2^62 over all layers together.
@@ -126,7 +126,7 @@ def _without_dominated(
 
 def _price(table: _Table, choices: Int64[np.ndarray, " layers"], multiplier: float, budget: int) -> _Priced:
     rows = np.arange(len(choices))
-    # Relative to a choice near the optimum, so that huge costs do not drown the errors.
+    # Relative to a choice near the optimum, so that large costs do not swamp the errors.
     extra = table.costs - table.costs[rows, choices][:, None]
     priced = table.errors + multiplier * extra
     base = priced.argmin(axis=1)
@@ -145,10 +145,10 @@ def _price(table: _Table, choices: Int64[np.ndarray, " layers"], multiplier: flo
 def _improve(
     table: _Table, priced: _Priced, choices: Int64[np.ndarray, " layers"]
 ) -> tuple[Int64[np.ndarray, " layers"], float]:
-    """Searches ever more layers until none is left that could improve the choice.
+    """Search more and more layers until none is left that could improve the choice.
 
     Returns:
-        The best choice found, and a lower bound: its own error if the choice is proven optimal.
+        The best choice found, and a lower bound, which is its own error if the choice is proven optimal.
     """
     rows = np.arange(len(choices))
     base_error = math.fsum(priced.base_errors)
@@ -191,7 +191,7 @@ def _improve(
 def _open_layers(
     priced: _Priced, open_: Bool[np.ndarray, "layers candidates"]
 ) -> tuple[Int64[np.ndarray, " open"], Float64[np.ndarray, " open"]]:
-    """Layers with more than one candidate left, by the least reduced cost of leaving the base, and that cost."""
+    """Return layers with several candidates left, and the least reduced cost of leaving the base, sorted by it."""
     layers = np.flatnonzero(open_.sum(axis=1) > 1)
     changes = np.where(open_[layers], priced.reduced_costs[layers], np.inf)
     changes[np.arange(len(layers)), priced.base[layers]] = np.inf

@@ -1,13 +1,13 @@
-"""Exact search over the layers whose choice is open: labels, dominance, and a bound from the linear relaxation.
+"""Exact search over the undecided layers: labels, dominance, and a bound from the linear relaxation.
 
-A label is a choice for some of the layers, known by its exact integer cost and its error. Of two labels over the same
-layers, one that costs no less and errs no less is dominated. A label is also useless if its error, plus the least
-error that a linear relaxation of the other layers allows within the budget that is left, reaches an error already
-attained. What survives is a frontier.
+A label is a choice for some of the layers, represented by its exact integer cost and its error. Among labels over the
+same layers, one that has neither a lower cost nor a lower error than another is dominated. A label is also useless if
+its error, plus the least error that a linear relaxation of the other layers allows within the remaining budget, is not
+below an error already attained. The labels that survive form a frontier.
 
 Two frontiers grow towards each other, one from the layers that change their candidate most cheaply, one from those
-that do so least cheaply, and are joined by one sorted search, so each stays about the square root of what a single one
-would become (Horowitz and Sahni, "Computing partitions with applications to the knapsack problem", 1974).
+that do so least cheaply, and are joined by one sorted search, so the size of each is about the square root of what a
+single one would become (Horowitz and Sahni, "Computing partitions with applications to the knapsack problem", 1974).
 """
 
 from dataclasses import dataclass, replace
@@ -17,23 +17,23 @@ from jaxtyping import Bool, Float64, Int64
 
 from rocket_core.allocation.relaxation import HullSteps, hull_steps
 
-# Labels remembered in one search, 4 bytes each; a search that would need more goes on with fewer at a time.
+# Labels stored in one search, 4 bytes each; a search that would need more continues with smaller frontiers.
 _MAX_LABELS = 2**25
 # Labels times candidates of one layer: bounds the memory of one step, about 100 bytes each.
 _MAX_PRODUCTS = 2**21
-# Extended labels beyond which it pays to look for useless ones before sorting.
+# Number of extended labels above which filtering useless ones before sorting pays off.
 _SORT_ALL = 4096
-# Steps from which on cumulated sums are corrected rather than summed anew, and how often they are all the same, so that
-# rounding errors do not pile up.
+# Number of steps from which cumulated sums are corrected instead of recomputed, and how often they are recomputed
+# nevertheless, so that rounding errors do not accumulate.
 _LONG_SUM = 2000
 _SUM_ANEW = 256
-# Labels that the frontier of the flexible layers may have before the other frontier is grown at all.
+# Labels that the frontier of the cheaply changed layers may have before the other frontier starts to grow.
 _FIRST_FRONTIER = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Core:
-    """Layers whose choice is open; candidates in flat arrays, cost and error relative to each layer's base candidate.
+    """Undecided layers; candidates in flat arrays, cost and error relative to each layer's base candidate.
 
     Attributes:
         layer: position of the layer, from 0, ascending; layers that leave their base candidate most cheaply first.
@@ -52,11 +52,11 @@ class Core:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         options: column chosen for each layer of the core; None if nothing is better than the cutoff.
-        open_bound: no choice that the search passed over has an error below this; infinite if it passed over none.
+        open_bound: no choice that the search skipped has an error below this; infinite if it skipped none.
     """
 
     options: Int64[np.ndarray, " layers"] | None
@@ -65,12 +65,12 @@ class SearchResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Multiples:
-    """Costs as whole multiples of a unit, never more than they are by more than an excess.
+    """Costs rounded to whole multiples of a unit, above the true costs by at most an excess.
 
     Attributes:
-        unit: cost of one multiple; 1 if the costs have no unit in common, not even roughly.
-        multiple: of each candidate.
-        excess: of each layer, the most by which `unit * multiple` is above the cost.
+        unit: cost of one multiple; 1 if the costs have no common unit, not even approximately.
+        multiple: multiples of each candidate.
+        excess: for each layer, the largest amount by which `unit * multiple` is above the cost.
     """
 
     unit: float
@@ -79,12 +79,12 @@ class _Multiples:
 
 
 def _common_unit(cost: Int64[np.ndarray, " candidates"], starts: Int64[np.ndarray, " layers"]) -> _Multiples:
-    """Finds a unit of which all costs are nearly multiples.
+    """Find a unit of which all costs are approximate multiples.
 
     Layers profiled at equal steps of the compression ratio have such a unit, up to the rounding of each budget to
-    whole parameters. The linear relaxation may then round the budget down to a multiple: where it falls between two,
-    this closes most of the gap between relaxation and optimum. A heuristic: the smallest cost is taken for 1 to 8
-    units, and what it finds is checked.
+    whole parameters. The linear relaxation may then round the budget down to a multiple: if it falls between two,
+    this closes most of the gap between relaxation and optimum. A heuristic: the smallest cost is assumed to be 1 to 8
+    units, and a unit found this way is verified.
     """
     sizes = np.unique(np.abs(cost))
     sizes = sizes[sizes > 0].astype(np.float64)
@@ -105,7 +105,7 @@ def _common_unit(cost: Int64[np.ndarray, " candidates"], starts: Int64[np.ndarra
 
 
 class _Completion:
-    """Least error of the layers that a frontier has not decided, by linear relaxation, for any room that is left."""
+    """Least error of the layers that a frontier has not decided, by linear relaxation, for any remaining room."""
 
     def __init__(self, core: Core, steps: HullSteps, multiples: _Multiples) -> None:
         self._error = core.error
@@ -127,7 +127,7 @@ class _Completion:
         self._decided = 0
 
     def decide(self, layer: int) -> None:
-        """Takes a layer out."""
+        """Mark a layer as decided."""
         steps = self._by_layer[self._starts[layer] : self._starts[layer + 1]]
         self._decided += 1
         summed_anew = len(self._costs) < _LONG_SUM or self._decided % _SUM_ANEW == 0
@@ -146,9 +146,9 @@ class _Completion:
     def relax(
         self, room: Int64[np.ndarray, " labels"]
     ) -> tuple[Float64[np.ndarray, " labels"], Float64[np.ndarray, " labels"]]:
-        """Least error of the undecided layers within each room, infinite where none fits, and its slope there.
+        """Return the least error of the undecided layers within each room, infinite if none fits, and its slope there.
 
-        The slope is what one more multiple of room would save.
+        The slope is the error that one more multiple of room would save.
         """
         if self._unit != 1:
             # The 1 is far above the rounding errors of this line and of the excesses, and far below the unit.
@@ -163,9 +163,9 @@ class _Completion:
     def affords(
         self, candidates: slice, slope: Float64[np.ndarray, " labels"], allowance: Float64[np.ndarray, " labels"]
     ) -> Bool[np.ndarray, "candidates labels"]:
-        """Whether deciding for a candidate of an undecided layer may add less than the allowance to the bound.
+        """Return whether choosing a candidate of an undecided layer may raise the bound by less than the allowance.
 
-        It adds at least its reduced cost at the slope of the relaxation.
+        It raises the bound by at least its reduced cost at the slope of the relaxation.
         """
         price = self._error[candidates, None] + self._multiple[candidates, None] * slope
         affordable: Bool[np.ndarray, "candidates labels"] = price < price.min(axis=0) + allowance
@@ -179,7 +179,7 @@ class _Frontier:
         self.cost = np.zeros(1, dtype=np.int64)
         self.error = np.zeros(1)
         self.open_bound = np.inf
-        # Of the linear relaxation: each label's bound, and the slope there.
+        # Each label's bound by the linear relaxation, and the slope there.
         self._bound = np.full(1, -np.inf)
         self._slope = np.zeros(1)
         self._core = core
@@ -188,7 +188,7 @@ class _Frontier:
         self._history: list[tuple[int, Int64[np.ndarray, " labels"], int]] = []
 
     def add(self, layer: int, cutoff: float, width: int) -> None:
-        """Extends every label by every candidate of a layer and keeps what may lead below the cutoff."""
+        """Extend every label by every candidate of a layer and keep those that may lead below the cutoff."""
         core = self._core
         candidates = slice(self._starts[layer], self._starts[layer + 1])
         self._thin(min(width, _MAX_PRODUCTS // (candidates.stop - candidates.start)))
@@ -209,16 +209,16 @@ class _Frontier:
         self._keep((self._bound < cutoff).nonzero()[0])
 
     def _keep(self, labels: Int64[np.ndarray, " kept"]) -> None:
-        """Forgets all other labels."""
+        """Drop all other labels."""
         self.cost, self.error = self.cost[labels], self.error[labels]
         self._bound, self._slope = self._bound[labels], self._slope[labels]
         layer, origin, before = self._history[-1]
         self._history[-1] = (layer, origin[labels], before)
 
     def _thin(self, width: int) -> None:
-        """Keeps the most promising label of each of `width` equal ranges of cost, and notes the bound of the rest.
+        """Keep the most promising label of each of `width` equal ranges of cost, and record the bound of the rest.
 
-        A heuristic: the most promising labels of all would be many of nearly the same cost, which then all miss the
+        A heuristic: the most promising labels overall would be many of nearly the same cost, which would all miss the
         budget by the same amount.
         """
         if len(self.cost) <= width:
@@ -233,13 +233,13 @@ class _Frontier:
         self._keep(keep)
 
     def cheapest_error(self, room: int) -> tuple[float, int]:
-        """Least error of the labels that fit into the room, infinite if none does, and which label has it."""
-        # Labels rise in cost and fall in error, so it is the dearest of them.
+        """Return the least error of the labels that fit into the room, infinite if none does, and its index."""
+        # Labels rise in cost and fall in error, so it is the most expensive one that fits.
         label = int(self.cost.searchsorted(room, side="right")) - 1
         return (float(self.error[label]), label) if label >= 0 else (np.inf, label)
 
     def trace(self, label: int, options: Int64[np.ndarray, " layers"]) -> None:
-        """Writes the columns that a label stands for into `options`."""
+        """Write the columns that a label represents into `options`."""
         for layer, origin, before in reversed(self._history):
             candidate, label = divmod(int(origin[label]), before)
             options[layer] = self._core.option[self._starts[layer] + candidate]
@@ -248,25 +248,25 @@ class _Frontier:
 def undominated(
     cost: Int64[np.ndarray, " labels"], error: Float64[np.ndarray, " labels"]
 ) -> Int64[np.ndarray, " kept"]:
-    """Labels that no other one matches in both cost and error, by rising cost."""
+    """Return the labels that no other label matches in both cost and error, by rising cost."""
     order = cost.argsort(kind="stable")
     least = np.minimum.accumulate(error[order])
     order = order[np.concatenate(([True], least[1:] < least[:-1]))[: len(order)]]
-    # Of equal cost only the last, which has the least error, is left.
+    # Among labels of equal cost keep only the last, which has the least error.
     dearer = cost[order]
     return order[np.concatenate((dearer[1:] != dearer[:-1], [True]))[: len(order)]]
 
 
 def search(core: Core, cutoff: float, *, tolerance: float, width: int) -> SearchResult:
-    """Finds the choice of least error below a cutoff, or that there is none.
+    """Find the choice of least error below a cutoff, if one exists.
 
-    Exact, up to the tolerance, where `open_bound` of the result is not below the error found (or the cutoff, if nothing
-    was found): labels are passed over only beyond `width` or beyond the memory that a search may use.
+    Exact, up to the tolerance, if `open_bound` of the result is not below the error found (or the cutoff, if nothing
+    was found): labels are skipped only beyond `width` or beyond the memory that a search may use.
 
     Args:
         core: at least one layer; its base candidates have cost 0.
         cutoff: error, relative to the base candidates, that a choice must be below.
-        tolerance: errors closer than this are as good as equal, >= 0.
+        tolerance: errors closer than this count as equal, >= 0.
         width: labels per frontier, >= 1.
     """
     divisor = int(np.gcd.reduce(core.cost))
@@ -287,7 +287,7 @@ def search(core: Core, cutoff: float, *, tolerance: float, width: int) -> Search
             front.add(low, cutoff, allowed)
             low += 1
             labels_left -= len(front.cost)
-            # With the base candidates of all other layers, a label is a choice.
+            # Combined with the base candidates of all other layers, a label is a choice.
             error, label = front.cheapest_error(core.capacity)
             if error < cutoff:
                 cutoff = error - tolerance
@@ -306,7 +306,7 @@ def search(core: Core, cutoff: float, *, tolerance: float, width: int) -> Search
 
 
 def _join(front: _Frontier, back: _Frontier, capacity: int, cutoff: float) -> tuple[int, int] | None:
-    """Pairs each label in front with the dearest one in back that it leaves room for, and takes the best pair."""
+    """Pair each label in front with the most expensive one in back that still fits, and return the best pair."""
     if not len(front.cost) or not len(back.cost):
         return None
     partner = np.searchsorted(back.cost, capacity - front.cost, side="right") - 1

@@ -1,4 +1,4 @@
-"""A model as profiling leaves it: everything that is known before a ratio is chosen, and what any ratio would give."""
+"""A profiled model, and predictions for any ratio, size or error."""
 
 from typing import Annotated, Any
 
@@ -9,7 +9,7 @@ from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import Budget, Objective
 from rocket_core.errors import InfeasibleBudgetError
 
-# Digits of a ratio that is made from a size: enough for a byte of a petabyte.
+# Digits of a ratio computed from a size: precise to a byte of a petabyte.
 _RATIO_DIGITS = 15
 _FRONTIER_STEPS = 100
 
@@ -17,21 +17,21 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 class ModelProfile(BaseModel):
-    """The layer profiles of a model, with what belongs to them.
+    """The layer profiles of a model with their metadata.
 
     Attributes:
         fingerprint: hash of model, calibration, version and all settings that a profile depends on.
-        model: folder name or repository id as asked for.
+        model: folder name or repository id as requested.
         revision: commit of the repository, or the hash of the folder's weights.
-        settings: those settings.
+        settings: the settings that a profile depends on.
         objective: what the knapsack sums over layers.
         measure: what the budget counts: parameters or bytes.
         cap_slack: relative slack on the smallest error cap, for objective `weight`.
         itemsize: bytes of a stored number.
         model_parameters: parameters of the whole model.
-        dense_bytes: all safetensors of the original.
-        other_bytes: most that the factored artifact takes beside the profiled layers: embeddings, norms, biases, layers
-            left alone, and the names and shapes at the head of each file.
+        dense_bytes: bytes of all safetensors of the original.
+        other_bytes: upper bound on the size of the factored artifact without the profiled layers: embeddings, norms,
+            biases, layers left alone, and the names and shapes in the header of each file.
         layers: profiles, in model order.
     """
 
@@ -52,21 +52,21 @@ class ModelProfile(BaseModel):
 
     @property
     def compressible_parameters(self) -> int:
-        """Of all profiled layers as they are."""
+        """Parameters of all profiled layers when dense."""
         return sum(layer.parameters for layer in self.layers)
 
     @property
     def compressible_bytes(self) -> int:
-        """Of all profiled layers as they are."""
+        """Bytes of all profiled layers when dense."""
         return sum(layer.candidates[0].stored_bytes for layer in self.layers)
 
     def what_if(self) -> "WhatIf":
-        """Answers for any ratio, size or error."""
+        """Return a predictor for any ratio, size or error."""
         return WhatIf(self)
 
 
 class WhatIf:
-    """What a profiled model would be; what does not depend on the question is done once.
+    """Predictions about a profiled model; work that does not depend on the question is done once.
 
     Args:
         profile: the model.
@@ -79,28 +79,28 @@ class WhatIf:
 
     @property
     def reachable_ratio(self) -> float:
-        """The largest ratio that can be reached."""
+        """Largest ratio that can be reached."""
         return self._allocator.reachable_ratio
 
     def at_ratio(self, ratio: float) -> Allocation:
-        """The allocation that a job at this ratio would make; see `Allocator.allocate`.
+        """Return the allocation that a job at this ratio would make; see `Allocator.allocate`.
 
         Raises:
             InvalidConfigError: the ratio is out of range.
-            InfeasibleBudgetError: no choice of candidates is that small.
+            InfeasibleBudgetError: no choice of candidates is small enough.
         """
         return self._allocator.allocate(ratio)
 
     def within_bytes(self, size: int) -> Allocation:
-        """The best allocation with which the factored artifact takes at most so many bytes.
+        """Return the best allocation with which the factored artifact takes at most the given number of bytes.
 
-        The budget counts bytes then, whatever that of the profile counts.
+        The budget then counts bytes, whatever the profile's budget counts.
 
         Args:
-            size: of all safetensors.
+            size: upper bound on the bytes of all safetensors.
 
         Raises:
-            InfeasibleBudgetError: no choice of candidates is that small.
+            InfeasibleBudgetError: no choice of candidates is small enough.
         """
         if self._by_bytes is None:
             self._by_bytes = self._allocator if self.profile.measure == "bytes" else self._by("bytes")
@@ -123,7 +123,7 @@ class WhatIf:
             ) from None
 
     def within_error(self, error: float) -> Allocation:
-        """The smallest allocation whose predicted error is at most a bound; see `Allocator.within_error`.
+        """Return the smallest allocation whose predicted error is at most a bound; see `Allocator.within_error`.
 
         Raises:
             InvalidConfigError: the bound is out of range.
@@ -131,13 +131,13 @@ class WhatIf:
         return self._allocator.within_error(error)
 
     def frontier(self) -> tuple[SizePoint, ...]:
-        """What the model would be at every hundredth, and at the largest ratio that can be reached."""
+        """Return the predicted model at every hundredth, and at the largest ratio that can be reached."""
         steps = (step / _FRONTIER_STEPS for step in range(_FRONTIER_STEPS))
         ratios = sorted({ratio for ratio in steps if ratio <= self.reachable_ratio} | {self.reachable_ratio})
         return self._allocator.frontier(ratios)
 
     def chosen(self, allocation: Allocation) -> list[tuple[LayerProfile, Candidate]]:
-        """Each layer with its candidate, extra nonzeros included."""
+        """Return each layer with its candidate, extra nonzeros included."""
         return chosen(self.profile.layers, allocation, itemsize=self.profile.itemsize)
 
     def _by(self, measure: Budget) -> Allocator:

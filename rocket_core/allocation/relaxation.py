@@ -1,4 +1,4 @@
-"""The linear relaxation of the multiple-choice knapsack: lower hulls of cost and error, and one sort by slope.
+"""Linear relaxation of the multiple-choice knapsack: lower hulls of cost and error, and one sort by slope.
 
 Candidates come as flat arrays, layer after layer. Only candidates on the lower convex hull of a layer's (cost, error)
 points take part in the relaxation; walking along the hulls in the order of falling gain per cost, until the budget is
@@ -13,12 +13,12 @@ from jaxtyping import Float64, Int64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HullSteps:
-    """Moves from one hull candidate to the next dearer one, sorted by falling gain per cost.
+    """Moves from one hull candidate to the next more expensive one, sorted by falling gain per cost.
 
     Attributes:
         first: index of each layer's cheapest hull candidate, layers in order.
         layer: layer that a step belongs to.
-        target: index of the candidate that a step arrives at.
+        target: index of the candidate that a step leads to.
         cost: extra cost of a step, > 0.
         gain: error that a step saves, > 0.
     """
@@ -35,18 +35,18 @@ def hull_steps(
     cost: Int64[np.ndarray, " candidates"],
     error: Float64[np.ndarray, " candidates"],
 ) -> HullSteps:
-    """Finds the lower hulls of all layers at once.
+    """Find the lower hulls of all layers at once.
 
     Args:
         layer: layer of each candidate, ascending.
         cost: ascending within a layer.
         error: strictly falling within a layer.
     """
-    # Of candidates with equal cost the last one has the least error.
+    # Among candidates of equal cost the last one has the least error.
     last_of_cost = np.append((layer[1:] != layer[:-1]) | (cost[1:] != cost[:-1]), True)
     hull = np.flatnonzero(last_of_cost)
     while True:
-        # A point on or above the line between its neighbours is on no hull, whether or not the neighbours are.
+        # A point on or above the line between its neighbours is not on the hull, whether or not the neighbours are.
         widths, drops = np.diff(cost[hull]), -np.diff(error[hull])
         inside = layer[hull[:-2]] == layer[hull[2:]]
         above = inside & (drops[:-1] * widths[1:] <= drops[1:] * widths[:-1])
@@ -71,9 +71,9 @@ class Relaxation:
     """Solution of the linear relaxation.
 
     Attributes:
-        multiplier: error that one more unit of budget saves, the slope at which the budget runs out; 0 where the
-            budget pays for every step.
-        floor: index of each layer's candidate when the step that no longer fits, and all after it, are left out; a
+        multiplier: error that one more unit of budget saves, the slope at which the budget runs out; 0 if the budget
+            pays for every step.
+        floor: index of each layer's candidate when the first step that does not fit, and all after it, are left out; a
             feasible choice, and an optimal one if the multiplier is 0.
     """
 
@@ -82,11 +82,11 @@ class Relaxation:
 
 
 def relax(steps: HullSteps, room: int) -> Relaxation:
-    """Takes steps in order for as long as they fit.
+    """Take steps in order as long as they fit.
 
     Args:
         steps: hull steps of layers numbered from 0.
-        room: budget that is left when every layer has its cheapest candidate, >= 0.
+        room: budget left when every layer has its cheapest candidate, >= 0.
     """
     taken = int(np.searchsorted(np.cumsum(steps.cost), room, side="right"))
     floor = steps.first.copy()

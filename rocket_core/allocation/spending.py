@@ -1,4 +1,4 @@
-"""Spending what the chosen candidates leave of the budget: more nonzeros where they help most."""
+"""Spending of the budget that the chosen candidates leave: more nonzeros where they help most."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from rocket_core.candidates import Candidate, LayerProfile, SharedCandidate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Room:
-    """Where nonzeros could be added: a layer, or a group that shares a dictionary, by its first layer.
+    """Room for more nonzeros in a layer, or in a group that shares a dictionary, represented by its first layer.
 
     Attributes:
-        place: of the layer among the profiles.
+        place: index of the layer among the profiles.
         wanted: nonzeros up to the next larger candidate.
-        most: nonzeros that there are places for.
-        slope: fall of the error by cost on the way there.
+        most: upper bound on the nonzeros that can be added.
+        slope: decrease of the error per cost up to the next larger candidate.
     """
 
     place: int
@@ -33,22 +33,22 @@ def spend(
     left: int,
     per_nonzero: int,
 ) -> tuple[int, ...]:
-    """Nonzeros that each layer gets beyond its candidate's.
+    """Return the nonzeros that each layer gets in addition to its candidate's.
 
-    The layers whose next larger candidate of the same kind lowers the error most for its cost come first, and get no
-    more than that one has; what then is left goes to whoever has places for it. Candidates' errors stay what they are:
-    what more nonzeros gain is known once they are computed.
+    The layers whose next larger candidate of the same kind lowers the error most for its cost come first, and get at
+    most as many nonzeros as that candidate has; the rest goes to any layer with room left. Candidates' errors are not
+    changed: the gain of more nonzeros is known only once they are computed.
 
     Args:
         profiles: all layers.
-        choices: number of each one's candidate, through its own, then through the shared ones of its group.
-        priced: what each one's choices cost and err.
-        left: what is left of the budget.
-        per_nonzero: what one more nonzero takes of it.
+        choices: index of each layer's candidate: its own are numbered first, then the shared ones of its group.
+        priced: costs and errors of each layer's choices.
+        left: rest of the budget.
+        per_nonzero: cost of one more nonzero.
 
     Returns:
-        One number per layer, zero for those that are dense or low-rank; for layers that share a dictionary, the first
-        one's is that of all.
+        One number per layer, zero for dense and low-rank ones; for layers that share a dictionary, the first one's
+        number is the total of the group.
     """
     outputs: Counter[str] = Counter()
     for profile in profiles:
@@ -71,7 +71,7 @@ def spend(
 def _room(place: int, profile: LayerProfile, choice: int, priced: Priced, group_outputs: int) -> _Room | None:
     own = len(profile.candidates)
     shares = choice >= own
-    if choice >= len(priced.costs):  # the group's first layer has the room of all
+    if choice >= len(priced.costs):  # the group's first layer holds the room of all members
         return None
     alternatives: Sequence[Candidate | SharedCandidate] = profile.shared if shares else profile.candidates
     offset = own if shares else 0
@@ -89,7 +89,7 @@ def _room(place: int, profile: LayerProfile, choice: int, priced: Priced, group_
         following = min(larger, key=costs.__getitem__)
         wanted = min(most, max(0, alternatives[following].kept_parameters - now.kept_parameters))
         slope = (error - errors[following]) / (costs[following] - cost)
-    else:  # nothing but dense is larger
+    else:  # only dense is larger
         wanted = most
         slope = error / max(1, most)
     return _Room(place=place, wanted=wanted, most=most, slope=slope)

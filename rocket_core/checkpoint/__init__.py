@@ -1,8 +1,8 @@
-"""Weights on disk: finding and checking a checkpoint, loading parts of it, writing safetensors without holding them.
+"""Weights on disk: finding and checking a checkpoint, loading parts of it, writing safetensors as a stream.
 
-`source` finds a model, `download` and `transfer` watch its download, `reader` checks its files, `loader` fills modules
-one at a time, `writer` streams new files. Names are imported when they are first used, because a process that only
-downloads needs no torch.
+`source` finds a model, `download` and `transfer` monitor its download, `reader` checks its files, `loader` fills
+modules one at a time, `writer` streams new files. Names are imported on first use, because a process that only
+downloads does not need torch.
 """
 
 from importlib import import_module

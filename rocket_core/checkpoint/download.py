@@ -1,4 +1,4 @@
-"""Downloading a model in another thread, with progress and a way to stop while its bytes arrive. Loads no torch."""
+"""Downloading a model in another thread, with progress and cancellation while its bytes arrive. Loads no torch."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -8,7 +8,7 @@ from rocket_core.checkpoint.transfer import Transfer
 from rocket_core.config import CompressionConfig
 from rocket_core.inspection.hub import HubAccess
 
-# How often arrived bytes are reported, and `check` is called.
+# How often progress is reported and `check` is called.
 _LOOK_SECONDS = 0.5
 
 
@@ -21,20 +21,21 @@ def download_model(
     on_step: Callable[[float], None],
     check: Callable[[], None],
 ) -> ModelSource:
-    """Find a model of the Hub and download it.
+    """Find a model on the Hub and download it.
 
-    The Hub is asked in another thread: a name server or a Hub that hangs does not keep the caller from stopping.
+    The Hub is accessed in another thread, so that a name server or a Hub that hangs does not keep the caller from
+    stopping.
 
     Args:
         model: repository id.
         revision: branch, tag or commit.
-        hub: as whom the Hub is asked, and where downloads are kept.
-        config: the compression that its headers must allow.
-        on_step: given the share of bytes that have arrived, [0, 1], whenever it has grown.
-        check: called again and again; stops the download by raising.
+        hub: credentials and cache directory for Hub access.
+        config: the compression that the model's headers must allow.
+        on_step: called with the share of bytes that have arrived, [0, 1], whenever it has grown.
+        check: called repeatedly; stops the download by raising.
 
     Raises:
-        RocketError: see `find_model`; and whatever `check` raises.
+        RocketError: see `find_model`; any exception raised by `check` is propagated as well.
     """
     transfer = Transfer()
     pool = ThreadPoolExecutor(1, thread_name_prefix="download")
@@ -53,7 +54,7 @@ def _watch(
     arrived = 0
     while not wait((found,), timeout=_LOOK_SECONDS).done:
         check()
-        # Without new bytes there is no progress: a watchdog must see a standstill.
+        # Report progress only when new bytes have arrived, so that a watchdog can detect a stalled download.
         if transfer.done > arrived:
             arrived = transfer.done
             on_step(transfer.share)

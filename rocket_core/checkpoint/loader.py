@@ -1,7 +1,7 @@
 """Filling a model's modules from a checkpoint, one module at a time.
 
-The only place that calls the loader inside transformers, which knows every renaming and merging that newer module
-trees need. These functions are not public: 5.17 to 5.23 are known to work.
+This is the only place that calls the loader inside transformers, which knows all renamings and merges that newer module
+trees need. Its functions are not public; versions 5.17 to 5.23 are known to work.
 """
 
 import copy
@@ -30,15 +30,15 @@ _NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
 
 
 class WeightLoader:
-    """Loads and unloads parts of one model.
+    """Loader and unloader for parts of one model.
 
     Args:
         model: a model with its parameters on the meta device.
         checkpoint: the model's safetensors.
-        device: device that loaded parameters go to.
+        device: device to which parameters are loaded.
 
     Raises:
-        CorruptCheckpointError: a tensor has another shape than the model's configuration asks for.
+        CorruptCheckpointError: a tensor has a different shape than the model's configuration requires.
     """
 
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint, device: torch.device) -> None:
@@ -70,30 +70,30 @@ class WeightLoader:
                 )
 
     def _adopt_tied_names(self, skeleton: Mapping[str, object]) -> None:
-        """A file may hold a tied parameter under either name."""
+        """Map tied parameters that the checkpoint holds under their other name."""
         for one, other in self._model.all_tied_weights_keys.items():
             for stored, wanted in ((one, other), (other, one)):
                 if stored in self._disk_keys and wanted not in self._disk_keys and wanted in skeleton:
                     self._tied[wanted] = self._disk_keys[stored]
 
     def disk_key(self, parameter: str) -> str | None:
-        """Name of a parameter in the checkpoint; None if it is stored merged with others, or not at all."""
+        """Return the name of a parameter in the checkpoint; None if it is stored merged with others, or not at all."""
         return self._disk_keys.get(parameter)
 
     def load(self, modules: Iterable[str]) -> None:
-        """Loads all parameters and persistent buffers of some modules. None of them requires a gradient.
+        """Load all parameters and persistent buffers of the given modules. None of them requires a gradient.
 
         Args:
             modules: module names.
 
         Raises:
-            CorruptCheckpointError: a parameter is not in the checkpoint, or has another shape there.
+            CorruptCheckpointError: a parameter is missing in the checkpoint, or has a different shape there.
         """
         names = tuple(modules)
         wanted = {key: key for key, target in self._targets.items() if _is_under(target, names)}
         wanted |= {parameter: key for parameter, key in self._tied.items() if _is_under(parameter, names)}
         files = {key: self._checkpoint.entries[key].file for key in wanted.values()}
-        # Plain reads instead of a memory map: a mapped checkpoint would count as this process's memory.
+        # Plain reads instead of a memory map: a mapped checkpoint would count towards this process's memory.
         handles = {file: safe_open(file, "pt", backend="pread") for file in sorted(set(files.values()))}
         with _quietly_in_one_thread():
             info, _ = convert_and_load_state_dict_in_model(
@@ -120,7 +120,7 @@ class WeightLoader:
             )
 
     def unload(self, module: nn.Module) -> None:
-        """Frees the parameters of a module; buffers stay."""
+        """Free the parameters of a module; buffers stay."""
         for owner in module.modules():
             for name, parameter in owner._parameters.items():
                 if parameter is not None:
@@ -129,10 +129,10 @@ class WeightLoader:
 
 @contextmanager
 def _quietly_in_one_thread() -> Iterator[None]:
-    """Sets transformers up for loading many small parts of a model.
+    """Configure transformers for loading many small parts of a model.
 
-    A progress bar for every layer would drown the run's own. Its loading threads would leave freed memory in as many
-    allocator arenas, a tenth of the peak and different every time, and there is little for them to do.
+    A progress bar for every layer would drown out the run's own. The loading threads would leave freed memory in as
+    many allocator arenas, which adds a tenth to the peak and varies between runs, and would have little to do.
     """
     bar, threads = logging.is_progress_bar_enabled(), os.environ.get(_NO_THREADS)
     logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""Reading safetensors: what `rocket_core.inspection.safetensors_headers` finds in a folder, as torch tensors."""
+"""Reading safetensors: the tensors that `rocket_core.inspection.safetensors_headers` finds in a folder, with torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ DTYPES: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorEntry(TensorHeader):
-    """Where a tensor lies.
+    """The location of a tensor.
 
     Attributes:
         file: the file that holds it.
@@ -38,7 +38,7 @@ class TensorEntry(TensorHeader):
     file: Path
 
     def chunks(self) -> Iterator[bytes]:
-        """The tensor's bytes as stored, a megabyte at a time."""
+        """Yield the tensor's bytes as stored, a megabyte at a time."""
         with self.file.open("rb") as stream:
             stream.seek(self.start)
             left = self.nbytes
@@ -50,10 +50,10 @@ class TensorEntry(TensorHeader):
                 yield chunk
 
     def read(self) -> torch.Tensor:
-        """The tensor, on the CPU.
+        """Return the tensor, on the CPU.
 
         Raises:
-            CheckpointFormatError: a dtype that plain torch arithmetic does not have.
+            CheckpointFormatError: the dtype is not one that plain torch arithmetic supports.
         """
         if self.dtype not in DTYPES:
             raise CheckpointFormatError(f"tensor {self.key!r} in {self.file} has unsupported dtype {self.dtype}")
@@ -68,7 +68,7 @@ class Checkpoint:
     """The safetensors of one model.
 
     Attributes:
-        folder: where they lie.
+        folder: folder of the files.
         files: the files, sorted by name.
         entries: every tensor by name.
     """
@@ -89,14 +89,14 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Finds the safetensors of a folder and checks every header against its file.
+    """Find the safetensors of a folder and check every header against its file.
 
     Args:
         folder: checkpoint folder.
 
     Raises:
-        CheckpointFormatError: there are no safetensors.
-        CorruptCheckpointError: a file is missing, truncated, or its header makes no sense.
+        CheckpointFormatError: the folder contains no safetensors.
+        CorruptCheckpointError: a file is missing or truncated, or its header is not valid.
     """
     files = safetensors_headers.local_weight_files(folder, str(folder))
     entries: dict[str, TensorEntry] = {}
@@ -112,7 +112,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_header(file: Path) -> list[TensorEntry]:
-    """The tensors of one safetensors file, in the order of their bytes.
+    """Return the tensors of one safetensors file, in the order of their bytes.
 
     Raises:
         CorruptCheckpointError: the header cannot be read or does not describe the file.

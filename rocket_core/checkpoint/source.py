@@ -26,18 +26,18 @@ from rocket_core.system.machine import free_disk
 if TYPE_CHECKING:
     from rocket_core.checkpoint.reader import Checkpoint
 
-# For the listing, config.json and all headers of a repository.
+# Covers the listing, config.json and all headers of a repository.
 _ASK_SECONDS = 60.0
-# A download that lives writes far more often.
+# An active download writes far more often.
 _REMAINS_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSource:
-    """Where a model's files are.
+    """The location of a model's files.
 
     Attributes:
-        name: what the user asked for: a repository id, or the folder's name.
+        name: the requested name: a repository id, or the folder's name.
         folder: absolute path of the files.
         commit: commit of the repository; None for a local folder.
     """
@@ -47,7 +47,10 @@ class ModelSource:
     commit: str | None
 
     def revision(self, checkpoint: "Checkpoint") -> str:
-        """What identifies the weights: the commit, or for a local folder the hash of config.json and all weights."""
+        """Return an identifier of the weights.
+
+        It is the commit, or for a local folder the hash of config.json and all weights.
+        """
         if self.commit is not None:
             return self.commit
         digest = hashlib.sha256()
@@ -65,30 +68,31 @@ def find_model(
     config: CompressionConfig | None = None,
     transfer: Transfer | None = None,
 ) -> ModelSource:
-    """Finds a model's files, downloading them if they are on the Hub.
+    """Find a model's files, downloading them if they are on the Hub.
 
-    An existing folder wins over a repository of that name. Of a repository only the safetensors that make up the model,
-    JSON and tokenizer files are fetched, at the commit that `revision` names when this is called; and only after its
-    config.json, safetensors headers and sizes have been looked at.
+    An existing folder takes precedence over a repository of that name. From a repository, only JSON and tokenizer files
+    and the safetensors that make up the model are fetched, at the commit that `revision` names at the time of the call,
+    and only after its config.json, safetensors headers and sizes have been checked.
 
     Args:
         model: path of a folder, or repository id `namespace/name`.
         revision: branch, tag or commit of the repository; None is its main branch.
-        hub: as whom the Hub is asked, and where downloads are kept.
-        config: the compression that a repository's headers must allow, before its weights are downloaded; None checks
+        hub: credentials and cache directory for Hub access.
+        config: the compression that a repository's headers must allow before its weights are downloaded; None checks
             only that the model can be compressed at all.
-        transfer: told of what arrives, and able to end it.
+        transfer: notified of bytes that arrive, and able to stop the download.
 
     Raises:
-        ModelNotFoundError: neither a folder nor a repository, no such revision, or no access.
-        UnsupportedArchitectureError: the repository holds no model that could be compressed.
-        InfeasibleBudgetError: the ratio or the size is out of reach of the repository's layers.
-        UnmatchedIgnoreError: a pattern of `config.ignore` matches none of them.
+        ModelNotFoundError: the model is neither a folder nor a repository, the revision does not exist, or access is
+            denied.
+        UnsupportedArchitectureError: the repository holds no model that can be compressed.
+        InfeasibleBudgetError: the ratio or the size cannot be reached with the repository's layers.
+        UnmatchedIgnoreError: a pattern of `config.ignore` matches none of the repository's layers.
         InsufficientDiskError: the download does not fit.
-        HubCacheBusyError: what other processes use leaves it no room in the cache's quota.
+        HubCacheBusyError: repositories in use by other processes leave no room in the cache's quota.
         CheckpointFormatError: the repository has no safetensors, or the model has an adapter.
         UnsafeFileError: a file of the model is a link that leads elsewhere, or not a regular file.
-        CorruptCheckpointError: its files are damaged, or did not arrive whole.
+        CorruptCheckpointError: its files are damaged, or were not downloaded completely.
         HubUnavailableError: the Hub does not answer.
     """
     folder = Path(model).expanduser()
@@ -155,7 +159,7 @@ def _fetch(repository: Repository, hub: HubAccess, transfer: Transfer) -> Path:
             )
     vet_folder(Path(folder), repository.model)
     if hub.quota_bytes is not None:
-        # The Hub need not announce sizes.
+        # The Hub does not always announce sizes.
         hub_cache.make_room(hub.quota_bytes, replace(room, missing=0))
     return Path(folder)
 
@@ -166,7 +170,7 @@ def _is_cached(repository: Repository, name: str, cache: Path) -> bool:
 
 
 def _remove_remains(blobs: Path) -> None:
-    """Removes what downloads have left that were killed: the Hub's client never goes on with them."""
+    """Remove the remains of killed downloads, which the Hub's client never resumes."""
     for file in blobs.glob("*.incomplete"):
         with suppress(FileNotFoundError):
             if time.time() - file.stat().st_mtime > _REMAINS_SECONDS:

@@ -1,4 +1,4 @@
-"""A download as it comes along, and a way to end it: what the Hub's client tells of through progress bars."""
+"""Progress and cancellation of a download, by way of the progress bars of the Hub's client."""
 
 import threading
 from typing import Any
@@ -9,10 +9,10 @@ from rocket_core.errors import CompressionCancelledError
 
 
 class Transfer:
-    """Bytes that have arrived, counted by the threads of a download and read by another one.
+    """Bytes that have arrived, counted by the threads of a download and read by another thread.
 
     Attributes:
-        total: bytes expected; 0 while that is not known.
+        total: bytes expected; 0 while unknown.
     """
 
     def __init__(self) -> None:
@@ -24,24 +24,24 @@ class Transfer:
     @property
     def done(self) -> int:
         """Bytes that have arrived so far."""
-        # One bar counts what comes over the network, another what is written; where both are used, one lags behind.
+        # One bar counts bytes received, another bytes written; if both are used, one lags.
         with self._lock:
             return int(max(self._counts.values(), default=0))
 
     @property
     def share(self) -> float:
-        """Part of the bytes that has arrived, [0, 1]."""
+        """Fraction of the bytes that has arrived, [0, 1]."""
         return min(1.0, self.done / self.total) if self.total else 0.0
 
     def stop(self) -> None:
-        """Has the download end at the next piece that arrives."""
+        """Stop the download at the next piece that arrives."""
         self._stopped.set()
 
     def count(self, bar: int, size: int | float) -> None:
-        """Notes that bytes have arrived; negative where the client begins again.
+        """Record that bytes have arrived; negative if the client starts over.
 
         Raises:
-            CompressionCancelledError: the download shall end.
+            CompressionCancelledError: the download was stopped.
         """
         if self._stopped.is_set():
             raise CompressionCancelledError("cancelled while downloading")
@@ -49,7 +49,7 @@ class Transfer:
             self._counts[bar] = self._counts.get(bar, 0) + size
 
     def bars(self) -> type[tqdm]:
-        """What the Hub's client takes for its progress bars: they show nothing and count."""
+        """Return a progress bar class for the Hub's client that shows nothing and counts bytes."""
         transfer = self
 
         class Bar(tqdm):

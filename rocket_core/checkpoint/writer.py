@@ -1,4 +1,4 @@
-"""Writing safetensors from tensors that are produced one by one, so that a shard never lies in memory."""
+"""Writing safetensors from tensors that are produced one by one, so that a whole shard is never in memory."""
 
 import json
 import math
@@ -17,22 +17,22 @@ from rocket_core.checkpoint.reader import DTYPES, TensorEntry
 from rocket_core.inspection.safetensors_headers import INDEX_NAME
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# Fixed: safetensors metadata that named a time or a run would make equal models differ.
+# Constant: metadata that contained a time or a run would make identical models differ.
 _METADATA = {"format": "pt"}
-# Of the header, whose length stands before it in as many bytes.
+# Alignment of the header, and the size of the length field before it, in bytes.
 _ALIGNMENT = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorPlan:
-    """A tensor to be written: known in size, not yet in memory.
+    """A tensor to be written, with known size but not yet in memory.
 
     Attributes:
         key: its name.
         dtype: safetensors name of its dtype.
         shape: its shape.
         nbytes: bytes of the tensor.
-        chunks: produces its bytes when it is its turn.
+        chunks: produces its bytes when it is written.
     """
 
     key: str
@@ -43,7 +43,7 @@ class TensorPlan:
 
 
 def plan_tensor(key: str, dtype: torch.dtype, shape: Sequence[int], make: Callable[[], torch.Tensor]) -> TensorPlan:
-    """Plans a tensor that `make` computes when it is written.
+    """Plan a tensor that `make` computes when it is written.
 
     Args:
         key: its name.
@@ -62,7 +62,7 @@ def plan_tensor(key: str, dtype: torch.dtype, shape: Sequence[int], make: Callab
 
 
 def plan_copy(entry: TensorEntry, *, key: str | None = None) -> TensorPlan:
-    """Plans a byte-for-byte copy of a stored tensor, under its own name unless another is given."""
+    """Plan a byte-for-byte copy of a stored tensor, under its own name unless another is given."""
     return TensorPlan(
         key=key or entry.key, dtype=entry.dtype, shape=entry.shape, nbytes=entry.nbytes, chunks=entry.chunks
     )
@@ -75,18 +75,18 @@ def write_checkpoint(
     max_shard_bytes: int,
     on_tensor: Callable[[str], None] = lambda _key: None,
 ) -> int:
-    """Writes a model's tensors as one safetensors file, or as shards with an index.
+    """Write a model's tensors as one safetensors file, or as shards with an index.
 
-    Files and their bytes depend on the tensors alone.
+    The files and their bytes depend only on the tensors.
 
     Args:
         folder: an existing, empty folder.
         plans: the tensors, in any order.
-        max_shard_bytes: size at which a new file is begun; a larger tensor gets a file of its own.
+        max_shard_bytes: size at which a new file is started; a larger tensor gets its own file.
         on_tensor: called with each name before it is written.
 
     Returns:
-        Size of all files written, without the index.
+        Size of all files written, excluding the index.
     """
     shards = _shards(sorted(plans, key=lambda plan: (_natural(plan.key), plan.key)), max_shard_bytes)
     weight_map: dict[str, str] = {}
@@ -108,13 +108,13 @@ def write_checkpoint(
 def write_safetensors(
     stream: BinaryIO, plans: Sequence[TensorPlan], *, on_tensor: Callable[[str], None] = lambda _key: None
 ) -> None:
-    """Writes one safetensors file.
+    """Write one safetensors file.
 
-    Tensors lie by falling item size and then by name, as the safetensors library has it: every tensor is then aligned
-    to its item size without padding, which the format forbids.
+    Tensors are sorted by falling item size and then by name, as in the safetensors library: every tensor is then
+    aligned to its item size without padding, which the format forbids.
 
     Args:
-        stream: where to write.
+        stream: stream to write to.
         plans: the tensors.
         on_tensor: called with each name before it is written.
     """
@@ -140,11 +140,11 @@ def write_safetensors(
 
 
 def header_bytes(plans: Sequence[tuple[str, Sequence[int]]], stored: int, max_shard_bytes: int) -> int:
-    """Most that the headers of a checkpoint take: what is in its files beside the tensors.
+    """Return an upper bound on the bytes of a checkpoint's headers: everything in its files except the tensors.
 
     Args:
         plans: name and shape of each tensor.
-        stored: bytes of all tensors, at most.
+        stored: upper bound on the bytes of all tensors.
         max_shard_bytes: as in `write_checkpoint`.
     """
     longest = max(map(len, DTYPES))
@@ -154,14 +154,14 @@ def header_bytes(plans: Sequence[tuple[str, Sequence[int]]], stored: int, max_sh
         )
         for key, shape in plans
     )
-    # Of two neighbouring files, both together are larger than one may be.
+    # Any two consecutive files are together larger than the maximum of one.
     files = 2 * stored // max_shard_bytes + 1
     return entries + files * (len(json.dumps({"__metadata__": _METADATA})) + 2 * _ALIGNMENT)
 
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[BinaryIO]:
-    """A stream to a file that appears under its name complete and on disk, or not at all."""
+    """Yield a stream to a file that appears under its name complete and flushed to disk, or not at all."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
         with temporary.open("wb") as stream:
@@ -176,7 +176,7 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes a rename within a folder survive a power cut."""
+    """Make a rename within a folder survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -185,7 +185,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _itemsize(plan: TensorPlan) -> int:
-    # Dtypes that torch does not compute with are copied all the same; these are the small ones.
+    # Dtypes that torch does not compute with are copied as well; they are the small ones.
     return DTYPES[plan.dtype].itemsize if plan.dtype in DTYPES else 1
 
 
@@ -202,5 +202,5 @@ def _shards(plans: Sequence[TensorPlan], max_bytes: int) -> list[list[TensorPlan
 
 
 def _natural(key: str) -> list[tuple[int, int, str]]:
-    """Sorts `layers.10` behind `layers.9`, so that a shard holds neighbouring blocks."""
+    """Return a sort key that puts `layers.10` after `layers.9`, so that a shard holds neighbouring blocks."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", key) if part]

@@ -1,1 +1,1 @@
-"""What can be known of a model without loading its weights. Loads no torch."""
+"""Inspection of a model without loading its weights. Loads no torch."""

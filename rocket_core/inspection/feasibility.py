@@ -1,4 +1,4 @@
-"""Whether the headers of a model allow what a compression asks for. Loads no torch."""
+"""Feasibility of a compression, judged from a model's headers. Loads no torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,22 +11,22 @@ from rocket_core.inspection.safetensors_headers import WeightSummary
 
 
 def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: CompressionConfig, model: str) -> None:
-    """Raise an error if the weights do not fit config.json, or cannot become as small as asked.
+    """Raise an error if the weights do not fit config.json, or cannot be made as small as requested.
 
-    It may know less than a run, and never refuses what a run accepts.
+    The check has less information than a run, and never rejects what a run accepts.
 
     Args:
         settings: the content of config.json.
-        weights: what the headers tell.
-        config: the compression; without a target any size will do.
-        model: names the model in messages.
+        weights: summary of the safetensors headers.
+        config: the compression; without a target any size is accepted.
+        model: name of the model in messages.
 
     Raises:
         AlreadyQuantizedError: most weights are not plain floating-point numbers.
         CheckpointFormatError: a size in config.json exceeds what the weights hold.
-        InfeasibleBudgetError: the ratio or the size is out of reach.
+        InfeasibleBudgetError: the ratio or the size cannot be reached.
         UnmatchedIgnoreError: a pattern of `ignore` matches no layer.
-        UnsupportedArchitectureError: there is nothing to compress.
+        UnsupportedArchitectureError: the model has nothing to compress.
     """
     refuse_weights(weights, config.ratio or 0.0, model)
     refuse_sizes(settings, weights, model)

@@ -1,7 +1,7 @@
-"""What a compression takes: memory and disk, from the shapes of a model alone. Loads no torch.
+"""Memory and disk needed by a compression, from the shapes of a model alone. Loads no torch.
 
-A run knows the shapes of the model that it has built (`rocket_core.pipeline.requirements`); a service knows those that
-the safetensors headers tell (`describe_model`). Both come here, so that an estimate and a preflight agree.
+A run takes the shapes from the model that it has built (`rocket_core.pipeline.requirements`), a service from the
+safetensors headers (`describe_model`). Both use this module, so that an estimate and a preflight agree.
 """
 
 import math
@@ -19,28 +19,28 @@ from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dt
 
 # Enough tokens in one batch to keep matrix products busy; more would only take memory.
 TOKENS_PER_BATCH = 8192
-# What is computed entry by entry is faster while it fits into a processor's cache.
+# Elementwise operations are faster while their operands fit into a processor's cache.
 TOKENS_PER_BATCH_ON_CPU = 2048
 
 _FLOAT64 = 8
 # eigh holds its input, the vectors and two workspaces of the same size.
 _EIGH_COPIES = 4
-# Python, torch and allocator overhead beside the tensors that are counted.
+# Python, torch and allocator overhead in addition to the tensors that are counted.
 _HEADROOM = 256 * 2**20
-# One batch of an evaluation, as it comes and cast up, and the float64 copies of a chunk.
+# One batch of an evaluation, in the model's dtype and upcast, and the float64 copies of a chunk.
 _LOGITS_IN_MEMORY = 768 * 2**20
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-# They store a weight as `(d_in, d_out)`; all other families store the transpose.
+# These store a weight as `(d_in, d_out)`; all other families store the transpose.
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
-# They count positions from behind the padding token's id, so that some of their position embeddings are never read.
+# These count positions from after the padding token's id, so that some of their position embeddings are never read.
 _PADDED_POSITIONS = frozenset(
     """
     camembert data2vec-text ibert layoutlmv3 lilt longformer luke markuplm mpnet roberta roberta-prelayernorm
     xlm-roberta xlm-roberta-xl xmod
-    """.split()  # noqa: SIM905 - a dozen words in quotes are no table that one can read
+    """.split()  # noqa: SIM905 - a dozen words in quotes are not a table that one can read
 )
 _PRUNING_METHODS = frozenset({"magnitude", "wanda"})
-# Matrices of blocks that are tables, by the last part of their names.
+# Matrices in blocks that are lookup tables, by the last part of their names.
 _TABLES = frozenset({"relative_attention_bias"})
 
 
@@ -49,7 +49,7 @@ class ModelShape:
     """The sizes of a model.
 
     Attributes:
-        layers: `(d_in, d_out)` of the selected layers of each block that has any.
+        layers: `(d_in, d_out)` of the selected layers, for each block that has any.
         block_parameters: parameters of each block.
         parameters: parameters of the whole model.
         hidden_size: numbers per token between two blocks.
@@ -71,7 +71,7 @@ class ModelShape:
 
     @property
     def other_bytes(self) -> int:
-        """What all parameters beside the selected layers take in an artifact."""
+        """Bytes in an artifact of all parameters other than the selected layers."""
         return (self.parameters - self.compressible_parameters) * self.itemsize
 
     @property
@@ -82,12 +82,12 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What is to be done with a model.
+    """The work to be done with a model.
 
     Attributes:
         config: all settings.
         windows: calibration samples: windows of text or audio, or images.
-        sequence_length: positions per sample, those of all lists of blocks together; of text its tokens.
+        sequence_length: positions per sample, summed over all lists of blocks; for text, its tokens.
         input_bytes: bytes of one sample as the model reads it.
     """
 
@@ -108,14 +108,14 @@ class Workload:
 
     @property
     def input_grams(self) -> bool:
-        """Whether the Gram matrix of every layer's input is collected, even where its output's is the smaller one."""
+        """Whether the Gram matrix of every layer's input is collected, even if that of its output is smaller."""
         config = self.config
         return config.method in _PRUNING_METHODS or (config.method == "rocket" and "sparse" in config.kinds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceEstimate:
-    """What a run needs at its most demanding moment.
+    """Resources needed at the most demanding moment of a run.
 
     Attributes:
         memory_bytes: memory of the computing device.
@@ -127,24 +127,24 @@ class ResourceEstimate:
 
 
 def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
-    """Estimates memory and disk.
+    """Estimate the memory and disk of a compression.
 
-    Memory is the calibration inputs and the hidden states of all samples, and the largest of: the embeddings (twice,
-    while they are read); one block's weights and Gram matrices with the activations of one batch, or with what the
-    largest layer takes to be solved. Sequential compression holds the hidden states of two models and as much of what
-    parts of their blocks give, two copies of a block, and two Gram matrices at a time. Disk is that of the statistics
-    that are kept (or, before there are any, of the hidden states that sensitivities are measured on), of the factors,
-    and of the artifacts.
+    Memory is the sum of the calibration inputs, the hidden states of all samples, and the largest of: the embeddings
+    (twice, while they are read); one block's weights and Gram matrices with either the activations of one batch or the
+    memory needed to solve the largest layer. Sequential compression holds the hidden states of two models and as many
+    outputs of parts of their blocks, two copies of a block, and two Gram matrices at a time. Disk is the sum of the
+    cached statistics (or of the hidden states that sensitivities are measured on, which precede them, if larger), of
+    the factors, and of the artifacts.
 
     Args:
         model: the model's sizes; at least one selected layer.
-        work: what is to be done.
+        work: the work to be done.
     """
     prelude = model.parameters - sum(model.block_parameters)
     hidden = work.tokens * model.hidden_size * model.itemsize
     block = max(model.block_parameters) * model.itemsize
     shapes = [shape for block in model.layers for shape in block]
-    # Layers that read one input share a Gram matrix; shapes do not tell which do.
+    # Layers that read the same input share a Gram matrix; which ones do is not known from shapes.
     grams = max(sum(_gram_bytes(shape, work) for shape in block) for block in model.layers)
     solver = max(_solver_bytes(*shape, pruning=work.input_grams) for shape in shapes)
     batch = min(work.tokens, max(TOKENS_PER_BATCH, work.sequence_length))
@@ -155,19 +155,19 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         working = max(working, 2 * block + sums + max(solver, 2 * activations) + 6 * hidden)
     inputs = work.windows * work.input_bytes
     memory = max(2 * prelude * model.itemsize + 2 * hidden, working) + inputs + _HEADROOM
-    # Without a ratio at most what a ratio of 0 takes.
+    # Without a ratio, use the upper bound: a ratio of 0.
     disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, work.config.ratio or 0.0)
     return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + len(work.config.export) * model.stored_bytes)
 
 
 def sensitivity_disk_bytes(model: ModelShape, *, windows: int, sequence_length: int) -> int:
-    """Disk that measuring sensitivities takes until it is complete: hidden states at both ends of every block.
+    """Return the disk used while sensitivities are measured: hidden states at both ends of every block.
 
-    For a moment the gradient at the output of the last block lies beside them. The vectors that stay are small.
+    For a moment the gradient at the output of the last block is stored as well. The final vectors are small.
 
     Args:
         model: the model's sizes.
-        windows: windows that are used.
+        windows: number of windows used.
         sequence_length: tokens per window.
     """
     boundaries = len(model.block_parameters) + 2
@@ -175,22 +175,22 @@ def sensitivity_disk_bytes(model: ModelShape, *, windows: int, sequence_length: 
 
 
 def evaluation_footprint(model: ModelShape, *, tokens: int, vocabulary: int) -> ResourceEstimate:
-    """Estimates what comparing dense and compressed model takes, one after the other.
+    """Estimate the memory and disk for comparing the dense and the compressed model, one after the other.
 
     Memory is that of one whole model, half as much again for the factors of a compressed one (which are unpacked while
-    it runs), and the logits in the making. Disk is that of the dense model's logits.
+    it runs), and the logits being computed. Disk is that of the dense model's logits.
 
     Args:
         model: the model's sizes.
-        tokens: tokens that are predicted.
-        vocabulary: logits for each.
+        tokens: number of tokens predicted.
+        vocabulary: logits per token.
     """
     memory = model.parameters * model.itemsize * 3 // 2 + _LOGITS_IN_MEMORY + _HEADROOM
     return ResourceEstimate(memory_bytes=memory, disk_bytes=tokens * vocabulary * model.itemsize)
 
 
 def factored_export_bytes(model: ModelShape, ratio: float) -> int:
-    """Bytes that the factored artifact of a model has at most.
+    """Return an upper bound on the bytes of a model's factored artifact.
 
     Args:
         model: the model's sizes.
@@ -203,22 +203,23 @@ def factored_export_bytes(model: ModelShape, ratio: float) -> int:
 def describe_model(
     config: Mapping[str, object], weights: WeightSummary, *, ignore: Sequence[str] = (), dtype: str = "auto"
 ) -> ModelShape:
-    """The sizes of a model as config.json and safetensors headers tell them.
+    """Return the sizes of a model according to config.json and the safetensors headers.
 
-    The largest list of numbered blocks is taken, in an encoder-decoder with its counterpart, and every weight matrix in
-    it for a layer that can be compressed, unless it is one of the numbered experts of a mixture. Which modules they are
-    is only known once the model is built: routers, for instance, are counted here and left alone by a run.
+    The largest list of numbered blocks is used, in an encoder-decoder together with its counterpart. Every weight
+    matrix in it counts as a compressible layer, unless it belongs to one of the numbered experts of a mixture. The
+    actual modules are known only once the model is built: routers, for instance, are counted here and left alone by a
+    run.
 
     Args:
         config: the content of config.json.
-        weights: what the headers tell.
+        weights: summary of the safetensors headers.
         ignore: glob patterns of layers to leave alone.
         dtype: dtype of memory and artifacts; `auto` is the checkpoint's own.
 
     Raises:
-        AlreadyQuantizedError: most weights are no plain floating-point numbers.
+        AlreadyQuantizedError: most weights are not plain floating-point numbers.
         UnsupportedArchitectureError: no layer is left to compress.
-        InvalidConfigError: comparing the patterns with the names would take too much work.
+        InvalidConfigError: matching the patterns with the names would take too much work.
     """
     stored = storage_dtype(weights, "the model")
     itemsize = _ITEM_BYTES[stored if dtype == "auto" else dtype]
@@ -251,7 +252,7 @@ def describe_model(
 
 
 def positions(config: Mapping[str, object]) -> int | None:
-    """Tokens of text that a model can attend to; None if its config.json does not say."""
+    """Return the number of text tokens that a model can attend to; None if its config.json does not say."""
     table = find_number(config, POSITIONS)
     if table is None or family_of(config) not in _PADDED_POSITIONS:
         return table
@@ -260,7 +261,7 @@ def positions(config: Mapping[str, object]) -> int | None:
 
 
 def sample_positions(config: Mapping[str, object], kind: InputKind, sequence_length: int) -> int:
-    """Positions of a calibration sample whose hidden states are held, in all lists of blocks together.
+    """Return the positions of a calibration sample whose hidden states are held, summed over all lists of blocks.
 
     Args:
         config: the content of config.json.
@@ -276,23 +277,23 @@ def sample_positions(config: Mapping[str, object], kind: InputKind, sequence_len
 
 
 def input_bytes(config: Mapping[str, object], kind: InputKind) -> int:
-    """Bytes of one image, or of one window of audio, as a model reads it; 0 for text, whose tokens are few."""
+    """Return the bytes of one image, or one window of audio, as a model reads it; 0 for text, whose tokens are few."""
     if kind == "images":
         return 4 * (find_number(config, ("num_channels",)) or 3) * longer_side(config, "image_size") ** 2
     if kind == "audio":
-        # A convolution halves the frames.
+        # A convolution halves the number of frames.
         frames = 2 * (find_number(config, ("max_source_positions",)) or 0)
         return 4 * frames * (find_number(config, ("num_mel_bins",)) or 0)
     return 0
 
 
 def vocabulary(config: Mapping[str, object], model: ModelShape) -> int:
-    """Tokens that a model predicts, as its config.json says; else as many as there is room for outside the blocks."""
+    """Return the vocabulary size from config.json; if absent, an upper bound from the parameters outside the blocks."""
     return find_number(config, ("vocab_size",)) or (model.parameters - sum(model.block_parameters)) // model.hidden_size
 
 
 def _block_lists(config: Mapping[str, object], weights: WeightSummary) -> set[str]:
-    """Names of the lists whose blocks are compressed."""
+    """Return the names of the lists whose blocks are compressed."""
     sizes: dict[str, int] = {}
     for block, count in weights.block_parameters.items():
         sizes[_list_of(block)] = sizes.get(_list_of(block), 0) + count
@@ -304,7 +305,7 @@ def _block_lists(config: Mapping[str, object], weights: WeightSummary) -> set[st
 
 
 def _block_of(name: str) -> str:
-    """Name of the block that a parameter lies in: up to the first number."""
+    """Return the name of the block that a parameter belongs to: its name up to the first number."""
     parts = name.split(".")
     number = next((index for index, part in enumerate(parts) if part.isdecimal()), len(parts))
     return ".".join(parts[: number + 1])
@@ -317,7 +318,7 @@ def _is_no_layer(rest: str) -> bool:
 
 
 def _list_of(block: str) -> str:
-    """Name of the list that a block is a member of."""
+    """Return the name of the list that contains a block."""
     return block.rpartition(".")[0]
 
 
@@ -339,7 +340,7 @@ def _solver_bytes(d_in: int, d_out: int, *, pruning: bool) -> int:
 def _statistics_disk(model: ModelShape, work: Workload) -> int:
     config = work.config
     kept = 0
-    if not config.sequential:  # which computes statistics of its own, from layer to layer
+    if not config.sequential:  # sequential compression computes its own statistics, layer by layer
         shapes = [shape for block in model.layers for shape in block]
         kept = sum(min(shape) * (shape[1] * work.itemsize + _FLOAT64) for shape in shapes)
         kept += sum(d_in**2 * _FLOAT64 for d_in, _ in shapes) if work.input_grams else 0

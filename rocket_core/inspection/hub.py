@@ -1,6 +1,6 @@
-"""Asking the Hugging Face Hub about a model: its commit, files, config.json and safetensors headers. Loads no torch.
+"""Queries to the Hugging Face Hub: a model's commit, files, config.json and safetensors headers. Loads no torch.
 
-Nothing is downloaded but those few kilobytes, and nothing is kept on disk.
+Only those few kilobytes are downloaded, and nothing is stored on disk.
 """
 
 import json
@@ -47,9 +47,9 @@ from rocket_core.inspection.safetensors_headers import (
 PATTERNS = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*", "README.md")
 IGNORED = ("*/*", "consolidated*")
 
-# A service repeats no name that a client sent.
+# A service does not repeat names that a client sent.
 _SUBJECT = "the model repository"
-# Beyond these, whoever asks has to do without the headers: the work must stay small.
+# Limits that keep the work small; beyond them the headers are not read.
 _MAX_FILES = 64
 _MAX_LISTING_BYTES = 2**24
 _MAX_CONFIG_BYTES = 2**22
@@ -57,20 +57,20 @@ _MAX_INDEX_BYTES = 2**24
 _MAX_HEADER_BYTES = 2**22
 _MAX_ALL_HEADERS_BYTES = 2**24
 _MAX_TENSORS = 100_000
-# Of a file's size in bytes.
+# Digits of a file's size in bytes.
 _MAX_SIZE_DIGITS = 19
 _CONNECTIONS = 4
-# Most headers are shorter, so that one request reads them.
+# Most headers are shorter, so that a single request reads them.
 _FIRST_BYTES = 100_000
 _MAY_SUCCEED_LATER = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 
 
 class _GivenUpError(Exception):
-    """Reading on would take too long or too much memory."""
+    """Continuing to read would take too long or too much memory."""
 
 
 class _Allowance:
-    """Headers that may still be parsed, whichever thread does it."""
+    """Headers that may still be parsed, shared by all threads."""
 
     def __init__(self) -> None:
         self._bytes, self._tensors = _MAX_ALL_HEADERS_BYTES, _MAX_TENSORS
@@ -94,21 +94,21 @@ class _Answer:
         part, length = self.headers.get("Content-Range", ""), self.headers.get("Content-Length", "")
         size: str = part.rpartition("/")[2] or length
         if not size.isdecimal() or len(size) > _MAX_SIZE_DIGITS:
-            # Hidden by a proxy; then a header can be held against nothing.
+            # The size is hidden by a proxy, so the header cannot be checked against it.
             raise _GivenUpError
         return int(size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubAccess:
-    """As whom the Hub is asked.
+    """Credentials and cache directory for Hub access.
 
     Attributes:
-        token: the Hub's token; None takes that of this machine's user, if any.
-        cache: where downloads are kept; None is this machine's cache. Whoever brings a token of their own needs a
-            folder of their own: files in a shared one are found without asking whether they may be read.
-        quota_bytes: bytes that models in the cache may take; those used longest ago that no process uses make room.
-            None never removes anything.
+        token: the Hub's token; None uses that of this machine's user, if any.
+        cache: directory for downloads; None is this machine's cache. Clients with their own token need their own
+            directory: files in a shared one are served without an access check.
+        quota_bytes: bytes that models in the cache may take; the least recently used ones that no process holds are
+            removed. None never removes anything.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -123,10 +123,10 @@ class Repository:
     Attributes:
         model: its id, `namespace/name`.
         commit: the commit.
-        sizes: the files at its top, with their bytes; None where the Hub does not say.
-        subject: names the repository in messages.
-        token: the Hub's token; None takes that of this machine's user, if any.
-        deadline: when the Hub must have answered everything, in the time of `time.monotonic`.
+        sizes: the files at the top level, with their bytes; None if the Hub does not report them.
+        subject: name of the repository in messages.
+        token: the Hub's token; None uses that of this machine's user, if any.
+        deadline: time by which the Hub must have answered all requests, on the clock of `time.monotonic`.
     """
 
     model: str
@@ -138,14 +138,14 @@ class Repository:
 
     @property
     def files(self) -> frozenset[str]:
-        """Names of the files at its top."""
+        """Names of the files at the top level."""
         return frozenset(self.sizes)
 
     def wanted_files(self) -> tuple[str, ...]:
-        """The files that make up the model: weights as safetensors, configuration, tokenizer, licence.
+        """Return the files that make up the model: weights as safetensors, configuration, tokenizer, licence.
 
         Raises:
-            CheckpointFormatError: there are no safetensors.
+            CheckpointFormatError: the repository contains no safetensors.
             CorruptCheckpointError: the index is damaged, or a file is missing.
             HubUnavailableError: the Hub fails to answer.
         """
@@ -155,14 +155,14 @@ class Repository:
         return tuple(sorted([*weights, *others]))
 
     def weight_files(self) -> tuple[str, ...]:
-        """The safetensors that make up the model; what the Hub's client raises passes through."""
+        """Return the safetensors that make up the model; exceptions of the Hub's client are propagated."""
         return weight_files(self.files, self._read_index, self.subject)
 
     def read_config(self) -> bytes:
-        """The file config.json.
+        """Return the content of config.json.
 
         Raises:
-            ModelNotFoundError: there is none, or no access to it.
+            ModelNotFoundError: the file does not exist, or access is denied.
             HubUnavailableError: the Hub does not answer in time.
         """
         if "config.json" not in self.files:
@@ -171,10 +171,10 @@ class Repository:
             return self._read_whole("config.json", _MAX_CONFIG_BYTES)
 
     def read_weights(self) -> WeightSummary | None:
-        """Dtypes and shapes of the weights; None where learning them takes too long or too many requests.
+        """Return the dtypes and shapes of the weights; None if that would take too long or too many requests.
 
         Raises:
-            CheckpointFormatError: there are no safetensors.
+            CheckpointFormatError: the repository contains no safetensors.
             CorruptCheckpointError: an index or header is damaged, or a file is missing.
             HubUnavailableError: the Hub fails to answer.
         """
@@ -204,7 +204,7 @@ class Repository:
             if length > _MAX_HEADER_BYTES:
                 raise _GivenUpError
             header = self._read_part(file, PREFIX_BYTES, length).body
-        # What another file's header took counts.
+        # Reading another file's header may have used up the time.
         _seconds_left(self.deadline)
         tensors = parse_header(header, size, name)
         allowance.spend(tensors=len(tensors))
@@ -218,11 +218,11 @@ class Repository:
         return answer.body
 
     def _read_part(self, file: str, first: int, count: int) -> _Answer:
-        """Bytes of a file from a position on."""
+        """Return bytes of a file from a position onwards."""
         url = hf_hub_url(self.model, file, revision=self.commit)
         part = {"Range": f"bytes={first}-{first + count - 1}"}
         answer = _get(url, token=self.token, deadline=self.deadline, most=first + count, headers=part)
-        # A server may send all of a file instead of the part.
+        # A server may send the whole file instead of the range.
         skipped = first if answer.status == HTTPStatus.OK else 0
         return replace(answer, body=answer.body[skipped : skipped + count])
 
@@ -230,17 +230,17 @@ class Repository:
 def find_repository(
     model: str, revision: str | None = None, *, token: str | None, seconds: float, subject: str = _SUBJECT
 ) -> Repository:
-    """Finds a model on the Hub.
+    """Find a model on the Hub.
 
     Args:
         model: repository id, `namespace/name`.
         revision: branch, tag or commit; None is the main branch.
-        token: the Hub's token; None takes that of this machine's user, if any.
-        seconds: time for everything that the repository will be asked, this question included.
-        subject: names the repository in messages.
+        token: the Hub's token; None uses that of this machine's user, if any.
+        seconds: time limit for all requests about the repository, including this one.
+        subject: name of the repository in messages.
 
     Raises:
-        ModelNotFoundError: no such repository or revision, or no access.
+        ModelNotFoundError: the repository or revision does not exist, or access is denied.
         HubUnavailableError: the Hub does not answer.
     """
     deadline = time.monotonic() + seconds
@@ -252,9 +252,9 @@ def find_repository(
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Has the Hub's client, and what builds on it, refuse to ask the Hub, in the whole process.
+    """Make the Hub's client and libraries based on it work offline, in the whole process.
 
-    What is loaded from a folder needs nothing from the Hub, but libraries have asked nevertheless.
+    Loading from a folder needs nothing from the Hub, but libraries have sent requests nevertheless.
     """
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
@@ -266,14 +266,14 @@ def offline() -> Iterator[None]:
 
 @contextmanager
 def hub_errors(subject: str) -> Iterator[None]:
-    """Turns what the Hub's client raises into errors of this library.
+    """Convert exceptions of the Hub's client into errors of this library.
 
     Args:
-        subject: names the repository in messages.
+        subject: name of the repository in messages.
 
     Raises:
-        ModelNotFoundError: no such repository or revision, or no access.
-        HubUnavailableError: the Hub does not answer, or not sensibly.
+        ModelNotFoundError: the repository or revision does not exist, or access is denied.
+        HubUnavailableError: the Hub does not answer, or its answer is not valid.
     """
     try:
         yield
@@ -305,7 +305,7 @@ def hub_errors(subject: str) -> Iterator[None]:
 def _look_up(
     model: str, revision: str | None, *, token: str | None, deadline: float
 ) -> tuple[str, dict[str, int | None]]:
-    """Commit, and names and sizes of the files."""
+    """Return the commit, and the names and sizes of the files."""
     validate_repo_id(model)
     url = f"{constants.ENDPOINT}/api/models/{model}"
     if revision is not None:
@@ -330,9 +330,9 @@ def _is_wanted(name: str) -> bool:
 def _get(
     url: str, *, token: str | None, deadline: float, most: int, headers: Mapping[str, str] | None = None
 ) -> _Answer:
-    """Asks once, and reads no more than is needed and no longer than there is time.
+    """Send a single request, and read no more than needed and no longer than the deadline.
 
-    The Hub's own client retries, waits without end, and first asks for something else to describe itself.
+    The Hub's own client retries, waits without limit, and sends additional requests with information about itself.
     """
     sent = {"User-Agent": f"rocket-compress/{__version__}", "Accept-Encoding": "identity", **(headers or {})}
     token = token or get_token()

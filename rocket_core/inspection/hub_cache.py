@@ -1,8 +1,8 @@
-"""Quota of a Hub cache that several processes share. Loads no torch.
+"""Quota of a Hub cache shared by several processes. Loads no torch.
 
 A process that downloads or reads a model holds its repository: a shared lock on a file, which the kernel releases when
-the process ends. What no process holds can be removed to make room, least recently used first. All decisions are made
-under one exclusive lock of the cache, so that no two processes count on the same room.
+the process ends. Repositories that no process holds can be removed to make room, least recently used first. All
+decisions are made under one exclusive lock of the cache, so that no two processes rely on the same room.
 """
 
 import fcntl
@@ -16,20 +16,20 @@ from pathlib import Path
 
 from rocket_core.errors import HubCacheBusyError, InsufficientDiskError
 
-# The Hub's client keeps its own locks in `.locks`, and takes nothing there for a repository.
+# The Hub's client keeps its own locks in `.locks`, and does not treat anything there as a repository.
 _LOCKS = Path(".locks", "rocket")
 _DECISION = "decision.lock"
 _SUFFIX = ".repository"
 _REPOSITORIES = "models--*"
 _REMOVED = ".removed-"
 
-# Repositories that this process holds. They are held until it ends: whoever reads a model does not say when it is done.
+# Repositories that this process holds, until it ends: code that reads a model does not report when it has finished.
 _held: dict[Path, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """What a download takes of a cache.
+    """Room that a download needs in a cache.
 
     Attributes:
         repository: folder of the repository in the cache.
@@ -45,7 +45,7 @@ class Room:
 
 
 def hold(repository: Path) -> None:
-    """Keep a repository from being removed, until this process ends.
+    """Protect a repository from removal until this process ends.
 
     It becomes the most recently used one.
 
@@ -57,10 +57,10 @@ def hold(repository: Path) -> None:
 
 
 def release(repository: Path) -> None:
-    """Give up a repository before this process ends.
+    """Release a repository before this process ends.
 
     Args:
-        repository: its folder, as it was held.
+        repository: its folder, as passed to `hold`.
     """
     descriptor = _held.pop(repository, None)
     if descriptor is not None:
@@ -71,15 +71,15 @@ def make_room(quota_bytes: int, room: Room) -> None:
     """Remove repositories that no process holds until a download fits into the quota, and reserve its room.
 
     The least recently used ones go first. Other commits of the same repository go last, if only this process holds it.
-    Downloads that other processes have begun count with their full size. The repository must be held.
+    Downloads that other processes have started count with their full size. The repository must be held.
 
     Args:
         quota_bytes: bytes that the models in the cache may take.
-        room: what the download takes.
+        room: room that the download needs.
 
     Raises:
         InsufficientDiskError: the model alone exceeds the quota.
-        HubCacheBusyError: what other processes hold leaves too little of it.
+        HubCacheBusyError: repositories held by other processes leave too little of the quota.
     """
     cache = room.repository.parent
     if room.missing and room.size > quota_bytes:
@@ -101,7 +101,7 @@ def make_room(quota_bytes: int, room: Room) -> None:
 
 
 def _evict(quota_bytes: int, room: Room) -> int:
-    """Remove what no process holds until the quota is kept; return the bytes by which it is still exceeded."""
+    """Remove repositories that no process holds until the quota is met; return the bytes by which it is exceeded."""
     cache = room.repository.parent
     for remains in cache.glob(f"{_REMOVED}*"):
         shutil.rmtree(remains)
@@ -118,18 +118,18 @@ def _evict(quota_bytes: int, room: Room) -> int:
 
 
 def _repositories(cache: Path) -> set[Path]:
-    """Repositories that are in the cache, and those that a process has begun to download."""
+    """Return the repositories in the cache, and those that a process has started to download."""
     present = {folder for folder in cache.glob(_REPOSITORIES) if folder.is_dir() and not folder.is_symlink()}
     return present | {cache / file.stem for file in (cache / _LOCKS).glob(f"{_REPOSITORIES}{_SUFFIX}")}
 
 
 def _taken(repository: Path) -> int:
-    """Bytes that a repository takes, or will take when the downloads that were begun are complete."""
+    """Return the bytes that a repository takes, or will take once the downloads in progress are complete."""
     return max(_size(repository), sum(_reservations(repository).values()))
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files below a folder, each once however many links lead to it."""
+    """Return the bytes of all files below a folder; each file counts once, however many links point to it."""
     total = 0
     for place, _folders, files in os.walk(folder):
         for name in files:
@@ -141,7 +141,7 @@ def _size(folder: Path) -> int:
 
 
 def _last_use(repository: Path) -> float:
-    """When a process held a repository last; where none has, when it was made."""
+    """Return when a process last held a repository; if none has, when it was created."""
     for path in (_lock_file(repository), repository):
         with suppress(FileNotFoundError):
             return path.stat().st_mtime
@@ -149,11 +149,11 @@ def _last_use(repository: Path) -> float:
 
 
 def _remove(repository: Path) -> bool:
-    """Remove a repository unless a process holds it; whether it is gone."""
+    """Remove a repository unless a process holds it; return whether it is gone."""
     descriptor = _open(_lock_file(repository))
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Renamed first: a process that is killed here leaves no half of a repository that looks complete.
+        # Renamed first, so that a process killed here does not leave a partial repository that looks complete.
         doomed = repository.with_name(f"{_REMOVED}{repository.name}")
         with suppress(FileNotFoundError):
             repository.rename(doomed)
@@ -167,7 +167,7 @@ def _remove(repository: Path) -> bool:
 
 
 def _remove_other_commits(room: Room) -> int:
-    """Remove the commits of a repository that are not wanted, if no other process holds it; return the bytes freed."""
+    """Remove the unwanted commits of a repository if no other process holds it; return the bytes freed."""
     before = _size(room.repository)
     if not _is_held_here_alone(room.repository):
         return 0
@@ -191,31 +191,31 @@ def _hold(repository: Path) -> None:
         descriptor = _open(file)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # No process holds it: downloads that were begun have ended, one way or another.
+            # No process holds it, so downloads that were started have ended, successfully or not.
             os.ftruncate(descriptor, 0)
         except BlockingIOError:
             pass
-        # None removes it meanwhile: whoever removes holds the lock of the cache, as this process does.
+        # It is not removed in the meantime: removal needs the lock of the cache, which this process holds.
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         _held[repository] = descriptor
     os.utime(file)
 
 
 def _is_held_here_alone(repository: Path) -> bool:
-    """Whether no other process holds a repository; it stays held."""
+    """Return whether no other process holds a repository; this process continues to hold it."""
     descriptor = _held[repository]
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     finally:
-        # A lock that could not be converted may be lost.
+        # A lock that could not be converted may have been lost.
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     return True
 
 
 def _reserve(room: Room, *, remove: bool = False) -> None:
-    """Note, or no longer note, what a repository will take; it lasts while any process holds the repository."""
+    """Add or remove a reservation of a repository's bytes; it is valid while any process holds the repository."""
     reservations = {**_reservations(room.repository), room.commit: room.size}
     if remove:
         del reservations[room.commit]
@@ -225,7 +225,7 @@ def _reserve(room: Room, *, remove: bool = False) -> None:
 
 
 def _reservations(repository: Path) -> Mapping[str, int]:
-    """Sizes of the commits that processes which hold a repository have begun to download."""
+    """Return the sizes of the commits that processes holding a repository have started to download."""
     file = _lock_file(repository)
     with suppress(FileNotFoundError, ValueError):
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -250,9 +250,9 @@ def _lock_file(repository: Path) -> Path:
 
 
 def _open(file: Path) -> int:
-    """Open a lock file, which is never removed: a lock on a removed file excludes nobody."""
+    """Open a lock file. Lock files are never removed, because a lock on a removed file excludes no process."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Not inherited: a child process that lives longer would hold on.
+    # Not inherited: a child process that outlives this one would keep the lock.
     return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 

@@ -1,4 +1,4 @@
-"""Names of layers: as the files of a checkpoint have them, and as the built model has them. Loads no torch."""
+"""Names of layers, in the files of a checkpoint and in the built model. Loads no torch."""
 
 import difflib
 import fnmatch
@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-# Families whose layers are called alike in files and models, but for a prefix that either may lack. All others are left
-# out: transformers may know their layers by names that the files do not tell.
+# Families whose layers have the same names in files and models, except for a prefix that either may lack. All others
+# are left out: transformers may give their layers names that cannot be derived from the files.
 _FAMILIES_BY_PREFIX = {
     "bert": "bert",
     "biogpt": "biogpt",
@@ -26,7 +26,7 @@ _FAMILIES_BY_PREFIX = {
 PREFIXES: Mapping[str, str] = MappingProxyType(
     {family: prefix for prefix, families in _FAMILIES_BY_PREFIX.items() for family in families.split()}
 )
-"""By model type what stands before the names of layers, in files or in models."""
+"""By model type, the prefix of layer names, in files or in models."""
 
 _LEAVES_SHOWN = 12
 _MAX_LEAF_CHARACTERS = 64
@@ -43,7 +43,7 @@ def family_of(config: Mapping[str, object]) -> str:
 
 
 def possible_names(config: Mapping[str, object], stored: str) -> tuple[str, ...]:
-    """Names that a layer may have in the built model.
+    """Return the names that a layer may have in the built model.
 
     Args:
         config: the content of config.json.
@@ -51,16 +51,16 @@ def possible_names(config: Mapping[str, object], stored: str) -> tuple[str, ...]
     """
     prefix = PREFIXES.get(family_of(config))
     if prefix is None:
-        # Some checkpoints leave out the name of the module around the decoder.
+        # Some checkpoints omit the name of the module around the decoder.
         return stored, f"model.{stored}", f"transformer.{stored}"
     bare = stored.removeprefix(f"{prefix}.")
     return f"{prefix}.{bare}", bare
 
 
 def name_matcher(patterns: Iterable[str]) -> Callable[[Iterable[str]], bool]:
-    """Return a function that tells whether one of the names of a layer matches one of the glob patterns.
+    """Return a function that checks whether any of a layer's names matches any of the glob patterns.
 
-    All patterns become one regular expression, without backtracking from one star into another.
+    All patterns are combined into one regular expression, which does not backtrack from one star into another.
     """
     expressions = [fnmatch.translate(pattern) for pattern in patterns]
     if not expressions:
@@ -70,17 +70,17 @@ def name_matcher(patterns: Iterable[str]) -> Callable[[Iterable[str]], bool]:
 
 
 def is_costly(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    """Tell whether matching patterns against names takes more work than a request may cause.
+    """Return whether matching patterns against names takes more work than a request may cause.
 
-    A pattern is compared with a name in at most the product of their lengths.
+    Comparing a pattern with a name takes at most the product of their lengths.
     """
     return sum(map(len, names)) * sum(map(len, patterns)) > _MOST_COMPARED
 
 
 def advice_on_pattern(names: Sequence[str], pattern: str) -> str:
-    """Say what to write in place of a pattern that matches none of the names, of which there is at least one."""
+    """Return a suggestion to replace a pattern that matches none of the names; at least one name is required."""
     leaves = sorted({leaf for name in names if len(leaf := name.rsplit(".", 1)[-1]) <= _MAX_LEAF_CHARACTERS})
-    # The comparison takes quadratic time in the characters, once for each leaf.
+    # The comparison takes time quadratic in the number of characters, once for each leaf.
     if len(leaves) <= _MAX_LEAVES_COMPARED and len(pattern) <= _MAX_PATTERN_COMPARED:
         close = difflib.get_close_matches(pattern.strip("*."), leaves, n=1)
         if close:

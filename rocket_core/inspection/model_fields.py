@@ -1,7 +1,7 @@
 """Fields of a model's config.json: read with their types, and compared with the weights. Loads no torch.
 
-A field is refused only if no model can have its value: a wrong type, or a size far beyond what the checkpoint stores.
-transformers builds modules, buffers and lists of these sizes before it looks at the first weight.
+A field is rejected only if no model can have its value: a wrong type, or a size far beyond what the checkpoint stores.
+transformers builds modules, buffers and lists of these sizes before it reads the first weight.
 """
 
 import re
@@ -15,18 +15,18 @@ from rocket_core.inspection.safetensors_headers import WeightSummary
 from rocket_core.inspection.strict_json import is_field_name
 
 HIDDEN_SIZES = ("hidden_size", "n_embd", "d_model", "dim")
-"""Names of the numbers per token between two blocks."""
+"""Names of the field with the numbers per token between two blocks."""
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "context_length")
-"""Names of the tokens that a model can attend to."""
+"""Names of the field with the number of tokens that a model can attend to."""
 
 _MAX_SIZE = 2**63
-# Some models bend the frequencies of their positions for ten million tokens.
+# Some models scale the frequencies of their positions for ten million tokens.
 _MAX_POSITIONS = 2**26
-# Transformers makes a name for each.
+# transformers creates a name for each.
 _MAX_LABELS = 2**17
 
-# What a family of transformers may have beyond what is stored: towers that were left out, settings without effect.
+# Tolerance for what a family may have beyond the stored weights: omitted towers, settings without effect.
 _SPARE_LAYERS = 256
 _SPARE_COUNT = 4096
 _SPARE_SIZE = 2**16
@@ -47,16 +47,16 @@ _SIZES = frozenset(
 _POSITION_SIZES = frozenset(
     {*POSITIONS, "max_source_positions", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length"}
 )
-# A single integer each, wherever one of these fields is read.
+# These fields must be a single integer, because they are read as one.
 _INTEGERS = frozenset(
     {*HIDDEN_SIZES, *POSITIONS, *_MAIN_LAYERS, "max_source_positions", "num_channels", "num_mel_bins", "vocab_size"}
 )
 _SIDES = frozenset({"image_size", "patch_size"})
 _FLAGS = frozenset({"is_encoder_decoder"})
 _OBJECTS = frozenset({"text_config"})
-# Names and numbers that the author chose.
+# Names and numbers chosen by the author.
 _FREE = frozenset({"id2label", "label2id"})
-# End of the names of fields that choose an implementation, for each part of the model perhaps: no sizes.
+# Suffix of fields that choose an implementation, possibly for each part of the model: these are not sizes.
 _CHOICE = "_implementation"
 # Families with one row of a stored table for each position.
 _TABLE_FAMILIES = frozenset(
@@ -64,7 +64,7 @@ _TABLE_FAMILIES = frozenset(
     bart bert biogpt camembert distilbert electra gpt2 gpt_bigcode gpt_neo mbart mpnet opt roberta whisper xlm-roberta
     """.split()  # noqa: SIM905 - as above
 )
-# Families that store other tables than one of vocabulary times hidden size.
+# Families whose stored tables are not vocabulary times hidden size.
 _FACTORIZED_FAMILIES = frozenset({"deberta", "deberta-v2", "electra", "opt"})
 
 
@@ -82,21 +82,21 @@ def find_number(config: Mapping[str, object], names: Iterable[str]) -> int | Non
 
 
 def longer_side(config: Mapping[str, object], name: str) -> int:
-    """Return the longer side of what a config calls the size of an image or patch; 0 if it has none."""
+    """Return the longer side of an image or patch size in a config; 0 if it has none."""
     value = config.get(name)
     sides = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
     return max((side for side in sides if isinstance(side, int) and _is_size(side)), default=0)
 
 
 def refuse_fields(config: Mapping[str, object], model: str) -> None:
-    """Refuse a config.json in which a field has a value that no model has, whatever its weights are.
+    """Raise an error if a field of a config.json has a value that no model can have, whatever its weights are.
 
     Args:
         config: the content of config.json.
-        model: names the model in messages.
+        model: name of the model in messages.
 
     Raises:
-        UnsupportedArchitectureError: names the field.
+        UnsupportedArchitectureError: a field is not valid; the message names it.
     """
     for field in _fields(config):
         problem = _problem_with(field)
@@ -108,17 +108,18 @@ def refuse_fields(config: Mapping[str, object], model: str) -> None:
 
 
 def refuse_sizes(config: Mapping[str, object], weights: WeightSummary, model: str) -> None:
-    """Refuse a config.json that describes a model far larger than the checkpoint stores.
+    """Raise an error if a config.json describes a model far larger than the checkpoint stores.
 
-    Exact where the family stores its layers under their own numbers, else with room for what a family may leave out.
+    The check is exact if the family stores its layers under their own numbers, otherwise tolerant of what a family may
+    omit.
 
     Args:
         config: the content of config.json.
-        weights: what the headers tell.
-        model: names the model in messages.
+        weights: summary of the safetensors headers.
+        model: name of the model in messages.
 
     Raises:
-        UnsupportedArchitectureError: names the field.
+        UnsupportedArchitectureError: a field is too large; the message names it.
     """
     limits = _Limits.of(config, weights)
     for field in _fields(config):
@@ -149,7 +150,7 @@ class _Field:
     is_main: bool
 
     def integers(self) -> Iterator[int]:
-        """Give the integers of the value: itself, or those of its lists and objects."""
+        """Yield the integers in the value: itself, or those in its lists and objects."""
         waiting: list[object] = [self.value]
         while waiting:
             value = waiting.pop()
@@ -163,7 +164,7 @@ class _Field:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Limits:
-    """The most that fields may say about a checkpoint."""
+    """Upper bounds on fields, derived from a checkpoint."""
 
     blocks: int
     dimension: int
@@ -182,7 +183,7 @@ class _Limits:
         )
 
     def limit_of(self, field: _Field) -> tuple[int | None, str]:
-        """Return the most that a field may say, None without a limit, and what the limit comes from."""
+        """Return the upper bound on a field, None if unlimited, and what the bound is derived from."""
         name, is_exact = field.name, self.is_exact and field.is_main
         if _LAYERS.fullmatch(name):
             spare = _SPARE_FACTOR * self.blocks + _SPARE_LAYERS
@@ -200,7 +201,7 @@ class _Limits:
 
 
 def _fields(config: Mapping[str, object]) -> Iterator[_Field]:
-    """Give the named fields of config.json and of all objects in it, without recursion."""
+    """Yield the named fields of config.json and of all objects in it, without recursion."""
     waiting: list[tuple[Mapping[str, object], str, bool]] = [(config, "", True)]
     while waiting:
         part, prefix, is_main = waiting.pop()
@@ -237,7 +238,7 @@ def _is_limited(name: str) -> bool:
 
 
 def _problem_with_integer(field: _Field, value: object) -> str | None:
-    # Some dump a whole number as a float, and models of nested parts have lists for some of these names.
+    # Some tools write a whole number as a float, and nested models have lists for some of these names.
     if not field.is_main or (field.name in _MAIN_LAYERS and isinstance(value, list | Mapping)):
         sizes = list(field.integers())
     elif isinstance(value, float) and value.is_integer():

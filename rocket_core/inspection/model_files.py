@@ -1,7 +1,7 @@
-"""Files of a model folder that a stranger may have written: which of them may be read, and how they are opened.
+"""Safe access to the files of an untrusted model folder: which of them may be read, and how they are opened.
 
-A folder is not trusted. A symbolic link in it could lead to any file that this process can read, and what is read can
-end up in an artifact; a device or a FIFO never ends. So a link may lead only to a file of the same model, and only
+A symbolic link in such a folder could point to any file that this process can read, and its content could end up in an
+artifact; reading a device or a FIFO may never end. So a link may only point to a file of the same model, and only
 regular files of a plausible size are opened. Loads no torch.
 """
 
@@ -39,17 +39,17 @@ COMPANIONS = (
     "LICENSE*",
     "NOTICE*",
 )
-"""What a model needs besides its weights and config.json, and an artifact therefore gets a copy of."""
+"""Files that a model needs in addition to its weights and config.json, and that are copied into artifacts."""
 
-# Folders whose files are read: the modules of sentence-transformers, and further chat templates.
+# Folders whose files are read: the modules of sentence-transformers, and additional chat templates.
 _READ_FOLDERS = ("[0-9]*_*", "additional_chat_templates")
 
-# The largest vocabularies take 60 MB, a dense module of sentence-transformers some tens.
+# The largest vocabularies take 60 MB, a dense module of sentence-transformers some tens of MB.
 _MAX_LARGE_BYTES = 2**29
 _LARGE = ("*/model.safetensors", "added_tokens.json", "merges.txt", "tokenizer*", "vocab.*", "*.model")
-# Settings, templates and licences: a thousand times what is usual.
+# Settings, templates and licences: a thousand times the usual size.
 MAX_SMALL_BYTES = 2**24
-# All copies together.
+# Limit of all copies together.
 _MAX_COMPANIONS_BYTES = 2**31
 _MAX_COMPANIONS = 1000
 
@@ -57,22 +57,22 @@ _CHUNK_BYTES = 2**20
 
 
 def vet_folder(folder: Path, name: str) -> None:
-    """Refuse a model folder with a file that must not be read. Nothing is opened.
+    """Raise an error if a model folder contains a file that must not be read. No file is opened.
 
     Args:
-        folder: the model; what it resolves to is the limit for its links.
-        name: names the folder in messages.
+        folder: the model; links must stay within the folder that it resolves to.
+        name: name of the folder in messages.
 
     Raises:
         UnsafeFileError: a symbolic link leads out of the folder (or, in the Hub's cache, out of the repository's
             blobs) or nowhere, or a file is a device, FIFO or socket.
-        CheckpointFormatError: the folder holds an adapter.
+        CheckpointFormatError: the folder contains an adapter.
     """
     root = folder.resolve()
     names = set()
     for entry in sorted(os.scandir(root), key=lambda found: found.name):
         names.add(entry.name)
-        # Not `DirEntry.is_dir`, which raises where links form a circle.
+        # Not `DirEntry.is_dir`, which raises if links form a cycle.
         is_folder = Path(entry.path).is_dir()
         if is_folder and not any(fnmatchcase(entry.name, pattern) for pattern in _READ_FOLDERS):
             continue
@@ -84,11 +84,11 @@ def vet_folder(folder: Path, name: str) -> None:
 
 
 def refuse_adapter(names: Collection[str], name: str) -> None:
-    """Refuse a model with an adapter, which transformers would add to the weights when it loads the model.
+    """Raise an error if a model has an adapter, which transformers would add to the weights when loading the model.
 
     Args:
         names: files of the model.
-        name: names the model in messages.
+        name: name of the model in messages.
 
     Raises:
         CheckpointFormatError: one of the files configures an adapter.
@@ -101,11 +101,11 @@ def refuse_adapter(names: Collection[str], name: str) -> None:
 
 
 def companions(folder: Path, name: str) -> list[Path]:
-    """The files of a model that an artifact gets a copy of, sorted, relative to its folder.
+    """Return the files of a model that are copied into artifacts, sorted, relative to its folder.
 
     Args:
         folder: the model.
-        name: names the folder in messages.
+        name: name of the folder in messages.
 
     Raises:
         UnsafeFileError: a file must not be read (see `vet_folder`), or is larger than such a file can be.
@@ -133,16 +133,16 @@ def companions(folder: Path, name: str) -> list[Path]:
 
 
 def copy_file(folder: Path, file: Path, target: Path) -> None:
-    """Copy one of `companions`, after checking it again: the folder may have changed since.
+    """Copy one of `companions`, checking it again because the folder may have changed.
 
     Args:
         folder: the model.
         file: the file, relative to the folder.
-        target: where to.
+        target: path of the copy.
 
     Raises:
         UnsafeFileError: the file must not be read, or is larger than such a file can be.
-        OSError: it cannot be read, or the copy cannot be written.
+        OSError: the file cannot be read, or the copy cannot be written.
     """
     limit = _limit(file)
     with open_file(folder, file) as stream, target.open("wb") as copy:
@@ -155,16 +155,16 @@ def copy_file(folder: Path, file: Path, target: Path) -> None:
 
 
 def read_start(folder: Path, file: str, size: int) -> bytes:
-    """Read at most so many bytes of a file of a model folder, from its start.
+    """Read the start of a file of a model folder.
 
     Args:
         folder: the model.
         file: its name, relative to the folder.
-        size: how many.
+        size: maximum number of bytes to read.
 
     Raises:
         UnsafeFileError: the file must not be read.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with open_file(folder, Path(file)) as stream:
         return stream.read(size)
@@ -180,7 +180,7 @@ def read_file(folder: Path, file: str, *, limit: int = MAX_SMALL_BYTES) -> bytes
 
     Raises:
         UnsafeFileError: the file must not be read, or is larger than the limit.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     content = read_start(folder, file, limit + 1)
     if len(content) > limit:
@@ -190,7 +190,7 @@ def read_file(folder: Path, file: str, *, limit: int = MAX_SMALL_BYTES) -> bytes
 
 @contextmanager
 def open_file(folder: Path, file: Path) -> Iterator[BinaryIO]:
-    """Open a file of a model folder that is not led elsewhere, even if the folder changes meanwhile.
+    """Open a file of a model folder without following links out of it, even if the folder changes meanwhile.
 
     Args:
         folder: the model.
@@ -198,7 +198,7 @@ def open_file(folder: Path, file: Path) -> Iterator[BinaryIO]:
 
     Raises:
         UnsafeFileError: the file must not be read (see `vet_folder`).
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
     name = f"{folder.name}/{_shown(str(file))}"
     root = folder.resolve()
@@ -217,7 +217,7 @@ def _require_safe(root: Path, file: Path, name: str) -> None:
 
 
 def _target(root: Path, file: Path, name: str) -> tuple[Path, Path]:
-    """The trusted folder that a file lies in once its links are followed, and its path there."""
+    """Return the trusted folder that contains a file once its links are followed, and its path there."""
     try:
         target = Path(os.path.realpath(file, strict=True))
     except OSError as error:
@@ -237,14 +237,14 @@ def _target(root: Path, file: Path, name: str) -> tuple[Path, Path]:
 
 
 def _blobs(root: Path) -> tuple[Path, ...]:
-    """Where the Hub's cache keeps the files of a snapshot; not resolved, so that it cannot be a link itself."""
+    """Return the Hub cache's folder for the files of a snapshot; not resolved, so that it cannot be a link itself."""
     repository = root.parent.parent
     in_cache = root.parent.name == "snapshots" and repository.name.startswith("models--")
     return (repository / "blobs",) if in_cache else ()
 
 
 def _open_beneath(base: Path, parts: tuple[str, ...], name: str) -> int:
-    """Open a file below a folder and follow no link on the way; a FIFO does not block."""
+    """Open a file below a folder without following any link on the way; a FIFO does not block."""
     descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for number, part in enumerate(parts, start=1):
@@ -262,7 +262,7 @@ def _open_beneath(base: Path, parts: tuple[str, ...], name: str) -> int:
 
 
 def _limit(file: Path) -> int:
-    # Licences first: whatever else their names match, they are texts.
+    # Licences first: whatever other patterns their names match, they are texts.
     if fnmatchcase(file.name, "LICENSE*") or fnmatchcase(file.name, "NOTICE*"):
         return MAX_SMALL_BYTES
     is_large = any(fnmatchcase(str(file), pattern) for pattern in _LARGE)
@@ -282,7 +282,7 @@ def _too_large(name: str, limit: int) -> UnsafeFileError:
 
 
 def _shown(name: str) -> str:
-    """A stranger's file name, without what could forge a line of a log."""
+    """Return an untrusted file name without characters that could forge a line of a log."""
     return "".join(character if character.isprintable() else "?" for character in name)
 
 

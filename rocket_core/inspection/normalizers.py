@@ -1,23 +1,23 @@
-"""How much longer a tokenizer's normalizer can make a text, read from tokenizer.json. Loads no torch.
+"""Upper bound on how much a tokenizer's normalizer can lengthen a text, read from tokenizer.json. Loads no torch.
 
-A replacement of one character by a thousand, four times in a row, makes a million million of each character: the
-memory is gone before anything that the tokenizer returns could be counted. So the bound is computed beforehand.
+Replacing one character by a thousand, four times in a row, turns each character into a million million: memory runs
+out before the tokenizer's output could be measured. So the bound is computed in advance.
 """
 
 from typing import Any
 
 from rocket_core.errors import CheckpointFormatError
 
-# Ordinary tokenizers replace a space by three bytes, and compatibility decomposition makes up to 18 characters of one.
+# Ordinary tokenizers replace a space by three bytes, and compatibility decomposition turns one character into up to 18.
 _MAX_EXPANSION = 256
 
 
 def refuse_expansion(tokenizer: dict[str, Any], name: str) -> None:
-    """Refuse a tokenizer whose normalizer or pre-tokenizer can multiply text.
+    """Raise an error if a tokenizer's normalizer can multiply text.
 
     Args:
         tokenizer: content of tokenizer.json.
-        name: names the file in messages.
+        name: name of the file in messages.
 
     Raises:
         CheckpointFormatError: a text could become many times as long.
@@ -29,11 +29,11 @@ def refuse_expansion(tokenizer: dict[str, Any], name: str) -> None:
 
 
 def expansion(normalizer: object) -> int:
-    """Upper bound on the characters that the replacements of a normalizer make of one character.
+    """Return an upper bound on the characters into which a normalizer's replacements can turn one character.
 
     Args:
-        normalizer: a normalizer as tokenizer.json describes it; what cannot be one counts as 1, as the tokenizers
-            library refuses it.
+        normalizer: a normalizer as described in tokenizer.json; anything else counts as 1, because the tokenizers
+            library rejects it.
     """
     factor = 1
     remaining = [normalizer]
@@ -49,7 +49,7 @@ def expansion(normalizer: object) -> int:
             factor *= max(1, _replacement(step))
         elif kind == "Prepend":
             prefix = step.get("prepend")
-            # In front of each piece of text, which has at least one character.
+            # Prepended to each piece of text, which has at least one character.
             factor *= 1 + (len(prefix) if isinstance(prefix, str) else 0)
         if factor > _MAX_EXPANSION:
             break
@@ -63,5 +63,5 @@ def _replacement(step: dict[str, Any]) -> int:
     literal = pattern.get("String") if isinstance(pattern, dict) else None
     if isinstance(literal, str) and literal:
         return -(-len(content) // len(literal))
-    # A regular expression may match nothing at all, between any two characters.
+    # A regular expression may match the empty string, between any two characters.
     return 1 + len(content)

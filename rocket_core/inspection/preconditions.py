@@ -1,6 +1,6 @@
-"""What config.json and the safetensors headers alone tell of a compression that cannot work. Loads no torch.
+"""Checks of a compression against config.json and the safetensors headers alone. Loads no torch.
 
-Only what is certain is refused here; the rest is for the preflight of a run, which asks the same questions first.
+Only what is certain to fail is rejected here; the preflight of a run repeats these checks and adds the rest.
 """
 
 import math
@@ -38,19 +38,19 @@ from rocket_core.inspection.model_fields import refuse_fields
 from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
 from rocket_core.inspection.strict_json import Limits, is_field_name, parse_object
 
-# Families that cannot be compressed and are asked for by mistake: without one list of blocks (an encoder-decoder: two),
-# with blocks that share weights or are run in ways of their own, or with an input that calibration cannot make.
+# Families that cannot be compressed and are requested by mistake: without one list of blocks (an encoder-decoder: two),
+# with blocks that share weights or are run in unusual ways, or with an input that calibration cannot produce.
 # Far from complete: preflight knows what the installed transformers can build.
 UNSUPPORTED = frozenset(
     """
     albert clap clip convnext convnextv2 detr encodec flaubert fsmt funnel hubert ibert resnet sam sam2 seamless_m4t
     seamless_m4t_v2 segformer siglip siglip2 siglip2_vision_model speech_to_text speecht5 squeezebert swin vit_mae vits
     wav2vec2 wav2vec2-bert wavlm xlm xlnet xmod
-    """.split()  # noqa: SIM905 - dozens of words in quotes are no table that one can read
+    """.split()  # noqa: SIM905 - dozens of words in quotes are not a table that one can read
 )
 
-# Families that exist only as code beside their weights; those that transformers knows may bring such code as well.
-# As far from complete.
+# Families that exist only as code next to their weights; families that transformers knows may include such code as
+# well. Just as incomplete.
 OWN_CODE_ONLY = frozenset(
     """
     aquila baichuan chatglm codeshell decilm internlm internlm2 internvl_chat moss openelm orion
@@ -61,11 +61,11 @@ OWN_CODE_ONLY = frozenset(
 DEFAULT_WINDOW_LENGTH = 1024
 
 MAX_CONFIG_BYTES = 2**22
-"""More than any config.json has; who reads a file needs one byte more to know."""
+"""More than any config.json has; readers of a file must request one more byte to detect a larger one."""
 
-# Real ones have five levels, and some names of 21,000 labels twice.
+# Real files have five levels, and some contain the names of 21,000 labels twice.
 _CONFIG_LIMITS = Limits(depth=32, values=100_000)
-# Each shape that is judged takes about a millisecond.
+# Checking one shape takes about a millisecond.
 _MAX_SHAPES = 1024
 
 Shape = tuple[int, int]
@@ -77,10 +77,10 @@ def parse_config(raw: bytes, model: str) -> dict[str, Any]:
 
     Args:
         raw: the file.
-        model: names the model in messages.
+        model: name of the model in messages.
 
     Raises:
-        UnsupportedArchitectureError: not a JSON object, too large, too deep, or with a key that occurs twice.
+        UnsupportedArchitectureError: the file is not a JSON object, is too large or too deep, or has a duplicate key.
     """
     if len(raw) > MAX_CONFIG_BYTES:
         raise UnsupportedArchitectureError(f"the config.json of {model} is too large to be one")
@@ -93,16 +93,16 @@ def parse_config(raw: bytes, model: str) -> dict[str, Any]:
 
 
 def refuse_config(config: Mapping[str, object], model: str) -> None:
-    """Refuse a model by its config.json.
+    """Raise an error if a model's config.json shows that it cannot be compressed.
 
     Args:
         config: the content of the file.
-        model: names the model in messages.
+        model: name of the model in messages.
 
     Raises:
         AlreadyQuantizedError: the weights are quantized or already compressed.
-        UnsupportedArchitectureError: no model of transformers, none that can be compressed, or a field with a value
-            that no model has.
+        UnsupportedArchitectureError: transformers does not have the model, it cannot be compressed, or a field has a
+            value that no model can have.
     """
     quantization = config.get("quantization_config")
     if quantization is not None:
@@ -130,24 +130,25 @@ def refuse_config(config: Mapping[str, object], model: str) -> None:
 
 
 def input_kind(config: Mapping[str, object]) -> InputKind:
-    """What a model reads, as far as config.json tells: a run asks the model itself."""
+    """Return what a model reads, as far as config.json shows it; a run takes it from the model itself."""
     if "num_mel_bins" in config:
         return "audio"
     return "images" if "patch_size" in config and "vocab_size" not in config else "text"
 
 
 def refuse_calibration(kind: InputKind, dataset: str, sequence_length: int | None, model: str) -> None:
-    """Refuses calibration data of another kind than a model reads.
+    """Raise an error if the calibration data is of a different kind than the model reads.
 
     Args:
         kind: what the model reads.
-        dataset: as in `CalibrationConfig.dataset`; what is no folder and no known name counts as a file of text.
-        sequence_length: as asked for.
-        model: names the model in messages.
+        dataset: as in `CalibrationConfig.dataset`; anything that is neither a folder nor a known name counts as a text
+            file.
+        sequence_length: the requested length.
+        model: name of the model in messages.
 
     Raises:
-        UnknownDatasetError: the message says what to give.
-        InvalidConfigError: images have no sequence length.
+        UnknownDatasetError: the kinds differ; the message says what to specify.
+        InvalidConfigError: the model reads images, which have no sequence length.
     """
     if kind == "images" and sequence_length is not None:
         raise InvalidConfigError(f"{model} reads images, which have no sequence length; leave it out")
@@ -172,16 +173,16 @@ def _is_text(dataset: str) -> bool:
 
 
 def refuse_weights(weights: WeightSummary, ratio: float, model: str) -> None:
-    """Refuses a model by its weights.
+    """Raise an error if a model's weights show that it cannot be compressed.
 
     Args:
-        weights: what the headers tell.
+        weights: summary of the safetensors headers.
         ratio: target compression ratio, [0, 1).
-        model: names the model in messages.
+        model: name of the model in messages.
 
     Raises:
-        AlreadyQuantizedError: most weights are no plain floating-point numbers.
-        UnsupportedArchitectureError: there are no blocks with weight matrices, or too many shapes of them.
+        AlreadyQuantizedError: most weights are not plain floating-point numbers.
+        UnsupportedArchitectureError: the model has no blocks with weight matrices, or too many shapes of them.
         InfeasibleBudgetError: no layer's profile reaches the ratio.
     """
     if weights.dtype_bytes:
@@ -200,21 +201,21 @@ def refuse_weights(weights: WeightSummary, ratio: float, model: str) -> None:
 
 
 def refuse_ignore(config: Mapping[str, object], weights: WeightSummary, patterns: Sequence[str], model: str) -> None:
-    """Refuses patterns of layers to leave alone of which one matches no layer, as far as names in the files can tell.
+    """Raise an error if an ignore pattern matches no layer, as far as can be told from the names in the files.
 
     Args:
         config: the content of config.json.
-        weights: what the headers tell; at least one matrix in a block.
-        patterns: glob patterns of layer names. Messages do not repeat them, but say which one it is.
-        model: names the model in messages.
+        weights: summary of the safetensors headers; at least one matrix in a block.
+        patterns: glob patterns of layer names. Messages do not repeat them, but give the position of the pattern.
+        model: name of the model in messages.
 
     Raises:
-        UnmatchedIgnoreError: with what to write in its place.
+        UnmatchedIgnoreError: a pattern matches no layer; the message suggests a replacement.
     """
     if not patterns or not weights.matrices or family_of(config) not in PREFIXES:
         return
     stored = [name for name, _ in weights.matrices]
-    # Left to the preflight, as are families that may call their layers something else.
+    # Left to the preflight, as are families that may name their layers differently.
     if is_costly(stored, patterns):
         return
     names = [name for layer in stored for name in possible_names(config, layer)]
@@ -227,14 +228,14 @@ def refuse_ignore(config: Mapping[str, object], weights: WeightSummary, patterns
 
 
 def window_length(positions: int | None, requested: int | None) -> int:
-    """Tokens per window of text.
+    """Return the number of tokens per window of text.
 
     Args:
-        positions: tokens that the model can attend to; None if there is no limit.
-        requested: what the user asked for; None takes 1024, or what the model attends to if that is less.
+        positions: tokens that the model can attend to; None if unlimited.
+        requested: the requested length; None takes 1024, or the model's context length if that is less.
 
     Raises:
-        InvalidConfigError: fewer than 2 tokens, or more than the model has positions for.
+        InvalidConfigError: the length is less than 2 tokens, or more than the model has positions for.
     """
     if requested is None:
         return DEFAULT_WINDOW_LENGTH if positions is None else min(DEFAULT_WINDOW_LENGTH, positions)
@@ -248,7 +249,7 @@ def window_length(positions: int | None, requested: int | None) -> int:
 
 
 def highest_ratio(layers: Collection[Shape]) -> float:
-    """The highest compression ratio that is certain to be reached, rounded down to four digits.
+    """Return the highest compression ratio that is guaranteed to be reachable, rounded down to four digits.
 
     Args:
         layers: `(d_in, d_out)` of every selected layer; at least one.
@@ -258,14 +259,14 @@ def highest_ratio(layers: Collection[Shape]) -> float:
 
 
 def refuse_unreachable(layers: Collection[Shape], ratio: float) -> None:
-    """Refuses a ratio that no choice of candidates reaches; which of the shapes a profile will hold is not known yet.
+    """Raise an error if no choice of candidates reaches a ratio; which shapes a profile will hold is not known yet.
 
     Args:
         layers: `(d_in, d_out)` of every selected layer.
         ratio: target compression ratio, [0, 1).
 
     Raises:
-        InfeasibleBudgetError: with the nearest ratio that is certain to be reached.
+        InfeasibleBudgetError: the ratio cannot be reached; names the nearest ratio that is guaranteed.
     """
     total = sum(d_in * d_out for d_in, d_out in layers)
     if sum(_fewest_kept(*shape)[0] for shape in layers) > budget.parameter_budget(total, ratio):
@@ -273,22 +274,22 @@ def refuse_unreachable(layers: Collection[Shape], ratio: float) -> None:
 
 
 def ratio_within(layers: Collection[Shape], target_bytes: int, *, itemsize: int, other_bytes: int) -> float:
-    """Fraction of the layers' bytes that has to go for a model to take no more than a size; 0 if it does not already.
+    """Return the fraction of the layers' bytes to remove so that a model fits a size; 0 if it fits already.
 
     Args:
         layers: `(d_in, d_out)` of every selected layer; at least one.
-        target_bytes: most that the model may take.
+        target_bytes: upper bound on the size of the model.
         itemsize: bytes of a number.
-        other_bytes: what it takes beside the layers, at least.
+        other_bytes: lower bound on the bytes of the model without these layers.
 
     Raises:
-        InfeasibleBudgetError: no choice of candidates is that small; names the smallest that is certain to be reached.
+        InfeasibleBudgetError: no choice of candidates is small enough; names the smallest size that is guaranteed.
     """
     whole = sum(d_in * d_out for d_in, d_out in layers) * itemsize
     ratio = max(0.0, 1 - (target_bytes - other_bytes) / whole)
     try:
         if ratio < 1:
-            # Of bytes no more can go than of parameters.
+            # The fraction of bytes removed cannot exceed that of parameters.
             refuse_unreachable(layers, ratio)
             return ratio
     except InfeasibleBudgetError:
@@ -302,10 +303,10 @@ def ratio_within(layers: Collection[Shape], target_bytes: int, *, itemsize: int,
 
 
 def _refuse_ratio_of_any_selection(shapes: Mapping[Shape, int], ratio: float) -> None:
-    """Refuses a ratio that is out of reach whichever of these weights turn out to be the compressible layers.
+    """Raise an error if a ratio cannot be reached, whichever of these weights are the compressible layers.
 
-    If each layer keeps more than its share of the budget, so does every sum of layers. A weight may be stored either
-    way round; the way that keeps less decides.
+    If each layer keeps more than its share of the budget, so does every sum of layers. A weight may be stored in either
+    orientation; the one that keeps less is used.
     """
     if any(_fewest_either_way(shape)[0] <= budget.parameter_budget(shape[0] * shape[1], ratio) for shape in shapes):
         return
@@ -320,7 +321,7 @@ def _fewest_either_way(shape: Shape) -> tuple[int, int]:
 
 @lru_cache(maxsize=4 * _MAX_SHAPES)
 def _fewest_kept(d_in: int, d_out: int) -> tuple[int, int]:
-    """Fewest parameters that a layer's profile may keep, and fewest that it keeps for sure."""
+    """Return the fewest parameters that a layer's profile may keep, and the fewest that it is guaranteed to offer."""
     kept = [
         [budget.kept_parameters(d_in, *shape) for shape in shapes]
         for shapes in (budget.candidate_shapes(d_in, d_out, ratio, PROFILE_RANK_NNZ_RATIOS) for ratio in PROFILE_RATIOS)

@@ -1,7 +1,7 @@
-"""Safetensors headers: which files make up a checkpoint, and what tensors they say they hold. Loads no torch.
+"""Safetensors headers: the files of a checkpoint, and the tensors that they declare. Loads no torch.
 
-A header is checked against its file before anything trusts it. Names of files are given with what the reader of a
-message may see of them: a path on the command line, less where a service answers strangers.
+A header is checked against its file before it is trusted. Callers pass the name of a file that may appear in messages:
+a path on the command line, less in a service with untrusted clients.
 """
 
 import re
@@ -20,25 +20,25 @@ INDEX_NAME = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 PREFIX_BYTES = 8
 
-# What the Hub accepts; a model of a hundred thousand tensors in one file needs less than half of it.
+# The Hub's limit; a model of a hundred thousand tensors in one file needs less than half of it.
 MAX_HEADER_BYTES = 25_000_000
 MAX_TENSORS = 250_000
-# Video models convolve over five dimensions; nothing stores more than six.
+# Video models convolve over five dimensions; no known model stores more than six.
 MAX_DIMENSIONS = 8
-# The longest names of real tensors have some 120 characters.
+# The longest names of real tensors have about 120 characters.
 MAX_NAME_CHARACTERS = 512
-# Free text that training programs leave.
+# Free text written by training programs.
 MAX_METADATA_CHARACTERS = 2**20
 MAX_FILES = 4096
 
-# Of a tensor without numbers, whose other dimensions nothing else bounds.
+# Limit for tensors without numbers, whose other dimensions nothing else bounds.
 _MAX_DIMENSION = 2**40
 _MAX_FILE_NAME = 255
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
-"""Plain floating-point numbers: what a weight must be stored as to be compressed."""
+"""Plain floating-point dtypes: weights must be stored in one of them to be compressed."""
 
-# Bits, as two kinds of number are smaller than a byte.
+# In bits, because some kinds of number are smaller than a byte.
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -49,20 +49,20 @@ _BITS = {
 }
 _WEIGHT = ".weight"
 _DTYPE = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
-# A list of modules numbers its members, and every part of a repeated block lies under such a number.
+# A list of modules numbers its members, and every part of a repeated block has such a number in its name.
 _IN_A_BLOCK = re.compile(r"(?:^|\.)\d+\.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorHeader:
-    """What a header says of a tensor.
+    """A tensor as described in a header.
 
     Attributes:
         key: its name.
         dtype: safetensors name of its dtype.
         shape: its shape.
         start: offset of its first byte in the file.
-        stop: offset behind its last byte.
+        stop: offset after its last byte.
     """
 
     key: str
@@ -78,23 +78,23 @@ class TensorHeader:
 
     @property
     def numbers(self) -> int:
-        """Numbers in the tensor: the product of its shape, which a header is checked for."""
+        """Count of numbers in the tensor: the product of its shape, which is verified when the header is parsed."""
         return 8 * self.nbytes // _BITS[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightSummary:
-    """What the headers of a checkpoint tell of its weight matrices.
+    """Summary of the weight matrices in the headers of a checkpoint.
 
     Attributes:
         dtype_bytes: bytes of the tensors of two and more dimensions, by dtype.
-        block_shapes: how many matrices inside numbered blocks have which shape, as stored: every layer that can be
-            compressed is among them, and others too.
-        matrices: names of those of `block_shapes` that are called weights, with their shapes, as stored.
+        block_shapes: number of matrices inside numbered blocks, by shape as stored: includes every compressible layer,
+            and others.
+        matrices: names and shapes, as stored, of those in `block_shapes` whose name ends in `.weight`.
         parameters: numbers in all floating-point tensors.
         stored_bytes: bytes of all tensors.
-        block_parameters: the same for each numbered block, by its name.
-        tensors: how many tensors there are.
+        block_parameters: numbers in the floating-point tensors of each numbered block, by its name.
+        tensors: number of tensors.
         largest_dimension: the largest dimension of any tensor that holds numbers.
         largest_tensor: numbers in the largest tensor.
     """
@@ -111,7 +111,7 @@ class WeightSummary:
 
 
 def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
-    """Count dtypes, shapes and sizes. A tensor without numbers counts for nothing but a tensor."""
+    """Count dtypes, shapes and sizes. A tensor without numbers only counts as a tensor."""
     dtypes: Counter[str] = Counter()
     shapes: Counter[tuple[int, int]] = Counter()
     blocks: Counter[str] = Counter()
@@ -150,14 +150,14 @@ def summarize(headers: Iterable[TensorHeader]) -> WeightSummary:
 
 
 def sum_summaries(parts: Iterable[WeightSummary], name: str = "the model") -> WeightSummary:
-    """Return the summary of several files.
+    """Return the combined summary of several files.
 
     Args:
         parts: the summary of each file.
-        name: names the model in messages.
+        name: name of the model in messages.
 
     Raises:
-        CheckpointFormatError: more tensors in all files together than one file may have.
+        CheckpointFormatError: all files together have more tensors than one file may have.
     """
     dtypes: Counter[str] = Counter()
     shapes: Counter[tuple[int, int]] = Counter()
@@ -190,14 +190,14 @@ def sum_summaries(parts: Iterable[WeightSummary], name: str = "the model") -> We
 
 
 def storage_dtype(weights: WeightSummary, model: str) -> str:
-    """The dtype that most bytes of the weight matrices are stored in, one of `FLOAT_DTYPES`.
+    """Return the dtype in which most bytes of the weight matrices are stored, one of `FLOAT_DTYPES`.
 
     Args:
-        weights: the checkpoint's weights.
-        model: names the model in messages.
+        weights: summary of the checkpoint's weights.
+        model: name of the model in messages.
 
     Raises:
-        AlreadyQuantizedError: no plain floating-point dtype.
+        AlreadyQuantizedError: it is not a plain floating-point dtype.
     """
     stored = max(weights.dtype_bytes, key=lambda dtype: weights.dtype_bytes[dtype], default="none")
     if stored not in FLOAT_DTYPES:
@@ -209,15 +209,15 @@ def storage_dtype(weights: WeightSummary, model: str) -> str:
 
 
 def weight_files(names: Collection[str], read_index: Callable[[], bytes], folder: str) -> tuple[str, ...]:
-    """The files that make up a checkpoint: the choice that transformers makes, as others belong to other tools.
+    """Return the files that make up a checkpoint, by the same rules as transformers; others belong to other tools.
 
     Args:
         names: files of the folder.
-        read_index: gives the content of `INDEX_NAME`; called if that decides.
-        folder: names the folder in messages.
+        read_index: returns the content of `INDEX_NAME`; called only if needed.
+        folder: name of the folder in messages.
 
     Raises:
-        CheckpointFormatError: there are no safetensors.
+        CheckpointFormatError: the folder contains no safetensors.
         CorruptCheckpointError: the index is damaged, or a file that it names is missing.
     """
     if SINGLE_NAME in names:
@@ -242,14 +242,14 @@ def weight_files(names: Collection[str], read_index: Callable[[], bytes], folder
 
 
 def local_weight_files(folder: Path, name: str) -> tuple[Path, ...]:
-    """The files that make up the checkpoint in a folder.
+    """Return the files that make up the checkpoint in a folder.
 
     Args:
         folder: the checkpoint.
-        name: names the folder in messages.
+        name: name of the folder in messages.
 
     Raises:
-        CheckpointFormatError: there are no safetensors.
+        CheckpointFormatError: the folder contains no safetensors.
         CorruptCheckpointError: the index is damaged, or a file that it names is missing.
     """
     names = {path.name for path in folder.iterdir() if path.is_file()}
@@ -257,11 +257,11 @@ def local_weight_files(folder: Path, name: str) -> tuple[Path, ...]:
 
 
 def read_header(file: Path, name: str) -> list[TensorHeader]:
-    """The tensors of one safetensors file, in the order of their bytes.
+    """Return the tensors of one safetensors file, in the order of their bytes.
 
     Args:
         file: the file.
-        name: names the file in messages.
+        name: name of the file in messages.
 
     Raises:
         CheckpointFormatError: a tensor has a dtype that this library does not know.
@@ -274,15 +274,15 @@ def read_header(file: Path, name: str) -> list[TensorHeader]:
 
 
 def header_length(prefix: bytes, size: int, name: str) -> int:
-    """Bytes of the header that follows a file's first 8 bytes.
+    """Return the length of the header that follows a file's first 8 bytes.
 
     Args:
         prefix: those 8 bytes.
-        size: of the whole file, in bytes.
-        name: names the file in messages.
+        size: size of the whole file, in bytes.
+        name: name of the file in messages.
 
     Raises:
-        CorruptCheckpointError: no header can be that long.
+        CorruptCheckpointError: a header cannot have that length.
     """
     length: int = struct.unpack("<Q", prefix)[0] if len(prefix) == PREFIX_BYTES else 0
     if not 2 <= length <= min(MAX_HEADER_BYTES, size - PREFIX_BYTES):
@@ -291,12 +291,12 @@ def header_length(prefix: bytes, size: int, name: str) -> int:
 
 
 def parse_header(raw: bytes, size: int, name: str) -> list[TensorHeader]:
-    """The tensors that a header describes, in the order of their bytes, which fill the file without a gap.
+    """Return the tensors that a header describes, in the order of their bytes, which must fill the file without a gap.
 
     Args:
         raw: the header.
-        size: of the whole file, in bytes.
-        name: names the file in messages.
+        size: size of the whole file, in bytes.
+        name: name of the file in messages.
 
     Raises:
         CheckpointFormatError: a tensor has a dtype that this library does not know.
@@ -357,7 +357,7 @@ def _tensor(key: str, fields: dict[str, Any], base: int, size: int, name: str) -
 
 
 def _count_numbers(header: TensorHeader, size: int) -> int:
-    """Return the product of a shape's dimensions; an early exit keeps it below the bits of the file."""
+    """Return the product of a shape's dimensions; stops early once it exceeds the number of bits in the file."""
     if len(header.shape) > MAX_DIMENSIONS:
         raise ValueError(f"tensor {header.key!r} has {len(header.shape)} dimensions, more than {MAX_DIMENSIONS}")
     if 0 in header.shape:

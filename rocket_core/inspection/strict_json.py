@@ -1,4 +1,4 @@
-"""JSON from files that strangers wrote: one object, without what JSON readers disagree on. Loads no torch."""
+"""Strict JSON parser for untrusted files: one object, with nothing that JSON readers disagree on. Loads no torch."""
 
 import json
 import re
@@ -13,11 +13,11 @@ _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How large a JSON text may be once it is parsed.
+    """Limits on the size of a parsed JSON text.
 
     Attributes:
-        depth: levels of objects and lists, the outermost included.
-        values: members of all objects and elements of all lists.
+        depth: levels of objects and lists, including the outermost.
+        values: total members of all objects and elements of all lists.
     """
 
     depth: int
@@ -31,12 +31,12 @@ def parse_object(
 
     Args:
         raw: the text, UTF-8.
-        limits: how large and deep it may be; None for a caller that checks each value.
+        limits: upper bounds on size and depth; None for callers that check each value.
         parse_float: converts numbers with a fraction or an exponent.
 
     Raises:
-        ValueError: not a JSON object, beyond the limits, a key that occurs twice, or an integer of more than 40 digits.
-            The message repeats nothing of the text but names of fields.
+        ValueError: the text is not a JSON object, exceeds the limits, has a duplicate key, or has an integer of more
+            than 40 digits. The message repeats only field names from the text.
     """
     try:
         value = json.loads(raw, object_pairs_hook=_without_duplicates, parse_int=parse_integer, parse_float=parse_float)
@@ -57,7 +57,7 @@ def parse_integer(text: str) -> int:
     """Convert the digits of an integer.
 
     Raises:
-        ValueError: more than 40 of them.
+        ValueError: the integer has more than 40 digits.
     """
     if len(text) > _MAX_DIGITS:
         raise ValueError(f"an integer of more than {_MAX_DIGITS} digits")
@@ -65,12 +65,12 @@ def parse_integer(text: str) -> int:
 
 
 def is_field_name(key: str) -> bool:
-    """Tell whether a key looks like the name of a field, so that a message may repeat it."""
+    """Return whether a key looks like a field name, so that a message may repeat it."""
     return _FIELD.fullmatch(key) is not None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # JSON readers disagree on which of two equal keys counts, and therefore on what the file holds.
+    # JSON readers disagree on which of two equal keys counts, and therefore on the content of the file.
     fields = dict(pairs)
     if len(fields) == len(pairs):
         return fields
@@ -83,7 +83,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _require(value: dict[str, Any], limits: Limits) -> None:
-    # Level by level: what was sent may be nested deeper than calls can be.
+    # Level by level, because the input may be nested deeper than the recursion limit.
     level: list[Any] = [value]
     count = 0
     for _ in range(limits.depth):

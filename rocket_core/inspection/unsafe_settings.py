@@ -1,7 +1,7 @@
-"""Settings of a model by which transformers would run code, load kernels from the Hub, or read other files.
+"""Settings of a model that make transformers run code, load kernels from the Hub, or read other files.
 
-What a model needs no choice in, such as how attention is computed, is taken out; what would make other weights or code
-a part of the model is refused. Loads no torch.
+Settings that a model does not depend on, such as how attention is computed, are removed; settings that would make other
+weights or code part of the model are rejected. Loads no torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 from rocket_core.errors import CheckpointFormatError, UnsupportedArchitectureError
 
-# Names of classes in code that comes with the model, of other configuration files, of kernels, and permissions.
+# Names of classes in code shipped with the model, of other configuration files, of kernels, and permissions.
 _CODE = frozenset(
     {
         "allow_all_kernels",
@@ -23,8 +23,8 @@ _CODE = frozenset(
         "use_kernels",
     }
 )
-# How attention and experts are computed: each may be the id of a repository of the Hub, whose code is then loaded, and
-# `flash_attention_2` is one where the package is not installed.
+# How attention and experts are computed: each may be the id of a repository on the Hub, whose code is then loaded;
+# `flash_attention_2` becomes one if the package is not installed.
 _IMPLEMENTATIONS = frozenset(
     {
         "_attn_implementation",
@@ -36,13 +36,13 @@ _IMPLEMENTATIONS = frozenset(
     }
 )
 _SAFE_IMPLEMENTATIONS = frozenset({"eager", "sdpa", "batched_mm", "grouped_mm", None})
-# Models of the package timm, whose settings name repositories and pickled weights.
+# Models of the timm package, whose settings name repositories and pickled weights.
 _TIMM = frozenset({"timm_backbone", "timm_wrapper"})
 _MAX_DEPTH = 64
 
 
 def without_code(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those by which code is found, at any depth; the rest as it was.
+    """Return settings without those that locate code, at any depth, and otherwise unchanged.
 
     Args:
         settings: content of a JSON file of a model.
@@ -51,14 +51,14 @@ def without_code(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_redirections(settings: Mapping[str, Any], name: str) -> None:
-    """Refuse a configuration that makes a model of other files than its own.
+    """Raise an error if a configuration makes a model use files other than its own.
 
     Args:
         settings: content of config.json.
-        name: names the file in messages.
+        name: name of the file in messages.
 
     Raises:
-        CheckpointFormatError: it names other weights, or is nested too deeply.
+        CheckpointFormatError: the configuration names other weights, or is nested too deeply.
         UnsupportedArchitectureError: a part of the model is built by another package.
     """
     for key, value in _walk(settings, name, 0):

@@ -1,8 +1,9 @@
-"""The whole compression: a model in, a smaller model that loads out; or only the profile that answers every ratio.
+"""The complete compression: from a model to a smaller model that loads, or only to a profile that answers every ratio.
 
-Stages: `preflight` looks before anything long begins; `calibrating` walks the dense model block by block and profiles
+Stages: `preflight` checks everything before long work; `calibrating` walks the dense model block by block and profiles
 its layers; `allocating` solves the knapsack; `factorizing` walks the blocks again; `exporting` writes the artifacts.
-`work_folder` holds what is finished, so that a run resumes where it stopped; `kept_profiles` what later runs may use.
+`state.work_folder` stores finished work, from which a stopped run resumes; `state.profile_cache` stores profiles for
+later runs.
 """
 
 from rocket_core.pipeline.progress import Progress

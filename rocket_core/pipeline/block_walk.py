@@ -1,4 +1,4 @@
-"""Walking the dense model block by block: only one block's weights are in memory."""
+"""Block-by-block walk through the dense model, with only one block's weights in memory."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,12 +18,12 @@ from rocket_core.system.devices import return_freed_memory
 
 
 class BlockWalk:
-    """The hidden states of all calibration samples, on their way through the dense model.
+    """The hidden states of all calibration samples while they pass through the dense model.
 
     Args:
         run: the run.
-        inputs: calibration inputs; a tensor is windows of text.
-        on_batch: called before each batch goes through a block; on a slow device a block takes long.
+        inputs: calibration inputs; a tensor holds windows of text.
+        on_batch: called before each batch goes through a block, because a block takes long on a slow device.
     """
 
     def __init__(self, run: Run, inputs: CalibrationInputs | Tensor, on_batch: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class BlockWalk:
         self._position = 0
 
     def advance_to(self, index: int) -> None:
-        """Brings the hidden states to the input of block `index`."""
+        """Advance the hidden states to the input of block `index`."""
         self._enter_list()
         while self._position < index:
             with loaded_block(self._run, self._position) as block:
@@ -46,12 +46,12 @@ class BlockWalk:
     def statistics(
         self, index: int, layers: tuple[str, ...], *, input_grams: bool
     ) -> tuple[dict[str, GramStatistics], dict[str, str]]:
-        """Collects the Gram matrices of a block's layers while taking the hidden states through it.
+        """Collect the Gram matrices of a block's layers while the hidden states pass through it.
 
         Args:
-            index: the block, where the walk stands.
-            layers: names of the layers to look at.
-            input_grams: whether the Gram matrices of the inputs are wanted even where those of the outputs are smaller.
+            index: the block; not before the current position of the walk.
+            layers: names of the layers whose statistics are collected.
+            input_grams: whether to collect the Gram matrices of the inputs even where those of the outputs are smaller.
 
         Returns:
             Statistics by layer, and for each layer the first one that reads the same input. A layer that the model
@@ -77,7 +77,7 @@ class BlockWalk:
         return statistics, _leaders(groups)
 
     def block(self, index: int) -> AbstractContextManager[nn.Module]:
-        """A block with its weights, for as long as the context lasts."""
+        """Return a context manager that yields a block with its weights loaded."""
         return loaded_block(self._run, index)
 
     def _step(self, block: nn.Module, index: int, batch: int) -> None:
@@ -90,7 +90,7 @@ class BlockWalk:
         return self._activations
 
     def _enter_list(self) -> None:
-        """Records the calls of the list that the walk has come to, unless it stands within one."""
+        """Record the calls of the list that the walk has reached, unless it has done so already."""
         blocks = self._run.architecture.list_of(self._position)
         if self._activations is not None and self._activations.first == blocks.first:
             return
@@ -103,7 +103,7 @@ class BlockWalk:
 
 @contextmanager
 def loaded_block(run: Run, index: int) -> Iterator[nn.Module]:
-    """A block with its weights, for as long as the context lasts."""
+    """Yield a block with its weights loaded while the context is active."""
     name = run.architecture.block_name(index)
     block = run.architecture.model.get_submodule(name)
     run.loader.load([name])
@@ -116,11 +116,11 @@ def loaded_block(run: Run, index: int) -> Iterator[nn.Module]:
 
 @contextmanager
 def loaded_surroundings(run: Run, *, head: bool) -> Iterator[PreTrainedModel]:
-    """The model with the weights of all but its blocks, for as long as the context lasts.
+    """Yield the model with all weights except those of its blocks loaded while the context is active.
 
     Args:
         run: the run.
-        head: whether the output embeddings are wanted too; recording stops before they are called.
+        head: whether to load the output embeddings too; recording stops before they are called.
     """
     model = run.architecture.model
     output = model.get_output_embeddings()
@@ -138,7 +138,7 @@ def loaded_surroundings(run: Run, *, head: bool) -> Iterator[PreTrainedModel]:
 def split_inputs(
     run: Run, inputs: CalibrationInputs, positions_per_batch: int | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """Calibration inputs in batches of at most so many positions, on the device; a sample is never cut."""
+    """Return calibration inputs on the device, in batches of limited positions; a sample is never split."""
     if positions_per_batch is None:
         positions_per_batch = TOKENS_PER_BATCH_ON_CPU if run.device.type == "cpu" else TOKENS_PER_BATCH
     size = max(1, positions_per_batch // run.positions)
@@ -148,12 +148,12 @@ def split_inputs(
 def begin_walk(
     run: Run, batches: Iterable[Mapping[str, Tensor] | Tensor], *, passed: tuple[BlockList, Activations] | None = None
 ) -> Activations:
-    """Takes calibration inputs to the first block of a list, and records how the model would call each of its blocks.
+    """Take calibration inputs to the first block of a list, and record how the model would call each of its blocks.
 
     Args:
         run: the run.
         batches: arguments of the model by name, or windows of text.
-        passed: in an encoder-decoder the encoder, once its blocks have been walked; None for the first list.
+        passed: the encoder of an encoder-decoder, once its blocks have been walked; None for the first list.
     """
     architecture = run.architecture
     index = passed[0].stop if passed else 0
@@ -170,7 +170,7 @@ def begin_walk(
 
 
 def _modules_outside_blocks(run: Run) -> list[str]:
-    """Modules that own parameters and belong to no block."""
+    """Return the modules that own parameters and are in no block."""
     lists = tuple(f"{blocks.name}." for blocks in run.architecture.lists)
     return [
         name

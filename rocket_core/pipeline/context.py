@@ -1,4 +1,4 @@
-"""A compression: its model, its configuration and what is derived from both."""
+"""The context of a compression: its model, its configuration, and values derived from both."""
 
 import math
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One compression: the model, what is to be compressed of it, and how.
+    """One compression: the model, the layers to compress, and the settings.
 
     Attributes:
         config: all settings.
-        source: where the model's files are.
-        checkpoint: its safetensors.
+        source: location of the model's files.
+        checkpoint: safetensors of the model.
         architecture: the model without weights.
-        loader: fills its modules.
-        inputs: makes its calibration inputs.
-        device: device that computes.
+        loader: loads weights into the model's modules.
+        inputs: source of the calibration inputs.
+        device: compute device.
         dtype: dtype in which the model runs and is stored.
-        sequence_length: tokens per calibration window; of images, positions of one.
-        positions: positions of a sample that pass through blocks, in all lists of them together.
+        sequence_length: tokens per calibration window; for images, positions of one image.
+        positions: positions of a sample that pass through blocks, summed over all lists of blocks.
         layers: compressible layers of each block, without the ignored ones.
         skipped: layers left alone, with the reason.
     """
@@ -53,16 +53,16 @@ class Run:
 
     @property
     def method(self) -> Method:
-        """How layers are compressed."""
+        """The compression method."""
         return method_for(self.config, self.dtype.itemsize)
 
     def stored_bytes(self, layer: str) -> int:
-        """Bytes of a layer's dense weight in the artifact: as stored, unless another dtype is asked for."""
+        """Return the bytes of a layer's dense weight in the artifact: as stored, unless a dtype is configured."""
         entry = self.checkpoint.entries[f"{self.disk_name(layer)}.weight"]
         return entry.nbytes if self.config.dtype == "auto" else math.prod(entry.shape) * self.dtype.itemsize
 
     def disk_name(self, layer: str) -> str:
-        """Name of a layer in the checkpoint files."""
+        """Return the name of a layer in the checkpoint files."""
         key = self.loader.disk_key(f"{layer}.weight")
         assert key is not None
         return key.removesuffix(".weight")

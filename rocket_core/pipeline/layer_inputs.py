@@ -1,4 +1,4 @@
-"""From the model and the work folder to what a method is given."""
+"""Inputs of a compression method, assembled from the model and the work folder."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,15 +24,15 @@ def layer_problem(
     weight: Float[Tensor, "d_in d_out"] | None = None,
     basis: Eigenbasis | None = None,
 ) -> LayerProblem:
-    """The problem of one layer, or of layers that read one input with their weights side by side.
+    """Return the problem of one layer, or of several layers that read the same input, with their weights concatenated.
 
     Args:
         run: the run.
-        work: where sensitivities are.
+        work: work folder with the sensitivities.
         names: the layers.
-        statistics: of their input.
+        statistics: statistics of their input.
         weight: W; None loads it.
-        basis: its eigenbasis, if that is known.
+        basis: its eigenbasis, if known.
 
     Raises:
         CorruptCheckpointError: a weight has NaN or infinite entries.
@@ -50,7 +50,7 @@ def layer_problem(
 
 
 def load_weight(run: Run, name: str) -> Float[Tensor, "d_in d_out"]:
-    """The dense weight of a layer."""
+    """Return the dense weight of a layer."""
     module = run.architecture.model.get_submodule(name)
     run.loader.load([name])
     weight = oriented_weight(module)
@@ -64,7 +64,7 @@ def load_weight(run: Run, name: str) -> Float[Tensor, "d_in d_out"]:
 
 @contextmanager
 def naming_the_layer(name: str) -> Iterator[None]:
-    """Says which layer it was that could not be factorized."""
+    """Add the name of the layer to errors about matrices that cannot be factorized."""
     try:
         yield
     except (IllConditionedGramError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]  # exported

@@ -1,4 +1,4 @@
-"""Everything that can be known before long work begins."""
+"""Checks and preparations before long work starts."""
 
 import hashlib
 from pathlib import Path
@@ -43,15 +43,15 @@ from rocket_core.system.devices import resolve_device
 
 
 def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
-    """Reads what describes the model, and refuses what cannot work.
+    """Read the description of the model, and raise an error if the compression cannot work.
 
     Args:
-        source: where the model's files are.
+        source: location of the model's files.
         config: all settings.
 
     Raises:
-        RocketError: of the kind that says what is wrong: device, files, architecture, calibration data, sequence
-            length, ignore patterns, or a ratio that no choice of candidates can reach.
+        RocketError: the subclass names the problem: device, files, architecture, calibration data, sequence length,
+            ignore patterns, or a ratio that no choice of candidates can reach.
     """
     device = resolve_device(config.device)
     checkpoint = _open_judged_checkpoint(source)
@@ -60,7 +60,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     dtype = _storage_dtype(checkpoint, config)
     architecture = build_architecture(model_config, dtype)
     loader = WeightLoader(architecture.model, checkpoint, device)
-    # Whatever would be copied into the artifacts is looked at before long work, and again when it is copied.
+    # Files that will be copied into the artifacts are checked before long work, and again when they are copied.
     companions(source.folder, source.name)
     check_settings(source.folder)
     layers, skipped = _select(architecture, loader, config)
@@ -86,9 +86,10 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
 
 
 def run_identity(run: Run) -> RunIdentity:
-    """What work on this run belongs to. Calibration files count by their content; quotas and evaluation change nothing.
+    """Return the identity of a run's work.
 
-    A device counts by its kind: whether it was named or found, and which of several it is, changes no result.
+    Calibration files are identified by their content; quotas and evaluation are not part of it. A device counts by
+    its kind: whether it was named or detected, and which of several it is, does not change the result.
     """
     settings = run.config.model_dump(mode="json", exclude={"statistics_quota_bytes", "evaluate"})
     settings["device"] = run.device.type
@@ -104,16 +105,16 @@ def run_identity(run: Run) -> RunIdentity:
 
 
 def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) -> CalibrationInputs:
-    """Draws the calibration samples, or takes those that a resumed run has drawn.
+    """Draw the calibration samples, or return those that a resumed run has drawn.
 
     Args:
         run: the run.
         work: its work folder.
-        token: the Hub's token, for gated data; None takes that of this machine's user, if any.
+        token: the Hub's token, for gated data; None uses that of this machine's user, if any.
 
     Raises:
-        CalibrationError: too few data, or tokens that the model does not have.
-        WorkFolderError: the data have changed since the run that is resumed.
+        CalibrationError: the data has too few samples, or tokens that the model does not have.
+        WorkFolderError: the data has changed since the run that is resumed.
     """
     kept = work.inputs()
     settings = run.config.calibration
@@ -142,7 +143,7 @@ def _refuse_unknown_tokens(run: Run, inputs: CalibrationInputs) -> None:
 
 
 def _lengths(architecture: Architecture, requested: int | None) -> tuple[int, int]:
-    """Tokens per window of text, and positions of a sample in all lists of blocks."""
+    """Return the number of tokens per window of text, and of positions of a sample in all lists of blocks."""
     config = architecture.model.config
     if architecture.kind == "images":
         positions = sample_positions(config.to_dict(), "images", DEFAULT_WINDOW_LENGTH)
@@ -152,7 +153,7 @@ def _lengths(architecture: Architecture, requested: int | None) -> tuple[int, in
 
 
 def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
-    """Refuse a model by config.json and headers alone: transformers builds whatever sizes it is given."""
+    """Open a checkpoint after checking config.json and headers, as transformers builds whatever sizes it is given."""
     if not (source.folder / CONFIG_NAME).is_file():
         raise ModelNotFoundError(f"{source.folder} has no config.json; give the folder of a transformers checkpoint")
     config = parse_config(read_start(source.folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), source.name)
@@ -163,7 +164,7 @@ def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
 
 
 def _content_hash(path: Path) -> str:
-    """SHA-256 of a file, or of the files at the top of a folder with their names."""
+    """Return the SHA-256 of a file, or of the files at the top level of a folder with their names."""
     if not path.is_dir():
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

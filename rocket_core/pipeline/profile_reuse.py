@@ -14,10 +14,10 @@ from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 
 @dataclass(frozen=True, slots=True)
 class ProfileOfRun:
-    """The kept profile of one run; nothing where none are kept.
+    """The cached profile of one run; all methods are no-ops without a cache.
 
     Attributes:
-        profiles: where profiles are kept; None keeps none.
+        profiles: the profile cache; None disables it.
         identity: see `profile_identity`.
     """
 
@@ -25,11 +25,11 @@ class ProfileOfRun:
     identity: RunIdentity
 
     def inputs(self, work: WorkFolder) -> CalibrationInputs | None:
-        """What it was calibrated on, for a run that has drawn nothing yet."""
+        """Return the calibration inputs of the cached profile, for a run that has not drawn any yet."""
         return None if self.profiles is None or work.is_claimed else self.profiles.inputs(self.identity)
 
     def require_resources(self, run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
-        """As the function of that name; kept profiles give way where the disk is too small for both."""
+        """Call the function of that name; remove cached profiles if the disk is too small for both."""
         while True:
             try:
                 return require_resources(run, windows, output, held=held)
@@ -38,7 +38,7 @@ class ProfileOfRun:
                     raise
 
     def lend(self, work: WorkFolder, inputs: CalibrationInputs) -> None:
-        """Takes it over, if there is one, unless the run is past profiling or was begun on other data of that name."""
+        """Copy the cached profile to the work folder if it has the same inputs and the run has not allocated yet."""
         if self.profiles is None or work.allocation() is not None:
             return
         found = self.profiles.inputs(self.identity)
@@ -46,6 +46,6 @@ class ProfileOfRun:
             self.profiles.lend(self.identity, work)
 
     def keep(self, work: WorkFolder) -> None:
-        """Keeps what the run has profiled."""
+        """Cache the profile of the run."""
         if self.profiles is not None:
             self.profiles.keep(self.identity, work)

@@ -24,16 +24,16 @@ Stage = Literal[
 
 # Share of a run's time by stage, measured on a 20 M parameter model; only the progress bar depends on it.
 _SHARES: dict[Stage, float] = {
-    # Of a model on the Hub; a local one begins behind it.
+    # Only for a model on the Hub; with a local one the run starts after this stage.
     "downloading": 0.05,
     "preflight": 0.03,
-    # Of objective fisher only.
+    # Only with the objective fisher.
     "differentiating": 0.05,
     "calibrating": 0.67,
     "allocating": 0.01,
     "factorizing": 0.14,
     "exporting": 0.05,
-    # Beside the others, where an evaluation is asked for.
+    # Only if an evaluation is requested; added to the others.
     "evaluating": 0.25,
 }
 _BEHIND_PROFILES: frozenset[Stage] = frozenset({"allocating", "factorizing", "exporting", "evaluating"})
@@ -41,14 +41,14 @@ _BEHIND_PROFILES: frozenset[Stage] = frozenset({"allocating", "factorizing", "ex
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """Where a run is.
+    """Progress of a run.
 
     Attributes:
-        stage: downloading (only of a model on the Hub), preflight, calibrating, allocating, factorizing, exporting, or
-            evaluating (only where asked for).
-        layer: the layer being worked on; None between layers.
-        fraction: of the whole run, [0, 1], never falling.
-        seconds_left: estimate from the speed so far; None while there is nothing to go by.
+        stage: downloading (only for a model on the Hub), preflight, differentiating (only with the objective `fisher`),
+            calibrating, allocating, factorizing, exporting, or evaluating (only if requested).
+        layer: the layer being processed; None between layers.
+        fraction: fraction of the whole run, [0, 1], never decreasing.
+        seconds_left: estimate from the speed so far; None while no estimate is possible.
     """
 
     stage: Stage
@@ -59,7 +59,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Callbacks:
-    """What the caller of `compress` or `profile_model` wants to hear and say; see there."""
+    """Callbacks of `compress` and `profile_model`, where they are described."""
 
     on_progress: Callable[[Progress], None]
     on_requirements: Callable[[int], None] = lambda _memory_bytes: None
@@ -70,13 +70,13 @@ class Callbacks:
 
 
 class Monitor:
-    """Reports progress and results, ends a cancelled run, and has what each stage costs added up.
+    """Reporter of progress and results, which also ends a cancelled run and sums the cost of each stage.
 
     Args:
-        callbacks: the caller's.
-        costs: where the stages are charged; `costs` of the monitor, too.
-        evaluates: whether an evaluation follows.
-        compresses: whether anything follows upon the profiles.
+        callbacks: the caller's callbacks.
+        costs: costs to which stages are charged; also available as `costs`.
+        evaluates: whether the run includes an evaluation.
+        compresses: whether the run continues after profiling.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Monitor:
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
-        """Times a stage; a stage that is cut short is counted too."""
+        """Charge the block to a stage, even if it is interrupted."""
         if self._stage in {"downloading", "preflight"}:
-            # Their time says nothing about the speed of what follows.
+            # The time of these stages says nothing about the speed of later ones.
             self._anchor = None
         self._stage = stage
         self.step(0.0)
@@ -113,14 +113,14 @@ class Monitor:
             yield
 
     def step(self, share: float, layer: str | None = None) -> None:
-        """Reports a step.
+        """Report a step.
 
         Args:
-            share: part of the current stage that is done, [0, 1].
-            layer: the layer that comes next.
+            share: completed part of the current stage, [0, 1].
+            layer: the next layer.
 
         Raises:
-            CompressionCancelledError: the caller wants the run to end.
+            CompressionCancelledError: the caller has cancelled the run.
         """
         self.check()
         self.costs.keep_if_due()
@@ -134,10 +134,10 @@ class Monitor:
         self._callbacks.on_progress(self._last)
 
     def pulse(self) -> None:
-        """Says inside a step that the run goes on, for whoever waits for steps and those who want it to end.
+        """Report within a step that the run is alive, with an updated estimate, and check for cancellation.
 
         Raises:
-            CompressionCancelledError: the caller wants the run to end.
+            CompressionCancelledError: the caller has cancelled the run.
         """
         self.check()
         self.costs.keep_if_due()
@@ -149,10 +149,10 @@ class Monitor:
         self._callbacks.on_progress(replace(self._last, seconds_left=left))
 
     def check(self) -> None:
-        """Ends the run if the caller wants it to.
+        """Raise an error if the caller has cancelled the run.
 
         Raises:
-            CompressionCancelledError: the caller does.
+            CompressionCancelledError: the caller has cancelled the run.
         """
         if self._callbacks.should_cancel():
             raise CompressionCancelledError(
@@ -160,28 +160,28 @@ class Monitor:
             )
 
     def skip_to(self, share: float) -> None:
-        """Passes over what an earlier run has done: it says nothing about the speed of this one."""
+        """Skip work of an earlier run, which says nothing about the speed of this one."""
         self.step(share)
         self._anchor = self._fraction, time.monotonic()
 
     def requires(self, memory_bytes: int) -> None:
-        """Pass on how much memory the run is estimated to take."""
+        """Report the run's estimated memory."""
         self._callbacks.on_requirements(memory_bytes)
 
     def profiled(self, position: int, profile: LayerProfile) -> None:
-        """Hands over a layer profile, also one that an earlier run has made."""
+        """Report a layer profile, including one made by an earlier run."""
         self._callbacks.on_profile(position, profile)
 
     def profiled_all(self, profile: ModelProfile) -> None:
-        """Hands over all layer profiles together."""
+        """Report all layer profiles together."""
         self._callbacks.on_profiled(profile)
 
     def allocated(self, chosen: Sequence[tuple[LayerProfile, Candidate]]) -> None:
-        """Hands over the allocation."""
+        """Report the allocation."""
         self._callbacks.on_allocation([(profile.name, candidate) for profile, candidate in chosen])
 
     def finish(self) -> None:
-        """Reports the end of the run."""
+        """Report the end of the run."""
         self._callbacks.on_progress(Progress(stage=self._stage, layer=None, fraction=1.0, seconds_left=0.0))
 
     def _seconds_left(self) -> float | None:

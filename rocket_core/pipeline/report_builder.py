@@ -1,4 +1,4 @@
-"""What a report says of a run, from the run's own parts."""
+"""Parts of the report, built from the parts of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from rocket_core.report.schema import AllocationReport, CalibrationReport, Expor
 
 
 def calibration_report(run: Run, inputs: CalibrationInputs) -> CalibrationReport:
-    """What the run was calibrated on."""
+    """Return the report on the run's calibration data."""
     calibration = without_paths(run.config).calibration
     return CalibrationReport(
         kind=run.architecture.kind,
@@ -27,7 +27,7 @@ def calibration_report(run: Run, inputs: CalibrationInputs) -> CalibrationReport
 
 
 def without_paths(config: CompressionConfig) -> CompressionConfig:
-    """The settings without folders of this machine: reports travel with the model."""
+    """Return the settings without paths of this machine, because reports are published with the model."""
     calibration = config.calibration.model_copy(update={"dataset": _without_folder(config.calibration.dataset)})
     evaluate = config.evaluate
     if evaluate is not None:
@@ -42,12 +42,12 @@ def _without_folder(dataset: str) -> str:
 
 
 def allocation_report(allocation: Allocation) -> AllocationReport:
-    """The knapsack's answer."""
+    """Return the report on the knapsack's result."""
     return AllocationReport.model_validate({name: getattr(allocation, name) for name in AllocationReport.model_fields})
 
 
 def totals_report(run: Run, layers: Sequence[LayerReport], exports: Sequence[ExportReport]) -> TotalsReport:
-    """Sizes before and after."""
+    """Return the report on sizes before and after."""
     compressible = sum(layer.d_in * layer.d_out for layer in layers)
     kept = sum(layer.kept_parameters for layer in layers)
     whole = run.architecture.parameters

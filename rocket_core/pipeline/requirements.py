@@ -1,4 +1,4 @@
-"""What a run will need, and whether this machine has it."""
+"""Resources that a run needs, and checks that this machine has them."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from rocket_core.system.machine import free_disk
 
 
 def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
-    """Estimates memory and disk from the model's shapes; see `rocket_core.inspection.footprint`.
+    """Estimate memory and disk from the model's shapes; see `rocket_core.inspection.footprint`.
 
     Args:
         run: the run.
@@ -52,12 +52,12 @@ def _model_shape(run: Run) -> ModelShape:
 
 
 def require_resources(run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
-    """Refuses a run that this machine cannot finish.
+    """Raise an error if this machine has too few resources to finish a run.
 
     Args:
         run: the run.
         windows: calibration samples.
-        output: the folder to write to; need not exist yet.
+        output: the output folder; need not exist yet.
         held: bytes that a resumed run's work folder takes already.
 
     Raises:
@@ -82,10 +82,10 @@ def require_resources(run: Run, windows: int, output: Path, *, held: int) -> Res
 
 
 def require_size(run: Run) -> None:
-    """Refuses a target size that no choice of candidates reaches, before the long work begins.
+    """Raise an error if no choice of candidates reaches the target size, before long work starts.
 
     Raises:
-        InfeasibleBudgetError: the target is out of reach.
+        InfeasibleBudgetError: the target cannot be reached.
     """
     target = run.config.target_bytes
     if target is not None:
@@ -95,15 +95,15 @@ def require_size(run: Run) -> None:
 
 
 def require_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int:
-    """Refuse an evaluation that this machine cannot finish, before the compression starts.
+    """Raise an error if this machine cannot finish the evaluation, before the compression starts.
 
     Args:
         run: the run.
-        plan: what will be evaluated; None asks for nothing.
-        output: the folder to write to; need not exist yet.
+        plan: the planned evaluation; None if there is nothing to evaluate.
+        output: the output folder; need not exist yet.
 
     Returns:
-        Bytes of memory that it is estimated to take.
+        Estimated bytes of memory; 0 without a plan.
 
     Raises:
         InsufficientMemoryError: the device has too little free memory for the whole model.
@@ -129,5 +129,5 @@ def require_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> i
 
 
 def gigabytes(size: int) -> str:
-    """A size as a person reads it."""
+    """Return a size as human-readable text."""
     return f"{size / 2**30:.2f} GiB"

@@ -49,17 +49,17 @@ from rocket_core.system.energy import EnergyMeter
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Begun:
-    """A run that nothing known speaks against, in a work folder of its own.
+    """A validated run with its claimed work folder.
 
     Attributes:
         run: the run.
-        identity: what its work belongs to.
-        output: the folder to write to.
-        work: the work folder, claimed.
-        monitor: told of every step.
+        identity: identity of its work.
+        output: the output folder.
+        work: the claimed work folder.
+        monitor: notified of every step.
         calibration: calibration inputs.
-        plan: what the result is evaluated on; None if it is not.
-        kept: the kept profile that it takes or makes.
+        plan: the planned evaluation; None if the result is not evaluated.
+        kept: the cached profile that the run uses or creates.
     """
 
     run: Run
@@ -91,35 +91,35 @@ def compress(
     on_allocation: Callable[[Sequence[tuple[str, Candidate]]], None] = lambda _chosen: None,
     should_cancel: Callable[[], bool] = lambda: False,
 ) -> CompressionReport:
-    """Compresses a model and writes the artifacts, each into a folder of its own under `output`.
+    """Compress a model and write the artifacts, each into its own folder under `output`.
 
     Memory is that of one block of the model; see `rocket_core.pipeline.requirements`. Finished layers are kept in
     `output/.rocket-work` until the artifacts are complete.
 
     Args:
-        model: folder of a checkpoint, repository id on the Hub, or a model that `find_model` has found before.
-        output: folder to write to; created if need be.
+        model: folder of a checkpoint, repository id on the Hub, or a model that was found with `find_model`.
+        output: output folder; created if needed.
         config: all settings.
         revision: branch, tag or commit of a repository.
-        resume: go on with what an earlier run with the same choices left in `output`; the result is the same to the
-            byte (on the CPU, at an equal number of threads). If that run had finished, its report is returned.
-        hub: as whom the Hub is asked, and where downloads are kept.
-        profiles: where the profile of an earlier run is taken from, if that had the same model, calibration and
-            settings of profiling, and where this run's is kept. It changes no byte of the result. None keeps none.
-        meter: measures the energy of each stage, from before the call on; None leaves it out of the report.
-        download: what downloading the model has cost, for a model that was found before; its device is filled in.
-        on_progress: told of every step, at least once per layer; again and again while a model is downloaded and while
-            calibration text passes through a block.
-        on_requirements: given the bytes of memory that the run is estimated to take, before the work that takes them.
-        on_offline: called when everything has been read that may come from the Hub; nothing asks for a network after.
-        on_profile: given each layer's place in the model and its profile as soon as that is on disk; a resumed run
-            gives those of the earlier one again.
-        on_profiled: given all of them together once the last one is there.
-        on_allocation: given every layer's name with the candidate that the knapsack chose, in the order of the model.
-        should_cancel: asked at every step; True ends the run with what is finished kept.
+        resume: continue what an earlier run with the same settings left in `output`; the result is identical to the
+            byte (on the CPU, with the same number of threads). If that run had finished, its report is returned.
+        hub: credentials and cache directory for Hub access.
+        profiles: profile cache: the profile of an earlier run with the same model, calibration and profiling settings
+            is reused, and this run's is stored. It does not change the result. None disables it.
+        meter: measures the energy of each stage, starting before the call; None leaves it out of the report.
+        download: cost of downloading the model, if it was found before the call; its device is filled in.
+        on_progress: called at every step, at least once per layer; called repeatedly while a model is downloaded and
+            while calibration text passes through a block.
+        on_requirements: called with the run's estimated bytes of memory, before the work that needs them.
+        on_offline: called when everything that may come from the Hub has been read; the network is not used after that.
+        on_profile: called with each layer's position in the model and its profile as soon as that is on disk; a resumed
+            run reports those of the earlier one again.
+        on_profiled: called with all profiles together once the last one is complete.
+        on_allocation: called with every layer's name and the candidate that the knapsack chose, in model order.
+        should_cancel: called at every step; True ends the run, and finished work is kept.
 
     Returns:
-        The report, which also lies in `output` and beside each artifact.
+        The report, which is also written to `output` and into each artifact's folder.
 
     Raises:
         RocketError: see `rocket_core.errors` for the kinds.
@@ -170,15 +170,15 @@ def profile_model(
     on_costs: Callable[[tuple[StageReport, ...]], None] = lambda _stages: None,
     should_cancel: Callable[[], bool] = lambda: False,
 ) -> ModelProfile:
-    """Does of a compression what comes before any ratio: calibrates, and profiles all layers.
+    """Run the part of a compression that precedes any ratio: calibrate, and profile all layers.
 
-    A later `compress` with the same model, calibration and settings of profiling begins where this ends.
+    A later `compress` with the same model, calibration and profiling settings starts from the result.
 
     Args:
         model: as in `compress`.
-        output: folder for unfinished work, in `output/.rocket-work`; nothing is left there at the end.
+        output: folder for unfinished work, in `output/.rocket-work`, which is removed at the end.
         config: all settings, without a target.
-        profiles: where the profile is kept, or taken from if it is there already.
+        profiles: profile cache in which the profile is stored, or from which an existing one is reused.
         revision: branch, tag or commit of a repository.
         resume: as in `compress`.
         hub: as in `compress`.
@@ -188,11 +188,11 @@ def profile_model(
         on_requirements: as in `compress`.
         on_offline: as in `compress`.
         on_profile: as in `compress`.
-        on_costs: told at the end what each stage cost, as there is no report.
+        on_costs: called at the end with the cost of each stage, because a profile has no report.
         should_cancel: as in `compress`.
 
     Returns:
-        The profile of the model, which answers what any ratio or size would give.
+        The profile of the model, which predicts the result of any ratio or size.
 
     Raises:
         RocketError: see `rocket_core.errors` for the kinds.
@@ -233,7 +233,7 @@ def _opened(
     meter: EnergyMeter | None,
     download: StageReport | None,
 ) -> Iterator[tuple[WorkFolder, Monitor]]:
-    """The work folder of a run and its monitor; says what ran out, and tidies up."""
+    """Yield the work folder of a run and its monitor; convert resource errors, and release the folder at the end."""
     device = resolve_device(config.device)
     if output.exists() and not output.is_dir():
         raise InvalidConfigError(f"{output} is a file; give a folder to write to")
@@ -263,7 +263,7 @@ def _begin(
     token: str | None,
     profiles: KeptProfiles | None,
 ) -> _Begun:
-    """Refuses what cannot be finished, and claims the work folder."""
+    """Raise an error if the run cannot be finished, otherwise claim the work folder."""
     work.check(identity, resume=resume)
     refuse_occupied(output, work, run.config)
     kept = ProfileOfRun(profiles, profile_identity(identity, run.method))
@@ -288,7 +288,7 @@ def _begin(
 
 @contextmanager
 def _tidying(work: WorkFolder, monitor: Monitor) -> Iterator[None]:
-    """Keeps a run's costs and lets go of its work folder; without finished layers only a wish to stop keeps that."""
+    """Save a run's costs and release its work folder; remove that if the run failed before any layer was finished."""
     try:
         yield
     except (CalibrationError, CheckpointError, IllConditionedGramError, InfeasibleBudgetError):
@@ -302,12 +302,12 @@ def _tidying(work: WorkFolder, monitor: Monitor) -> Iterator[None]:
 
 
 def _profile(begun: _Begun) -> tuple[ModelProfile, dict[str, str]]:
-    """All layer profiles, kept and handed over, and the layers that turned out to be uncompressible."""
+    """Return all layer profiles, after caching and reporting them, and the layers that cannot be compressed."""
     run, work, monitor = begun.run, begun.work, begun.monitor
     if run.config.measures_sensitivities:
         with monitor.stage("differentiating"):
             windows = run.config.sensitivity_samples
-            # Evenly spaced: the first windows may all be of one document.
+            # Evenly spaced, because the first windows may all be from one document.
             stride = max(1, len(begun.calibration) // windows)
             measure_sensitivities(run, begun.calibration[::stride], work, monitor, windows=windows)
     with monitor.stage("calibrating"):
@@ -381,7 +381,7 @@ def _compress(begun: _Begun) -> CompressionReport:
 
 @contextmanager
 def _resource_errors(output: Path) -> Iterator[None]:
-    """Says what ran out, where torch and the system only say that something did."""
+    """Convert errors of torch and the system about exhausted resources into errors that name the resource."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as error:

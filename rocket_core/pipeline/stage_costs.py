@@ -1,4 +1,4 @@
-"""What each stage of a run costs: time, memory, device and energy, those of runs that it resumes included."""
+"""Cost of each stage of a run: time, memory, device and energy, including the runs that it resumes."""
 
 import contextlib
 import resource
@@ -15,7 +15,7 @@ from rocket_core.report.schema import StageEnergy, StageReport
 from rocket_core.system.devices import device_name, peak_memory, reset_peak_memory
 from rocket_core.system.energy import EnergyMeter, EnergyReading
 
-# A run that is killed loses no more of its costs than these.
+# A killed run loses at most the costs of this many seconds.
 _KEEP_SECONDS = 10.0
 # A hundredth of a joule.
 _KWH_DIGITS = 11
@@ -23,12 +23,12 @@ _KWH_DIGITS = 11
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Begun:
-    """A stage that is under way.
+    """A stage in progress.
 
     Attributes:
-        name: of the stage.
-        at: the clock when it began.
-        energy: the meter when it began.
+        name: name of the stage.
+        at: time on the clock when it started.
+        energy: reading of the meter when it started.
     """
 
     name: str
@@ -37,13 +37,13 @@ class _Begun:
 
 
 class Costs:
-    """Adds up what each stage costs.
+    """Sums of the cost of each stage.
 
     Args:
-        device: device that computes.
+        device: compute device.
         earlier: costs of the stages in runs that this one resumes.
         meter: measures the energy; None leaves it out.
-        keep: given all costs so far, every few seconds of a stage, for a run to come.
+        keep: called with all costs so far every few seconds, to store them for a later run.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Costs:
 
     @property
     def stages(self) -> tuple[StageReport, ...]:
-        """Cost of each stage, of the one under way that so far."""
+        """Cost of each stage, including the stage in progress so far."""
         costs = self._costs if self._begun is None else self._costs | {self._begun.name: self._charge(self._begun)}
         return tuple(costs.values())
 
     def include(self, stage: StageReport) -> None:
-        """Add what another process of this machine has spent on a stage."""
+        """Add the cost of a stage that another process on this machine has run."""
         before = self._costs.get(stage.name)
         self._costs[stage.name] = stage.model_copy(
             update={
@@ -82,7 +82,7 @@ class Costs:
 
     @contextmanager
     def of(self, stage: str) -> Iterator[None]:
-        """Charges a stage with what is done in the block, also if it is cut short."""
+        """Charge the block to a stage, even if it is interrupted."""
         _reset_peak(self._device)
         self._begun = _Begun(name=stage, energy=self._energy(), at=time.monotonic())
         try:
@@ -92,7 +92,7 @@ class Costs:
             self._begun = None
 
     def keep_if_due(self) -> None:
-        """Hands over all costs if that is some time ago."""
+        """Store all costs if some time has passed since they were last stored."""
         if time.monotonic() - self._kept_at >= _KEEP_SECONDS:
             self._keep(self.stages)
             self._kept_at = time.monotonic()
@@ -119,15 +119,15 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 
 def _joined(earlier: str | None, device: str) -> str:
-    """Names of all devices that have worked on a stage."""
+    """Return the names of all devices that have worked on a stage."""
     names = [] if earlier is None else earlier.split("; ")
     return "; ".join(dict.fromkeys([*names, device]))
 
 
 def _spent(before: EnergyReading | None, after: EnergyReading | None, *, accelerated: bool) -> StageEnergy | None:
-    """What was taken between two readings; an accelerator that did nothing for the run is not counted.
+    """Return the energy used between two readings; an accelerator is counted only if the run computes on it.
 
-    One that computes and is said to have taken nothing at all is one that the meter does not see.
+    If the run computes on an accelerator whose reading is zero, the meter cannot see it, and the energy is unknown.
     """
     if before is None or after is None or (accelerated and not after.accelerator_kwh):
         return None
@@ -140,7 +140,7 @@ def _spent(before: EnergyReading | None, after: EnergyReading | None, *, acceler
 
 
 def _sum(one: StageEnergy | None, other: StageEnergy | None) -> StageEnergy | None:
-    """Both together; unknown where either is."""
+    """Return the sum of both; None if either is unknown."""
     if one is None or other is None:
         return None
     accelerators = [part for part in (one.accelerator_kwh, other.accelerator_kwh) if part is not None]
@@ -155,7 +155,7 @@ def _sum(one: StageEnergy | None, other: StageEnergy | None) -> StageEnergy | No
 def _reset_peak(device: torch.device) -> None:
     reset_peak_memory(device)
     if sys.platform == "linux":
-        # Linux alone can forget a peak; elsewhere, and where it is forbidden, a stage is charged the process's.
+        # Only Linux can reset the peak; elsewhere, or if that is forbidden, a stage is charged the peak of the process.
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 

@@ -1,23 +1,23 @@
-"""What a compression cost, beside what the paper says that its method and the one before it cost."""
+"""Cost of a compression, compared with the costs that the paper reports for its method and the previous one."""
 
 from rocket_core.report.figures import Column, Figure
 from rocket_core.report.schema import CompressionReport
 
 _BILLION = 1e9
-# Of a smaller model what is the same for all is most of the cost, and says nothing of a larger one.
+# For smaller models most of the cost is fixed, and says nothing about larger models.
 _FEWEST_TO_SCALE = 100_000_000
 _PAPER_MACHINE = "NVIDIA A100-SXM4-40GB, AMD EPYC 7742"
-# Of the model named so in its table, all parameters.
+# All parameters of the model with this name in the paper's table.
 _PAPER_MODEL, _PAPER_PARAMETERS = "Llama3-1b", 1_235_814_400
 # Name, kWh, seconds: table "Comparison of energy consumption, runtime, and CO2 emissions".
 _PAPER_ROWS = (("ROCKET", 0.0765, 930.0), ("CoSpaDi", 7.88, 90080.97))
 
 
 def cost_comparison(report: CompressionReport) -> Figure:
-    """The cost of a compression beside the paper's, as they are and for each billion of parameters.
+    """Return the cost of a compression next to the paper's, in total and per billion parameters.
 
     Args:
-        report: of a finished compression.
+        report: report of a finished compression.
     """
     totals = report.totals
     own = _row(
@@ -55,7 +55,7 @@ def cost_comparison(report: CompressionReport) -> Figure:
 
 
 def how_measured(report: CompressionReport) -> str:
-    """Where the energy of a report comes from, in a sentence."""
+    """Return one sentence on how the energy of a report was measured."""
     if report.energy_kwh is None:
         return "The energy was not measured."
     accelerated = any(stage.energy is not None and stage.energy.accelerator_kwh is not None for stage in report.stages)

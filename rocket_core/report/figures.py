@@ -1,7 +1,7 @@
-"""What can be drawn of a compression, as data: each figure is a table with a title. Loads no torch.
+"""Figures about a compression, as data: each figure is a table with a title. Loads no torch.
 
-The same rows are plotted, shown as a table, and handed out as JSON and CSV, so that a figure says nothing that its data
-do not.
+The same rows are plotted, shown as a table, and offered as JSON and CSV, so that a figure shows nothing that its data
+do not contain.
 """
 
 import csv
@@ -25,9 +25,9 @@ ERROR_NAMES: Mapping[Objective, str] = {
     "whitened": "sum of the squared relative errors of all outputs",
     "weight": "sum of the relative errors of all weights",
 }
-"""What a total error is; of models that predict no tokens, `fisher` is the change of the output."""
+"""Meaning of a total error; for models that do not predict tokens, `fisher` is the change of the output."""
 
-# A spreadsheet takes what begins so for a formula.
+# Spreadsheets treat values with these prefixes as formulas.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"\d+")
 
@@ -36,9 +36,9 @@ class Column(BaseModel):
     """A column of a figure's data.
 
     Attributes:
-        name: key of the rows.
-        title: what it is, with its unit.
-        kind: how a value is written for people.
+        name: key in the rows.
+        title: meaning of the values, with their unit.
+        kind: how a value is formatted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,12 +52,12 @@ class Figure(BaseModel):
     """A figure as data.
 
     Attributes:
-        name: which figure it is; a page draws it by this name.
+        name: identifier of the figure, by which a page draws it.
         title: what it shows.
         note: how to read it.
-        columns: of the rows.
-        rows: one for each thing that is drawn.
-        options: what a drawing needs beside the rows, such as what is marked.
+        columns: columns of the rows.
+        rows: one row for each item that is drawn.
+        options: data for the drawing in addition to the rows, such as a marked value.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -70,7 +70,7 @@ class Figure(BaseModel):
     options: dict[str, Value] = {}
 
     def csv(self) -> str:
-        """The rows as CSV (RFC 4180), with a line of names."""
+        """Return the rows as CSV (RFC 4180), with a header line."""
         stream = io.StringIO(newline="")
         names = [column.name for column in self.columns]
         writer = csv.writer(stream)
@@ -80,10 +80,10 @@ class Figure(BaseModel):
 
 
 def allocation_map(layers: Iterable[LayerReport]) -> Figure:
-    """What each layer kept, by block and projection.
+    """Return the fraction that each layer kept, by block and projection.
 
     Args:
-        layers: of a report, in model order.
+        layers: layers of a report, in model order.
     """
     layers = tuple(layers)
     places = _places([layer.name for layer in layers])
@@ -104,10 +104,10 @@ def allocation_map(layers: Iterable[LayerReport]) -> Figure:
 
 
 def predicted_map(chosen: Iterable[tuple[LayerProfile, Candidate]]) -> Figure:
-    """As `allocation_map`, of an allocation that nobody has carried out.
+    """Return the same figure as `allocation_map` for an allocation that has not been carried out.
 
     Args:
-        chosen: each layer with the candidate that it would get, in model order.
+        chosen: each layer with the candidate allocated to it, in model order.
     """
     pairs = tuple(chosen)
     places = _places([layer.name for layer, _ in pairs])
@@ -128,7 +128,7 @@ def predicted_map(chosen: Iterable[tuple[LayerProfile, Candidate]]) -> Figure:
 
 
 def errors_by_size(layers: Iterable[LayerReport]) -> Figure:
-    """How far each layer's output is off, by what the layer kept."""
+    """Return the error of each layer's output by the fraction that the layer kept."""
     rows = tuple(
         {
             "layer": layer.name,
@@ -157,7 +157,7 @@ def errors_by_size(layers: Iterable[LayerReport]) -> Figure:
 
 
 def predicted_and_achieved(layers: Iterable[LayerReport]) -> Figure:
-    """How the error that the profile predicted compares with that of what was stored; dense layers have none."""
+    """Return the error predicted by the profile and the achieved one, for each layer that is not dense."""
     rows = tuple(
         {
             "layer": layer.name,
@@ -184,7 +184,7 @@ def predicted_and_achieved(layers: Iterable[LayerReport]) -> Figure:
 
 
 def stage_times(report: CompressionReport) -> Figure:
-    """What each stage took; columns of which nothing is known are left out."""
+    """Return the cost of each stage; columns without any known value are left out."""
     rows = tuple(
         {
             "stage": stage.name,
@@ -217,13 +217,13 @@ def stage_times(report: CompressionReport) -> Figure:
 def size_frontier(
     points: Iterable[SizePoint], objective: Objective, *, other_bytes: int, marked_bytes: int | None = None
 ) -> Figure:
-    """What a model would be at every ratio.
+    """Return the predicted size and error of a model at every ratio.
 
     Args:
-        points: by rising ratio.
-        objective: what errors are.
-        other_bytes: what the model takes beside the compressible layers.
-        marked_bytes: the size that is marked; None marks none.
+        points: points by rising ratio.
+        objective: the objective that errors measure.
+        other_bytes: bytes of the model other than the compressible layers.
+        marked_bytes: a size to mark; None marks none.
     """
     return Figure(
         name="size-frontier",
@@ -249,10 +249,10 @@ def size_frontier(
 
 
 def allocation_difference(jobs: Sequence[tuple[str, Sequence[LayerReport]]]) -> Figure:
-    """What each layer kept in several compressions.
+    """Return the fraction that each layer kept in several compressions.
 
     Args:
-        jobs: a name and the layers of each; layers that are not in all are left out.
+        jobs: a name and the layers of each; layers that are not in all of them are left out.
     """
     kept = [{layer.name: layer.kept_parameters / (layer.d_in * layer.d_out) for layer in layers} for _, layers in jobs]
     common = [name for name in kept[0] if all(name in other for other in kept)] if kept else []
@@ -274,7 +274,7 @@ def allocation_difference(jobs: Sequence[tuple[str, Sequence[LayerReport]]]) -> 
 
 
 def report_figures(report: CompressionReport) -> tuple[Figure, ...]:
-    """All figures of a report."""
+    """Return all figures of a report."""
     return (
         allocation_map(report.layers),
         errors_by_size(report.layers),
@@ -289,10 +289,10 @@ class _Place(BaseModel):
 
 
 def _places(names: Sequence[str]) -> list[_Place]:
-    """Block and projection of each layer: what stands before and behind the first number of its name."""
+    """Return the block and the projection of each layer: the parts of its name before and after the first number."""
     split = [_split(name) for name in names]
     lists = {head for head, _, _ in split}
-    # Of one list of blocks the number says all; of several (an encoder and a decoder) that which tells them apart.
+    # With one list of blocks the number suffices; with several (an encoder and a decoder) add the part that differs.
     parts = [head.split(".") for head in lists]
     common = len(list(takewhile(lambda at: len(set(at)) == 1, zip(*parts, strict=False)))) if len(lists) > 1 else 0
     return [
@@ -342,5 +342,5 @@ def _sparsity(layer: LayerProfile, candidate: Candidate) -> float | None:
 
 
 def _cell(value: Value) -> Value:
-    # Names come from whoever made the model.
+    # Names come from untrusted models.
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

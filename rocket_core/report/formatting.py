@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Human-readable numbers."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _NOTHING = "-"
 
 
 def cell_text(value: Value, kind: ColumnKind) -> str:
-    """A value of a figure as people read it."""
+    """Return a value of a figure as human-readable text."""
     if value is None:
         return _NOTHING
     if isinstance(value, str):
@@ -29,17 +29,17 @@ def cell_text(value: Value, kind: ColumnKind) -> str:
 
 
 def bytes_text(size: int) -> str:
-    """A size in decimal units: 5.49 MB."""
+    """Return a size in decimal units: 5.49 MB."""
     return decimal(size, precision=2)
 
 
 def percent_text(fraction: float | int) -> str:
-    """A fraction in per cent, to one digit."""
+    """Return a fraction in per cent, to one digit."""
     return f"{100 * fraction:.1f} %"
 
 
 def duration_text(seconds: float | int) -> str:
-    """A time to three digits or to the second: 0.042 s, 7.31 s, 12 min 40 s, 3 h 05 min."""
+    """Return a duration to three digits or to the second: 0.042 s, 7.31 s, 12 min 40 s, 3 h 05 min."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""A compression in three numbers: size, quality, time."""
+"""Summary of a compression in three numbers: size, quality, time."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -9,12 +9,12 @@ from rocket_core.report.schema import CompressionReport
 
 
 class Headline(BaseModel):
-    """One of the three.
+    """One of the three numbers.
 
     Attributes:
-        name: what it is.
-        value: after the compression.
-        detail: what it was before, and how it was found.
+        name: what is measured.
+        value: the value after the compression.
+        detail: the value before, and how it was determined.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -25,7 +25,7 @@ class Headline(BaseModel):
 
 
 def headlines(report: CompressionReport) -> tuple[Headline, Headline, Headline]:
-    """Size, quality and time of a compression."""
+    """Return the size, quality and time of a compression."""
     return _size(report), _quality(report), _time(report)
 
 

@@ -1,6 +1,7 @@
-"""A report as a page that can be mailed: one HTML file with its plots, scripts and styles in it. Loads no torch.
+"""A report as a single HTML file with its plots, scripts and styles embedded. Loads no torch.
 
-`static` holds what draws the figures, `templates` the parts that a page of the service shares with the report.
+`static` holds the scripts and styles of the figures, `templates` the parts that the service's pages share with the
+report.
 """
 
 import base64
@@ -25,10 +26,10 @@ _STYLES = ("rocket.css",)
 
 
 def environment(*loaders: BaseLoader) -> Environment:
-    """Templates that escape everything, with those of this package behind those of the caller's.
+    """Return a template environment that escapes everything; the caller's templates override those of this package.
 
     Args:
-        loaders: where else templates are.
+        loaders: loaders of the caller's templates.
     """
     made = Environment(
         loader=ChoiceLoader([*loaders, PackageLoader(__package__)]),
@@ -43,10 +44,10 @@ def environment(*loaders: BaseLoader) -> Environment:
 
 
 def render_report(report: CompressionReport) -> str:
-    """A report as one HTML file that needs nothing beside it.
+    """Return a report as one self-contained HTML file.
 
     Args:
-        report: of a finished compression.
+        report: report of a finished compression.
     """
     return (
         environment()
@@ -57,14 +58,14 @@ def render_report(report: CompressionReport) -> str:
             cost=cost_comparison(report),
             settings=report.settings.model_dump(mode="json", exclude={"calibration", "evaluate"}),
             data_links=_data_links,
-            scripts=[Markup(_inline(name)) for name in _SCRIPTS],  # noqa: S704 - files of ours
+            scripts=[Markup(_inline(name)) for name in _SCRIPTS],  # noqa: S704 - our own files
             styles=[Markup(_inline(name)) for name in _STYLES],  # noqa: S704 - as above
         )
     )
 
 
 def _data_links(figure: Figure) -> dict[str, str]:
-    """Where the data of a figure are: in the page itself."""
+    """Return data URLs that contain the data of a figure."""
     texts = {"JSON": ("application/json", figure.model_dump_json()), "CSV": ("text/csv", figure.csv())}
     return {
         name: f"data:{kind};charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
@@ -74,6 +75,6 @@ def _data_links(figure: Figure) -> dict[str, str]:
 
 def _inline(name: str) -> str:
     text = (STATIC / name).read_text(encoding="utf-8")
-    # What would end the element that it stands in.
+    # These would end the surrounding element.
     assert not any(end in text for end in ("</script", "</style", "<!--")), name
     return text

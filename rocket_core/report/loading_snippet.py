@@ -1,9 +1,9 @@
-"""The lines of Python that load an artifact."""
+"""Python code that loads an artifact."""
 
 from rocket_core.config import ExportKind, InputKind
 from rocket_core.report.schema import CompressionReport
 
-# What makes a model's inputs, by what it reads.
+# Name and class of the preprocessor, by the kind of input.
 _READERS: dict[InputKind, tuple[str, str]] = {
     "text": ("tokenizer", "AutoTokenizer"),
     "images": ("processor", "AutoImageProcessor"),
@@ -12,12 +12,12 @@ _READERS: dict[InputKind, tuple[str, str]] = {
 
 
 def loading_snippet(report: CompressionReport, kind: ExportKind, folder: str) -> str:
-    """What loads an artifact with plain transformers.
+    """Return the code that loads an artifact with plain transformers.
 
     Args:
-        report: of the compression.
-        kind: which artifact.
-        folder: where it is.
+        report: report of the compression.
+        kind: kind of the artifact.
+        folder: folder of the artifact.
     """
     name, reader = _READERS[report.calibration.kind]
     first = ["import rocket_core.hf  # pip install 'rocket-compress[worker]'"] if kind == "factored" else []

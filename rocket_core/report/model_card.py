@@ -9,7 +9,7 @@ from rocket_core.report.loading_snippet import loading_snippet
 from rocket_core.report.quality import quality_rows
 from rocket_core.report.schema import CalibrationReport, CompressionReport
 
-# What is read of the original's card: the licence is named in its first lines.
+# How much of the original's card is read: the licence is in its first lines.
 _CARD_BYTES = 2**20
 
 _LOADING = {
@@ -29,11 +29,11 @@ weights are the products of the factors: this export is as large as the original
 
 
 def model_card(report: CompressionReport, kind: ExportKind, source: Path) -> str:
-    """The README.md of an artifact.
+    """Return the README.md of an artifact.
 
     Args:
-        report: what was done.
-        kind: which artifact.
+        report: report of the compression.
+        kind: kind of the artifact.
         source: folder of the original, whose card may name its licence.
     """
     totals, allocation, calibration = report.totals, report.allocation, report.calibration

@@ -1,4 +1,4 @@
-"""What an evaluation has measured, as reports carry it. Loads no torch."""
+"""Results of an evaluation, as they appear in reports. Loads no torch."""
 
 from typing import Annotated
 
@@ -15,13 +15,13 @@ class _Frozen(BaseModel):
 
 
 class TaskScore(_Frozen):
-    """How many items of a zero-shot task a model gets right.
+    """A model's accuracy on a zero-shot task.
 
     Attributes:
-        task: its name.
-        metric: `acc` (largest log-likelihood; for a task without choices: each token the likeliest) or `acc_norm` (the
-            same by length of the choice in bytes).
-        value: fraction of the items, [0, 1].
+        task: name of the task.
+        metric: `acc` (largest log-likelihood; for a task without choices: every token is the most likely one) or
+            `acc_norm` (the same, normalized by the length of the choice in bytes).
+        value: fraction of correct items, [0, 1].
         items: number of items.
     """
 
@@ -32,12 +32,12 @@ class TaskScore(_Frozen):
 
 
 class ModelQuality(_Frozen):
-    """How good one model is by itself.
+    """Quality of one model by itself.
 
     Attributes:
         negative_log_likelihood: mean over the predicted tokens, in nats; None for an encoder.
-        perplexity: exp of it; None for an encoder, and where a float cannot hold it (above 709 nats).
-        tasks: scores of the zero-shot tasks, in the order asked for.
+        perplexity: exp of the negative log-likelihood; None for an encoder, and if it exceeds a float (above 709 nats).
+        tasks: scores of the zero-shot tasks, in the requested order.
     """
 
     negative_log_likelihood: float | None = None
@@ -46,14 +46,14 @@ class ModelQuality(_Frozen):
 
 
 class Difference(_Frozen):
-    """How far a compressed model is from its dense original on one text.
+    """Difference between a compressed model and its dense original on one text.
 
     Attributes:
-        kl_divergence: of the compressed model's next-token distribution from the dense model's, mean over the predicted
-            tokens, in nats, at least 0; None for an encoder.
-        top1_agreement: fraction of the predicted tokens for which both hold the same token likeliest, [0, 1]; None for
-            an encoder.
-        cosine_drift: of an encoder: 1 - cos of the two mean-pooled outputs, mean over sentences, [0, 2]; None for a
+        kl_divergence: KL divergence of the compressed model's next-token distribution from the dense model's, mean over
+            the predicted tokens, in nats, at least 0; None for an encoder.
+        top1_agreement: fraction of the predicted tokens for which both consider the same token most likely, [0, 1];
+            None for an encoder.
+        cosine_drift: for an encoder: 1 - cos of the two mean-pooled outputs, mean over sentences, [0, 2]; None for a
             model that predicts tokens.
     """
 
@@ -66,16 +66,16 @@ class EvaluationReport(_Frozen):
     """Quality before and after a compression, with what is needed to repeat the measurement.
 
     Attributes:
-        export: the artifact that was measured: factored, or dense where that is the only one.
+        export: the artifact that was measured: factored, or dense if that is the only one.
         dataset: name of the text.
-        windows: windows of text that were read; for an encoder sentences.
-        sequence_length: tokens per window; for an encoder at most.
-        stride: tokens from one window's begin to the next; `sequence_length` for an encoder.
-        tokens: tokens that were predicted, each once; for an encoder those that were read.
-        text_sha256: hash of the token ids; for an encoder of the sentences.
-        before: the dense model.
-        after: the compressed one.
-        difference: between the two.
+        windows: windows of text that were read; for an encoder, sentences.
+        sequence_length: tokens per window; for an encoder, the maximum.
+        stride: tokens from the start of one window to the next; `sequence_length` for an encoder.
+        tokens: tokens that were predicted, each once; for an encoder, tokens that were read.
+        text_sha256: hash of the token ids; for an encoder, of the sentences.
+        before: quality of the dense model.
+        after: quality of the compressed model.
+        difference: difference between the two.
     """
 
     export: ExportKind
@@ -91,7 +91,7 @@ class EvaluationReport(_Frozen):
 
 
 def quality_rows(evaluation: EvaluationReport) -> list[tuple[str, str, str]]:
-    """What an evaluation says, for a table: what was measured, before, and after (differences stand under after)."""
+    """Return an evaluation as table rows of metric, value before and value after; differences are in the last one."""
     before, after, difference = evaluation.before, evaluation.after, evaluation.difference
     rows: list[tuple[str, str, str]] = []
     if before.negative_log_likelihood is not None:

@@ -1,4 +1,4 @@
-"""The report of a compression: what each layer got, and why."""
+"""The report of a compression: the result for each layer, and the reasons for it."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -17,14 +17,15 @@ class _Frozen(BaseModel):
 
 
 class StageEnergy(_Frozen):
-    """The energy that one stage took, in kWh, resumed runs added up.
+    """The energy that one stage used, in kWh, summed over resumed runs.
 
     Attributes:
-        processor_kwh: of the processor: counted by the processor itself, all of it; or estimated from its model and the
-            load that this process made.
-        memory_kwh: of the memory that this process held; always estimated from its size.
-        accelerator_kwh: of the accelerators that this process might use, as their driver tells; None on the CPU.
-        processor_counted: whether the processor counted, in every run.
+        processor_kwh: energy of the processor: all of it if read from the processor's counters; otherwise estimated
+            from its model and the load of this process.
+        memory_kwh: energy of the memory that this process held; always estimated from its size.
+        accelerator_kwh: energy of the accelerators visible to this process, as reported by their driver; None on the
+            CPU.
+        processor_counted: whether the processor's counters were read in every run.
     """
 
     processor_kwh: float
@@ -34,22 +35,22 @@ class StageEnergy(_Frozen):
 
     @property
     def kwh(self) -> float:
-        """All of it."""
+        """Total energy."""
         return self.processor_kwh + self.memory_kwh + (self.accelerator_kwh or 0.0)
 
 
 class StageReport(_Frozen):
-    """What one stage cost.
+    """Cost of one stage.
 
     Attributes:
         name: downloading, preflight, differentiating, calibrating, allocating, factorizing, exporting or evaluating.
-        seconds: wall time in seconds, resumed runs added up.
-        peak_memory_bytes: highest resident memory of the process while the stage ran (since its start where the
-            system cannot tell).
+        seconds: wall time in seconds, summed over resumed runs.
+        peak_memory_bytes: highest resident memory of the process while the stage ran (since process start if the
+            system cannot report that).
         peak_device_bytes: highest memory allocated on the accelerator; None on the CPU.
-        device: what computed: the accelerator's name, or the processor's with the number of threads; several where a
-            resumed run moved. None in reports from before there was any.
-        energy: what it took; None where it was not measured.
+        device: the accelerator's name, or the processor's with the number of threads; several if a resumed run
+            moved to another device. None in reports from before this field existed.
+        energy: energy used by the stage; None if it was not measured.
     """
 
     name: str
@@ -61,19 +62,19 @@ class StageReport(_Frozen):
 
 
 class AllocationReport(_Frozen):
-    """The knapsack's answer.
+    """The result of the knapsack.
 
     Attributes:
         objective: what was summed over layers.
         measure: what the budget counts: parameters or bytes.
         budget: kept parameters, or stored bytes of the compressible layers, allowed.
-        kept: what was allocated of it.
-        alpha: error cap over `reference_error`; None where the objective has no cap.
-        smallest_alpha: the smallest alpha at which any allocation fits; None where there is no cap.
-        reference_error: mean error of all layers compressed uniformly at the target ratio; None where there is no cap.
+        kept: amount of the budget that was allocated.
+        alpha: error cap divided by `reference_error`; None if the objective has no cap.
+        smallest_alpha: the smallest alpha at which any allocation fits; None without a cap.
+        reference_error: mean error of all layers compressed uniformly at the target ratio; None without a cap.
         total_error: sum of the objective over the layers.
         lower_bound: no allocation within budget and cap has a smaller sum.
-        proven: whether `total_error` is that bound: the allocation is optimal.
+        proven: whether `total_error` equals that bound, so that the allocation is optimal.
     """
 
     objective: Objective
@@ -89,15 +90,15 @@ class AllocationReport(_Frozen):
 
 
 class LayerOutcome(_Frozen):
-    """What became of a layer that was compressed.
+    """The result of compressing a layer.
 
     Attributes:
         nnz: nonzeros stored.
-        kept_parameters: the paper's count.
+        kept_parameters: kept parameters as the paper counts them.
         stored_bytes: bytes on disk in the factored export, mask included, bias excluded.
-        achieved_error: relative error of the layer's output over the calibration tokens; with sequential compression
-            that of the compressed model's layer from the dense model's, errors of the layers before it included. With
-            column weights weighted as in the profile.
+        achieved_error: relative error of the layer's output over the calibration tokens; with sequential compression,
+            the error of the compressed model's layer relative to the dense model's, including errors of earlier layers.
+            With column weights, weighted as in the profile.
     """
 
     nnz: int
@@ -118,17 +119,17 @@ class LayerReport(_Frozen):
         nnz: nonzero coefficients; None if dense.
         sparsity: fraction of zeros among the coefficients, [0, 1]; None if dense.
         rank_nnz_ratio: atoms per nonzero of a coefficient column; None if dense.
-        kept_parameters: the paper's count.
+        kept_parameters: kept parameters as the paper counts them.
         stored_bytes: bytes on disk in the factored export, mask included, bias excluded.
         compression_ratio: fraction of this layer's parameters removed, [0, 1).
-        reconstruction_error: relative error of the layer's output over the calibration tokens, as the profile predicts
-            it (sequential compression and extra nonzeros not counted).
-        weight_error: relative error in the original space, as the profile predicts it.
-        loss: predicted increase of the model's loss, nats per token; None where sensitivities were not measured.
-        achieved_error: as `reconstruction_error`, of what was stored; see `LayerOutcome`. 0 if dense.
-        frontier: what the knapsack chose from, by falling cost; see `FrontierPoint`.
+        reconstruction_error: relative error of the layer's output over the calibration tokens, as predicted by the
+            profile (without sequential compression and extra nonzeros).
+        weight_error: relative error in the original space, as predicted by the profile.
+        loss: predicted increase of the model's loss, nats per token; None if sensitivities were not measured.
+        achieved_error: as `reconstruction_error`, for the stored layer; see `LayerOutcome`. 0 if dense.
+        frontier: the candidates that the knapsack chose from, by falling cost; see `FrontierPoint`.
         input_group: first layer that reads the same input.
-        dictionary: the layer with which the dictionary is stored, if it is another one's or shared; None otherwise.
+        dictionary: the layer that stores the dictionary, if the dictionary is shared; None otherwise.
     """
 
     name: str
@@ -156,7 +157,7 @@ class ExportReport(_Frozen):
 
     Attributes:
         kind: factored or dense.
-        folder: its name under the output folder.
+        folder: its name within the output folder.
         stored_bytes: bytes of all its safetensors files.
     """
 
@@ -170,7 +171,7 @@ class TotalsReport(_Frozen):
 
     Attributes:
         compressible_parameters: parameters of the selected linear layers.
-        kept_parameters: what is left of them.
+        kept_parameters: number of them that remain.
         achieved_ratio: fraction of the compressible parameters removed, [0, 1).
         achieved_byte_ratio: fraction of the compressible layers' bytes removed, masks counted.
         model_parameters: parameters of the whole model.
@@ -190,16 +191,16 @@ class TotalsReport(_Frozen):
 
 
 class CalibrationReport(_Frozen):
-    """The calibration data as they were used.
+    """The calibration data used.
 
     Attributes:
-        kind: what the model reads; the decoder of a model of audio reads built-in text beside it.
-        dataset: name of the data; `synthetic` are made up, and cost quality.
+        kind: what the model reads; the decoder of an audio model additionally reads built-in text.
+        dataset: name of the data; `synthetic` data are generated, and cost quality.
         samples: windows of text or audio, or images.
-        sequence_length: tokens per window of text; of images, positions of one.
-        seed: seed of the draw.
-        tokens: positions in all: tokens, and what audio and images become in the model.
-        token_sha256: hash of what the model reads, 64 hexadecimal digits.
+        sequence_length: tokens per window of text; for images, positions of one image.
+        seed: seed of the choice of samples.
+        tokens: total positions: tokens, and the positions that audio and images become in the model.
+        token_sha256: hash of the model's inputs, 64 hexadecimal digits.
     """
 
     kind: InputKind = "text"
@@ -212,24 +213,24 @@ class CalibrationReport(_Frozen):
 
 
 class CompressionReport(_Frozen):
-    """Everything a reader needs to understand and repeat a compression.
+    """All information needed to understand and repeat a compression.
 
     Attributes:
         report_version: version of this layout.
         rocket_version: version of the library.
         fingerprint: hash of model, calibration, settings and version.
-        model: folder name or repository id as asked for.
-        model_class: the class of transformers that loads the artifacts.
+        model: folder name or repository id as requested.
+        model_class: transformers class that loads the artifacts.
         revision: commit of the repository, or the hash of the folder's weights.
         settings: all settings.
-        calibration: the calibration text.
+        calibration: the calibration data.
         stages: cost of each stage, in order.
-        allocation: the knapsack's answer.
-        totals: sizes.
+        allocation: result of the knapsack.
+        totals: sizes before and after.
         exports: artifacts written.
         layers: one entry per compressible layer, in model order.
         skipped: layers that were left alone, with the reason.
-        evaluation: quality before and after; None where none was asked for, and in reports from before there was any.
+        evaluation: quality before and after; None if none was requested, and in reports from before this field existed.
     """
 
     report_version: Literal[1] = 1
@@ -260,27 +261,27 @@ class CompressionReport(_Frozen):
 
     @property
     def energy_kwh(self) -> float | None:
-        """What all stages took; None where any of them was not measured."""
+        """Energy of all stages, in kWh; None if any of them was not measured."""
         return energy_of(self.stages)
 
     @property
     def energy_is_estimated(self) -> bool:
-        """Whether the processor's part of the energy was estimated anywhere."""
+        """Whether the processor's share of the energy was estimated in any stage."""
         return is_estimated(self.stages)
 
     @property
     def energy_text(self) -> str | None:
-        """`energy_kwh` for people; see `energy_text`."""
+        """`energy_kwh` as human-readable text; see `energy_text`."""
         return energy_text(self.stages)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Everything that computed, each once."""
+        """All devices used, each once."""
         return tuple(dict.fromkeys(stage.device for stage in self.stages if stage.device is not None))
 
 
 def energy_of(stages: Sequence[StageReport]) -> float | None:
-    """What stages took together, in kWh; None where any of them was not measured."""
+    """Return the total energy of stages, in kWh; None if any of them was not measured."""
     energies = [stage.energy for stage in stages]
     if not energies or None in energies:
         return None
@@ -288,18 +289,18 @@ def energy_of(stages: Sequence[StageReport]) -> float | None:
 
 
 def is_estimated(stages: Sequence[StageReport]) -> bool:
-    """Whether the processor's part of their energy was estimated anywhere."""
+    """Return whether the processor's share of the energy was estimated in any stage."""
     return any(stage.energy is not None and not stage.energy.processor_counted for stage in stages)
 
 
 def energy_text(stages: Sequence[StageReport]) -> str | None:
-    """Energy for people: 76.5 Wh, or about 76.5 Wh where the processor's part is an estimate; None where unknown."""
+    """Return the energy as text: 76.5 Wh, or about 76.5 Wh if the processor's share is estimated; None if unknown."""
     kwh = energy_of(stages)
     return None if kwh is None else f"{'about ' if is_estimated(stages) else ''}{kwh_text(kwh)}"
 
 
 def kwh_text(kwh: float) -> str:
-    """An energy to three digits: 0.00342 Wh, 76.5 Wh, 7.88 kWh."""
+    """Return an energy to three digits: 0.00342 Wh, 76.5 Wh, 7.88 kWh."""
     return f"{1000 * kwh:.3g} Wh" if kwh < 1 else f"{kwh:.3g} kWh"
 
 
@@ -309,13 +310,13 @@ def layer_report(
     outcome: LayerOutcome | None,
     frontier: tuple[FrontierPoint, ...] = (),
 ) -> LayerReport:
-    """Describes a layer under the candidate chosen for it.
+    """Describe a layer with its chosen candidate.
 
     Args:
-        profile: the layer.
-        candidate: its candidate.
-        outcome: what became of it; None if it stayed dense.
-        frontier: what was chosen from.
+        profile: profile of the layer.
+        candidate: the chosen candidate.
+        outcome: result of compressing the layer; None if it stayed dense.
+        frontier: the candidates that the knapsack chose from.
     """
     rows = profile.d_in if candidate.rank is None else candidate.rank
     nnz = None if outcome is None else outcome.nnz

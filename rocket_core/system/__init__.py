@@ -1,1 +1,1 @@
-"""The machine: devices, processor, energy, garbage collection."""
+"""The machine: devices, processor, energy, cyclic garbage collection."""

@@ -1,4 +1,4 @@
-"""Which device computes, and how much memory it has left."""
+"""The compute device and its free memory."""
 
 import ctypes
 import sys
@@ -14,13 +14,13 @@ _LARGE_TENSOR = 2**20
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of a name that a user typed.
+    """Return the device for a name given by the user.
 
     Args:
         name: `auto` (the accelerator if there is one, else the CPU) or a torch device such as `cpu`.
 
     Raises:
-        InvalidConfigError: there is no such device here.
+        InvalidConfigError: the device does not exist or cannot be used.
     """
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
@@ -34,7 +34,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that a computation on the device may still take."""
+    """Return the bytes that a computation on the device may still use."""
     if device.type == "cpu":
         available, container = int(psutil.virtual_memory().available), free_container_memory()
         return available if container is None else min(available, container)
@@ -42,7 +42,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """What people call a device: the accelerator's name, or the processor's with the number of threads used."""
+    """Return a readable device name: the accelerator's, or the processor's with the number of threads used."""
     if device.type == "cpu":
         count = torch.get_num_threads()
         return f"{processor_name()}, {count} thread{'' if count == 1 else 's'}"
@@ -51,28 +51,28 @@ def device_name(device: torch.device) -> str:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Begins a new measurement of `peak_memory`."""
+    """Start a new measurement of `peak_memory`."""
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Most bytes allocated on an accelerator since the last reset; None for the CPU."""
+    """Return the largest number of bytes allocated on an accelerator since the last reset; None for the CPU."""
     return None if device.type == "cpu" else int(torch.accelerator.max_memory_allocated(device))
 
 
 def map_large_tensors() -> None:
-    """Has large tensors taken from the system and given back one by one, for the rest of this process.
+    """Make the allocator map and unmap large tensors individually, for the rest of this process.
 
-    glibc would soon serve them from its heap, where what is freed between two that live stays this process's.
+    By default glibc soon serves them from its heap, where memory freed between two live blocks stays with the process.
     """
     if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's; other libraries have no such heap
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only; other C libraries have no such heap
         if mallopt is not None:
             mallopt(_M_MMAP_THRESHOLD, _LARGE_TENSOR)
 
 
 def return_freed_memory() -> None:
-    """Hands freed memory back to the system: without it the peak grows by what the allocator holds on to."""
+    """Return freed memory to the system; without it the peak grows by what the allocator retains."""
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)

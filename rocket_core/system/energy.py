@@ -1,8 +1,8 @@
-"""The energy that this process takes, by codecarbon and without a network. Loads no torch.
+"""Energy used by this process, measured by codecarbon without network access. Loads no torch.
 
-A processor whose energy counters may be read (RAPL) is measured, as accelerators of NVIDIA and AMD are. Of others the
-power is estimated from its model and load, and that of memory always from its size: rough figures, of
-which `EnergyReading.processor_counted` tells.
+A processor with readable energy counters (RAPL) is measured, as are NVIDIA and AMD accelerators. The power of other
+processors is estimated from their model and load, and that of memory always from its size. These estimates are rough;
+`EnergyReading.processor_counted` says whether the processor was measured.
 """
 
 import logging
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-# Often enough for counters that begin anew after some hundred kilojoules.
+# Often enough for counters that wrap around after some hundred kilojoules.
 _MEASURE_SECONDS = 60
-# codecarbon wants one for emissions, which are not asked for.
+# codecarbon requires a country for emissions, which are not used here.
 _ANY_COUNTRY = "USA"
 _LIBRARY = "codecarbon"
 
@@ -28,10 +28,10 @@ class EnergyReading:
     """Energy since a meter was started, in kWh.
 
     Attributes:
-        processor_kwh: of the processor: all of it where it is counted, this process's share where it is estimated.
-        memory_kwh: of the memory that this process holds; always estimated.
-        accelerator_kwh: of all accelerators that this process may see (`CUDA_VISIBLE_DEVICES`), used or not.
-        processor_counted: whether the processor counts its energy.
+        processor_kwh: energy of the processor: all of it if counted, this process's share if estimated.
+        memory_kwh: energy of the memory that this process holds; always estimated.
+        accelerator_kwh: energy of all accelerators visible to this process (`CUDA_VISIBLE_DEVICES`), used or not.
+        processor_counted: whether the processor's energy counters were read.
     """
 
     processor_kwh: float = 0.0
@@ -41,10 +41,10 @@ class EnergyReading:
 
 
 class EnergyMeter:
-    """Measures from `with` on; what it needs takes a second or two to load, in a thread of its own.
+    """A context manager that measures energy; its dependencies load in a background thread, in a second or two.
 
-    An operator tells codecarbon what it cannot find out through its own variables, such as `CODECARBON_FORCE_CPU_POWER`
-    (watts of the processor under full load) or `CODECARBON_PUE`.
+    Operators can supply what codecarbon cannot detect through its own environment variables, such as
+    `CODECARBON_FORCE_CPU_POWER` (watts of the processor under full load) or `CODECARBON_PUE`.
     """
 
     def __init__(self) -> None:
@@ -67,10 +67,10 @@ class EnergyMeter:
             self._tracker.stop()
 
     def reading(self) -> EnergyReading | None:
-        """Energy so far; None where it cannot be measured, of which the log says why."""
+        """Return the energy so far; None if it cannot be measured, with the reason in the log."""
         self._thread.join()
         if self._tracker is not None:
-            # It says nothing of errors but in its log; then there is no newer reading.
+            # codecarbon reports errors only in its log; then no newer reading exists.
             self._latest = None
             self._tracker.flush()
         if self._latest is None:
@@ -101,27 +101,27 @@ class EnergyMeter:
 
 
 def _tracker_to(keep: Callable[[Any], None]) -> tuple[Any, bool]:
-    """A tracker that hands what it measures to a function, and whether it finds a processor that counts."""
+    """Return a tracker that passes its measurements to a function, and whether the processor has energy counters."""
     from codecarbon import OfflineEmissionsTracker
     from codecarbon.core.cpu import is_rapl_available
     from codecarbon.output_methods.base_output import BaseOutput
 
     class Keeper(BaseOutput):
-        """Takes each measurement."""
+        """An output that passes on each measurement."""
 
         def out(self, total: Any, delta: Any) -> None:
-            """Takes the measurement."""
+            """Pass on the measurement."""
             del delta
             keep(total)
 
     log = logging.getLogger(_LIBRARY)
-    # What it has to say of every machine without counters is in the report, too.
+    # Its messages about machines without counters are redundant: the report says so, too.
     level = logging.DEBUG if _log.isEnabledFor(logging.DEBUG) else logging.ERROR
-    # It tells of itself before it reads the level that it is given.
+    # codecarbon logs about itself before it applies the level passed to it.
     log.setLevel(level)
     tracker = OfflineEmissionsTracker(
         country_iso_code=_ANY_COUNTRY,
-        # Emissions depend on the grid, which nobody is asked about here; a number given spares it looking for one.
+        # Emissions depend on the grid, which is not known here; a fixed number prevents codecarbon from looking one up.
         force_carbon_intensity_g_co2e_kwh=0.0,
         emissions_endpoint=None,
         output_methods=[],
@@ -132,7 +132,7 @@ def _tracker_to(keep: Callable[[Any], None]) -> tuple[Any, bool]:
         allow_multiple_runs=True,
         log_level=level,
     )
-    # Its lines go where all others of the process go, and look like them.
+    # Its messages go to the log of the process, in the same format.
     log.handlers.clear()
     log.propagate = True
     counted = "CODECARBON_FORCE_CPU_POWER" not in os.environ and is_rapl_available()

@@ -1,4 +1,4 @@
-"""Python's search for garbage, put off while many objects are made of which none is garbage."""
+"""Pausing the cyclic garbage collector during bulk allocation."""
 
 import gc
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection(*, lasting: bool = False) -> Iterator[None]:
-    """Has this process not look for cycles of objects that nobody refers to.
+    """Disable cyclic garbage collection in this process while the context is active.
 
-    What is freed without that still is. The search takes time in proportion to all objects there are, again and again
-    as they become more: half of the time that it takes to parse many files, a sixth of that to import torch and
-    transformers.
+    Reference counting still frees objects. A collection takes time proportional to the number of live objects and runs
+    repeatedly as that number grows; that is half of the time of parsing many files, and a sixth of that of importing
+    torch and transformers.
 
     Args:
-        lasting: whether what exists at the end stays as long as the process, so that no later search goes through it;
-            for the imports of a program, not for a library.
+        lasting: whether to exclude all objects that exist at the end from later collections, for the lifetime of the
+            process; for the imports of a program, not for a library.
     """
     enabled = gc.isenabled()
     gc.disable()

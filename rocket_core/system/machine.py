@@ -1,4 +1,4 @@
-"""What this machine has left, without any library that computes: memory that a container may still take, disk."""
+"""Free resources of this machine, without any numerical library: memory that a container may still use, disk."""
 
 import os
 import platform
@@ -8,32 +8,32 @@ from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
-# Version 1 writes a number near 2**63 where there is no limit.
+# Version 1 writes a number near 2**63 for unlimited.
 _NO_LIMIT = 2**60
 
 
 def free_disk(folder: Path) -> int:
-    """Bytes that may still be written below a folder, which need not exist yet."""
+    """Return the bytes that may still be written below a folder, which need not exist yet."""
     existing = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
     return shutil.disk_usage(existing).free
 
 
 def free_container_memory(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int | None:
-    """Bytes that this process's control groups still allow it; None where nothing limits them.
+    """Return the bytes that this process's control groups still allow it; None without a limit.
 
-    A container sees the memory of the whole machine as free, and is killed at its own limit. Pages of files that the
+    A container sees the memory of the whole machine as free, and is killed at its own limit. File pages that the
     kernel would drop first count as free.
 
     Args:
-        cgroups: where control groups are mounted.
-        proc: where the system tells of processes.
+        cgroups: mount point of the control groups.
+        proc: mount point of the proc file system.
     """
     left = [_left(folder) for folder in _groups("memory", cgroups, proc)]
     return min((size for size in left if size is not None), default=None)
 
 
 def free_machine_memory() -> int | None:
-    """Bytes of memory that a computation on the CPU may still take; None where the system does not say."""
+    """Return the bytes of memory that a computation on the CPU may still use; None if the system does not report it."""
     if sys.platform != "linux":
         return None
     for line in (_PROC / "meminfo").read_text(encoding="ascii").splitlines():
@@ -45,11 +45,11 @@ def free_machine_memory() -> int | None:
 
 
 def usable_processors(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:
-    """Return how many processors this process may keep busy: by its affinity, and by the quota of its control groups.
+    """Return the number of processors that this process may use, by its affinity and its control groups' quotas.
 
     Args:
-        cgroups: where control groups are mounted.
-        proc: where the system tells of processes.
+        cgroups: mount point of the control groups.
+        proc: mount point of the proc file system.
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_quota(folder) for folder in _groups("cpu", cgroups, proc)]
@@ -57,7 +57,7 @@ def usable_processors(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:
 
 
 def processor_name(proc: Path = _PROC) -> str:
-    """What the maker calls the processor; its architecture where nothing says."""
+    """Return the processor's model name; its architecture if that is unknown."""
     for line in _text(proc / "cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name" and value.strip():
@@ -66,7 +66,7 @@ def processor_name(proc: Path = _PROC) -> str:
 
 
 def _groups(controller: str, cgroups: Path, proc: Path) -> list[Path]:
-    """Return the folders of the groups that limit this process by a controller, its own and those around it."""
+    """Return the folders of the groups that limit this process by a controller: its own and their parents."""
     groups: set[Path] = set()
     for line in _text(proc / "self" / "cgroup").splitlines():
         _number, _, rest = line.partition(":")
@@ -75,7 +75,7 @@ def _groups(controller: str, cgroups: Path, proc: Path) -> list[Path]:
             continue
         mount = cgroups / controller if controllers else cgroups
         own = mount / path.lstrip("/")
-        # In a container the path may be that of the machine, of which only the end is mounted, as the root.
+        # In a container the path may be the machine's, although only its end is mounted, as the root.
         groups |= {place for place in (own, *own.parents) if place.is_relative_to(mount)}
     return sorted(groups)
 
@@ -94,12 +94,12 @@ def _left(folder: Path) -> int | None:
 
 
 def _quota(folder: Path) -> float | None:
-    """Return the processors that a control group allows on average; None without a limit."""
+    """Return the number of processors that a control group allows on average; None without a limit."""
     words = _text(folder / "cpu.max").split() or [
         _text(folder / "cpu.cfs_quota_us"),
         _text(folder / "cpu.cfs_period_us"),
     ]
-    # Version 2 writes `max` where there is no limit, version 1 a negative number.
+    # Version 2 writes `max` for unlimited, version 1 a negative number.
     if len(words) == 2 and all(word.isdecimal() and int(word) > 0 for word in words):
         return int(words[0]) / int(words[1])
     return None

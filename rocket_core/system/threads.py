@@ -1,4 +1,4 @@
-"""Defaults for the threads of OpenMP, with which torch computes on a CPU."""
+"""Defaults for the OpenMP threads that torch uses on a CPU."""
 
 import os
 from collections.abc import MutableMapping
@@ -9,14 +9,14 @@ _COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def set_thread_defaults(environment: MutableMapping[str, str]) -> None:
-    """Set OpenMP's wait policy and number of threads in an environment, unless it has them; OpenMP reads it once.
+    """Set OpenMP's wait policy and number of threads in an environment, unless they are set; OpenMP reads them once.
 
-    Threads that wait for one another spin by default. Where other processes use the same processors, or a container may
-    use fewer of them than it sees, they spin for most of the time: compressing the bundled model took twelve times as
+    Threads that wait for one another spin by default. If other processes use the same processors, or a container may
+    use fewer of them than it sees, they spin most of the time: compressing the bundled model took twelve times as
     long as on one thread.
 
     Args:
-        environment: of a process that has not imported torch yet.
+        environment: environment of a process that has not imported torch yet.
     """
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     usable = usable_processors()

@@ -1,4 +1,4 @@
-"""The stage that compresses the layers as the allocation says, each for the inputs of the dense model."""
+"""Compression of the allocated layers, each for the inputs of the dense model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class Unit:
 
     Attributes:
         names: the layers; the first owns the dictionary.
-        input_group: first layer that reads their input.
-        candidates: the candidate of each.
+        input_group: first layer that reads the same input.
+        candidates: the candidate of each layer.
     """
 
     names: tuple[str, ...]
@@ -38,12 +38,12 @@ class Unit:
 
     @property
     def nnz(self) -> int:
-        """Nonzeros of all."""
+        """Nonzeros of all layers."""
         return sum(candidate.nnz or 0 for candidate in self.candidates)
 
 
 def units_of(chosen: Sequence[tuple[LayerProfile, Candidate]]) -> list[Unit]:
-    """What is to be compressed, in the order of first layers; layers that stay dense are in none."""
+    """Return the units to compress, in the order of their first layers; layers that stay dense are left out."""
     members: dict[str, list[tuple[LayerProfile, Candidate]]] = {}
     for profile, candidate in chosen:
         if candidate.kind != "dense":
@@ -61,17 +61,17 @@ def units_of(chosen: Sequence[tuple[LayerProfile, Candidate]]) -> list[Unit]:
 def compress_layers(
     run: Run, inputs: CalibrationInputs, work: WorkFolder, units: Sequence[Unit], monitor: Monitor
 ) -> None:
-    """Compresses every layer that the allocation does not leave dense, block by block.
+    """Compress every layer that the allocation does not leave dense, block by block.
 
     Args:
         run: the run.
-        inputs: calibration samples, needed where statistics were not kept.
-        work: where statistics are and factors go.
-        units: what to compress.
-        monitor: told of every layer.
+        inputs: calibration samples, needed if statistics were not stored.
+        work: work folder with the statistics, to which factors are written.
+        units: the units to compress.
+        monitor: notified of every layer.
 
     Raises:
-        CompressionCancelledError: the caller wants the run to end.
+        CompressionCancelledError: the caller has cancelled the run.
     """
     walk = BlockWalk(run, inputs, monitor.pulse)
     method = run.method
@@ -99,12 +99,12 @@ def compress_layers(
 
 
 def is_finished(work: WorkFolder, unit: Unit) -> bool:
-    """Whether all layers of a unit are compressed."""
+    """Return whether all layers of a unit are compressed."""
     return all(work.outcome(name) is not None for name in unit.names)
 
 
 def compress_unit(method: Method, problem: LayerProblem, unit: Unit) -> Compressed:
-    """Compresses a unit as its candidates say."""
+    """Compress a unit according to its candidates."""
     [candidate, *others] = unit.candidates
     if candidate.dictionary is not None:
         assert candidate.rank is not None
@@ -115,31 +115,31 @@ def compress_unit(method: Method, problem: LayerProblem, unit: Unit) -> Compress
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Achieved:
-    """What was achieved for each output of a unit's layers, weighted as in the profile, in float64.
+    """Achieved errors for each output of a unit's layers, weighted as in the profile, in float64.
 
     Attributes:
         errors: squared error over the calibration tokens.
-        energies: squared norm of the dense output over the same.
+        energies: squared norm of the dense output over the calibration tokens.
     """
 
     errors: Float[Tensor, " d_out"]
     energies: Float[Tensor, " d_out"]
 
     def relative(self, part: slice) -> float:
-        """Relative error of some outputs together."""
+        """Return the relative error of a range of outputs."""
         energy = float(self.energies[part].sum())
         return (max(0.0, float(self.errors[part].sum())) / energy) ** 0.5 if energy > 0 else 0.0
 
 
 def save(run: Run, work: WorkFolder, unit: Unit, factors: LayerFactors, achieved: Achieved) -> None:
-    """Keeps the factors of a unit's layers, and what became of them.
+    """Store the factors of a unit's layers, and the outcome of each.
 
     Args:
         run: the run.
-        work: where they go.
+        work: the work folder.
         unit: the layers.
-        factors: of all, side by side.
-        achieved: of all, side by side.
+        factors: factors of all layers, concatenated.
+        achieved: errors of all layers, concatenated.
     """
     begin = 0
     for name, own in zip(unit.names, _split(run, unit, factors), strict=True):
@@ -151,7 +151,7 @@ def save(run: Run, work: WorkFolder, unit: Unit, factors: LayerFactors, achieved
 
 
 def _split(run: Run, unit: Unit, factors: LayerFactors) -> Iterator[LayerFactors]:
-    """The factors of each layer of a unit."""
+    """Yield the factors of each layer of a unit."""
     if len(unit.names) == 1:
         yield factors
         return
@@ -168,7 +168,7 @@ def _split(run: Run, unit: Unit, factors: LayerFactors) -> Iterator[LayerFactors
 
 
 def _output_energies(problem: LayerProblem) -> Tensor:
-    """‖S w_j‖² of each output j, with column weights, in float64."""
+    """Return ‖S w_j‖² of each output j, with column weights, in float64."""
     if problem.statistics.gram is None:
         basis = problem.eigenbasis()
         return (basis.directions.double().square() @ basis.singular_values.double().square()).cpu()

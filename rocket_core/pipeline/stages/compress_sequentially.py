@@ -1,9 +1,10 @@
-"""The stage that compresses the layers one after another, each for what the compressed layers before it produce.
+"""Sequential compression: each layer is compressed for the inputs that the compressed layers before it produce.
 
-Two streams of hidden states pass through the model: that of the dense model and that of the model as far as it is
-compressed. A layer whose inputs are X in the one and X' in the other is compressed towards the dense output: the weight
-that brings X' closest to XW is W* = (X'ᵀX')⁻¹X'ᵀX W. What the method is given, under the Gram matrix of X', lies half
-way from W to W*. The errors of earlier layers are thereby made good where they can be, instead of adding up.
+Two streams of hidden states pass through the model: that of the dense model, and that of the model as compressed so
+far. A layer whose inputs are X in the first and X' in the second is compressed towards the dense output: the weight
+that brings X' closest to XW is W* = (X'ᵀX')⁻¹X'ᵀX W. The method is given the weight halfway between W and W*, with the
+Gram matrix of X'. Later layers thus compensate for errors of earlier ones, as far as possible, instead of accumulating
+them.
 """
 
 import copy
@@ -36,10 +37,10 @@ _Streams = tuple[Activations, Activations]
 
 @dataclass(kw_only=True, slots=True)
 class _CrossSums:
-    """Running sums over the inputs X of a dense layer and X' of the same layer behind compressed ones, in float64.
+    """Running sums over the inputs X of a dense layer and X' of the same layer after compressed ones, in float64.
 
     Attributes:
-        tokens: rows.
+        tokens: number of rows.
         gram: X'ᵀX'.
         cross: X'ᵀX.
     """
@@ -49,22 +50,22 @@ class _CrossSums:
     cross: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     def add(self, rows: Float[Tensor, "rows d_in"], dense_rows: Float[Tensor, "rows d_in"]) -> None:
-        """Adds the rows of a batch."""
+        """Add the rows of a batch."""
         self.tokens += rows.shape[0]
         self.gram = self.gram + (rows.mT @ rows).double()
         self.cross = self.cross + (rows.mT @ dense_rows).double()
 
 
 class _InputReachedError(Exception):
-    """Ends a forward pass whose remainder is of no interest."""
+    """Signal that ends a forward pass whose rest is not needed."""
 
 
 class _Side:
-    """A block of the dense or of the compressed model, and what passes through it.
+    """A block of the dense or of the compressed model, with the stream that passes through it.
 
     Args:
         block: the block, with its weights.
-        index: its place in the model.
+        index: index of the block in the model.
         states: the stream.
         layers: the block's layers by name.
     """
@@ -79,24 +80,24 @@ class _Side:
 
     @property
     def batches(self) -> int:
-        """How many there are."""
+        """Number of batches."""
         return len(self._states.hidden)
 
     def step(self, batch: int) -> None:
-        """Takes a batch through the block for good."""
+        """Pass a batch through the block, and keep the result."""
         with self._finished.passing(batch, self._states.hidden[batch]):
             self._states.step(self._block, self._index, batch)
 
     def inputs(
         self, name: str, batch: int, *, stop_at_first: bool, for_good: bool = False
     ) -> list[Float[Tensor, "rows d_in"]]:
-        """What a layer reads, call by call, while a batch passes through the block.
+        """Return what a layer reads, one tensor per call, while a batch passes through the block.
 
         Args:
             name: the layer.
             batch: number of the batch.
-            stop_at_first: go no further than the first call.
-            for_good: take the batch through the block, as `step`; goes before `stop_at_first`.
+            stop_at_first: stop at the first call.
+            for_good: pass the batch through the block, as `step` does; takes precedence over `stop_at_first`.
         """
         rows: list[Tensor] = []
 
@@ -120,18 +121,18 @@ class _Side:
 
 
 class SequentialCompression:
-    """Compresses the layers of a model in the order in which they are called.
+    """Compression of a model's layers in the order in which they are called.
 
-    Costs, for each block, a forward pass of it and of its compressed copy up to every input that its layers read, over
-    all calibration windows; what comes before its last attention is run no more than twice. Memory is that of two
-    blocks, and three times the hidden states of both streams.
+    For each block, the cost is a forward pass of it and of its compressed copy up to every input that its layers read,
+    over all calibration windows; the part before its last attention is run at most twice. Memory is that of two blocks,
+    and three times the hidden states of both streams.
 
     Args:
         run: the run.
         inputs: calibration samples.
-        work: where finished layers are and go.
-        units: what to compress.
-        monitor: told of every unit.
+        work: work folder for finished layers.
+        units: the units to compress.
+        monitor: notified of every unit.
     """
 
     def __init__(
@@ -150,16 +151,16 @@ class SequentialCompression:
         self._done = 0
 
     def complete(self) -> None:
-        """Compresses all units.
+        """Compress all units.
 
         Raises:
             IllConditionedGramError: a Gram matrix cannot be factorized.
-            CompressionCancelledError: the caller wants the run to end.
+            CompressionCancelledError: the caller has cancelled the run.
         """
         if all(is_finished(self._work, unit) for unit in self._units):
             return
         lists = self._run.architecture.lists
-        # Behind the last layer to compress nothing need be run.
+        # Nothing after the last layer to compress needs to be run.
         last = max(index for index, names in enumerate(self._run.layers) if self._units_of(names))
         streams = self._begin()
         for position, blocks in enumerate(lists):
@@ -171,7 +172,7 @@ class SequentialCompression:
                 self._pass_block(index, streams, onwards=index < last)
 
     def _begin(self, passed: tuple[BlockList, _Streams] | None = None) -> _Streams:
-        """Both streams at the first block of a list: of the model's first one, or of the one behind that given."""
+        """Return both streams at the first block of the model's first list, or of the list after the given one."""
         run = self._run
         if passed is None:
             dense = begin_walk(run, split_inputs(run, self._inputs))
@@ -207,7 +208,7 @@ class SequentialCompression:
         return [unit for unit in self._units if unit.names[0] in names]
 
     def _compress_block(self, index: int, dense: _Side, compressed: _Side, *, onwards: bool) -> bool:
-        """Whether the dense stream has come to the next block on the way."""
+        """Compress the units of a block; return whether the dense stream has reached the next block in the process."""
         units = self._units_of(self._run.layers[index])
         if not units:
             return False
@@ -230,7 +231,7 @@ class SequentialCompression:
         return passed
 
     def _sums(self, name: str, dense: _Side, compressed: _Side, *, for_good: bool) -> _CrossSums:
-        """Sums over what a layer reads in both streams; the dense one may go on to the next block meanwhile."""
+        """Return the sums over a layer's inputs in both streams; `for_good` takes the dense one to the next block."""
         sums = _CrossSums()
         called_once = False
         for batch in range(dense.batches):
@@ -259,7 +260,7 @@ class SequentialCompression:
         save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums, energies))
 
     def _install(self, name: str, twin: nn.Module, unit: Unit) -> None:
-        """Gives a layer of the compressed copy the weight that is stored for it."""
+        """Copy the stored weight of a layer into the compressed copy of the model."""
         factors = self._work.factors(name)
         assert factors is not None, name
         own = {part: entry.read() for part, entry in factors.items()}
@@ -285,10 +286,10 @@ def cross_target(
     tokens: int,
     shrinkage: float,
 ) -> Float[Tensor, "d_in d_out"]:
-    """The weight that brings the inputs of the compressed model closest to the dense model's outputs.
+    """Return the weight that brings the inputs of the compressed model closest to the dense model's outputs.
 
-    Minimises ‖XW - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖² with G' = X'ᵀX' and a the strength of the shrinkage: where the
-    tokens are too few to tell, the target stays with W.
+    Minimises ‖XW - X'W*‖² + a·Σ_i G'_ii ‖w_i - w*_i‖² with G' = X'ᵀX' and a the strength of the shrinkage: if the
+    tokens are too few to determine it, the target stays close to W.
 
     Args:
         weight: W, in float64.
@@ -303,7 +304,7 @@ def cross_target(
     shrunk = shrunk_gram(gram, tokens, shrinkage)
     pull = shrunk.diagonal() - gram.diagonal()
     mean = shrunk.diagonal().mean()
-    # Inputs that never fire leave a zero on the diagonal; their weights stay what they are.
+    # Inputs that never fire leave a zero on the diagonal; their weights are unchanged.
     floor = torch.where(shrunk.diagonal() > 0, 1e-10 * mean, torch.where(mean > 0, mean, 1.0))
     solution: Tensor = torch.linalg.solve(shrunk + torch.diag(floor), cross @ weight + (pull + floor)[:, None] * weight)
     return solution
@@ -317,12 +318,13 @@ def halfway_target(
     tokens: int,
     shrinkage: float,
 ) -> Float[Tensor, "d_in d_out"]:
-    """What a layer is compressed towards: half way from its weight to `cross_target`, which takes the same.
+    """Return the target of a layer: halfway from its weight to `cross_target`, which has the same arguments.
 
-    All the way a layer also fits what the noise of the layers before it happens to be in the calibration windows, and
-    answers inputs that are off with outputs that are too small. Half was chosen on training text alone: stories260K at
-    ratio 0.5, calibrated on two thirds of its training stories and measured on the last, has 2.14, 1.82, 1.73, 1.75 and
-    1.87 times the dense perplexity after 0, 1/4, 1/2, 3/4 and all of the way; at 0.3 and 0.4 half is the best too.
+    With the full step, a layer also fits the noise that earlier layers happen to produce in the calibration windows,
+    and answers deviating inputs with outputs that are too small. One half was chosen on training text alone:
+    stories260K at ratio 0.5, calibrated on two thirds of its training stories and measured on the last third, has 2.14,
+    1.82, 1.73, 1.75 and 1.87 times the dense perplexity after 0, 1/4, 1/2, 3/4 and all of the step; at 0.3 and 0.4 one
+    half is also best.
     """
     return torch.lerp(weight, cross_target(weight, gram, cross, tokens=tokens, shrinkage=shrinkage), 0.5)
 
@@ -334,7 +336,7 @@ def _achieved(
     sums: _CrossSums,
     energies: Float[Tensor, " d_out"],
 ) -> Achieved:
-    """‖XW - X'W̃‖² and ‖XW‖² by output: what the layers before have spoilt and this one has not made good counts."""
+    """Return ‖XW - X'W̃‖² and ‖XW‖² by output; the error includes uncompensated errors of earlier layers."""
     stored = factors.coefficients if factors.dictionary is None else factors.dictionary @ factors.coefficients
     stored = stored.double()
     common = (stored * (sums.cross @ weight)).sum(dim=0)

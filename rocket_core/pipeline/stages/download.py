@@ -1,4 +1,4 @@
-"""Obtaining the model of a run: a folder, or a download from the Hub."""
+"""The model of a run: a local folder, or a download from the Hub."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ def obtain_model(
     Args:
         model: path of a folder, or repository id.
         revision: branch, tag or commit of a repository.
-        hub: as whom the Hub is asked, and where downloads are kept.
-        config: the compression that its headers must allow.
+        hub: credentials and cache directory for Hub access.
+        config: the compression that the model's headers must allow.
         monitor: notified of the progress.
 
     Raises:
         RocketError: see `find_model`.
-        CompressionCancelledError: the caller wants the run to end.
+        CompressionCancelledError: the caller has cancelled the run.
     """
     if Path(model).expanduser().is_dir():
         return find_model(model, revision)

@@ -1,7 +1,7 @@
-"""The last stage: the written artifact measured against the dense model, if that is asked for.
+"""Evaluation of the written artifact against the dense model, if requested; the last stage.
 
-It changes no artifact. Those that are finished stay when it is cut short, and a resumed run measures again from the
-beginning, unless it had finished that too.
+It changes no artifact. If it is interrupted, finished artifacts remain, and a resumed run evaluates again from the
+start, unless the evaluation was complete.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,19 +27,19 @@ from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.work_folder import EvaluationRecord, WorkFolder
 from rocket_core.report.quality import EvaluationReport
 
-# Which documents of a data set that is not calibrated on.
+# Seed for the choice of documents of a dataset that is not used for calibration.
 _SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPlan:
-    """An evaluation with all that it reads at hand.
+    """An evaluation with all data that it reads.
 
     Attributes:
-        settings: what was asked for.
+        settings: the requested settings.
         dense: the original model.
-        text: what both models read.
-        tasks: what both models do.
+        text: text that both models read.
+        tasks: tasks that both models are tested on.
     """
 
     settings: EvaluationConfig
@@ -49,24 +49,24 @@ class EvaluationPlan:
 
 
 def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | None:
-    """Gathers text and tasks before long work begins, so that what is wrong with them is said then.
+    """Load text and tasks before long work starts, so that problems with them are reported early.
 
     Args:
         run: the run.
-        token: the Hub's token, for gated data; None takes that of this machine's user, if any.
+        token: the Hub's token, for gated data; None uses that of this machine's user, if any.
 
     Returns:
-        The plan; None if no evaluation is asked for.
+        The plan; None if no evaluation is requested.
 
     Raises:
         InvalidConfigError: a setting does not fit the model, or the harness is not installed.
-        CalibrationError: too little text, or text that is malformed.
-        HubUnavailableError: text or tasks cannot be had from the Hub.
+        CalibrationError: the text is too short or malformed.
+        HubUnavailableError: text or tasks cannot be fetched from the Hub.
     """
     settings = run.config.evaluate
     if settings is None:
         return None
-    # Compressed folders load through it.
+    # Factored folders cannot be loaded without it.
     import rocket_core.hf  # noqa: F401
 
     dense = open_model(run.source.folder)
@@ -86,17 +86,17 @@ def plan_evaluation(run: Run, *, token: str | None = None) -> EvaluationPlan | N
 def evaluate_export(
     run: Run, plan: EvaluationPlan, folders: Mapping[ExportKind, Path], work: WorkFolder, monitor: Monitor
 ) -> EvaluationReport:
-    """Measures the factored artifact, or else the dense one, against the original.
+    """Evaluate the factored artifact, or the dense one if that is the only one, against the original.
 
     Args:
         run: the run.
-        plan: what is measured.
+        plan: the planned evaluation.
         folders: the written artifacts.
-        work: where the outcome and, meanwhile, the dense model's logits are kept.
-        monitor: told of every batch.
+        work: work folder for the result and, temporarily, the dense model's logits.
+        monitor: notified of every batch.
 
     Raises:
-        CompressionCancelledError: the caller wants the run to end.
+        CompressionCancelledError: the caller has cancelled the run.
         RocketError: see `compare_models`.
     """
     record = EvaluationRecord(settings=plan.settings, text_sha256=plan.text.sha256)
@@ -129,10 +129,10 @@ def evaluate_export(
 
 
 def _documents(run: Run, settings: EvaluationConfig, token: str | None) -> Iterator[str]:
-    """Documents that the calibration does not read."""
+    """Return documents that the calibration does not read."""
     calibration = run.config.calibration
     if settings.dataset == BUILTIN_DATASET:
-        # Its own topics, the same whatever was calibrated on.
+        # It has its own topics, and does not depend on the calibration data.
         return iter([held_out_text()])
     path, calibrated = local_path_of(settings.dataset), local_path_of(calibration.dataset)
     is_same = settings.dataset == calibration.dataset
@@ -141,7 +141,7 @@ def _documents(run: Run, settings: EvaluationConfig, token: str | None) -> Itera
     if not is_same:
         return file_documents(path) if path is not None else documents(settings.dataset, seed=_SEED, token=token)
     rest = documents(calibration.dataset, seed=calibration.seed, token=token)
-    # What the calibration reads of them is read away.
+    # Skip the documents that the calibration reads.
     if isinstance(run.inputs, EncoderText):
         run.inputs.windows(rest, calibration.samples)
     elif isinstance(run.inputs, DecoderText):

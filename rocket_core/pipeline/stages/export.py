@@ -1,4 +1,4 @@
-"""Writing the artifacts: safetensors tensor by tensor, config, tokenizer files, card and report."""
+"""Export of the artifacts: safetensors tensor by tensor, config and tokenizer files."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -26,7 +26,7 @@ from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerReport
 
-# Files that may name code: classes that come with the model.
+# Files that may name code: classes shipped with the model.
 _SETTINGS = frozenset(
     {"generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"}
 )
@@ -35,15 +35,15 @@ _SETTINGS = frozenset(
 def write_export(
     run: Run, work: WorkFolder, kind: ExportKind, layers: Mapping[str, LayerReport], monitor: Monitor
 ) -> Path:
-    """Writes one artifact without its card and report into the work folder, unless it lies there finished.
+    """Write one artifact, without its card and report, into the work folder, unless it is already finished there.
 
     Args:
         run: the run.
-        work: where the factors are, and the artifact goes.
+        work: work folder with the factors, to which the artifact is written.
         kind: `factored` (every layer as it is stored; smaller, loads with rocket_core.hf) or `dense` (stock names
             and shapes).
         layers: every compressible layer by name.
-        monitor: told of every tensor.
+        monitor: notified of every tensor.
 
     Returns:
         The artifact's folder.
@@ -81,12 +81,12 @@ def write_export(
 
 
 def stored_bytes(folder: Path) -> int:
-    """Size of all safetensors of an artifact."""
+    """Return the bytes of all safetensors of an artifact."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def bytes_beside(run: Run, layers: Collection[str]) -> int:
-    """Most that the factored artifact takes beside the weights of some layers, whatever these become.
+    """Return an upper bound on the factored artifact's bytes other than the weights of the given layers.
 
     Args:
         run: the run.
@@ -97,7 +97,7 @@ def bytes_beside(run: Run, layers: Collection[str]) -> int:
     others = 0
     for key, entry in run.checkpoint.entries.items():
         if key in compressible:
-            # No part has more dimensions, or is longer, than the weight's own shape says.
+            # No part has more dimensions, or is longer, than the weight's own shape.
             tensors += ((key.removesuffix("weight") + part, entry.shape) for part in FACTOR_NAMES)
         else:
             tensors.append((key, entry.shape))
@@ -144,7 +144,7 @@ def _factors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
 
 
 def _leader(layer: LayerReport) -> str | None:
-    """The layer whose dictionary this one takes; None if its own, or none."""
+    """Return the other layer whose dictionary this one uses; None if it has its own, or does not have one."""
     return None if layer.dictionary == layer.name else layer.dictionary
 
 
@@ -166,7 +166,7 @@ def _write_config(run: Run, folder: Path, entries: dict[str, LayerEntry] | None)
 
 
 def _copy(source: Path, file: Path, target: Path) -> None:
-    """Copy a file of the model; what names code in its settings is left out, and only then are they written anew."""
+    """Copy a file of the model; settings that name code are removed, and the file is rewritten only in that case."""
     settings = json.loads(read_file(source, str(file))) if str(file) in _SETTINGS else None
     cleaned = without_code(settings) if isinstance(settings, dict) else settings
     if cleaned == settings:

@@ -1,4 +1,4 @@
-"""The stages that profile and allocate. Each picks up where the work folder ends."""
+"""Profiling and allocation. Both stages continue from what is in the work folder."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ class Profiled:
     """All layer profiles of a model.
 
     Attributes:
-        profiles: in model order.
-        skipped: layers that turned out to be uncompressible, with the reason.
+        profiles: the profiles, in model order.
+        skipped: layers that cannot be compressed, with the reason.
     """
 
     profiles: tuple[LayerProfile, ...]
@@ -33,20 +33,20 @@ class Profiled:
 
 
 def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monitor: Monitor) -> Profiled:
-    """Calibrates and profiles every layer, block by block.
+    """Calibrate and profile every layer, block by block.
 
-    A layer's statistics and profile are on disk before the next layer begins.
+    A layer's statistics and profile are on disk before the next layer starts.
 
     Args:
         run: the run.
         inputs: calibration samples.
-        work: where finished layers are and go.
-        monitor: told of every layer.
+        work: work folder for finished layers.
+        monitor: notified of every layer.
 
     Raises:
-        NonFiniteCalibrationError: NaN or infinity in a layer's activations.
-        IllConditionedGramError: a Gram matrix that cannot be factorized.
-        CompressionCancelledError: the caller wants the run to end.
+        NonFiniteCalibrationError: a layer's activations contain NaN or infinity.
+        IllConditionedGramError: a Gram matrix cannot be factorized.
+        CompressionCancelledError: the caller has cancelled the run.
     """
     walk = BlockWalk(run, inputs, monitor.pulse)
     total = sum(len(names) for names in run.layers)
@@ -73,15 +73,15 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
 
 
 def allocate_layers(config: CompressionConfig, profile: ModelProfile, work: WorkFolder) -> Allocation:
-    """Solves the knapsack, or takes the solution that a resumed run has found.
+    """Solve the knapsack, or return the solution of the run that is resumed.
 
     Args:
         config: settings with a target.
-        profile: all layers.
-        work: where the solution is or goes.
+        profile: profile of the model.
+        work: work folder for the solution.
 
     Raises:
-        InfeasibleBudgetError: no choice of candidates is that small.
+        InfeasibleBudgetError: no choice of candidates is small enough.
     """
     allocation = work.allocation()
     if allocation is None:
@@ -96,7 +96,7 @@ def allocate_layers(config: CompressionConfig, profile: ModelProfile, work: Work
 
 
 def objective_of(config: CompressionConfig) -> Objective:
-    """What is summed over layers: the settings' objective, or for methods that have none the error of the outputs."""
+    """Return what the knapsack sums over layers: the configured objective, or the output error for other methods."""
     return config.objective if config.method == "rocket" else "whitened"
 
 
@@ -111,7 +111,7 @@ def _hand_over(monitor: Monitor, profiles: list[LayerProfile], profile: LayerPro
 
 @dataclass(kw_only=True, slots=True)
 class _Calibrated:
-    """What calibration of a block has found, to be taken out layer by layer."""
+    """Results of calibrating a block, removed layer by layer."""
 
     statistics: dict[str, GramStatistics]
     leaders: dict[str, str]
@@ -120,7 +120,7 @@ class _Calibrated:
     groups: tuple[tuple[str, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        # Layers that read one input are named after the first of them in the model, whichever is called first.
+        # Groups are named after their first layer in model order, whichever is called first.
         first = {leader: name for name, leader in reversed(list(self.leaders.items()))}
         self.leaders = {name: first[leader] for name, leader in self.leaders.items()}
         self.members = {
@@ -130,11 +130,11 @@ class _Calibrated:
         self.groups = tuple(self.members[first[leader]] for leader in self.called)
 
     def take(self, name: str) -> GramStatistics:
-        """A layer's statistics; a Gram matrix is freed with the last layer that needs it."""
+        """Remove and return a layer's statistics; a Gram matrix is freed with the last layer that needs it."""
         return self.statistics.pop(name)
 
     def leaders_last(self, names: Sequence[str]) -> list[str]:
-        """The names, but each leader behind the other members: what they can do alone tells if sharing is worth it."""
+        """Return the names with each leader after its group, because sharing is judged by all members' results."""
         order = list(names)
         for leader, members in self.members.items():
             order.remove(leader)
@@ -184,7 +184,7 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
         shared: tuple[SharedCandidate, ...] = ()
         if leader == name and method.shares:
             shared = _share(run, work, calibrated.members[leader], statistics, candidates)
-    if run.config.sequential:  # which computes other statistics of its own
+    if run.config.sequential:  # sequential compression computes its own statistics
         work.save_output_energies(name, statistics.output_energies(problem.weight.double()).cpu())
     else:
         quota = run.config.statistics_quota_bytes
@@ -221,7 +221,7 @@ def _share(
     statistics: GramStatistics,
     own: Sequence[Candidate],
 ) -> tuple[SharedCandidate, ...]:
-    """Shared candidates of a group, from what its first layer and then the others can do alone."""
+    """Return the shared candidates of a group, given the own candidates of its first layer; the others are on disk."""
     if len(members) < 2:
         return ()
     problem = layer_problem(run, work, members, statistics)
@@ -237,5 +237,5 @@ def _share(
 
 
 def shared_name(owner: str) -> str:
-    """Under what name the statistics of a group's weights side by side are kept."""
+    """Return the name under which the statistics of a group's concatenated weights are stored."""
     return f"{owner}.shared"

@@ -1,4 +1,4 @@
-"""The output folder: whose result may lie there, and how one appears, complete or not at all."""
+"""The output folder: checks that it may be written to, and atomic publication of a result."""
 
 import shutil
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ PAGE_NAME = "report.html"
 def publish(
     run: Run, output: Path, work: WorkFolder, report: CompressionReport, folders: Mapping[ExportKind, Path]
 ) -> None:
-    """Moves the complete artifacts to their place; the report in `output` says that all are there."""
+    """Move the complete artifacts into place; a report in `output` means that all of them are there."""
     text = report.model_dump_json(indent=1) + "\n"
     page = render_report(report)
     for export in report.exports:
@@ -34,17 +34,17 @@ def publish(
     refuse_occupied(output, work, run.config)
     work.begin_publishing()
     for export in report.exports:
-        # What a run killed between these moves has left: its own artifact, made again since.
+        # A run killed between these moves may have left its own artifact, which has been made again since.
         shutil.rmtree(output / export.folder, ignore_errors=True)
         folders[export.kind].replace(output / export.folder)
     write_text(output / PAGE_NAME, page)
-    # Last: where it lies, all else does.
+    # Written last: if it exists, everything else does.
     write_text(output / REPORT_NAME, text)
     work.remove()
 
 
 def finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> CompressionReport | None:
-    """The report of a run that had finished; raises where that was another run."""
+    """Return the report of this run if it has finished; raise an error if the result belongs to another run."""
     file = output / REPORT_NAME
     if not file.is_file():
         return None
@@ -53,7 +53,7 @@ def finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> Com
     except ValidationError:
         finished = None
     if resume and finished is not None and finished.fingerprint == identity.fingerprint:
-        # A run killed behind its last move may have left this.
+        # A run killed after its last move may have left this.
         shutil.rmtree(output / WORK_FOLDER_NAME, ignore_errors=True)
         return finished
     raise InvalidConfigError(
@@ -63,10 +63,10 @@ def finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> Com
 
 
 def refuse_another_evaluation(finished: CompressionReport, config: CompressionConfig, output: Path) -> None:
-    """Refuses to take a finished run for one with another evaluation.
+    """Raise an error if a finished run has a different evaluation than requested.
 
     Raises:
-        InvalidConfigError: it was evaluated in another way, or not at all.
+        InvalidConfigError: the run was evaluated with other settings, or not at all.
     """
     wanted = without_paths(config).evaluate
     if wanted is not None and wanted != finished.settings.evaluate:
@@ -77,7 +77,7 @@ def refuse_another_evaluation(finished: CompressionReport, config: CompressionCo
 
 
 def refuse_occupied(output: Path, work: WorkFolder, config: CompressionConfig) -> None:
-    """Refuses to write over folders that are not this run's own."""
+    """Raise an error if folders that this run would write to exist and are not its own."""
     occupied = [kind for kind in config.export if (output / kind).exists()]
     if occupied and not work.is_publishing:
         raise InvalidConfigError(

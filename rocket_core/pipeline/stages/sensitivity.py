@@ -1,4 +1,4 @@
-"""The stage that measures sensitivities: forward through the blocks once, and back through them in reverse."""
+"""Measurement of sensitivities: one pass forward through the blocks, and one back in reverse order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,12 +28,12 @@ from rocket_core.pipeline.state.tensor_cache import StateCache
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.devices import return_freed_memory
 
-# A backward pass holds some thirty numbers per token and hidden unit; of this many tokens they take less memory than
+# A backward pass holds about thirty numbers per token and hidden unit; for this many tokens they take less memory than
 # the weights of a large block.
 TOKENS_PER_GRADIENT_BATCH = 2048
 
 _CACHE_NAME = "sensitivity-states"
-# What a block costs in the backward pass, in forward passes of it: one more forward, and twice that backward.
+# Cost of a block's backward pass in units of its forward pass: another forward, and a backward of twice that.
 _BACKWARD_COST = 3
 
 
@@ -46,31 +46,32 @@ def measure_sensitivities(
     windows: int = 32,
     loss: Loss | None = None,
 ) -> dict[str, Sensitivity]:
-    """Measures how much the loss minds errors in the output of each layer that is to be compressed.
+    """Measure the Fisher diagonal of the output of each layer to compress.
 
     For output coordinate j of a layer it is `f_j = E_tokens[g_j^2]`, g the gradient of a window's summed loss; see
-    `rocket_core.calibration.sensitivity`. Each layer's vector is in the work folder as soon as it is known, and a run
-    that was stopped goes on at the block where it stood, to the same bytes (on the CPU, at an equal number of threads).
+    `rocket_core.calibration.sensitivity`. Each layer's vector is written to the work folder as soon as it is known, and
+    a stopped run continues at the block that it had reached, with an identical result (on the CPU, with the same number
+    of threads).
 
-    It costs one forward and one backward pass of the windows, the latter with a second forward of each block; memory of
-    one block's weights with the activations of one batch, and the hidden states of all windows; and, until it is
-    complete, `(blocks + 2) * windows * tokens * hidden size` numbers of disk in the dtype of the model.
+    The cost is one forward and one backward pass of the windows, the latter with a second forward of each block. Memory
+    is one block's weights with the activations of one batch, and the hidden states of all windows. Until it is
+    complete, `(blocks + 2) * windows * tokens * hidden size` numbers are on disk, in the dtype of the model.
 
     Args:
         run: the run.
         calibration: calibration samples.
-        work: where finished vectors are and go.
-        monitor: told of every block and batch.
-        windows: how many samples to use, from the first; >= 1.
-        loss: `tokens` or `hidden_states`; None takes the first where the model predicts the tokens that follow.
+        work: work folder for finished vectors.
+        monitor: notified of every block and batch.
+        windows: number of samples to use, from the first; >= 1.
+        loss: `tokens` or `hidden_states`; None uses `tokens` if the model predicts next tokens.
 
     Returns:
         Sensitivities of all layers by name, in model order; all zero for a layer that is never called.
 
     Raises:
-        NonFiniteCalibrationError: NaN or infinity in the gradients of a layer.
+        NonFiniteCalibrationError: the gradients of a layer contain NaN or infinity.
         UnsupportedArchitectureError: a block has no backward pass.
-        CompressionCancelledError: the caller wants the run to end.
+        CompressionCancelledError: the caller has cancelled the run.
     """
     names = [name for block in run.layers for name in block]
     cache = StateCache(work.path / _CACHE_NAME)
@@ -86,12 +87,12 @@ def measure_sensitivities(
 
 @dataclass(kw_only=True, slots=True)
 class _Gradients:
-    """Where the pass back stands, batch by batch.
+    """Current gradients of the pass back, batch by batch.
 
     Attributes:
         hidden: gradients with respect to the hidden states.
-        sides: in a decoder, what has come together so far of the gradients with respect to each thing that its blocks
-            are handed of the encoder's output.
+        sides: in a decoder, the sums so far of the gradients with respect to each tensor that its blocks receive from
+            the encoder's output.
     """
 
     hidden: list[ScaledGradient]
@@ -101,9 +102,9 @@ class _Gradients:
 class _ReversePass:
     """One pass over a model's blocks, forward and back.
 
-    What is on disk says where it stands: hidden states at ever more places on the way forward; then gradients, each at
-    a place behind which all layers are known, and hidden states at ever fewer. Places are counted through all lists of
-    blocks: one before each block, and one behind the last of each list.
+    The position of the pass is determined by what is on disk: hidden states at more and more places on the way forward;
+    then gradients, each at a place after which all layers are known, and hidden states at fewer and fewer. Places are
+    counted through all lists of blocks: one before each block, and one after the last of each list.
     """
 
     def __init__(
@@ -122,12 +123,12 @@ class _ReversePass:
         self._monitor = monitor
         self._loss: Loss = loss
         self._lists = run.architecture.lists
-        # Below the first block that is compressed nothing need be known.
+        # Nothing before the first compressed block is needed.
         self._first = next(index for index, names in enumerate(run.layers) if names)
         self._blocks = len(run.layers)
 
     def complete(self) -> None:
-        """Goes on from where an earlier run stood, to the end."""
+        """Complete the pass, continuing from where an earlier run stopped."""
         reached = self._cache.indices("gradients")
         if reached:
             self._monitor.skip_to(self._share(reached[0] - self._list_at(reached[0])))
@@ -169,12 +170,12 @@ class _ReversePass:
                 self._save_hidden(states, index + 1 + number)
 
     def _is_needed(self, place: int) -> bool:
-        """Whether the way back reads the hidden states at a place."""
+        """Return whether the way back reads the hidden states at a place."""
         number = self._list_at(place)
         return place - number >= self._first or place == self._lists[number].stop + number
 
     def _list_at(self, place: int) -> int:
-        """Number of the list that a place lies in."""
+        """Return the number of the list that contains a place."""
         return next(number for number, blocks in enumerate(self._lists) if place <= blocks.stop + number)
 
     def _save_hidden(self, states: Activations, place: int) -> None:
@@ -188,11 +189,11 @@ class _ReversePass:
         states.hidden[:] = [entries[_key(batch)].read().to(self._run.device) for batch in range(len(self._batches))]
 
     def _passed(self, number: int, *, recorded: bool = False) -> tuple[BlockList, Activations] | None:
-        """The list before one, with its output; None before the first.
+        """Return the list before the given one, with its output; None for the first.
 
         Args:
-            number: of the list.
-            recorded: whether the way from that output is to be run backward.
+            number: number of the list.
+            recorded: whether the computation from that output is to be differentiated.
         """
         if number == 0:
             return None
@@ -204,7 +205,7 @@ class _ReversePass:
         return before, states
 
     def _turn_round(self, states: Activations, passed: tuple[BlockList, Activations] | None, place: int) -> None:
-        """Takes the gradient of the loss to the output of the last block."""
+        """Compute the gradient of the loss with respect to the output of the last block."""
         self._monitor.step(self._blocks / self._total)
         architecture = self._run.architecture
         blocks = architecture.blocks_of(self._lists[-1])
@@ -220,7 +221,7 @@ class _ReversePass:
         self._cache.drop("hidden", place)
 
     def _tokens(self, states: Activations) -> int:
-        """Positions at which the model's last blocks compute."""
+        """Return the number of positions at which the model's last blocks compute."""
         read = [read_tokens(batch) for batch in self._batches]
         return sum(
             hidden.shape[0] * hidden.shape[1] if tokens is None else tokens.numel()
@@ -228,13 +229,13 @@ class _ReversePass:
         )
 
     def _go_back(self, number: int, end: int) -> None:
-        """Takes the gradients from the input of block `end` to the input of the list, and on to the list before it."""
+        """Propagate gradients from the input of block `end` to that of its list, and to the list before if needed."""
         blocks = self._lists[number]
         on = self._first < blocks.first
         passed = self._passed(number, recorded=on)
         states = begin_walk(self._run, self._batches, passed=passed)
         handed = [side_inputs(calls) for calls in states.calls]
-        # Where the first block's input is made of the encoder's output too.
+        # Set if the first block's input depends on the encoder's output as well.
         direct = [hidden if hidden.requires_grad else None for hidden in states.hidden]
         states.hidden.clear()
         return_freed_memory()
@@ -242,7 +243,7 @@ class _ReversePass:
         for index in reversed(range(max(blocks.first, self._first), end)):
             self._monitor.step(self._share(index + 1), next(iter(self._run.layers[index]), None))
             self._pull_back(states, index, gradients, handed, tokens)
-            # Saved before the one that it was computed from is removed: at any moment one of them is there.
+            # Saved before the gradients that it was computed from are removed, so that one of them always exists.
             self._save_gradients(gradients, index + number, tokens=tokens)
             self._cache.drop("gradients", index + 1 + number)
             self._cache.drop("hidden", index + number)
@@ -263,7 +264,7 @@ class _ReversePass:
     def _pull_back(
         self, states: Activations, index: int, gradients: _Gradients, handed: Sequence[Sequence[Tensor]], tokens: int
     ) -> None:
-        """Takes the gradients, in place, from the output of a block to its input, and keeps those of its layers."""
+        """Propagate the gradients, in place, from the output of a block to its input, and save those of its layers."""
         number = self._lists.index(self._run.architecture.list_of(index))
         inputs = self._cache.entries("hidden", index + number)
         names = self._run.layers[index]
@@ -305,7 +306,7 @@ class _ReversePass:
         )
 
     def _gradients(self, place: int, handed: Sequence[Sequence[Tensor]]) -> tuple[_Gradients, int]:
-        """What is kept at a place, and the number of tokens."""
+        """Return the gradients stored at a place, and the number of tokens."""
         entries = self._cache.entries("gradients", place)
         hidden = [self._gradient(entries, _key(batch)) for batch in range(len(self._batches))]
         sides = [
@@ -329,7 +330,7 @@ class _ReversePass:
         return self._blocks + 1 + _BACKWARD_COST * (self._blocks - self._first)
 
     def _share(self, position: int) -> float:
-        """Share of the pass that is done when the gradients stand at the input of block `position`."""
+        """Return the completed share of the pass when the gradients are at the input of block `position`."""
         return (self._blocks + 1 + _BACKWARD_COST * (self._blocks - position)) / self._total
 
 

@@ -1,1 +1,1 @@
-"""What a run keeps on disk to resume from, and for later runs."""
+"""State of a run on disk, to resume from and for later runs."""

@@ -1,4 +1,4 @@
-"""Files of a work folder: each appears complete or not at all, and says what to remove if it is damaged."""
+"""Files of a work folder: each is written atomically, and if damaged, the error says what to remove."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -17,28 +17,28 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def write_text(file: Path, text: str) -> None:
-    """Writes a text file that appears complete or not at all."""
+    """Write a text file atomically."""
     with write_atomically(file) as stream:
         stream.write(text.encode())
 
 
 def write_model(file: Path, model: BaseModel) -> None:
-    """Writes a model as JSON; the file appears complete or not at all."""
+    """Write a model as JSON, atomically."""
     write_text(file, model.model_dump_json(indent=1))
 
 
 def read_model(file: Path, model: type[Model]) -> Model:
-    """Reads what `write_model` has written.
+    """Read a model written by `write_model`.
 
     Raises:
-        CorruptCheckpointError: it is damaged; the message says what to remove.
+        CorruptCheckpointError: the file is damaged; the message says what to remove.
     """
     with _naming_the_file(file):
         return model.model_validate_json(file.read_bytes())
 
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes a safetensors file that appears complete or not at all."""
+    """Write a safetensors file atomically."""
     plans = [
         plan_tensor(key, tensor.dtype, tensor.shape, functools.partial(tensors.__getitem__, key))
         for key, tensor in tensors.items()
@@ -48,19 +48,19 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, on the CPU.
+    """Return the tensors of a safetensors file, on the CPU.
 
     Raises:
-        CorruptCheckpointError: it is damaged; the message says what to remove.
+        CorruptCheckpointError: the file is damaged; the message says what to remove.
     """
     return {key: entry.read() for key, entry in tensor_entries(file).items()}
 
 
 def tensor_entries(file: Path) -> dict[str, TensorEntry]:
-    """Where the tensors of a safetensors file lie, to be read one by one.
+    """Return the locations of the tensors of a safetensors file, to read them one by one.
 
     Raises:
-        CorruptCheckpointError: it is damaged; the message says what to remove.
+        CorruptCheckpointError: the file is damaged; the message says what to remove.
     """
     with _naming_the_file(file):
         return {entry.key: entry for entry in read_header(file)}

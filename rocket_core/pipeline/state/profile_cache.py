@@ -1,11 +1,12 @@
-"""Profiles that outlive the run which made them, so that another ratio costs no second calibration.
+"""Cache of profiles that outlive their run, so that another ratio does not need a second calibration.
 
-What a run finds out before its ratio matters (calibration inputs, sensitivities, layer profiles, eigenbases and Gram
-matrices) is kept under the hash of what it depends on. A later run takes it over into its own work folder and goes on
-as if it had been stopped behind its profiling: to the same bytes as without.
+The results of a run that do not depend on its ratio (calibration inputs, sensitivities, layer profiles, eigenbases and
+Gram matrices) are stored under the hash of what they depend on. A later run takes them over into its own work folder
+and continues as if it had been stopped after profiling, with a byte-identical result.
 
-Files are shared by hard links, so that taking over costs nothing and no run minds when a kept profile is removed; where
-a file system has none they are copied. A kept profile appears by one rename and disappears by one: no lock is needed.
+Files are shared by hard links, so that taking over costs nothing and removing a cached profile affects no run; on file
+systems without hard links they are copied. A cached profile appears and disappears by a single rename, so that no lock
+is needed.
 """
 
 import os
@@ -25,20 +26,20 @@ from rocket_core.methods import Method
 from rocket_core.pipeline.state.files import read_model, read_tensors, write_model
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 
-# In the order in which they are taken over: a block's record says that the rest of the block is there.
+# In the order in which they are taken over: a block's record means that the rest of the block is complete.
 _SMALL = ("inputs.safetensors", "sensitivities", "energies", "profiles", "blocks")
 _STATISTICS = ("bases", "grams")
 _RECORD = "profile.json"
-# What comes or goes; nobody looks into it.
+# Prefix of profiles being written or removed, which are never read.
 _PASSING = "passing-"
 _SECONDS_OF_PASSING = 24 * 3600
 
 
 class ProfileRecord(BaseModel):
-    """What a kept profile belongs to, and what it consists of.
+    """Identity and content of a cached profile.
 
     Attributes:
-        identity: of the run, without what has no part in a profile.
+        identity: identity of the run, without the settings that a profile does not depend on.
         sizes: bytes of each file, by its path in the folder.
     """
 
@@ -49,11 +50,11 @@ class ProfileRecord(BaseModel):
 
 
 def profile_identity(identity: RunIdentity, method: Method) -> RunIdentity:
-    """What the profile of a run belongs to: the same for runs that differ in what comes behind it only.
+    """Return the identity of a run's profile: the same for runs that differ only in what follows profiling.
 
     Args:
-        identity: of the run.
-        method: its method; one that compresses all layers alike profiles them at the run's ratio alone.
+        identity: identity of the run.
+        method: its method; a uniform method profiles all layers only at the run's ratio.
     """
     left_out = BEHIND_THE_PROFILE - ({"ratio"} if method.uniform else set())
     settings = {name: value for name, value in identity.settings.items() if name not in left_out}
@@ -61,12 +62,12 @@ def profile_identity(identity: RunIdentity, method: Method) -> RunIdentity:
 
 
 class KeptProfiles:
-    """A folder of kept profiles.
+    """A folder of cached profiles.
 
     Args:
-        folder: the folder; created when the first one is kept.
-        quota_bytes: disk that all of them may take. The one that was used longest ago goes first; of one that is larger
-            by itself only the layer profiles are kept, and statistics as far as there is room.
+        folder: the folder; created when the first profile is stored.
+        quota_bytes: disk space for all of them. The least recently used one is removed first; of a profile that is
+            too large by itself, only the layer profiles are stored, and as many statistics as fit.
     """
 
     def __init__(self, folder: Path, *, quota_bytes: int = CompressionConfig(ratio=0).statistics_quota_bytes) -> None:
@@ -74,7 +75,7 @@ class KeptProfiles:
         self._quota = quota_bytes
 
     def inputs(self, identity: RunIdentity) -> CalibrationInputs | None:
-        """Calibration inputs of a kept profile, if there is one.
+        """Return the calibration inputs of a cached profile, if it exists.
 
         Args:
             identity: see `profile_identity`.
@@ -88,11 +89,11 @@ class KeptProfiles:
             return None
 
     def lend(self, identity: RunIdentity, work: WorkFolder) -> bool:
-        """Takes a kept profile over into a work folder, and says whether there was one.
+        """Copy a cached profile into a work folder, and return whether it existed.
 
         Args:
             identity: see `profile_identity`.
-            work: claimed, with the same inputs.
+            work: the claimed work folder, with the same inputs.
         """
         place = self._find(identity)
         if place is None:
@@ -102,16 +103,16 @@ class KeptProfiles:
                 _share(file, work.path / file.relative_to(place))
             os.utime(place)
         except FileNotFoundError:
-            # Removed meanwhile. What has come over is whole files; the run makes the rest.
+            # Removed meanwhile. The files copied so far are complete; the run computes the rest.
             return False
         return True
 
     def keep(self, identity: RunIdentity, work: WorkFolder) -> None:
-        """Keeps the profile of a run, unless it is kept already.
+        """Store the profile of a run, unless it is cached already.
 
         Args:
             identity: see `profile_identity`.
-            work: in which all layers are profiled.
+            work: a work folder in which all layers are profiled.
         """
         if self._find(identity) is not None:
             return
@@ -127,21 +128,21 @@ class KeptProfiles:
                 sizes[name.as_posix()] = size
             write_model(making / _RECORD, ProfileRecord(identity=identity, sizes=sizes))
             self._make_room(sum(sizes.values()))
-            # Another run may have kept the same one meanwhile.
+            # Another run may have stored the same one meanwhile.
             with suppress(OSError):
                 making.rename(self._place(identity))
         finally:
             shutil.rmtree(making, ignore_errors=True)
 
     def drop_oldest(self) -> bool:
-        """Removes the profile that was used longest ago, where a run needs the disk; False if there is none."""
+        """Remove the least recently used profile, to free disk for a run; return False if the cache is empty."""
         kept = self._kept()
         if kept:
             self._remove(kept[0][1])
         return bool(kept)
 
     def _make_room(self, wanted: int) -> None:
-        """Removes what was used longest ago, until so many more bytes are within the quota, and what crashes left."""
+        """Remove leftovers of crashes, and least recently used profiles until the wanted bytes fit the quota."""
         for place in self.folder.iterdir():
             with suppress(OSError):
                 if place.name.startswith(_PASSING) and place.stat().st_mtime < time.time() - _SECONDS_OF_PASSING:
@@ -155,10 +156,10 @@ class KeptProfiles:
             held -= size
 
     def _kept(self) -> list[tuple[int, Path]]:
-        """Size and place of each, that which was used longest ago first."""
+        """Return the size and path of each profile, least recently used first."""
         found = []
         for place in self.folder.glob("[!.]*"):
-            # Others come and go meanwhile.
+            # Other processes may add and remove profiles meanwhile.
             with suppress(OSError):
                 if not place.name.startswith(_PASSING):
                     found.append((place.stat().st_mtime, _disk(place), place))
@@ -192,12 +193,12 @@ def _files(folder: Path, names: Iterable[str]) -> Iterator[Path]:
     for name in names:
         place = folder / name
         found = sorted(place.iterdir()) if place.is_dir() else [place]
-        # Not what a killed process was writing.
+        # Skip what a killed process was writing.
         yield from (file for file in found if file.suffix in {".safetensors", ".json"})
 
 
 def _share(file: Path, place: Path) -> None:
-    """Gives a finished file, which nobody ever changes, another place."""
+    """Link or copy a finished file, which is never modified, to another place."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         place.unlink(missing_ok=True)
@@ -205,7 +206,7 @@ def _share(file: Path, place: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        # Another file system, or one without links. A copy that is cut short must not look finished.
+        # Another file system, or one without hard links. An interrupted copy must not look complete.
         copy = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
         shutil.copyfile(file, copy)
         copy.replace(place)

@@ -1,4 +1,4 @@
-"""What a run has finished, on disk: each file appears complete or not at all, so a killed run resumes from it."""
+"""Finished work of a run on disk: each file is written atomically, so that a killed run can be resumed."""
 
 import fcntl
 import hashlib
@@ -38,13 +38,13 @@ _LOCK_NAME = "lock"
 
 
 class RunIdentity(BaseModel):
-    """What a work folder belongs to. Work done under one identity is of no use under another.
+    """Identity of a work folder. Work done under one identity cannot be used under another.
 
     Attributes:
         rocket_version: version of the library.
         model: name of the model.
         revision: commit, or hash of the weights.
-        settings: all settings, as JSON has them.
+        settings: all settings, as in JSON.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,16 +56,16 @@ class RunIdentity(BaseModel):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of it all, hexadecimal."""
+        """SHA-256 of all fields, hexadecimal."""
         return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 class BlockRecord(BaseModel):
-    """A block that has been profiled.
+    """A profiled block.
 
     Attributes:
         layers: its profiled layers, in model order.
-        groups: the layers that read one input, in the order in which they are first called.
+        groups: the layers that read the same input, in the order in which they are first called.
         skipped: layers left alone, with the reason.
     """
 
@@ -77,12 +77,12 @@ class BlockRecord(BaseModel):
 
 
 class EvaluationRecord(BaseModel):
-    """What a finished evaluation belongs to.
+    """A finished evaluation, with what identifies it.
 
     Attributes:
-        settings: what was asked for.
+        settings: the requested settings.
         text_sha256: hash of what the models read.
-        report: the outcome; None where it is looked for.
+        report: the result; None in a query.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -104,14 +104,14 @@ class WorkFolder:
         self._lock: BinaryIO | None = None
 
     def check(self, identity: RunIdentity, *, resume: bool) -> None:
-        """Refuses to go on with work that is not this run's.
+        """Raise an error if the folder holds work that this run must not continue.
 
         Args:
-            identity: what the run computes.
-            resume: whether to go on with what an earlier run left.
+            identity: identity of the run.
+            resume: whether to continue the work of an earlier run.
 
         Raises:
-            InvalidConfigError: there is unfinished work and `resume` is false.
+            InvalidConfigError: the folder holds unfinished work and `resume` is false.
             WorkFolderError: the work was done with another model, calibration, setting or version.
         """
         if self.is_claimed:
@@ -122,17 +122,17 @@ class WorkFolder:
             _refuse_another(self.path, read_model(self._identity_file, RunIdentity), identity)
 
     def claim(self, identity: RunIdentity, inputs: CalibrationInputs) -> None:
-        """Takes the folder for this process, creating it unless a checked one is there.
+        """Lock the folder for this process, and create it if needed.
 
-        The calibration samples are kept, as a resumed run must not depend on a remote dataset standing still.
+        The calibration samples are stored, because a resumed run must not depend on an unchanged remote dataset.
 
         Raises:
-            WorkFolderBusyError: another process works in it.
+            WorkFolderBusyError: another process is using the folder.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.path / _LOCK_NAME)
         if not self.is_claimed:
-            # Remains that say not whose they are belong to nobody: a run killed while it removed its folder.
+            # Remains without an identity belong to no run: a run was killed while it removed its folder.
             for remains in self.path.iterdir():
                 if remains.name != _LOCK_NAME:
                     shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
@@ -144,37 +144,37 @@ class WorkFolder:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether it says whose work it holds; without that nothing in it counts."""
+        """Whether the folder has an identity; without one, its content is ignored."""
         return self._identity_file.is_file()
 
     @property
     def stored_bytes(self) -> int:
-        """Disk that it takes."""
+        """Bytes of all files in the folder."""
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def release(self) -> None:
-        """Lets other processes have the folder."""
+        """Release the folder for other processes."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has claimed it."""
+        """Whether this process holds the folder's lock."""
         return self._lock is not None
 
     def remove(self) -> None:
-        """Deletes the folder; first what says whose it is, so that no half of it is ever taken for work."""
+        """Delete the folder, its identity first, so that a partly deleted folder is never taken for work."""
         self._identity_file.unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
     def remove_if_idle(self) -> None:
-        """Deletes the folder if no layer in it is finished, so that a corrected run need not step around it."""
+        """Delete the folder if no layer in it is finished, so that it does not get in the way of a corrected run."""
         if not any((self.path / "profiles").glob("*.json")):
             self.remove()
 
     def inputs(self) -> CalibrationInputs | None:
-        """The calibration samples, if they have been drawn."""
+        """Return the calibration samples, if they have been drawn."""
         known = self.is_claimed and self._inputs_file.is_file()
         return CalibrationInputs(tensors=read_tensors(self._inputs_file)) if known else None
 
@@ -187,53 +187,53 @@ class WorkFolder:
         return self.path / "inputs.safetensors"
 
     def stages(self) -> dict[str, StageReport]:
-        """Cost of the stages in earlier runs."""
+        """Return the cost of the stages in earlier runs."""
         file = self.path / "stages.json"
         if not (self.is_claimed and file.is_file()):
             return {}
         return {item["name"]: StageReport.model_validate(item) for item in json.loads(file.read_text())}
 
     def save_stages(self, stages: tuple[StageReport, ...]) -> None:
-        """Keeps the cost of the stages so far."""
+        """Store the cost of the stages so far."""
         write_text(self.path / "stages.json", json.dumps([stage.model_dump() for stage in stages]))
 
     def sensitivity(self, layer: str) -> Sensitivity | None:
-        """How much the loss minds errors in a layer's output, if that has been measured."""
+        """Return the Fisher diagonal of a layer's output, if it has been measured."""
         file = self.path / "sensitivities" / f"{layer}.safetensors"
         return Sensitivity(curvature=read_tensors(file)["curvature"]) if file.is_file() else None
 
     def save_sensitivity(self, layer: str, sensitivity: Sensitivity) -> None:
-        """Keeps how much the loss minds errors in a layer's output."""
+        """Store the Fisher diagonal of a layer's output."""
         write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", {"curvature": sensitivity.curvature})
 
     def output_energies(self, layer: str) -> torch.Tensor:
-        """Squared norms of a layer's outputs over the calibration tokens, in float64; profiling has kept them."""
+        """Return the squared norms of a layer's outputs over the calibration tokens, in float64, from profiling."""
         return read_tensors(self.path / "energies" / f"{layer}.safetensors")["energies"]
 
     def save_output_energies(self, layer: str, energies: torch.Tensor) -> None:
-        """Keeps the squared norms of a layer's outputs."""
+        """Store the squared norms of a layer's outputs."""
         write_tensors(self.path / "energies" / f"{layer}.safetensors", {"energies": energies})
 
     def block(self, index: int) -> BlockRecord | None:
-        """The record of a finished block."""
+        """Return the record of a finished block; None if it is not finished."""
         file = self.path / "blocks" / f"{index:05}.json"
         return read_model(file, BlockRecord) if file.is_file() else None
 
     def save_block(self, index: int, record: BlockRecord) -> None:
-        """Marks a block as profiled."""
+        """Store the record of a block, which marks it as profiled."""
         write_model(self.path / "blocks" / f"{index:05}.json", record)
 
     def profile(self, layer: str) -> LayerProfile | None:
-        """The profile of a finished layer."""
+        """Return the profile of a finished layer; None if it is not finished."""
         file = self.path / "profiles" / f"{layer}.json"
         return read_model(file, LayerProfile) if file.is_file() else None
 
     def save_profile(self, profile: LayerProfile) -> None:
-        """Marks a layer as profiled."""
+        """Store the profile of a layer, which marks it as profiled."""
         write_model(self.path / "profiles" / f"{profile.name}.json", profile)
 
     def basis(self, layer: str) -> Eigenbasis | None:
-        """The eigenbasis of a layer; None if the quota left no room for it."""
+        """Return the eigenbasis of a layer; None if the quota left no room for it."""
         file = self.path / "bases" / f"{layer}.safetensors"
         if not file.is_file():
             return None
@@ -241,20 +241,20 @@ class WorkFolder:
         return Eigenbasis(directions=tensors["directions"], singular_values=tensors["singular_values"])
 
     def has_basis(self, layer: str) -> bool:
-        """Whether the eigenbasis of a layer was kept."""
+        """Return whether the eigenbasis of a layer is stored."""
         return (self.path / "bases" / f"{layer}.safetensors").is_file()
 
     def gram(self, group: str) -> torch.Tensor | None:
-        """The Gram matrix of an input group; None if the quota left no room for it."""
+        """Return the Gram matrix of an input group; None if the quota left no room for it."""
         file = self.path / "grams" / f"{group}.safetensors"
         return read_tensors(file)["gram"] if file.is_file() else None
 
     def has_gram(self, group: str) -> bool:
-        """Whether the Gram matrix of an input group was kept."""
+        """Return whether the Gram matrix of an input group is stored."""
         return (self.path / "grams" / f"{group}.safetensors").is_file()
 
     def save_gram(self, group: str, gram: torch.Tensor, *, quota: int) -> None:
-        """Keeps a Gram matrix if all statistics that are kept stay within `quota` bytes."""
+        """Store a Gram matrix if all stored statistics stay within `quota` bytes."""
         if not self.has_gram(group) and self._statistics_bytes() + gram.nbytes <= quota:
             write_tensors(self.path / "grams" / f"{group}.safetensors", {"gram": gram})
 
@@ -264,50 +264,50 @@ class WorkFolder:
         )
 
     def save_basis(self, layer: str, basis: Eigenbasis, *, quota: int) -> None:
-        """Keeps an eigenbasis if all statistics that are kept stay within `quota` bytes."""
+        """Store an eigenbasis if all stored statistics stay within `quota` bytes."""
         size = basis.directions.nbytes + basis.singular_values.nbytes
         if self._statistics_bytes() + size <= quota:
             tensors = {"directions": basis.directions, "singular_values": basis.singular_values}
             write_tensors(self.path / "bases" / f"{layer}.safetensors", tensors)
 
     def allocation(self) -> Allocation | None:
-        """The allocation, if it has been made."""
+        """Return the allocation, if it has been made."""
         file = self.path / "allocation.json"
         return read_model(file, Allocation) if file.is_file() else None
 
     def save_allocation(self, allocation: Allocation) -> None:
-        """Keeps the allocation."""
+        """Store the allocation."""
         write_model(self.path / "allocation.json", allocation)
 
     def factors(self, layer: str) -> dict[str, TensorEntry] | None:
-        """Where the stored tensors of a factorized layer lie, by what follows the layer's name in theirs."""
+        """Return the locations of a factorized layer's tensors, by the suffix of their names after the layer's name."""
         file = self.path / "factors" / f"{layer}.safetensors"
         return tensor_entries(file) if file.is_file() else None
 
     def save_factors(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Marks a layer as factorized."""
+        """Store the factors of a layer, which marks it as factorized."""
         write_tensors(self.path / "factors" / f"{layer}.safetensors", tensors)
 
     def outcome(self, layer: str) -> LayerOutcome | None:
-        """What became of a compressed layer."""
+        """Return the outcome of a compressed layer; None if it is not finished."""
         file = self.path / "outcomes" / f"{layer}.json"
         return read_model(file, LayerOutcome) if file.is_file() else None
 
     def save_outcome(self, layer: str, outcome: LayerOutcome) -> None:
-        """Marks a layer as compressed; its factors are there already."""
+        """Store the outcome of a layer, whose factors are stored already, which marks it as compressed."""
         write_model(self.path / "outcomes" / f"{layer}.json", outcome)
 
     def begin_publishing(self) -> None:
-        """Notes that artifacts are being moved to their place: what lies there from now on is this run's."""
+        """Record that artifacts are being moved into place: those found there from now on are this run's."""
         write_text(self.path / "publishing", "")
 
     @property
     def is_publishing(self) -> bool:
-        """Whether a run was stopped while it moved artifacts to their place."""
+        """Whether a run was stopped while it moved artifacts into place."""
         return self.is_claimed and (self.path / "publishing").is_file()
 
     def new_export(self, kind: str) -> Path:
-        """An empty folder for an artifact in the making."""
+        """Return an empty folder for a new artifact."""
         path = self.path / "exports" / kind
         self._export_mark(kind).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
@@ -315,11 +315,11 @@ class WorkFolder:
         return path
 
     def finish_export(self, kind: str) -> None:
-        """Marks an artifact as written."""
+        """Mark an artifact as written."""
         write_text(self._export_mark(kind), "")
 
     def finished_export(self, kind: str) -> Path | None:
-        """The folder of a written artifact; None if it is not complete, or already at its place."""
+        """Return the folder of a written artifact; None if it is not complete, or has been moved into place."""
         path = self.path / "exports" / kind
         return path if self._export_mark(kind).is_file() and path.is_dir() else None
 
@@ -327,14 +327,14 @@ class WorkFolder:
         return self.path / "exports" / f"{kind}.written"
 
     def new_scratch(self) -> Path:
-        """An empty folder for what is of use to this process alone."""
+        """Return an empty folder for temporary files of this process."""
         path = self.path / "scratch"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
         return path
 
     def evaluation(self, wanted: EvaluationRecord) -> EvaluationReport | None:
-        """The outcome of a finished evaluation with the same settings on the same text."""
+        """Return the result of a finished evaluation with the same settings on the same text."""
         file = self.path / "evaluation.json"
         record = read_model(file, EvaluationRecord) if file.is_file() else None
         if record is None or record.model_copy(update={"report": None}) != wanted:
@@ -342,7 +342,7 @@ class WorkFolder:
         return record.report
 
     def save_evaluation(self, record: EvaluationRecord, report: EvaluationReport) -> None:
-        """Marks an evaluation as finished."""
+        """Store a finished evaluation."""
         write_model(self.path / "evaluation.json", record.model_copy(update={"report": report}))
 
 
