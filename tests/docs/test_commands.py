@@ -145,7 +145,7 @@ def test_every_page_is_read_and_what_is_not_run_says_why():
     assert not [page for page in PAGES for block in blocks(page) if re.search(r"^\$ ", block.text, flags=re.MULTILINE)]
     assert {block.language for page in PAGES for block in blocks(page)} == {"sh", "python"}
     run = [page.stem for page in PAGES if script_of(page)]
-    assert run == ["quickstart", "calibration", "ratio", "load", "evaluate", "cost", "audit"]
+    assert run == ["quickstart", "compress", "service", "calibration", "ratio", "load", "evaluate", "cost", "audit"]
 
 
 def test_commands_that_cannot_run_here_exist_all_the_same():
