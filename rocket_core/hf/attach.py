@@ -20,7 +20,7 @@ from rocket_core.layers import (
 
 
 def attach_factors(model: PreTrainedModel, factors: Mapping[str, LayerFactors]) -> PreTrainedModel:
-    """Replaces linear layers by their factors, in place, so that `save_pretrained` writes an artifact.
+    """Replace linear layers by their factors, in place, so that `save_pretrained` writes an artifact.
 
     Args:
         model: a model of plain weights, or one this function returned.
@@ -79,7 +79,7 @@ def _leader(name: str, factors: LayerFactors, leader_name: str, leader: StoredLi
 def _make_layer(
     model: PreTrainedModel, name: str, factors: LayerFactors, leader: FactorizedLinear | None
 ) -> StoredLinear:
-    """The unpacked layer for the stock one of that name: its dtype, device, mode and bias; weight of the factors."""
+    """Return the unpacked layer for the stock one of that name: its dtype, device, mode and bias; weight of the factors."""
     stock = stock_linear(model, name)
     if stock is None:
         raise InvalidConfigError(f"the model has no linear layer {name!r}")

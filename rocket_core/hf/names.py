@@ -56,13 +56,13 @@ def find_modules(model: PreTrainedModel, names: Iterable[str]) -> dict[str, tupl
 
 
 def with_and_without(prefix: str, *names: str) -> list[str]:
-    """The names, then without and with the prefix that a base model lacks and a model with a head has."""
+    """Return the names, then without and with the prefix that a base model lacks and a model with a head has."""
     bare = [name.removeprefix(f"{prefix}.") for name in names]
     return [*names, *bare, *(f"{prefix}.{name}" for name in bare)]
 
 
 def stock_linear(model: nn.Module, name: str) -> nn.Linear | Conv1D | None:
-    """The stock layer of that name; None if there is none. A subclass may do more than its weight says."""
+    """Return the stock layer of that name; None if there is none. A subclass may do more than its weight says."""
     try:
         module = model.get_submodule(name)
     except AttributeError:
@@ -71,7 +71,7 @@ def stock_linear(model: nn.Module, name: str) -> nn.Linear | Conv1D | None:
 
 
 def _conversions(model: PreTrainedModel, *, saving: bool) -> list[Any]:
-    """What transformers does to names (and tensors) between files and modules, first to last."""
+    """Return what transformers does to names (and tensors) between files and modules, first to last."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import PrefixChange

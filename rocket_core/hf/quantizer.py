@@ -70,7 +70,7 @@ class RocketConfig(QuantizationConfigMixin):
         return format_version(self.layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """What stands in `config.json`."""
+        """Return what stands in `config.json`."""
         return quantization_config(self.layers) | ({"keep_packed": True} if self.keep_packed else {})
 
 
@@ -122,7 +122,7 @@ class RocketHfQuantizer(HfQuantizer):
         return None, {}
 
     def dequantize(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
-        """Puts stock layers with the composed weights back, in place; the model no longer knows it was compressed.
+        """Put stock layers with the composed weights back, in place; the model no longer knows it was compressed.
 
         Args:
             model: a compressed model, not offloaded.
@@ -167,7 +167,7 @@ def _nbytes(module: nn.Module) -> int:
 
 
 def _check_files(files: Iterable[str], layers: Mapping[str, StoredLinear], prefix: str) -> None:
-    """Holds the files against the table: transformers gives a missing tensor random numbers and a warning."""
+    """Hold the files against the table: transformers gives a missing tensor random numbers and a warning."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         if Path(file).suffix != ".safetensors":

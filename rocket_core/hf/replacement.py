@@ -14,12 +14,12 @@ from rocket_core.layers.stored_linear import LayerOptions
 
 
 def stored_layers(model: nn.Module) -> Iterable[tuple[str, StoredLinear]]:
-    """The stored layers of a model by their names in it."""
+    """Return the stored layers of a model by their names in it."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, StoredLinear))
 
 
 def stored_entries(model: PreTrainedModel) -> dict[str, LayerEntry]:
-    """The table of a model's stored layers, by their names in the files.
+    """Return the table of a model's stored layers, by their names in the files.
 
     Raises:
         RocketError: a layer takes the dictionary of one that has been removed from the model.
@@ -39,7 +39,7 @@ def features(stock: nn.Linear | Conv1D) -> tuple[int, int]:
 def empty_layer(
     stock: nn.Linear | Conv1D, entry: LayerEntry, name: str, leader: FactorizedLinear | None
 ) -> StoredLinear:
-    """The packed layer for a stock layer, without numbers.
+    """Return the packed layer for a stock layer, without numbers.
 
     Args:
         stock: the layer in whose place it goes.
@@ -76,7 +76,7 @@ def empty_layer(
 
 
 def stock_layer(layer: StoredLinear, dtype: torch.dtype | None) -> nn.Linear | Conv1D:
-    """The stock layer with the composed weight; in the layer's own dtype if none is given."""
+    """Return the stock layer with the composed weight; in the layer's own dtype if none is given."""
     weight = layer.dense_weight(dtype)
     stock: nn.Linear | Conv1D
     with torch.device("meta"):

@@ -49,7 +49,7 @@ class LayerFactors:
 def compose_weight(
     dictionary: Float[Tensor, "d_in rank"] | None, coefficients: Float[Tensor, "rows d_out"], dtype: torch.dtype
 ) -> Float[Tensor, "d_out d_in"]:
-    """Computes the dense weight (D C)ᵀ, in the orientation of `nn.Linear`.
+    """Compute the dense weight (D C)ᵀ, in the orientation of `nn.Linear`.
 
     The product is computed in float32, in float64 if a factor is float64, and rounded once. For equal numbers the
     result is equal to the bit, on one device at one thread count, however the factors lie in memory: they are copied to
@@ -92,5 +92,5 @@ def layer_tensors(factors: LayerFactors, dtype: torch.dtype) -> dict[str, Tensor
 
 
 def _row_major(factor: Float[Tensor, "a b"], dtype: torch.dtype) -> Float[Tensor, "b a"]:
-    """The transposed factor in fresh memory."""
+    """Return the transposed factor in fresh memory."""
     return torch.empty(factor.T.shape, dtype=dtype, device=factor.device).copy_(factor.T)

@@ -82,7 +82,7 @@ class FactorizedLinear(StoredLinear):
         return product if dictionary_only else functional.linear(product, self._rows(), self.bias)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows of this layer."""
+        """Return what `print(model)` shows of this layer."""
         followed = f", dictionary of {self.leader.layer_name}" if self._leader is not None else ""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, rank={self.rank}, nnz={self.nnz}, "
@@ -120,7 +120,7 @@ class SparseLinear(StoredLinear):
         return functional.linear(input, self._rows(), self.bias)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows of this layer."""
+        """Return what `print(model)` shows of this layer."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, nnz={self.nnz}, "
             f"bias={self.bias is not None}, packed={self.packed}"

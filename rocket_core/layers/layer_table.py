@@ -46,12 +46,12 @@ class LayerEntry(BaseModel):
 
 
 def format_version(entries: Mapping[str, LayerEntry]) -> int:
-    """The earliest version of the disk format that can say what the table says."""
+    """Return the earliest version of the disk format that can say what the table says."""
     return 2 if any(entry.is_sparse or entry.is_follower for entry in entries.values()) else 1
 
 
 def quantization_config(entries: Mapping[str, LayerEntry]) -> dict[str, Any]:
-    """What stands in `config.json` under that name.
+    """Return what stands in `config.json` under that name.
 
     Args:
         entries: every stored layer by its name in the files.
@@ -64,7 +64,7 @@ def quantization_config(entries: Mapping[str, LayerEntry]) -> dict[str, Any]:
 
 
 def read_entries(layers: object, version: int) -> dict[str, LayerEntry]:
-    """Reads the table, and refuses one that makes no sense by itself.
+    """Read the table, and refuses one that makes no sense by itself.
 
     Args:
         layers: what `config.json` has under `layers`; entries that have been read are taken as they are.

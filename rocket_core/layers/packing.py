@@ -87,7 +87,7 @@ def unpack_coefficients(
 
 
 def unpack_bits(mask: UInt8[Tensor, "d_out bytes"], rank: int) -> Bool[Tensor, "d_out rank"]:
-    """The support that a mask stands for, transposed."""
+    """Return the support that a mask stands for, transposed."""
     if mask.device.type == "cpu" and not torch.compiler.is_compiling():
         bits = np.unpackbits(mask.detach().numpy(), axis=1, count=rank, bitorder="little")  # 15 times torch's speed
         return torch.from_numpy(bits).view(torch.bool)
@@ -98,7 +98,7 @@ def unpack_bits(mask: UInt8[Tensor, "d_out bytes"], rank: int) -> Bool[Tensor, "
 def scatter_rows(
     values: Float[Tensor, " nnz"], mask: UInt8[Tensor, "d_out bytes"] | None, rank: int, d_out: int
 ) -> Float[Tensor, "d_out rank"]:
-    """The transposed coefficients, of values and mask that `check_packed` has seen."""
+    """Return the transposed coefficients, of values and mask that `check_packed` has seen."""
     if mask is None:
         return values.view(d_out, rank)
     rows = torch.zeros(d_out, rank, dtype=values.dtype, device=values.device)
@@ -106,7 +106,7 @@ def scatter_rows(
 
 
 def check_packed(values: Tensor, mask: Tensor | None, rank: int, d_out: int, layer: str) -> None:
-    """Raises CorruptCheckpointError, with the name of the layer, unless values and mask belong together."""
+    """Raise CorruptCheckpointError, with the name of the layer, unless values and mask belong together."""
     if mask is None:
         counted = rank * d_out
     else:

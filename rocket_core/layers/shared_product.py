@@ -40,7 +40,7 @@ class SharedProduct:
         return not (torch.is_grad_enabled() and (input.requires_grad or dictionary.requires_grad))
 
     def take(self, input: Tensor, dictionary: Tensor) -> Tensor | None:  # noqa: A002
-        """The product, if a call on this input has left one.
+        """Return the product, if a call on this input has left one.
 
         A dictionary that is offloaded again, on the meta device, counts as unchanged.
         """
@@ -77,7 +77,7 @@ class SharedProduct:
 
 
 def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
-    """What autocast makes of a product with the tensor; None where it is off."""
+    """Return what autocast makes of a product with the tensor; None where it is off."""
     device = tensor.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)

@@ -96,7 +96,7 @@ class StoredLinear(nn.Linear):
 
     @torch.no_grad()
     def unpack_(self) -> "StoredLinear":
-        """Expands the coefficients for good: faster, for `width · d_out - nnz` more numbers of memory.
+        """Expand the coefficients for good: faster, for `width · d_out - nnz` more numbers of memory.
 
         Raises:
             CorruptCheckpointError: values and mask do not belong together.
@@ -108,7 +108,7 @@ class StoredLinear(nn.Linear):
         return self
 
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
-        """The dense weight by `compose_weight`, in the layer's dtype if none is given.
+        """Return the dense weight by `compose_weight`, in the layer's dtype if none is given.
 
         Raises:
             RocketError: a part of it is offloaded.
@@ -116,7 +116,7 @@ class StoredLinear(nn.Linear):
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Does nothing: there is no sensible random start."""
+        """Do nothing: there is no sensible random start."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight" and "coefficients" in self.__dict__.get("_parameters", ()):
@@ -164,7 +164,7 @@ class StoredLinear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _unpacked_state(self, state_dict: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """The state dict as the unpacked layer holds it, so that loading writes into the parameters that are there."""
+        """Return the state dict as the unpacked layer holds it, so that loading writes into the parameters that are there."""
         for key, tensor in state_dict.items():
             if key == prefix + "weight":
                 mask = state_dict.get(prefix + "weight_mask", self.weight_mask)
@@ -184,7 +184,7 @@ class DenseView(Tensor):
     _layer: StoredLinear
 
     def __new__(cls, layer: StoredLinear) -> "DenseView":
-        """A tensor without storage."""
+        """Return a tensor without storage."""
         stored = layer.stored
         shape = (layer.out_features, layer.in_features)
         view: DenseView = Tensor._make_wrapper_subclass(cls, shape, dtype=stored.dtype, device=stored.device)

@@ -136,7 +136,7 @@ class Factorization:
         return _relative_error(residual - self._explained(self.coefficients @ removed), self.layer.whitened_energy)
 
     def whitened_dictionary(self) -> Float[Tensor, "m rank"]:
-        """The dictionary as the layer's outputs see it, in the coordinates of SW's left singular vectors."""
+        """Return the dictionary as the layer's outputs see it, in the coordinates of SW's left singular vectors."""
         return torch.cholesky_solve(self.coefficients @ self.layer.whitened.mT, self.cholesky).mT
 
     def column_errors(self) -> Float[Tensor, " d_out"]:
@@ -153,7 +153,7 @@ class Factorization:
 def prepare_layer(
     weight: Float[Tensor, "d_in d_out"], basis: Eigenbasis, settings: FactorizerSettings, *, dtype: torch.dtype
 ) -> PreparedLayer:
-    """Computes what all candidates of a layer share.
+    """Compute what all candidates of a layer share.
 
     Importance of coefficient (i, j) is |c_ij| · ‖S⁻¹b_i‖^λ = |v_ji| · σ_i^(1-λ) · ‖W v_i‖^λ, since ‖S⁻¹b_i‖ is
     ‖W v_i‖ / σ_i.
@@ -271,7 +271,7 @@ def factorize_layer(layer: PreparedLayer, rank: int, nnz: int, *, sweeps: int | 
 
 
 def improve(factorization: Factorization, sweeps: int | None = None) -> Factorization:
-    """Applies sweeps, as many as the settings say if no number is given; low-rank factors are optimal without any."""
+    """Apply sweeps, as many as the settings say if no number is given; low-rank factors are optimal without any."""
     if factorization.support is not None:
         for _ in range(factorization.layer.settings.sweeps if sweeps is None else sweeps):
             factorization = sweep(factorization)
@@ -321,7 +321,7 @@ def with_best_dictionary(
     support: Bool[Tensor, "rank d_out"],
     atoms: Float[Tensor, "m rank"],
 ) -> Factorization:
-    """The factorization of given coefficients: the dictionary is the closed form for them.
+    """Return the factorization of given coefficients: the dictionary is the closed form for them.
 
     Args:
         layer: the prepared layer.
@@ -390,5 +390,5 @@ def _regularised_cholesky(gram: Float[Tensor, "rank rank"], ridge: float) -> Flo
 
 
 def _relative_error(residual: float, energy: float) -> float:
-    """The root of residual / energy. Rounding may leave a residual below zero; an all-zero layer has no error."""
+    """Return the root of residual / energy. Rounding may leave a residual below zero; an all-zero layer has no error."""
     return math.sqrt(max(residual, 0.0) / energy) if energy > 0 else 0.0

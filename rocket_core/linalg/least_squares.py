@@ -53,7 +53,7 @@ class UnitGram:
         return self._inverse
 
     def mean_eigenvalue(self) -> float:
-        """The geometric mean of the matrix's eigenvalues, inputs that never fire aside; a third of n³.
+        """Return the geometric mean of the matrix's eigenvalues, inputs that never fire aside; a third of n³.
 
         1 for inputs that have nothing in common, and the less, the more of their energy lies in a few directions. 0
         where a factorization fails for rounding.

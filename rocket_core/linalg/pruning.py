@@ -158,7 +158,7 @@ def _pruned(
     removed: Float[Tensor, "d_out d_in"],
     products: Float[Tensor, "d_out d_in"],
 ) -> PrunedWeight:
-    """The result in the weight's own terms, for what is removed and its products with G.
+    """Return the result in the weight's own terms, for what is removed and its products with G.
 
     Errors are from the difference, not from energies: most digits of these cancel where little is pruned.
     """

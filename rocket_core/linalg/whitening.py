@@ -86,7 +86,7 @@ def basis_from_statistics(
 
 
 def shrunk_gram(gram: Float[Tensor, "d d"], tokens: int, shrinkage: float) -> Float[Tensor, "d d"]:
-    """Pulls a Gram matrix of few tokens towards its diagonal: G + a·diag(G), a = shrinkage · d / tokens.
+    """Pull a Gram matrix of few tokens towards its diagonal: G + a·diag(G), a = shrinkage · d / tokens.
 
     With tokens = d / 4 this lowered the held-out error from 0.081 (eigenvalue shift) to 0.059 on one layer; with many
     tokens it vanishes.
@@ -110,7 +110,7 @@ def shrunk_output_gram(
     tokens: int,
     shrinkage: float,
 ) -> Float[Tensor, "d_out d_out"]:
-    """The same shrinkage seen from the output side: Wᵀ(G + a·diag(G))W, from WᵀGW and the diagonal of G alone.
+    """Return the same shrinkage seen from the output side: Wᵀ(G + a·diag(G))W, from WᵀGW and the diagonal of G alone.
 
     Args:
         output_gram: WᵀGW, the Gram matrix of the layer's output without bias.
@@ -182,7 +182,7 @@ def eigenbasis(weight: Float[Tensor, "d_in d_out"], gram: Float[Tensor, "d_in d_
 
 
 def eigenbasis_of_output_gram(output_gram: Float[Tensor, "d_out d_out"]) -> Eigenbasis:
-    """The basis from WᵀGW alone, for layers with d_out <= d_in.
+    """Return the basis from WᵀGW alone, for layers with d_out <= d_in.
 
     Args:
         output_gram: WᵀGW, already shrunk.

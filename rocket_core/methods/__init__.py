@@ -28,7 +28,7 @@ METHODS: Mapping[config.Method, type[Method]] = {
 
 
 def method_for(settings: CompressionConfig, itemsize: int) -> Method:
-    """The method that the settings name.
+    """Return the method that the settings name.
 
     Args:
         settings: all settings.

@@ -22,7 +22,7 @@ from rocket_core.methods.rank_search import best_factorizations
 
 
 def settings_of(config: CompressionConfig) -> FactorizerSettings:
-    """What the factorizer is told."""
+    """Return what the factorizer is told."""
     return FactorizerSettings(
         importance_balance=config.importance_balance,
         over_sparsification=config.over_sparsification,
@@ -40,7 +40,7 @@ def rank_nnz_ratios(config: CompressionConfig) -> tuple[float, ...]:
 
 
 def prepare(problem: LayerProblem, settings: FactorizerSettings) -> PreparedLayer:
-    """The problem in the factorizer's terms."""
+    """Return the problem in the factorizer's terms."""
     basis = problem.eigenbasis()
     return prepare_layer(problem.scaled_weight, basis, settings, dtype=problem.precision)
 
@@ -55,7 +55,7 @@ def profile(
     itemsizes: tuple[int, int | None],
     rivals: Sequence[float] = (),
 ) -> list[Candidate]:
-    """The best factorization of a layer at each ratio.
+    """Return the best factorization of a layer at each ratio.
 
     Args:
         problem: the layer.
@@ -81,7 +81,7 @@ def share(
     itemsizes: tuple[int, int | None],
     rivals: Sequence[Sequence[float]] = (),
 ) -> list[SharedCandidate]:
-    """The best factorization of a group's weights side by side at each ratio.
+    """Return the best factorization of a group's weights side by side at each ratio.
 
     Arguments as for `profile`, but `rivals` are of each member; the others' are empty if one's are.
     """
@@ -101,7 +101,7 @@ def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz
 
 
 def compressed(problem: LayerProblem, factorization: Factorization) -> Compressed:
-    """The result for a factorization."""
+    """Return the result for a factorization."""
     factorization = _serving_all(problem, factorization)
     factors = LayerFactors(
         dictionary=factorization.dictionary(),
@@ -112,7 +112,7 @@ def compressed(problem: LayerProblem, factorization: Factorization) -> Compresse
 
 
 def candidate(problem: LayerProblem, factorization: Factorization, itemsize: int) -> Candidate:
-    """Describes a factorization.
+    """Describe a factorization.
 
     Args:
         problem: the layer.
@@ -135,7 +135,7 @@ def candidate(problem: LayerProblem, factorization: Factorization, itemsize: int
 
 
 def _serving_all(problem: LayerProblem, factorization: Factorization) -> Factorization:
-    """Gives each member of a group that is left without a coefficient one, since a layer stores at least one.
+    """Return each member of a group that is left without a coefficient one, since a layer stores at least one.
 
     That is the one which helps most; for it the least of the coefficients goes.
     """
@@ -163,7 +163,7 @@ def _serving_all(problem: LayerProblem, factorization: Factorization) -> Factori
 
 
 def _parts(problem: LayerProblem) -> list[slice]:
-    """The outputs of each member."""
+    """Return the outputs of each member."""
     ends = list(itertools.accumulate(problem.members))
     return [slice(end - width, end) for end, width in zip(ends, problem.members, strict=True)]
 

@@ -70,11 +70,11 @@ class LayerProblem:
         return weight if self.column_weights is None else weight * self.column_weights.double()
 
     def unscaled(self, columns: Float[Tensor, "rows d_out"]) -> Float[Tensor, "rows d_out"]:
-        """Takes the column weights out again."""
+        """Take the column weights out again."""
         return columns if self.column_weights is None else columns / self.column_weights.to(columns.dtype)
 
     def eigenbasis(self) -> Eigenbasis:
-        """The eigenbasis of S W diag(w), as it is kept on disk: profiling and compression see the same digits.
+        """Return the eigenbasis of S W diag(w), as it is kept on disk: profiling and compression see the same digits.
 
         Raises:
             IllConditionedGramError: the Gram matrix cannot be factorized.

@@ -38,7 +38,7 @@ class Magnitude(Method):
         return found
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
-        """Sets what is not kept to zero."""
+        """Set what is not kept to zero."""
         assert candidate.nnz is not None
         support = self.support(problem, candidate.nnz)
         weight = problem.weight.to(problem.precision)

@@ -25,7 +25,7 @@ def best_factorizations(
     itemsize: int | None = None,
     rivals: Sequence[float] = (),
 ) -> Iterator[Factorization]:
-    """Finds the best factorization of a layer at each ratio.
+    """Find the best factorization of a layer at each ratio.
 
     For every ratio the rank/nnz trade-off is descended from where the neighbouring ratio had its minimum; each step
     measures the error of a true factorization. Same best shapes as the full grid where the error is unimodal. Only the
@@ -60,7 +60,7 @@ def best_factorizations(
 
 
 def _descend(layer: PreparedLayer, shapes: list[budget.Shape], position: int, objective: str) -> Factorization:
-    """Walks from `position` to the shape of least error; keeps only the best factorization in memory."""
+    """Walk from `position` to the shape of least error; keeps only the best factorization in memory."""
     errors: dict[int, float] = {}
     best: list[Factorization] = []
 
@@ -86,7 +86,7 @@ def _descend(layer: PreparedLayer, shapes: list[budget.Shape], position: int, ob
 
 
 def _start(shapes: list[budget.Shape], previous: budget.Shape | None) -> int:
-    """The shape closest in rank per nonzero to the neighbouring ratio's best; the middle if there is none."""
+    """Return the shape closest in rank per nonzero to the neighbouring ratio's best; the middle if there is none."""
     if previous is None:
         return len(shapes) // 2
     wanted = previous[0] / previous[1]

@@ -23,7 +23,7 @@ class Rocket(Method):
         return "shared" in self.config.kinds
 
     def profile(self, problem: LayerProblem) -> list[Candidate]:
-        """The best factorization at each ratio, then pruned weights."""
+        """Return the best factorization at each ratio, then pruned weights."""
         found: list[Candidate] = []
         pruned = sparse.profile(problem, (self.itemsize, self.budget_itemsize)) if "sparse" in self.config.kinds else []
         shapes = dictionary.rank_nnz_ratios(self.config)
@@ -42,7 +42,7 @@ class Rocket(Method):
     def share(
         self, problem: LayerProblem, owner: str, alone: Sequence[Sequence[Candidate]] = ()
     ) -> list[SharedCandidate]:
-        """The best shared dictionary at each ratio."""
+        """Return the best shared dictionary at each ratio."""
         d_in, _ = problem.shape
         rivals = [self._rivals(own, (d_in, d_out)) for own, d_out in zip(alone, problem.members, strict=False)]
         return dictionary.share(
@@ -56,7 +56,7 @@ class Rocket(Method):
         )
 
     def _rivals(self, candidates: Sequence[Candidate], shape: tuple[int, int]) -> list[float]:
-        """The errors at each ratio that a dictionary is measured by; none where they do not decide."""
+        """Return the errors at each ratio that a dictionary is measured by; none where they do not decide."""
         pruned = [candidate for candidate in candidates if candidate.kind == "sparse"]
         if not pruned or self.config.objective == "weight":
             return []

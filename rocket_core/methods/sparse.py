@@ -34,7 +34,7 @@ def counts(d_in: int, d_out: int, ratios: Sequence[float], itemsize: int | None)
 
 
 def profile(problem: LayerProblem, itemsizes: tuple[int, int | None]) -> list[Candidate]:
-    """A candidate at each of `SPARSE_RATIOS`.
+    """Return a candidate at each of `SPARSE_RATIOS`.
 
     Their errors are measured at some ratios, of wide layers on a sample of the outputs, and between these read off a
     straight line: logarithm of the error by that of the ratio. All are of one way, in its steps; compression looks for
@@ -124,7 +124,7 @@ def candidate(
     errors: tuple[float, float],
     itemsize: int,
 ) -> Candidate:
-    """Describes a pruned weight.
+    """Describe a pruned weight.
 
     Args:
         problem: the layer.
@@ -149,7 +149,7 @@ def candidate(
 
 
 def compress(problem: LayerProblem, nnz: int) -> Compressed:
-    """The weight pruned to a number of nonzeros."""
+    """Return the weight pruned to a number of nonzeros."""
     weight = problem.scaled_weight.to(problem.precision)
     pruned = prune(weight, UnitGram.of(problem.gram()), nnz)
     factors = LayerFactors(dictionary=None, coefficients=problem.unscaled(pruned.weight), support=pruned.support)
@@ -181,6 +181,6 @@ def stored(
     pruned: Float[Tensor, "d_in d_out"],
     support: Bool[Tensor, "d_in d_out"],
 ) -> Compressed:
-    """The result for a pruned weight; `weight` and `pruned` with column weights."""
+    """Return the result for a pruned weight; `weight` and `pruned` with column weights."""
     factors = LayerFactors(dictionary=None, coefficients=problem.unscaled(pruned), support=support)
     return Compressed(factors=factors, errors=output_errors(problem.gram(), weight - pruned))

@@ -28,7 +28,7 @@ class SvdLlm(Method):
         )
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
-        """Truncates at the candidate's rank."""
+        """Truncate at the candidate's rank."""
         assert candidate.rank is not None
         assert candidate.nnz is not None
         return dictionary.compress(problem, FactorizerSettings(), candidate.rank, candidate.nnz)

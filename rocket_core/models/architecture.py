@@ -89,13 +89,13 @@ class Architecture:
         return self.blocks_of(self.lists[0])
 
     def blocks_of(self, blocks: BlockList) -> nn.ModuleList:
-        """The modules of a list."""
+        """Return the modules of a list."""
         modules = self.model.get_submodule(blocks.name)
         assert isinstance(modules, nn.ModuleList)
         return modules
 
     def list_of(self, index: int) -> BlockList:
-        """The list that block `index` belongs to."""
+        """Return the list that block `index` belongs to."""
         return next(blocks for blocks in self.lists if blocks.first <= index < blocks.stop)
 
     def block_name(self, index: int) -> str:
@@ -142,7 +142,7 @@ class Architecture:
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """Reads `config.json` and refuses what cannot be compressed.
+    """Read `config.json` and refuses what cannot be compressed.
 
     Args:
         folder: checkpoint folder.
@@ -164,7 +164,7 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architecture:
-    """Builds the model without its weights and finds its compressible layers.
+    """Build the model without its weights and finds its compressible layers.
 
     A decoder is built as a causal language model; any other model as the class that its config names, or else as the
     family's base model.
@@ -214,13 +214,13 @@ def window_length(config: PretrainedConfig, requested: int | None) -> int:
 
 
 def named_classes(config: PretrainedConfig) -> list[str]:
-    """What a configuration gives as names of classes; whatever cannot be one is left out."""
+    """Return what a configuration gives as names of classes; whatever cannot be one is left out."""
     declared = config.architectures if isinstance(config.architectures, list) else []
     return [name for name in declared if isinstance(name, str) and name.isidentifier()]
 
 
 def named_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """The class of transformers that a configuration names first; None if it names none that fits."""
+    """Return the class of transformers that a configuration names first; None if it names none that fits."""
     name = next(iter(named_classes(config)), "")
     named = getattr(transformers, name, None)
     fits = isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config)
@@ -228,7 +228,7 @@ def named_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def oriented_weight(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
-    """A view of a layer's weight as the mathematics has it: `nn.Linear` stores the transpose, `Conv1D` does not."""
+    """Return a view of a layer's weight as the mathematics has it: `nn.Linear` stores the transpose, `Conv1D` does not."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight.detach() if type(module) is Conv1D else weight.detach().mT

@@ -54,7 +54,7 @@ class Activations:
         return hidden
 
     def step(self, block: nn.Module, index: int, batch: int) -> None:
-        """Replaces the input of block `index` by its output, for one batch."""
+        """Replace the input of block `index` by its output, for one batch."""
         self.hidden[batch] = self.run(block, index, batch)
 
 
@@ -122,7 +122,7 @@ def stand_ins(
     receive: Callable[[int, Tensor, BlockCall], Tensor],
     beside: Callable[[], tuple[Any, ...]] = _nothing,
 ) -> Iterator[None]:
-    """Replaces the blocks of a model for as long as the context lasts, so that the rest of it can be run alone.
+    """Replace the blocks of a model for as long as the context lasts, so that the rest of it can be run alone.
 
     Args:
         blocks: the repeated blocks of a model.
@@ -147,7 +147,7 @@ def record_block_inputs(
     passed: tuple[nn.ModuleList, Activations] | None = None,
     load_first: Callable[[], object] = _nothing,
 ) -> Activations:
-    """Runs what comes before a list of blocks and records how the model would call each of them.
+    """Run what comes before a list of blocks and records how the model would call each of them.
 
     Args:
         model: a model whose modules outside the blocks have their weights; the blocks' own are not used, but for those
@@ -202,7 +202,7 @@ class _Recording:
     calls: list[BlockCall] = field(default_factory=list)
 
     def receive(self, index: int, hidden: Tensor, call: BlockCall) -> Tensor:
-        """Takes the place of a block."""
+        """Take the place of a block."""
         if index != len(self.calls):
             raise UnsupportedArchitectureError(
                 f"the model runs block {index} where block {len(self.calls)} should follow; only models that run each "
@@ -215,7 +215,7 @@ class _Recording:
         return hidden
 
     def beside(self) -> tuple[Any, ...]:
-        """What a block returns beside the hidden states."""
+        """Return what a block returns beside the hidden states."""
         if self.extras is None:
             raise _EnoughError
         return self.extras
@@ -273,7 +273,7 @@ def without_cache(model: nn.Module) -> dict[str, bool]:
 
 
 def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A call, or a part of its arguments, with every tensor changed."""
+    """Return a call, or a part of its arguments, with every tensor changed."""
     if isinstance(value, BlockCall):
         return BlockCall(args=replace_tensors(value.args, change), kwargs=replace_tensors(value.kwargs, change))
     if isinstance(value, Tensor):
@@ -284,7 +284,7 @@ def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A call's arguments with ordinary tensors in the place of those that stand for a block's output."""
+    """Return a call's arguments with ordinary tensors in the place of those that stand for a block's output."""
     return replace_tensors(value, lambda tensor: tensor.as_subclass(Tensor) if type(tensor) is _PassThrough else tensor)
 
 

@@ -30,7 +30,7 @@ class FinishedParts:
 
     @contextmanager
     def passing(self, batch: int, hidden: Tensor) -> Iterator[None]:
-        """Keeps and hands out outputs while a batch passes through the block, up to `reached`.
+        """Keep and hands out outputs while a batch passes through the block, up to `reached`.
 
         Args:
             batch: number of the batch.
@@ -79,7 +79,7 @@ def _replaced_forward(part: nn.Module, forward: Callable[..., Any]) -> Iterator[
 
 
 def _parts(block: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The modules that a block calls itself; lists of modules are never called."""
+    """Return the modules that a block calls itself; lists of modules are never called."""
     for name, part in block.named_children():
         if isinstance(part, nn.ModuleList | nn.ModuleDict):
             yield from _parts(part, f"{prefix}{name}.")
