@@ -204,7 +204,7 @@ def _load(manager: Any, title: str, items: list[TaskItem] | None) -> Any:
 
 
 def _folders(names: Sequence[str]) -> list[str]:
-    """Return the folders with the harness's descriptions of the tasks; its index of all tasks takes a minute to read."""
+    """Return the folders of the harness's task descriptions; its index of all tasks takes a minute to read."""
     from lm_eval import tasks
 
     root = Path(tasks.__file__).parent

@@ -40,9 +40,9 @@ def perplexity(
     """Compute the perplexity of a causal language model on windows of tokens.
 
     Computes exp(-1/N Σ log p(tᵢ | tokens before it in its window)) over N tokens. If windows overlap, each token is
-    predicted in the first window that contains it, so that every token but the first window's first counts once, with
-    at least `length - stride` tokens before it (after the first window). Log-softmax is computed in float32, or in the
-    dtype of the logits if that is wider; sums are float64.
+    predicted in the first window that contains it, so that every token but the first window's first counts once and,
+    after the first window, has at least `length - stride` tokens before it. Log-softmax is computed in float32, or in
+    the dtype of the logits if that is wider; sums are float64.
 
     Args:
         model: called as `model(input_ids=..., use_cache=False).logits`; in evaluation mode; not modified.
