@@ -255,8 +255,8 @@ def builtin_documents() -> list[str]:
     """Return the documentation that ships with CPython, without the held-out text.
 
     First come the topics of `pydoc_data` by name, then the docstrings of each standard library module, modules by path
-    and docstrings in source order. No module is imported. The topics in `HELD_OUT_TOPICS` are left out, and so is every
-    other paragraph that equals one of theirs up to white space, because topics repeat each other. The text differs
+    and docstrings in source order. No module is imported. The topics in `HELD_OUT_TOPICS` are left out, and so are
+    paragraphs elsewhere that equal a held-out one up to white space, because topics repeat each other. The text differs
     slightly between versions of CPython. The first call parses the standard library, which takes some seconds.
 
     Returns:

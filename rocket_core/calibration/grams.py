@@ -185,6 +185,6 @@ def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 def _input_group(members: tuple[str, ...], shapes: Mapping[str, tuple[int, int]]) -> InputGroup:
     d_in = shapes[members[0]][0]
     outputs = [shapes[name][1] for name in members]
-    # The output's Gram matrix determines the basis only if the output is no wider than the input.
+    # The output's Gram matrix determines the basis only if d_out <= d_in.
     from_output = max(outputs) <= d_in and sum(d_out**2 for d_out in outputs) < d_in**2
     return InputGroup(members=members, from_output=from_output)

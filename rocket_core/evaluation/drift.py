@@ -64,7 +64,7 @@ def pooled_outputs(
         One vector per sentence, on the CPU, and the number of tokens read.
 
     Raises:
-        EmptyCalibrationError: there is no sentence.
+        EmptyCalibrationError: `texts` is empty.
         InvalidConfigError: the model is in training mode.
         CheckpointError: the outputs are NaN or infinite.
     """

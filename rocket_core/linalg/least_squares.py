@@ -55,8 +55,8 @@ class UnitGram:
     def mean_eigenvalue(self) -> float:
         """Return the geometric mean of the matrix's eigenvalues, without inputs that never fire; costs n³ / 3.
 
-        It is 1 for uncorrelated inputs, and decreases as more of their energy is concentrated in a few directions. It is
-        0 if the factorization fails because of rounding.
+        It is 1 for uncorrelated inputs, and decreases as more of their energy is concentrated in a few directions. If
+        the factorization fails because of rounding, it is 0.
         """
         factor, info = torch.linalg.cholesky_ex(self.matrix + torch.diag(_JITTERS[0] + 1 - self.fires))
         if int(info) != 0:
@@ -133,9 +133,9 @@ def descend(
 
     The preconditioner is the part of G⁻¹ on the support. It is the inverse of a Schur complement and so at least the
     inverse of G on the support, which makes rᵀG⁻¹r, r the residual on the support, an upper bound on the remaining
-    gain: the search ends when the error is guaranteed to be within `tolerance` of the minimum. A step costs two products
-    with an n by n matrix for all rows; on the layers of a language model it takes a third of the steps that a diagonal
-    preconditioner takes.
+    gain: the search ends when the error is guaranteed to be within `tolerance` of the minimum. A step costs two
+    products with an n by n matrix for all rows; on the layers of a language model a third as many steps are needed as
+    with a diagonal preconditioner.
 
     Args:
         unit: the Gram matrix.

@@ -38,7 +38,7 @@ def best_factorizations(
         rank_nnz_ratios: numbers of atoms per nonzero of a coefficient column to choose from, ascending, >= 1.
         objective: error to minimise: in the original space if `weight`, else that of the output.
         itemsize: bytes per stored number if ratios are of bytes; None if they are of parameters.
-        rivals: relative output error at each ratio of the alternative to a dictionary; empty if there is none. A
+        rivals: relative output error at each ratio of the alternative to a dictionary; empty without alternative. A
             factorization is not swept if its error is over 1.25 times that, and is the last one if over 1.5 times.
 
     Yields:

@@ -130,7 +130,7 @@ def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
 
     Raises:
         CheckpointFormatError: the tokenizer is missing, transformers cannot read it, a file refers to files elsewhere,
-            or a normalizer expands text.
+            or the normalizer can make a text many times as long.
     """
     with interpreting(f"the tokenizer of {folder}"):
         settings = _read_json(folder, _TOKENIZER_CONFIG)
