@@ -1,4 +1,4 @@
-"""Calibration text: where documents come from, and how they become windows of tokens."""
+"""Calibration text: sources of documents, and cutting them into windows of tokens."""
 
 import ast
 import difflib
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-# The base error of the HTTP client, which is httpx or httpx2 depending on the release of the hub's library.
+# The base error of the HTTP client, which is httpx or httpx2 depending on the release of `huggingface_hub`.
 from huggingface_hub.errors import HTTPError as HttpClientError  # type: ignore[attr-defined]
 from jaxtyping import Int64
 from transformers import PreTrainedTokenizerBase
@@ -32,13 +32,13 @@ HELD_OUT_TOPICS = ("assignment", "calls", "execmodel", "import")
 
 LOCAL_SUFFIXES = (".jsonl", ".txt")
 
-# Hub streams are permuted within a buffer of this many documents; `datasets` also permutes the files they come from.
+# Hub streams are shuffled within a buffer of this many documents; `datasets` also shuffles the files they come from.
 _SHUFFLE_BUFFER = 1000
 
 # `documents` cuts a text file at blank lines into passages of at least this many characters.
 _PASSAGE_CHARACTERS = 8192
 
-# Folders of the standard library that hold no prose, or that distributions leave out of a CPython installation.
+# Folders of the standard library without prose, or that some distributions leave out of a CPython installation.
 _SKIPPED_FOLDERS = frozenset(
     {
         "__pycache__",
@@ -62,22 +62,22 @@ _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
-# Where a node of a syntax tree holds statements, or what holds statements.
+# Fields of a syntax tree node that hold statements, or nodes that contain statements.
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _HubDataset:
-    """Where a data set lies on the Hugging Face hub; all are data files, because `datasets` runs no scripts.
+    """The location of a data set on the Hub. All consist of data files, because `datasets` does not run scripts.
 
     Attributes:
         repository: `owner/name`.
-        fields: columns that make the text; empty ones are left out, the others joined by newlines.
-        config: configuration, None for the only one.
-        revision: branch, None for `main`.
-        data_files: pattern of the files, where the branch has no card that names a configuration.
-        rows: consecutive rows that make one document, for data sets whose rows are lines.
-        separator: what stands between the rows of a document.
+        fields: columns that form the text, joined by newlines; empty ones are left out.
+        config: configuration; None if there is only one.
+        revision: branch; None for `main`.
+        data_files: pattern of the files, for branches without a card that names a configuration.
+        rows: consecutive rows that form one document, for data sets whose rows are lines.
+        separator: text between the rows of a document.
     """
 
     repository: str
@@ -90,11 +90,11 @@ class _HubDataset:
 
 
 _HUB = {
-    # A row is a line that ends in a newline, articles follow each other.
+    # A row is a line that ends in a newline; articles follow one another.
     "wikitext2": _HubDataset(
         repository="Salesforce/wikitext", config="wikitext-2-raw-v1", fields=("text",), rows=64, separator=""
     ),
-    # `main` holds a script; the hub's conversion to parquet has neither a card nor named configurations.
+    # `main` holds a script; the Hub's conversion to parquet has neither a card nor named configurations.
     "ptb": _HubDataset(
         repository="ptb-text-only/ptb_text_only",
         revision="refs/convert/parquet",
@@ -109,17 +109,17 @@ _HUB = {
 
 
 def local_path_of(dataset: str) -> Path | None:
-    """Tells a local file or folder from the name of a data set; a way to refuse a wrong choice before any work.
+    """Return the path if a data set is a local file or folder; also a way to reject a wrong choice early.
 
     Args:
         dataset: `builtin`, `synthetic`, a name of `HUB_DATASETS`, the path of a `.txt` or `.jsonl` file, or of a folder
-            of images or audio. Names win over files.
+            of images or audio. Names take precedence over files.
 
     Returns:
         The file or folder, or None for a name.
 
     Raises:
-        UnknownDatasetError: neither a known name, an existing file of those kinds, nor a folder.
+        UnknownDatasetError: not a known name, an existing file of those kinds, or a folder.
     """
     known = (BUILTIN_DATASET, *HUB_DATASETS, SYNTHETIC_DATASET)
     if dataset in known:
@@ -140,25 +140,25 @@ def local_path_of(dataset: str) -> Path | None:
 
 
 def documents(dataset: str, *, seed: int, token: str | None = None) -> Iterator[str]:
-    """Gives the documents of a data set in an order that the seed decides.
+    """Return the documents of a data set in an order determined by the seed.
 
-    `builtin` and local files are permuted as a whole, in memory; hub data are streamed and permuted by file and within
-    a buffer. A `.txt` file is cut at blank lines into passages of about eight thousand characters, so that the seed
-    has something to choose from; `file_documents` keeps it whole.
+    `builtin` and local files are shuffled as a whole, in memory; Hub data are streamed and shuffled by file and within
+    a buffer. A `.txt` file is cut at blank lines into passages of about eight thousand characters, so that there is
+    something to shuffle; `file_documents` keeps it whole.
 
     Args:
         dataset: as in `CalibrationConfig.dataset`.
         seed: at least 0; equal seeds give equal orders.
-        token: the Hub's token, for gated data; None takes that of this machine's user, if any.
+        token: Hub token, for gated data; None uses the token of this machine's user, if any.
 
     Returns:
-        An iterator, lazy for hub data.
+        An iterator, lazy for Hub data.
 
     Raises:
         UnknownDatasetError: no such name or file.
-        HubUnavailableError: the hub does not answer, now or while the documents are read.
-        EmptyCalibrationError: a local file without text.
-        CalibrationError: a local file that is malformed or not UTF-8; hub data that are not as expected.
+        HubUnavailableError: the Hub does not answer, now or while the documents are read.
+        EmptyCalibrationError: a local file contains no text.
+        CalibrationError: a local file is malformed or not UTF-8, or Hub data are not as expected.
     """
     path = local_path_of(dataset)
     if dataset in _HUB:
@@ -173,24 +173,25 @@ def documents(dataset: str, *, seed: int, token: str | None = None) -> Iterator[
 
 
 def file_documents(path: Path) -> Iterator[str]:
-    """Gives the documents of a local file in the order of the file, as an evaluation needs them.
+    """Yield the documents of a local file in file order, as evaluation requires.
 
     Args:
-        path: a `.txt` file, which is one document, or a `.jsonl` file with one `{"text": ...}` a line; further keys
-            and blank lines are ignored, and a line is read only when its document is asked for.
+        path: a `.txt` file, which is one document, or a `.jsonl` file with one `{"text": ...}` per line; other keys
+            and blank lines are ignored, and a line is read only when its document is requested.
 
     Yields:
         Documents.
 
     Raises:
         UnknownDatasetError: the file cannot be read.
-        EmptyCalibrationError: the file holds no text.
-        CalibrationError: the file is not UTF-8, or a line is no JSON object with a string `text`; names file and line.
+        EmptyCalibrationError: the file contains no text.
+        CalibrationError: the file is not UTF-8, or a line is not a JSON object with a string `text`; the message names
+            file and line.
     """
     empty = True
     try:
         with path.open("rb") as file:
-            # Only "\n" ends a line of JSON Lines, whatever else Unicode calls a line break.
+            # Only "\n" ends a line of JSON Lines; other Unicode line breaks do not.
             pieces = [file.read()] if path.suffix.lower() == ".txt" else file
             for number, piece in enumerate(pieces, start=1):
                 if not piece.strip():
@@ -209,28 +210,28 @@ def file_documents(path: Path) -> Iterator[str]:
 def token_windows(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, count: int | None, length: int
 ) -> Int64[torch.Tensor, "windows length"]:
-    """Cuts the concatenated tokens of documents into windows.
+    """Cut the concatenated tokens of documents into windows.
 
     Each document is preceded by the tokenizer's BOS token (EOS if it has no BOS, nothing if it has neither) and gets no
-    other special tokens. Reading stops as soon as there are enough tokens; what does not fill a window is dropped.
+    other special tokens. Reading stops as soon as there are enough tokens; an incomplete last window is dropped.
 
     Args:
-        texts: documents; those without a token add nothing.
-        tokenizer: the model's.
-        count: windows wanted, at least 1; None takes all there are.
+        texts: documents; those without tokens add nothing.
+        tokenizer: the model's tokenizer.
+        count: number of windows, at least 1; None takes all.
         length: tokens per window, at least 1.
 
     Returns:
-        At most `count` windows on the CPU, fewer if the documents end before.
+        At most `count` windows on the CPU; fewer if the documents run out.
 
     Raises:
-        EmptyCalibrationError: not even one full window.
+        EmptyCalibrationError: the text does not fill one window.
     """
     separator = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     opening = [] if separator is None else [separator]
     tokens: list[int] = []
     for text in texts:
-        # verbose=False: a document longer than the model's context is no mistake here, it is cut into windows.
+        # verbose=False: no warning for documents longer than the model's context, as they are cut into windows.
         encoded = tokenize(tokenizer, text, add_special_tokens=False, verbose=False)["input_ids"]
         if encoded:
             tokens += opening
@@ -246,17 +247,17 @@ def token_windows(
 
 
 def held_out_text() -> str:
-    """Gives the topics of `HELD_OUT_TOPICS` that the running CPython documents, joined by blank lines."""
+    """Return the topics in `HELD_OUT_TOPICS` that the running CPython documents, joined by blank lines."""
     return "\n\n".join(pydoc_topics[name].strip() for name in HELD_OUT_TOPICS if name in pydoc_topics) + "\n"
 
 
 def builtin_documents() -> list[str]:
-    """Gives the documentation that every CPython carries, without the held-out text.
+    """Return the documentation that ships with CPython, without the held-out text.
 
-    First the topics of `pydoc_data` by name, then for each module of the standard library by path its docstrings
-    in source order. No module is imported. The topics of `HELD_OUT_TOPICS` are left out, and so is every paragraph
-    elsewhere that equals one of theirs but for white space, because topics repeat each other. The text differs a little
-    between versions of CPython. The first call parses the standard library, which takes some seconds.
+    First come the topics of `pydoc_data` by name, then the docstrings of each standard library module, modules by path
+    and docstrings in source order. No module is imported. The topics in `HELD_OUT_TOPICS` are left out, and so are
+    paragraphs elsewhere that equal a held-out one up to white space, because topics repeat each other. The text differs
+    slightly between versions of CPython. The first call parses the standard library, which takes some seconds.
 
     Returns:
         About 1.7 million characters, always in the same order.
@@ -298,7 +299,7 @@ def _docstrings(tree: ast.Module) -> list[str]:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    # Not `ast.walk`: nearly all of its nodes are expressions, in which no docstring stands.
+    # Not `ast.walk`: nearly all of its nodes are expressions, which contain no docstrings.
     found: list[ast.AST] = [tree]
     for node in found:
         found += chain.from_iterable(getattr(node, block, ()) for block in _BLOCKS)
@@ -346,7 +347,7 @@ def _text_of(line: str, *, where: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        # JSON can escape half a surrogate pair, which no tokenizer accepts.
+        # JSON can escape half of a surrogate pair, which tokenizers reject.
         raise CalibrationError(f'{where}: "text" holds a lone surrogate, which is no character; remove it') from error
     return text
 
@@ -364,7 +365,7 @@ def _hub_documents(source: _HubDataset, *, seed: int, token: str | None) -> Iter
             streaming=True,
             token=token,
         )
-        # Rows become documents before the permutation: afterwards neighbours are no longer neighbours.
+        # Join rows into documents before shuffling, which separates consecutive rows.
         for batch in stream.batch(source.rows).shuffle(seed=seed, buffer_size=_SHUFFLE_BUFFER):
             missing = [field for field in source.fields if field not in batch]
             if missing:

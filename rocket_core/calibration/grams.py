@@ -1,7 +1,7 @@
 """Streaming Gram matrices, one block at a time (paper, section 3).
 
-A block is run on the inputs that the dense model gives it; hooks add up the Gram matrices of what its linear layers
-read. Layers that read the same tensor share one matrix.
+A block is run on the inputs that it gets in the dense model; hooks accumulate the Gram matrices of its linear layers'
+inputs. Layers that read the same tensor share one matrix.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +22,8 @@ class InputGroup:
     """Layers of a block that read the same tensor.
 
     Attributes:
-        members: layer names, in the order in which they are called; the first one names the group.
-        from_output: whether the members' output Gram matrices are collected instead of the input's.
+        members: layer names in calling order; the first one names the group.
+        from_output: whether the Gram matrices of the members' outputs are collected instead of the input's.
     """
 
     members: tuple[str, ...]
@@ -43,9 +43,9 @@ class _Sums:
 def find_input_groups(
     layers: Mapping[str, nn.Module], shapes: Mapping[str, tuple[int, int]], run: Callable[[], object]
 ) -> tuple[InputGroup, ...]:
-    """Finds which layers are called, and which of them read the same tensor, by running them once.
+    """Find which layers are called, and which of them read the same tensor, by running the block once.
 
-    A group collects the Gram matrix of its input, or those of its members' outputs where these are smaller together.
+    A group collects the Gram matrix of its input, or those of its members' outputs if these are smaller in total.
 
     Args:
         layers: name and module of the candidates.
@@ -53,10 +53,10 @@ def find_input_groups(
         run: runs the block on one batch.
 
     Returns:
-        The groups in calling order. A layer that is never called through `forward` is in none.
+        The groups in calling order. A layer that is never called through `forward` is in no group.
     """
     keys: dict[str, set[tuple[Any, ...]]] = {}
-    # Inputs are kept until the run ends; a freed one could lend its address to another and join two groups.
+    # Inputs are kept alive until the run ends: a reused address would merge two groups.
     inputs: list[Tensor] = []
 
     def note(name: str, tensor: Tensor) -> None:
@@ -77,7 +77,7 @@ def find_input_groups(
             handle.remove()
     groups: dict[object, list[str]] = {}
     for name, seen in keys.items():
-        # A layer that is called with several inputs shares none of them.
+        # A layer that is called with several inputs gets its own group.
         groups.setdefault(next(iter(seen)) if len(seen) == 1 else name, []).append(name)
     return tuple(_input_group(tuple(members), shapes) for members in groups.values())
 
@@ -90,22 +90,22 @@ def collect_statistics(
     batches: int,
     dtype: torch.dtype,
 ) -> dict[str, GramStatistics]:
-    """Runs a block on all batches and adds up the Gram matrices of its layers.
+    """Run a block on all batches and accumulate the Gram matrices of its layers.
 
-    Products are taken in `dtype` and summed in float64.
+    Products are computed in `dtype` and summed in float64.
 
     Args:
         layers: name and module of the block's compressible layers.
-        groups: which of them share an input.
-        run: runs the block on the batch of that number.
-        batches: how many batches there are.
+        groups: layers that share an input.
+        run: runs the block on the batch with that index.
+        batches: number of batches.
         dtype: dtype of the products, float32 or float64.
 
     Returns:
         Statistics by layer name; members of a group share tensors.
 
     Raises:
-        NonFiniteCalibrationError: NaN or infinity in a layer's input or output; the message names layer and batch.
+        NonFiniteCalibrationError: a layer's input or output has NaN or infinity; the message names layer and batch.
     """
     collector = _Collector(dtype=dtype)
     handles = [
@@ -130,7 +130,7 @@ class _Collector:
     sums: dict[str, _Sums] = field(default_factory=dict)
 
     def hook(self, name: str, group: InputGroup) -> Callable[[nn.Module, Any, Any, Tensor], None]:
-        """A forward hook that adds what this layer contributes to its group."""
+        """Return a forward hook that adds this layer's contribution to its group."""
 
         def add(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
             sums = self.sums.setdefault(name, _Sums())
@@ -143,7 +143,7 @@ class _Collector:
                     sums.gram = self._added(sums.gram, rows.mT @ rows, name)
                     sums.energy = sums.gram.diagonal()
             if group.from_output:
-                # Taking a large bias off a rounded output would leave noise; a second product costs little.
+                # Subtracting a large bias from a rounded output would leave noise; a second product costs little.
                 biased = isinstance(module.bias, Tensor)
                 weight = oriented_weight(module).to(self.dtype) if biased else None
                 rows = self._rows(output) if weight is None else self._rows(first_input(args, kwargs)) @ weight
@@ -152,7 +152,7 @@ class _Collector:
         return add
 
     def statistics(self, name: str, group: InputGroup) -> GramStatistics:
-        """The finished sums of a layer."""
+        """Return the finished sums of a layer."""
         leader = self.sums[group.members[0]]
         assert leader.energy is not None
         return GramStatistics(
@@ -166,7 +166,7 @@ class _Collector:
         return tensor.detach().reshape(-1, tensor.shape[-1]).to(self.dtype)
 
     def _added(self, total: Tensor | None, term: Tensor, name: str) -> Tensor:
-        # A NaN or infinity anywhere in the rows shows on the diagonal of their Gram matrix.
+        # A NaN or infinity anywhere in the rows appears on the diagonal of their Gram matrix.
         diagonal = term if term.ndim == 1 else term.diagonal()
         if not bool(torch.isfinite(diagonal).all()):
             raise NonFiniteCalibrationError(
@@ -177,7 +177,7 @@ class _Collector:
 
 
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """What a linear layer is called with, by position or by name."""
+    """Return the input of a linear layer's call, passed by position or by name."""
     tensor: Tensor = args[0] if args else next(iter(kwargs.values()))
     return tensor
 
@@ -185,6 +185,6 @@ def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 def _input_group(members: tuple[str, ...], shapes: Mapping[str, tuple[int, int]]) -> InputGroup:
     d_in = shapes[members[0]][0]
     outputs = [shapes[name][1] for name in members]
-    # Only a basis no wider than the input can come from the output's Gram matrix.
+    # The output's Gram matrix determines the basis only if d_out <= d_in.
     from_output = max(outputs) <= d_in and sum(d_out**2 for d_out in outputs) < d_in**2
     return InputGroup(members=members, from_output=from_output)

@@ -1,6 +1,6 @@
-"""Calibration inputs: what a model reads while its Gram matrices are summed, whatever its kind.
+"""Calibration inputs for every kind of model.
 
-One source for each kind of model; all of them give samples as tensors by argument of the model.
+There is one source per kind; each returns samples as tensors, keyed by argument of the model's forward.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from rocket_core.errors import (
 from rocket_core.models.architecture import Architecture
 from rocket_core.models.pretrained import interpreting, load_processor, load_tokenizer, tokenize
 
-# Of images of a model that takes any size.
+# Image side, in pixels, for models that accept any size.
 _DEFAULT_SIDE = 224
 
 
@@ -37,14 +37,14 @@ class CalibrationInputs:
     """Samples on the CPU.
 
     Attributes:
-        tensors: by argument of the model's forward; the first axis of each counts samples.
+        tensors: by argument of the model's forward; the first axis of each is the sample axis.
     """
 
     tensors: dict[str, Tensor]
 
     @classmethod
     def of_text(cls, tokens: Int64[Tensor, "windows tokens"]) -> "CalibrationInputs":
-        """Windows of text for a decoder or an encoder."""
+        """Create inputs from windows of text, for a decoder or an encoder."""
         return cls(tensors={"input_ids": tokens})
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class CalibrationInputs:
         return CalibrationInputs(tensors={name: tensor[samples] for name, tensor in self.tensors.items()})
 
     def batches(self, size: int, device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
-        """The samples in batches of at most `size`, on a device; what is no integer is cast to `dtype`."""
+        """Yield the samples in batches of at most `size`, on a device; floating-point tensors are cast to `dtype`."""
         for start in range(0, len(self), size):
             yield {
                 name: tensor[start : start + size].to(device, dtype if tensor.is_floating_point() else None)
@@ -62,14 +62,14 @@ class CalibrationInputs:
             }
 
     def sha256(self) -> str:
-        """Hash of all samples."""
+        """Return a hash of all samples."""
         digest = hashlib.sha256()
         for name in sorted(self.tensors):
             digest.update(self.tensors[name].numpy().tobytes())
         return digest.hexdigest()
 
     def equals(self, other: "CalibrationInputs") -> bool:
-        """Whether both hold the same samples."""
+        """Return whether both contain the same samples."""
         return self.tensors.keys() == other.tensors.keys() and all(
             torch.equal(tensor, other.tensors[name]) for name, tensor in self.tensors.items()
         )
@@ -77,29 +77,29 @@ class CalibrationInputs:
 
 @runtime_checkable
 class InputSource(Protocol):
-    """Makes the calibration inputs of one model."""
+    """A source of calibration inputs for one model."""
 
     def draw(self, settings: CalibrationConfig, *, token: str | None = None) -> CalibrationInputs:
-        """Draws samples.
+        """Draw samples.
 
         Args:
-            settings: which data, how many samples of it, and the seed.
-            token: the Hub's token, for gated text; None takes that of this machine's user, if any.
+            settings: data set, number of samples, and seed.
+            token: Hub token, for gated text; None uses the token of this machine's user, if any.
 
         Returns:
-            At most `settings.samples` samples; fewer if the data end before.
+            At most `settings.samples` samples; fewer if the data run out.
 
         Raises:
-            CalibrationError: the data are too few, damaged, or not what the model reads.
+            CalibrationError: the data are too few, damaged, or not of the model's kind.
         """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderText:
-    """Windows of running text, as they come out of the tokenizer.
+    """Windows of running text, without special tokens around each window.
 
     Attributes:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         length: tokens per window.
     """
 
@@ -115,10 +115,10 @@ class DecoderText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderText:
-    """Windows of running text between the special tokens that the tokenizer puts around a text; without padding.
+    """Windows of running text between the special tokens that the tokenizer puts around a text, without padding.
 
     Attributes:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         length: tokens per window, special tokens included.
     """
 
@@ -131,7 +131,7 @@ class EncoderText:
         return CalibrationInputs.of_text(self.windows(texts, settings.samples))
 
     def windows(self, texts: Iterable[str], count: int) -> Int64[Tensor, "windows length"]:
-        """At most `count` windows of texts."""
+        """Return at most `count` windows of the texts."""
         before, after = _special_tokens(self.tokenizer)
         room = self.length - len(before) - len(after)
         if room < 1:
@@ -146,13 +146,14 @@ class EncoderText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairedText:
-    """For an encoder-decoder of text: the encoder reads a window of running text, the decoder the one that follows it.
+    """Pairs of windows for a text encoder-decoder: the encoder reads a window, the decoder the one that follows.
 
-    As in training with a prefix language model objective, so that the decoder reads text that agrees with what it
-    attends to. Its input is shifted right: the start token, then all but the last token of its window.
+    This corresponds to training with a prefix language model objective, so the text that the decoder reads is
+    consistent with what it attends to. The decoder's input is shifted right: the start token, then all but the last
+    token of its window.
 
     Attributes:
-        text: makes the windows.
+        text: source of the windows.
         start: the decoder's start token.
 
     References:
@@ -182,11 +183,11 @@ class PairedText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Images:
-    """Images as the model's own processor prepares them.
+    """Images prepared by the model's own processor.
 
     Attributes:
         processor: the image processor.
-        side: pixels of the images that the model takes, None if it takes any.
+        side: image side that the model requires, in pixels; None if it accepts any.
     """
 
     processor: Any
@@ -220,15 +221,15 @@ class Images:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audio:
-    """Audio in windows as long as the model hears, one recording behind the other, so that nothing is padded.
+    """Audio in windows of the model's input length, cut from concatenated recordings, so that nothing is padded.
 
-    The decoder reads built-in text: transcripts are not asked for, and a model that runs block by block cannot make
-    them.
+    The decoder reads built-in text: transcripts are not required from the user, and a model that runs block by block
+    cannot generate them.
 
     Attributes:
         extractor: the model's feature extractor.
-        features: the shape of a sample that the model reads: bins and frames.
-        text: makes the windows that the decoder reads.
+        features: shape of one sample of the model's input: bins and frames.
+        text: source of the windows that the decoder reads.
         start: the decoder's start token.
     """
 
@@ -250,7 +251,7 @@ class Audio:
                 f"the recordings of {settings.dataset} together are shorter than the {length / rate:g} s that the "
                 "model hears; give more"
             )
-        # Of the same text, whatever the audio.
+        # The decoder's text does not depend on the audio.
         read = self.text.windows(documents(BUILTIN_DATASET, seed=settings.seed), len(heard))
         samples = min(len(heard), len(read))
         return CalibrationInputs(
@@ -272,7 +273,7 @@ class Audio:
 
 
 def open_source(folder: Path, architecture: Architecture, length: int) -> InputSource:
-    """Reads the tokenizer or processor of a model.
+    """Create the input source of a model from its tokenizer or processor.
 
     Args:
         folder: checkpoint folder.
@@ -280,9 +281,9 @@ def open_source(folder: Path, architecture: Architecture, length: int) -> InputS
         length: tokens per window of text.
 
     Raises:
-        CheckpointFormatError: the folder has none that transformers can read.
-        CalibrationError: a library that it needs is not installed.
-        UnsupportedArchitectureError: a model whose inputs cannot be made.
+        CheckpointFormatError: the folder has no tokenizer or processor that transformers can read.
+        CalibrationError: a required library is not installed.
+        UnsupportedArchitectureError: inputs for this model cannot be generated.
     """
     config = architecture.model.config
     if architecture.kind == "images":
@@ -307,9 +308,9 @@ def open_source(folder: Path, architecture: Architecture, length: int) -> InputS
 
 
 def shift_right(labels: Int64[Tensor, "windows tokens"], start: int) -> Int64[Tensor, "windows decoder_tokens"]:
-    """What a decoder reads when it predicts `labels`: the start token, then all but the last of them.
+    """Return a decoder's input for predicting `labels`: the start token, then all labels but the last.
 
-    Labels that begin with the start token themselves, as Whisper's tokenizer gives them, are not given another.
+    Labels that already begin with the start token, as Whisper's tokenizer returns them, do not get another.
     """
     if bool((labels[:, 0] == start).all()):
         return labels[:, :-1].contiguous()
@@ -317,7 +318,7 @@ def shift_right(labels: Int64[Tensor, "windows tokens"], start: int) -> Int64[Te
 
 
 def _windows(recordings: Iterable[np.ndarray], length: int) -> Iterator[Float32[np.ndarray, " length"]]:
-    """Recordings one behind the other, cut into windows; what does not fill one is dropped."""
+    """Yield windows of the concatenated recordings; an incomplete last window is dropped."""
     rest = np.empty(0, dtype=np.float32)
     for recording in recordings:
         rest = np.concatenate([rest, recording])
@@ -327,7 +328,7 @@ def _windows(recordings: Iterable[np.ndarray], length: int) -> Iterator[Float32[
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and behind a text."""
+    """Return the special tokens that the tokenizer puts before and after a text."""
     full: list[int] = tokenize(tokenizer, "a")["input_ids"]
     bare: list[int] = tokenize(tokenizer, "a", add_special_tokens=False)["input_ids"]
     for start in range(len(full) - len(bare) + 1):

@@ -1,4 +1,4 @@
-"""Calibration images and audio: from a folder of files, or made up from a seed."""
+"""Calibration images and audio, from a folder of files or generated from a seed."""
 
 import wave
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ _SAMPLE_BYTES = 2
 
 
 def media_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a folder with one of these endings, in lower or upper case, by name.
+    """Return the files of a folder with one of these suffixes, ignoring case, sorted by name.
 
     Raises:
-        EmptyCalibrationError: there are none.
+        EmptyCalibrationError: the folder has no such file.
     """
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in suffixes and file.is_file())
     if not files:
@@ -31,11 +31,11 @@ def media_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def folder_images(folder: Path, *, seed: int) -> Iterator[Any]:
-    """Reads the images of a folder, in colour, in an order that the seed decides.
+    """Yield the images of a folder, as RGB, in an order determined by the seed.
 
     Raises:
-        EmptyCalibrationError: the folder holds no image.
-        CalibrationError: a file is no image; or Pillow is not installed.
+        EmptyCalibrationError: the folder has no image.
+        CalibrationError: a file is not a readable image, or Pillow is not installed.
     """
     files = media_files(folder, IMAGE_SUFFIXES)
     library = pillow()
@@ -50,9 +50,9 @@ def folder_images(folder: Path, *, seed: int) -> Iterator[Any]:
 
 
 def synthetic_images(side: int, *, seed: int) -> Iterator[Any]:
-    """Draws images without end: discs of random place, size and colour over each other.
+    """Yield random images indefinitely: overlapping discs of random position, size and colour.
 
-    Their edges and their spectrum resemble those of photographs; nothing is depicted.
+    Their edges and their spectrum resemble those of photographs; they depict nothing.
 
     Args:
         side: width and height in pixels.
@@ -65,19 +65,19 @@ def synthetic_images(side: int, *, seed: int) -> Iterator[Any]:
 
 
 def folder_audio(folder: Path, *, seed: int, rate: int) -> Iterator[Float32[np.ndarray, " samples"]]:
-    """Reads the recordings of a folder in an order that the seed decides.
+    """Yield the recordings of a folder in an order determined by the seed.
 
     Args:
-        folder: `.wav` files: PCM, mono, 16 bits.
+        folder: contains `.wav` files: PCM, mono, 16 bits.
         seed: at least 0.
-        rate: samples per second that the model hears.
+        rate: the model's sampling rate, in Hz.
 
     Yields:
         Amplitudes in [-1, 1).
 
     Raises:
-        EmptyCalibrationError: the folder holds no recording.
-        CalibrationError: a file is of another format or rate, or damaged.
+        EmptyCalibrationError: the folder has no recording.
+        CalibrationError: a file has another format or rate, or is damaged.
     """
     files = media_files(folder, AUDIO_SUFFIXES)
     for index in np.random.default_rng(seed).permutation(len(files)):
@@ -85,12 +85,12 @@ def folder_audio(folder: Path, *, seed: int, rate: int) -> Iterator[Float32[np.n
 
 
 def synthetic_audio(length: int, *, seed: int, rate: int) -> Iterator[Float32[np.ndarray, " samples"]]:
-    """Makes up recordings without end: a wandering tone with overtones in syllables, pauses, and noise.
+    """Yield synthetic recordings indefinitely: a tone of varying pitch with overtones, in syllables, pauses, and noise.
 
     Args:
-        length: samples of each.
+        length: samples per recording.
         seed: at least 0.
-        rate: samples per second.
+        rate: sampling rate, in Hz.
     """
     generator = np.random.default_rng(seed)
     while True:
@@ -98,10 +98,10 @@ def synthetic_audio(length: int, *, seed: int, rate: int) -> Iterator[Float32[np
 
 
 def pillow() -> Any:
-    """Pillow's module of images.
+    """Return Pillow's `Image` module.
 
     Raises:
-        CalibrationError: it is not installed.
+        CalibrationError: Pillow is not installed.
     """
     try:
         from PIL import Image
@@ -116,7 +116,7 @@ def _discs(side: int, generator: np.random.Generator) -> UInt8[np.ndarray, "side
     image = np.full((side, side, 3), generator.integers(256, size=3), dtype=np.float64)
     rows, columns = np.ogrid[:side, :side]
     for _ in range(100):
-        # A power law between a thirtieth of the image and all of it: most are small, as in nature.
+        # Radii between a thirtieth of the image and all of it, log-uniform: most discs are small, as in photographs.
         radius = side * (1 / 30) ** generator.random()
         row, column = generator.uniform(0, side, size=2)
         image[(rows - row) ** 2 + (columns - column) ** 2 < radius**2] = generator.integers(256, size=3)

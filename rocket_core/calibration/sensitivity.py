@@ -1,9 +1,10 @@
-"""How much a model's loss minds errors in each layer's output: one backward pass, a block at a time.
+"""Sensitivity of a model's loss to errors in each layer's output, by one backward pass, a block at a time.
 
 With g the gradient of the loss of a text with respect to output coordinate j of a layer, `E[g_j^2]` is the diagonal of
-the layer's Fisher information. An error d in the output then costs `1/2 sum_j E[g_j^2] E[d_j^2]` per token, in the unit
-of the loss, and so it adds up across layers that are otherwise not comparable. The backward pass needs the weights of
-one block: it is run again on its cached input with gradients, and hands the gradient of its input to the block before.
+the layer's Fisher information. An error d in the output then costs `1/2 sum_j E[g_j^2] E[d_j^2]` per token. This is in
+the unit of the loss, so errors of otherwise incomparable layers can be added. The backward pass needs the weights of
+one block only: the block is run again on its cached input with gradients, and the gradient of its input is passed to
+the previous block.
 """
 
 import math
@@ -23,36 +24,36 @@ from rocket_core.models.block_calls import Activations, BlockCall, handing_on, r
 
 Loss = Literal["tokens", "hidden_states"]
 
-# Logits of one step, in float32. A handful of copies live at once: the model's own, the loss's, and their gradients.
+# Logits of one step, in float32. A few copies exist at once: the model's own, the loss's, and their gradients.
 _LOGIT_BYTES = 64 * 2**20
 _NO_TARGET = -100
 # Token ids at the positions of the last list of blocks, by argument of the model.
 _READ_BY_THE_LAST = ("decoder_input_ids", "input_ids")
-# In float16 numbers end at 2^16, so gradients are kept near 2^4: they may grow 4000-fold within a block.
+# The largest float16 number is near 2^16, so gradients are scaled to about 2^4: they may grow 4000-fold within a block.
 _LARGEST_HALF_EXPONENT = 4
-# Behind the blocks, where nothing is known yet: the first that gives finite gradients.
+# Exponents to try after the last block, where no scale is known yet; the first with finite gradients is used.
 _HALF_EXPONENTS = (8, 0, -8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sensitivity:
-    """How much the loss minds errors in a layer's output.
+    """The sensitivity of the loss to errors in a layer's output.
 
     Attributes:
         curvature: `f_j = sum_rows g_j^2 / tokens` in float64 on the CPU, >= 0: loss per token and squared unit of
             output coordinate j (nats for the loss `tokens`). Rows are the outputs of the layer, tokens those of the
-            text: of an expert that sees a tenth of the text, the other tokens count as zero, and a layer that is called
-            twice per token counts both. All zero where the loss does not depend on the layer.
+            text: for an expert that sees a tenth of the text, the other tokens count as zero, and for a layer that is
+            called twice per token both calls count. All zero if the loss does not depend on the layer.
     """
 
     curvature: Float[Tensor, " d_out"]
 
     @property
     def scale(self) -> float:
-        """Loss per token that a mean squared output error of one costs: `1/2 mean_j f_j`.
+        """Loss per token for a squared output error of one: `1/2 mean_j f_j`.
 
         The cost of a candidate is this times `||S (W - W~)||_F^2 / rows`, the whitened squared error per calibration
-        row of the layer; with the spread over coordinates, `1/2 sum_j f_j ||S (w_j - w~_j)||^2 / rows`.
+        row of the layer; resolved by coordinate, it is `1/2 sum_j f_j ||S (w_j - w~_j)||^2 / rows`.
         """
         return 0.5 * float(self.curvature.mean())
 
@@ -63,30 +64,30 @@ class ScaledGradient:
 
     Attributes:
         values: the gradient of one batch times `2**exponent`, in the model's dtype.
-        exponent: 0 but for float16.
+        exponent: 0 except for float16.
     """
 
     values: Float[Tensor, "windows tokens hidden"]
     exponent: int
 
     def centred(self) -> "ScaledGradient":
-        """The same gradient, scaled so that it neither overflows nor vanishes in float16; other dtypes stay."""
+        """Return the gradient scaled so that float16 neither overflows nor underflows; other dtypes stay unchanged."""
         if self.values.dtype != torch.float16:
             return self
         return _centred(self.values.float(), self.exponent)
 
     def added(self, other: "ScaledGradient") -> "ScaledGradient":
-        """The sum of two gradients of one batch; of powers of two too, where they differ."""
+        """Return the sum of two gradients of one batch, whose exponents may differ."""
         if self.values.dtype != torch.float16:
             return ScaledGradient(values=self.values + other.values, exponent=self.exponent)
         exponent = min(self.exponent, other.exponent)
         return _centred(self.at(exponent) + other.at(exponent), exponent)
 
     def at(self, exponent: int) -> Float[Tensor, "windows tokens hidden"]:
-        """The gradient times another power of two; in float32 if the model's dtype is float16."""
+        """Return the gradient times `2**exponent`, in float32 if the model's dtype is float16."""
         if self.values.dtype != torch.float16:
             return self.values
-        # In float32, whose range no shift leaves.
+        # No shift exceeds the range of float32.
         return self.values.float() * 2.0 ** (exponent - self.exponent)
 
 
@@ -99,17 +100,17 @@ def _centred(values: Float[Tensor, "windows tokens hidden"], exponent: int) -> S
 
 
 def natural_loss(model: PreTrainedModel, *, reads_in_order: bool) -> Loss:
-    """The loss of a model: that of predicting tokens if it can, else the change of its hidden states.
+    """Return the loss to use for a model: `tokens` if it predicts tokens, else `hidden_states`.
 
     Args:
         model: the model.
-        reads_in_order: whether its last blocks see no token before they predict it, as in decoders.
+        reads_in_order: whether its last blocks predict each token without seeing it, as in decoders.
     """
     return "tokens" if reads_in_order and model.get_output_embeddings() is not None else "hidden_states"
 
 
 def read_tokens(batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"] | None:
-    """Token ids at the positions of a model's last list of blocks; None if it reads no text there.
+    """Return the token ids at the positions of a model's last list of blocks; None if it reads no text there.
 
     Args:
         batch: arguments of the model by name.
@@ -127,27 +128,26 @@ def output_gradient(
     number: int = 0,
     passed: tuple[nn.ModuleList, Activations] | None = None,
 ) -> ScaledGradient:
-    """Gradient of a batch's loss with respect to the output of the last block.
+    """Return the gradient of a batch's loss with respect to the output of the last block.
 
     - `tokens`: the negative log-likelihood of every token but the first of its window, in nats, summed.
     - `hidden_states`: `v . h` with h the model's final hidden states and v random signs. As `E[v v^T]` is the identity,
       the expectation of a squared gradient over v is the diagonal of `J^T J`, J the Jacobian of h: the Gauss-Newton
       diagonal of half the squared change of h.
 
-    All that follows the blocks is the model's own code, run on a piece of text at a time; it must not mix tokens.
+    Everything after the blocks is the model's own code, run on a piece of the text at a time; it must not mix tokens.
 
     Args:
-        model: with its weights, but for those of the blocks; none may require a gradient.
+        model: with its weights, except those of the blocks; none may require a gradient.
         blocks: the repeated blocks of `model`; in an encoder-decoder those of the decoder.
-        loss: which loss.
+        loss: the loss.
         batch: arguments of the model by name, on its device.
-        activations: with the output of the last block.
-        number: of the batch in the activations; the random signs depend on it.
+        activations: contain the output of the last block.
+        number: index of the batch in the activations; the random signs depend on it.
         passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output.
 
     Returns:
-        The gradient in the dtype of the hidden states, on their device; logits take a bounded number of bytes on the
-        way.
+        The gradient in the dtype of the hidden states, on their device. Memory for intermediate logits is bounded.
 
     Raises:
         NonFiniteCalibrationError: the gradient is NaN or infinite.
@@ -178,10 +178,10 @@ def output_gradient(
 
 
 def side_inputs(calls: Sequence[BlockCall]) -> list[Tensor]:
-    """Tensors that blocks are handed beside their hidden states and that require gradients, each once.
+    """Return the tensors that blocks receive in addition to hidden states and that require gradients, each once.
 
     Args:
-        calls: of all blocks of a decoder, for one batch; recorded with gradients, see `record_block_inputs`.
+        calls: calls of all blocks of a decoder, for one batch, recorded with gradients; see `record_block_inputs`.
     """
     found: dict[int, Tensor] = {}
 
@@ -202,16 +202,16 @@ def gradient_of_encoder(
     *,
     batch: int,
 ) -> ScaledGradient:
-    """Gradient with respect to the output of an encoder's last block.
+    """Return the gradient with respect to the output of an encoder's last block.
 
     Args:
         output: that output, a leaf that requires gradients.
-        reached: what the decoder's blocks were handed of it, with the way that it has come recorded.
-        gradients: of each.
-        batch: number of the batch, for messages.
+        reached: tensors computed from it that the decoder's blocks received, with their autograd graphs.
+        gradients: the gradient of each.
+        batch: index of the batch, for messages.
 
     Raises:
-        NonFiniteCalibrationError: NaN or infinity.
+        NonFiniteCalibrationError: the gradient has NaN or infinity.
     """
     exponent = min((gradient.exponent for gradient in gradients), default=0)
     values = [gradient.at(exponent).to(output.dtype) for gradient in gradients]
@@ -229,8 +229,8 @@ class SquaredGradients:
 
     Attributes:
         layers: name and module of the layers.
-        widths: d_out of each.
-        sums: `sum_rows g_j^2` of each, float64.
+        widths: d_out of each layer.
+        sums: `sum_rows g_j^2` of each layer, in float64.
     """
 
     layers: Mapping[str, nn.Module]
@@ -241,7 +241,7 @@ class SquaredGradients:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Has gradients of the layers collected for as long as the context lasts."""
+        """Collect gradients of the layers while the context is active."""
         handles = [module.register_forward_hook(self._watch(name)) for name, module in self.layers.items()]
         try:
             yield
@@ -259,22 +259,22 @@ class SquaredGradients:
         batch: int,
         sides: Sequence[Tensor] = (),
     ) -> tuple[ScaledGradient, list[ScaledGradient]]:
-        """Runs a block again with gradients, adds up those of its layers if watched, and returns that of its input.
+        """Run a block again with gradients, add up those of its layers if watched, and return that of its input.
 
         Args:
             block: the block, with weights that require no gradient.
             call: how the model calls it.
             hidden: its input.
-            gradient: of the loss with respect to its output.
-            batch: number of the batch, for messages.
+            gradient: gradient of the loss with respect to its output.
+            batch: index of the batch, for messages.
             sides: see `side_inputs`.
 
         Returns:
-            The gradients of the loss with respect to `hidden` and, by way of this block, to each of `sides`; zero if
+            The gradients of the loss with respect to `hidden` and, through this block, to each of `sides`; zero if
             the block's output does not depend on them.
 
         Raises:
-            NonFiniteCalibrationError: NaN or infinity in a gradient; the message names the layer.
+            NonFiniteCalibrationError: a gradient has NaN or infinity; the message names the layer.
             UnsupportedArchitectureError: the block has no backward pass.
         """
         self._batch, self._exponent = batch, gradient.exponent
@@ -283,7 +283,7 @@ class SquaredGradients:
         call = replace_tensors(call, lambda tensor: beside.get(id(tensor), tensor))
         try:
             with torch.enable_grad():
-                # A copy, as some blocks add to their input in place, which a leaf forbids.
+                # A copy, as some blocks modify their input in place, which is not allowed for a leaf.
                 output = block(leaf.clone(), *call.args, **call.kwargs)
                 output = output[0] if isinstance(output, tuple) else output
                 if output.requires_grad:
@@ -303,18 +303,18 @@ class SquaredGradients:
         return ScaledGradient(values=values, exponent=exponent).centred()
 
     def total(self, name: str) -> Float[Tensor, " d_out"]:
-        """The sum of a layer, on the CPU; zero for one that was never called or has no influence on the loss."""
+        """Return a layer's sum, on the CPU; zero if it was never called or does not influence the loss."""
         found = self.sums.get(name)
         return torch.zeros(self.widths[name], dtype=torch.float64) if found is None else found.cpu()
 
     def _watch(self, name: str) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
         def watch(_module: nn.Module, _args: Any, output: Tensor) -> Tensor | None:
             if not torch.is_grad_enabled():
-                return None  # The model has cut this call off from its output.
+                return None  # The model runs this call without gradients.
             if not output.requires_grad:
-                # It does not depend on the block's input, but the loss may well depend on it.
+                # It does not depend on the block's input, but the loss may still depend on it.
                 output = output.detach().requires_grad_()
-            # A copy: what a model changes in place must be no leaf, and no view, which loses its hooks by it.
+            # A copy: the model may modify it in place, which a leaf forbids and which removes the hooks of a view.
             output = output.clone()
             output.register_hook(lambda gradient: self._add(name, gradient))  # type: ignore[no-untyped-call]
             return output
@@ -330,12 +330,12 @@ class SquaredGradients:
 
 
 def _always(hidden: Tensor) -> Callable[[int, Tensor, BlockCall], Tensor]:
-    """What each stand-in hands on; a copy, as a model may go on in place, which a leaf forbids."""
+    """Return a `receive` for stand-ins that returns a copy, as models may modify it in place, which a leaf forbids."""
     return lambda _index, _hidden, _call: hidden.clone()
 
 
 def _pieces(model: PreTrainedModel, loss: Loss, shape: torch.Size) -> Iterator[tuple[slice, slice]]:
-    """Windows and tokens of a batch that are run at once: as many as keep the logits within their size."""
+    """Yield the windows and tokens of a batch to run at once: as many as keep the logits within `_LOGIT_BYTES`."""
     windows, length = 1, shape[1]
     if loss == "tokens":
         embeddings = model.get_output_embeddings().weight
@@ -348,13 +348,13 @@ def _pieces(model: PreTrainedModel, loss: Loss, shape: torch.Size) -> Iterator[t
 
 
 def _cut(batch: Mapping[str, Tensor], rows: slice, columns: slice) -> dict[str, Tensor]:
-    """Some samples of a batch, and of what the last blocks read some tokens."""
+    """Return some samples of a batch; tokens that the last blocks read are cut to the given columns as well."""
     read = next((name for name in _READ_BY_THE_LAST if name in batch), None)
     return {name: tensor[rows, columns] if name == read else tensor[rows] for name, tensor in batch.items()}
 
 
 def _targets(batch: Mapping[str, Tensor]) -> Int[Tensor, "windows tokens"]:
-    """The token that follows each; none behind the last of a window."""
+    """Return the token that follows each token; the last of a window has no target."""
     tokens = read_tokens(batch)
     assert tokens is not None, "a model that predicts tokens reads some"
     return torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], _NO_TARGET)], dim=1)
@@ -367,7 +367,7 @@ def _negative_log_likelihood(model: PreTrainedModel, batch: Mapping[str, Tensor]
 
 
 def _random_sum(states: Tensor, generator: torch.Generator) -> Float[Tensor, ""]:
-    # Drawn on the CPU, whose digits are the same on every machine.
+    # Drawn on the CPU, where the numbers are the same on every machine.
     signs = torch.randint(0, 2, states.shape, generator=generator) * 2 - 1
     return (states * signs.to(states.device)).sum()
 

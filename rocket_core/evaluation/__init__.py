@@ -1,8 +1,8 @@
-"""How good a model is, and how far a compressed one is from its dense original.
+"""Evaluation: the quality of a model, and the distance of a compressed model from its dense original.
 
-`likelihood` measures perplexity, `divergence` compares predictions of tokens, `drift` the outputs of encoders,
-`harness` runs zero-shot tasks; `comparison` measures a dense and a compressed model one after the other, `text` a
-folder on a file.
+`likelihood` measures perplexity, `divergence` compares token predictions, `drift` compares outputs of encoders, and
+`harness` runs zero-shot tasks. `comparison` measures a dense and a compressed model one after the other, and `text`
+evaluates a folder on a file.
 """
 
 from rocket_core.evaluation.comparison import Comparison, EvaluationText, Measurement, compare_models

@@ -1,8 +1,8 @@
-"""A dense model and its compressed version, measured on the same text one after the other.
+"""Comparison of a dense model and its compressed version on the same text.
 
-Only one model is in memory at a time. What the second needs of the first lies in a scratch folder: the dense model's
-logits as they came, in its own dtype (predicted tokens x vocabulary), each window's until it has been compared. Of an
-encoder only the pooled outputs are kept, in memory.
+Only one model is in memory at a time. The dense model's logits are stored in a scratch folder, in its own dtype
+(predicted tokens x vocabulary), each window's until it has been compared. For an encoder only the pooled outputs are
+stored, in memory.
 """
 
 import errno
@@ -34,18 +34,18 @@ from rocket_core.system.machine import free_disk
 _SENTENCES_PER_BATCH = 32
 
 Step = Callable[[float, str], None]
-"""Told of the share that is done, from 0 to 1, and of what is being done; may raise to end it all."""
+"""Called with the fraction done, from 0 to 1, and a description of the step; may raise to stop the evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationText:
-    """What models are measured on; either windows or sentences.
+    """The text that models are measured on, as either windows or sentences.
 
     Attributes:
-        windows: token ids for a model that predicts them, each window `stride` tokens behind the one before.
-        sentences: for an encoder.
-        length: tokens per window; of a sentence at most.
-        stride: tokens from one window's begin to the next.
+        windows: token ids for a model that predicts them; each window starts `stride` tokens after the previous one.
+        sentences: sentences for an encoder.
+        length: tokens per window, or maximum tokens per sentence.
+        stride: tokens from the start of one window to the next.
     """
 
     windows: Int64[Tensor, "windows length"] | None = None
@@ -60,7 +60,7 @@ class EvaluationText:
 
     @property
     def predicted_tokens(self) -> int:
-        """Tokens that are predicted, each once; 0 for an encoder."""
+        """Number of predicted tokens, each counted once; 0 for an encoder."""
         return 0 if self.windows is None else counted_tokens(self.count, self.length, self.stride)
 
     @property
@@ -76,14 +76,14 @@ class EvaluationText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What has been measured of two models.
+    """The measurements of two models.
 
     Attributes:
-        before: the dense model.
-        after: the compressed one.
-        difference: between the two.
-        tokens: predicted tokens, each once; of sentences those that were read.
-        dtype: in which the compressed model ran.
+        before: quality of the dense model.
+        after: quality of the compressed model.
+        difference: difference between the two.
+        tokens: predicted tokens, each counted once; for an encoder, tokens read.
+        dtype: dtype that the compressed model ran in.
     """
 
     before: ModelQuality
@@ -95,12 +95,12 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What has been measured of one model that predicts tokens.
+    """The measurements of one model that predicts tokens.
 
     Attributes:
-        quality: how good it is.
-        tokens: predicted tokens, each once.
-        dtype: in which it ran.
+        quality: its quality.
+        tokens: predicted tokens, each counted once.
+        dtype: dtype that it ran in.
     """
 
     quality: ModelQuality
@@ -110,13 +110,13 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """What is measured of each model, and how.
+    """The settings of a measurement.
 
     Attributes:
         text: the text.
         tasks: zero-shot tasks.
         task_items: items of each task; None takes all.
-        device: where the models run.
+        device: device that the models run on.
     """
 
     text: EvaluationText
@@ -128,25 +128,22 @@ class Measurement:
 def compare_models(
     dense: ModelFolder, compressed: ModelFolder, how: Measurement, *, scratch: Path, on_step: Step
 ) -> Comparison:
-    """Measures two models on the same text and tasks.
+    """Measure two models on the same text and tasks.
 
-    Memory is that of one model, the logits of one batch (256 MiB or those of one window) and the float64 copies of a
-    chunk of tokens (192 MiB). Disk is that of the dense model's logits.
+    Takes memory for one model, the logits of one batch (256 MiB or those of one window) and the float64 copies of a
+    chunk of tokens (192 MiB), and disk space for the dense model's logits.
 
     Args:
         dense: the dense model.
-        compressed: the compressed one; its tokenizer is not used.
-        how: what is measured.
+        compressed: the compressed model; its tokenizer is not used.
+        how: the settings of the measurement.
         scratch: an empty folder.
-        on_step: told of every batch.
-
-    Returns:
-        The measurements.
+        on_step: called for every batch.
 
     Raises:
-        InvalidConfigError: the models do not predict the same tokens, or tasks are asked of an encoder.
-        InsufficientDiskError: the logits do not fit.
-        CheckpointError: a model's weights are damaged, or its outputs not finite.
+        InvalidConfigError: the models do not predict the same tokens, or tasks are requested for an encoder.
+        InsufficientDiskError: the logits do not fit on disk.
+        CheckpointError: a model's weights are damaged, or its outputs are not finite.
     """
     if dense.predicts_tokens != compressed.predicts_tokens:
         raise InvalidConfigError(
@@ -162,7 +159,7 @@ def compare_models(
         before=before,
         after=after.quality,
         difference=Difference(
-            # Rounding may leave a sum of nearly equal distributions a little below 0.
+            # Rounding may leave the sum for nearly equal distributions slightly below 0.
             kl_divergence=max(0.0, total.kl_divergence / total.tokens),
             top1_agreement=total.agreements / total.tokens,
         ),
@@ -172,11 +169,11 @@ def compare_models(
 
 
 class LogitStore:
-    """Logits of one model on disk, window by window, as they came.
+    """The logits of one model on disk, window by window, unmodified.
 
     Args:
-        folder: where they go.
-        how: says how many tokens there will be.
+        folder: folder for the files.
+        how: determines the number of tokens.
     """
 
     def __init__(self, folder: Path, how: Measurement) -> None:
@@ -185,10 +182,10 @@ class LogitStore:
         self._kinds: dict[int, tuple[torch.dtype, torch.Size]] = {}
 
     def put(self, prediction: Prediction) -> None:
-        """Keeps the logits of a window.
+        """Store the logits of a window.
 
         Raises:
-            InsufficientDiskError: they will not fit; said at the first window already.
+            InsufficientDiskError: the logits of all windows do not fit; raised at the first window already.
         """
         logits = prediction.logits.cpu().contiguous()
         if not self._kinds:
@@ -202,10 +199,10 @@ class LogitStore:
             raise self._too_little(self._tokens * logits.shape[1] * logits.element_size()) from error
 
     def take(self, prediction: Prediction) -> Float[Tensor, "tokens vocabulary"]:
-        """The logits for the same tokens, which are then forgotten.
+        """Return the stored logits for the same tokens, and delete them.
 
         Raises:
-            InvalidConfigError: they are of another vocabulary.
+            InvalidConfigError: their vocabulary is different.
         """
         dtype, shape = self._kinds.pop(prediction.window)
         if shape != prediction.logits.shape:
@@ -240,14 +237,14 @@ def measure_model(
     on_step: Step,
     on_prediction: Callable[[Prediction], None] = lambda _prediction: None,
 ) -> Measured:
-    """Measures one causal language model that is loaded.
+    """Measure one loaded causal language model.
 
     Args:
-        folder: what describes the model.
+        folder: the model's folder.
         model: on its device.
-        how: what is measured.
-        on_step: told of every batch.
-        on_prediction: given the predictions of each window.
+        how: the settings of the measurement.
+        on_step: called for every batch.
+        on_prediction: called with the predictions of each window.
     """
     text = how.text
     assert text.windows is not None
@@ -280,7 +277,7 @@ def measure_model(
 
 
 def _read_dense(dense: ModelFolder, how: Measurement, kept: LogitStore, on_step: Step) -> ModelQuality:
-    # Only here, so that its memory is free once this returns.
+    # A local variable, so that the model's memory is freed when this returns.
     model = load_model(dense, how.device)
     return measure_model(dense, model, how, on_step=on_step, on_prediction=kept.put).quality
 
@@ -294,7 +291,7 @@ def _read_compressed(
     def compare(prediction: Prediction) -> None:
         sums.append(token_divergence(kept.take(prediction), prediction.logits))
 
-    # One tokenizer for both: the tasks must be the same ones.
+    # One tokenizer for both, so that the tasks are the same.
     folder = replace(compressed, tokenizer=dense.tokenizer)
     measured = measure_model(folder, model, how, on_step=on_step, on_prediction=compare)
     return measured, functools.reduce(operator.add, sums)
@@ -337,5 +334,5 @@ def _pool(
 
 
 def _part(on_step: Step, index: int, model: str) -> Step:
-    """Steps of one of the two models."""
+    """Return a step function for one of the two models, scaled to its half of the progress."""
     return lambda share, what: on_step((index + share) / 2, f"{model}, {what}")

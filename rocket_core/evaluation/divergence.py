@@ -1,4 +1,4 @@
-"""How far one distribution over tokens is from another."""
+"""Divergence of token distributions."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# Of two distributions and their difference in float64, while they are compared.
+# Memory for two distributions and their difference, in float64, during a comparison.
 _CHUNK_BYTES = 192 * 2**20
 _TENSORS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DivergenceSum:
-    """Divergence of some tokens, to be added up.
+    """The divergence summed over some tokens; sums can be added.
 
     Attributes:
         kl_divergence: sum over the tokens of Σ p log(p/q), in nats.
@@ -39,15 +39,15 @@ def token_divergence(
     *,
     chunk_bytes: int = _CHUNK_BYTES,
 ) -> DivergenceSum:
-    """Kullback-Leibler divergence of a compressed model's next-token distributions from the dense model's.
+    """Compute the Kullback-Leibler divergence of a compressed model's next-token distributions from the dense model's.
 
-    Computes Σᵢ Σᵥ pᵢᵥ (log pᵢᵥ - log qᵢᵥ), p = softmax(dense), q = softmax(compressed), in float64. Of equal logits it
-    is exactly 0. Where several tokens share the maximum, the first of them is the likeliest.
+    Computes Σᵢ Σᵥ pᵢᵥ (log pᵢᵥ - log qᵢᵥ), p = softmax(dense), q = softmax(compressed), in float64. For equal logits it
+    is exactly 0. If several tokens share the maximum, the first of them counts as the most likely.
 
     Args:
         dense: finite logits of the dense model.
-        compressed: finite logits of the compressed one for the same tokens, on the same device.
-        chunk_bytes: tokens are taken in chunks whose float64 copies stay within this size, but for one token at least.
+        compressed: finite logits of the compressed model for the same tokens, on the same device.
+        chunk_bytes: upper bound on the float64 copies of a chunk of tokens; a chunk has at least one token.
 
     Returns:
         Sums over the tokens.

@@ -1,4 +1,4 @@
-"""Encoders: how far the pooled output of a compressed model is from the dense model's."""
+"""Drift of encoders: the distance of a compressed model's pooled outputs from the dense model's."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -13,18 +13,18 @@ from rocket_core.models.pretrained import tokenize
 
 
 def sentences(texts: Iterable[str]) -> Iterator[str]:
-    """The lines of documents that hold anything, stripped: what an encoder embeds."""
+    """Return the non-empty lines of documents, stripped: the sentences that an encoder embeds."""
     return (line.strip() for text in texts for line in text.splitlines() if line.strip())
 
 
 def masked_mean(
     states: Float[Tensor, "sentences tokens hidden"], mask: Int[Tensor, "sentences tokens"]
 ) -> Float[Tensor, "sentences hidden"]:
-    """Mean of the states of real tokens, in float32 or wider.
+    """Return the mean of the states of tokens, without padding, in float32 or wider.
 
     Args:
         states: finite.
-        mask: 1 for tokens, 0 for padding; each sentence has a token.
+        mask: 1 for tokens, 0 for padding; each sentence has at least one token.
     """
     wide = states.to(torch.promote_types(states.dtype, torch.float32))
     weights = mask.to(wide.dtype).unsqueeze(-1)
@@ -32,10 +32,10 @@ def masked_mean(
 
 
 def mean_cosine_drift(dense: Float[Tensor, "sentences hidden"], compressed: Float[Tensor, "sentences hidden"]) -> float:
-    """Mean over sentences of 1 - cos(dense, compressed), in float64; from 0 to 2.
+    """Return the mean over sentences of 1 - cos(dense, compressed), in float64; from 0 to 2.
 
-    Computed as ||u - v||² / 2 of the unit vectors, which loses no digits where both are nearly equal. A zero vector has
-    no direction: its drift is 0 from another zero vector, and 1/2 from anything else.
+    Computed as ||u - v||² / 2 of the unit vectors, which loses no digits if both are nearly equal. A zero vector has
+    no direction: its drift is 0 from another zero vector, and 1/2 from any other vector.
     """
     left, right = (torch.nn.functional.normalize(vectors.double(), dim=-1) for vectors in (dense, compressed))
     return min(2.0, float(((left - right) ** 2).sum(-1).mean() / 2))
@@ -50,21 +50,21 @@ def pooled_outputs(
     batch_size: int,
     on_progress: Callable[[int, int], None] = ignore_progress,
 ) -> tuple[Float[Tensor, "sentences hidden"], int]:
-    """Masked mean of an encoder's last hidden states, sentence by sentence.
+    """Return the masked mean of an encoder's last hidden states for each sentence.
 
     Args:
         model: an encoder, with or without a head; in evaluation mode; not modified.
         tokenizer: its tokenizer, whose special tokens are added.
         texts: sentences; at least one.
-        length: tokens after which a sentence is cut off.
+        length: maximum tokens per sentence; longer sentences are truncated.
         batch_size: sentences per call of the model, >= 1.
-        on_progress: called with (sentences done, sentences in all) after each batch.
+        on_progress: called with (sentences done, total sentences) after each batch.
 
     Returns:
         One vector per sentence, on the CPU, and the number of tokens read.
 
     Raises:
-        EmptyCalibrationError: no sentence.
+        EmptyCalibrationError: `texts` is empty.
         InvalidConfigError: the model is in training mode.
         CheckpointError: the outputs are NaN or infinite.
     """

@@ -1,12 +1,12 @@
-"""Zero-shot tasks through EleutherAI's lm-evaluation-harness, which the extra `evaluation` installs.
+"""Zero-shot tasks with EleutherAI's lm-evaluation-harness, installed by the extra `evaluation`.
 
-A task is one of `HUB_TASKS`, whose items the harness fetches from the Hub, or a local JSON Lines file of
+A task is one of `HUB_TASKS`, whose items the harness downloads from the Hub, or a local JSON Lines file with items
 
-    {"context": "...", "choices": ["...", ...], "gold": 0}      the likeliest of several continuations
-    {"context": "...", "continuation": "..."}                   each token of the continuation the likeliest
+    {"context": "...", "choices": ["...", ...], "gold": 0}      is the gold choice the most likely continuation?
+    {"context": "...", "continuation": "..."}                   is each token of the continuation the most likely?
 
-where a continuation is put behind its context as it stands, so that it begins with a space where one is needed. Further
-keys are ignored.
+A continuation is appended to its context verbatim, so it must begin with a space where one is needed. Other keys are
+ignored.
 """
 
 import functools
@@ -35,13 +35,13 @@ _Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 class TaskItem(BaseModel):
-    """One item of a local task; either `choices` with `gold`, or `continuation`.
+    """One item of a local task, with either `choices` and `gold`, or `continuation`.
 
     Attributes:
-        context: what the model reads.
+        context: text that the model reads.
         choices: at least two continuations.
-        gold: which of them is right, from 0.
-        continuation: the only one.
+        gold: index of the correct choice, from 0.
+        continuation: the single continuation.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
@@ -62,11 +62,11 @@ class TaskItem(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A task whose items are here.
+    """A task with its items loaded.
 
     Attributes:
-        name: its name in reports: of the harness, or the file's without ending.
-        implementation: the harness's own object.
+        name: name in reports: the harness's name, or the file name without suffix.
+        implementation: the harness's task object.
     """
 
     name: str
@@ -74,14 +74,14 @@ class Task:
 
 
 def load_tasks(names: Sequence[str]) -> tuple[Task, ...]:
-    """Finds tasks and brings their items here.
+    """Load tasks and their items.
 
     Args:
-        names: names of `HUB_TASKS`, and paths of local `.jsonl` files.
+        names: names in `HUB_TASKS`, and paths of local `.jsonl` files.
 
     Raises:
-        InvalidConfigError: the harness is not installed; an unknown, malformed or doubly named task.
-        HubUnavailableError: a data set cannot be had from the Hub.
+        InvalidConfigError: the harness is not installed, a task is unknown or malformed, or two have the same name.
+        HubUnavailableError: a data set cannot be downloaded from the Hub.
     """
     if not names:
         return ()
@@ -114,15 +114,15 @@ def score_tasks(
     batch_size: int,
     on_call: Callable[[], None] = lambda: None,
 ) -> tuple[TaskScore, ...]:
-    """Has a causal language model do zero-shot tasks, as the harness defines them.
+    """Score a causal language model on zero-shot tasks, as defined by the harness.
 
     Args:
         model: on its device; in evaluation mode; not modified.
         tokenizer: its tokenizer.
         tasks: from `load_tasks`.
-        items: how many of each task, from the beginning; None takes all.
+        items: number of items of each task, from the beginning; None takes all.
         batch_size: continuations per call of the model, >= 1.
-        on_call: called before each call of the model; may raise to end it all.
+        on_call: called before each call of the model; may raise to stop the evaluation.
 
     Returns:
         Accuracies, in the order of the tasks.
@@ -204,7 +204,7 @@ def _load(manager: Any, title: str, items: list[TaskItem] | None) -> Any:
 
 
 def _folders(names: Sequence[str]) -> list[str]:
-    """Where the harness describes its tasks: its index of all of them takes a minute to read."""
+    """Return the folders of the harness's task descriptions; its index of all tasks takes a minute to read."""
     from lm_eval import tasks
 
     root = Path(tasks.__file__).parent
@@ -239,13 +239,13 @@ def _local_config(title: str, items: list[TaskItem]) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the harness from writing to stderr: it says nothing there that its caller does not know."""
+    """Silence the harness's output to stderr, which contains nothing that the caller does not know."""
     from lm_eval.api import task as harness_task
 
     logger = logging.getLogger("lm_eval")
     level, bar = logger.level, harness_task.tqdm
     logger.setLevel(logging.ERROR)
-    # This bar has no switch.
+    # This progress bar cannot be disabled by an option.
     harness_task.tqdm = functools.partial(bar, disable=True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Perplexity: how surprised a model is by a text."""
+"""Perplexity of causal language models."""
 
 import math
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from rocket_core.evaluation.windows import Prediction, checked_stride, counted_t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerplexityResult:
-    """How surprised a model is by windows of tokens.
+    """The perplexity of a model on windows of tokens.
 
     Attributes:
-        perplexity: exp of `negative_log_likelihood`; infinity where that exceeds what a float holds (about 709).
+        perplexity: exp of `negative_log_likelihood`; infinity on overflow (above about 709).
         negative_log_likelihood: mean over predicted tokens, in nats.
         tokens: predicted tokens, each counted once; see `counted_tokens`.
         windows: number of windows.
@@ -37,26 +37,27 @@ def perplexity(
     stride: int | None = None,
     on_progress: Callable[[int, int], None] = ignore_progress,
 ) -> PerplexityResult:
-    """Perplexity of a causal language model on windows of tokens.
+    """Compute the perplexity of a causal language model on windows of tokens.
 
-    Computes exp(-1/N Σ log p(tᵢ | tokens before it in its window)) over N tokens. Of windows that overlap, each token
-    is predicted in the first window that has it, so that every token but the first window's first counts once, with at
-    least `length - stride` tokens before it. Log-softmax is taken in float32, or in the dtype of the logits if that is
-    wider; sums are float64.
+    Computes exp(-1/N Σ log p(tᵢ | tokens before it in its window)) over N tokens. If windows overlap, each token is
+    predicted in the first window that contains it, so that every token but the first window's first counts once and,
+    after the first window, has at least `length - stride` tokens before it. Log-softmax is computed in float32, or in
+    the dtype of the logits if that is wider; sums are float64.
 
     Args:
         model: called as `model(input_ids=..., use_cache=False).logits`; in evaluation mode; not modified.
         windows: token ids, on any device; at least one window of at least two tokens.
         batch_size: windows per call of the model, >= 1.
-        stride: tokens from one window's begin to the next, from 1 to `length`; None is `length`: windows that do not
-            overlap, whose first tokens are not predicted.
-        on_progress: called with (windows done, windows in all) after each batch.
+        stride: tokens from the start of one window to the next, from 1 to `length`; None is `length`: windows do not
+            overlap, and their first tokens are not predicted.
+        on_progress: called with (windows done, total windows) after each batch.
 
     Returns:
-        Perplexity and what it was averaged over.
+        The perplexity and the counts that it was averaged over.
 
     Raises:
-        InvalidConfigError: the model is in training mode, the stride is out of range, or there is no token to predict.
+        InvalidConfigError: the model is in training mode, the stride is out of range, or the windows have no token to
+            predict.
         CheckpointError: the model's logits are NaN or infinite.
     """
     count, length = windows.shape
@@ -67,14 +68,14 @@ def perplexity(
 
 
 def surprise(prediction: Prediction) -> float:
-    """Negative log-likelihood of a window's counted tokens, in nats; so that only one window is ever cast up."""
+    """Return the negative log-likelihood of a window's counted tokens, in nats; upcasts only one window at a time."""
     logits = prediction.logits
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return float(cross_entropy(wide, prediction.targets, reduction="none").double().sum())
 
 
 def summarize_likelihood(total: float, tokens: int, windows: int) -> PerplexityResult:
-    """The result of a sum of negative log-likelihoods."""
+    """Return the result for a sum of negative log-likelihoods."""
     mean = total / tokens
     try:
         value = math.exp(mean)

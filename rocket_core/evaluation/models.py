@@ -1,6 +1,7 @@
-"""Model folders that are measured, dense or compressed.
+"""Model folders to evaluate, dense or compressed.
 
-A compressed folder loads where `rocket_core.hf` was imported before; this package does not import it, as it lies above.
+Loading a compressed folder requires that `rocket_core.hf` was imported; this package does not import it, as it belongs
+to a higher layer.
 """
 
 from collections.abc import Iterator
@@ -38,13 +39,13 @@ from rocket_core.models.pretrained import check_settings, interpreting, load_con
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFolder:
-    """A model on disk, with all but its weights read.
+    """A model on disk, with everything but its weights loaded.
 
     Attributes:
         path: the folder.
         config: its configuration.
         tokenizer: its tokenizer.
-        predicts_tokens: whether it is a causal language model; otherwise it is an encoder of text.
+        predicts_tokens: whether it is a causal language model; otherwise it is a text encoder.
     """
 
     path: Path
@@ -54,15 +55,15 @@ class ModelFolder:
 
 
 def open_model(path: Path) -> ModelFolder:
-    """Reads what describes a model. No code of the folder is run.
+    """Read a model's configuration and tokenizer. No code from the folder is run.
 
     Args:
         path: the model with its tokenizer.
 
     Raises:
-        ModelNotFoundError: no model in this folder.
+        ModelNotFoundError: the folder contains no model.
         CheckpointFormatError: its files cannot be read.
-        UnsupportedArchitectureError: neither a causal language model nor an encoder of text that `transformers` knows.
+        UnsupportedArchitectureError: not a causal language model or text encoder that `transformers` knows.
     """
     if not (path / CONFIG_NAME).is_file():
         raise ModelNotFoundError(f"{path} holds no model: there is no {CONFIG_NAME}; check the path")
@@ -83,22 +84,22 @@ def open_model(path: Path) -> ModelFolder:
 
 
 def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
-    """Loads a model in the dtype in which it is stored, from safetensors only, for inference.
+    """Load a model for inference, in its stored dtype and from safetensors only.
 
     Args:
         folder: the model.
-        device: where it will run.
+        device: device to load it on.
 
     Raises:
-        UnsupportedArchitectureError: `transformers` does not load it.
+        UnsupportedArchitectureError: `transformers` cannot load it.
         CheckpointError: weights are missing or damaged.
     """
-    # With its own head, as the checkpoint has it: a bare encoder may have a pooler that the checkpoint lacks.
+    # Load the class that the checkpoint names: a bare encoder may have a pooler that the checkpoint lacks.
     loader: Any = AutoModelForCausalLM if folder.predicts_tokens else named_class(folder.config) or AutoModel
     vet_folder(folder.path, str(folder.path))
     files = local_weight_files(folder.path, str(folder.path))
     weights = sum_summaries((summarize(read_header(file, str(file))) for file in files), str(folder.path))
-    # Without the table of compressed layers, which has a name and numbers for each of them.
+    # Without the table of compressed layers, which has an entry per layer.
     fields = {key: value for key, value in folder.config.to_dict().items() if key != "quantization_config"}
     refuse_sizes(fields, weights, str(folder.path))
     with interpreting(str(folder.path), CheckpointFormatError), _loading(folder.path), offline():
@@ -111,7 +112,7 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
             output_loading_info=True,
         )
     loaded, info = answer
-    # What a checkpoint lacks, transformers draws at random and only warns: the figure would measure noise.
+    # For missing weights transformers only warns and uses random values; the result would be meaningless.
     lacking = sorted(info["missing_keys"])
     if lacking:
         raise CorruptCheckpointError(
@@ -124,10 +125,10 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
 
 
 def refuse_unknown_tokens(folder: ModelFolder, model: PreTrainedModel, highest: int) -> None:
-    """Refuses tokens that a model has no embedding for.
+    """Reject tokens that a model has no embedding for.
 
     Raises:
-        CheckpointFormatError: the tokenizer is that of another model.
+        CheckpointFormatError: the tokenizer belongs to another model.
     """
     embeddings = int(cast("Tensor", model.get_input_embeddings().weight).shape[0])
     if highest >= embeddings:
@@ -138,7 +139,7 @@ def refuse_unknown_tokens(folder: ModelFolder, model: PreTrainedModel, highest: 
 
 
 def _is_causal(config: PreTrainedConfig) -> bool:
-    # Families like BERT have a causal head too: what a checkpoint is, its architecture says.
+    # Families like BERT also have a causal head; the architecture that the checkpoint declares decides.
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
     names = [known.__name__ for known in (classes if isinstance(classes, tuple) else (classes,))]
     declared = [name for name in named_classes(config) if hasattr(transformers, name)]
@@ -154,7 +155,7 @@ def _encodes_text(config: PreTrainedConfig) -> bool:
 
 @contextmanager
 def _loading(folder: Path) -> Iterator[None]:
-    """Turns what transformers raises while it loads into the errors of this library."""
+    """Convert exceptions that transformers raises while loading into errors of this library."""
     try:
         yield
     except torch.OutOfMemoryError:

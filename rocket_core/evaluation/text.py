@@ -1,4 +1,4 @@
-"""A model folder measured on a text file, alone or against its dense original."""
+"""Evaluation of a model folder on a text file, alone or against its dense original."""
 
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -27,23 +27,23 @@ from rocket_core.system.devices import resolve_device
 
 
 class EvaluationResult(BaseModel):
-    """How good a model is on a text, with what is needed to repeat the measurement.
+    """The quality of a model on a text, with the settings needed to repeat the measurement.
 
     Attributes:
-        model: the folder.
-        text: the text file as asked for.
-        sequence_length: tokens per window; of a sentence at most.
-        stride: tokens from one window's begin to the next.
-        windows: number of windows; for an encoder of sentences.
-        tokens: predicted tokens, each counted once; for an encoder those read.
+        model: the model folder.
+        text: the text file as given.
+        sequence_length: tokens per window; for an encoder, maximum tokens per sentence.
+        stride: tokens from the start of one window to the next.
+        windows: number of windows; for an encoder, number of sentences.
+        tokens: predicted tokens, each counted once; for an encoder, tokens read.
         negative_log_likelihood: mean over predicted tokens, in nats; None for an encoder.
-        perplexity: exp of it; None for an encoder, infinity (null in JSON) where a float cannot hold it.
+        perplexity: exp of `negative_log_likelihood`; None for an encoder; infinity (null in JSON) on overflow.
         tasks: scores of the zero-shot tasks.
         against: the folder of the dense model; None if the model was measured alone.
-        dense: the quality of that one.
-        difference: how far the model is from it.
-        device: where the model ran.
-        dtype: dtype in which the model ran.
+        dense: the quality of the dense model.
+        difference: the distance of the model from the dense model.
+        device: device that the model ran on.
+        dtype: dtype that the model ran in.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,7 +65,7 @@ class EvaluationResult(BaseModel):
 
 
 def _ignore_step(share: float, what: str) -> None:
-    """Default of `on_step`."""
+    """Do nothing; the default of `on_step`."""
 
 
 def read_text(
@@ -76,19 +76,19 @@ def read_text(
     sequence_length: int | None = None,
     stride: int | None = None,
 ) -> EvaluationText:
-    """Prepares documents for a model: overlapping windows where it predicts tokens, sentences where it encodes them.
+    """Prepare documents for a model: windows if it predicts tokens, sentences if it is an encoder.
 
     Args:
         folder: the model.
         texts: documents; read no further than needed.
-        count: windows or sentences, at least 1, fewer if the documents end before; None takes all.
-        sequence_length: tokens per window or at most per sentence, from 2 to the model's positions; None takes 1024 or
-            the model's positions, whichever is less.
-        stride: tokens from one window's begin to the next, from 1 to the length; None is the length.
+        count: number of windows or sentences, at least 1; fewer if the documents run out. None takes all.
+        sequence_length: tokens per window, or maximum tokens per sentence, from 2 to the model's positions; None takes
+            1024 or the model's positions, whichever is less.
+        stride: tokens from the start of one window to the next, from 1 to the length; None is the length.
 
     Raises:
-        InvalidConfigError: the length or the stride is out of range, or an encoder is given a stride.
-        EmptyCalibrationError: less than one window, or no sentence.
+        InvalidConfigError: the length or the stride is out of range, or a stride is given for an encoder.
+        EmptyCalibrationError: the text does not fill one window, or has no sentence.
     """
     length = window_length(folder.config, sequence_length)
     if folder.predicts_tokens:
@@ -96,7 +96,7 @@ def read_text(
         return EvaluationText(windows=windows, length=length, stride=length if stride is None else stride)
     if stride is not None:
         raise InvalidConfigError("stride is for models that predict tokens; leave it out for an encoder")
-    # Positions of some encoders begin behind those of padding; their tokenizers know how many are left.
+    # Some encoders reserve positions for padding; their tokenizers know how many are left.
     length = min(length, folder.tokenizer.model_max_length)
     found = tuple(islice(sentences(texts), count))
     return EvaluationText(sentences=found, length=length, stride=length)
@@ -115,36 +115,36 @@ def evaluate_text(
     device: str = "auto",
     on_step: Step = _ignore_step,
 ) -> EvaluationResult:
-    """Measures a model folder, dense or compressed, on a text file.
+    """Evaluate a model folder, dense or compressed, on a text file.
 
     The documents of the file are joined by the tokenizer's BOS token and cut into consecutive windows; tokens left over
-    at the end are dropped. An encoder reads its lines, each as a sentence. Compressed folders need
-    `import rocket_core.hf` beforehand. No code of a folder is run, and weights are read from safetensors only. One
-    model is in memory at a time; against a dense model, that one's logits lie in a temporary folder (`TMPDIR`) until
-    they are compared.
+    at the end are dropped. An encoder reads each line as a sentence. Compressed folders require
+    `import rocket_core.hf` beforehand. No code from a folder is run, and weights are read from safetensors only. One
+    model is in memory at a time; when comparing with a dense model, its logits are stored in a temporary folder
+    (`TMPDIR`) until they are compared.
 
     Args:
-        folder: the model with its tokenizer; `rocket_core.checkpoint.find_model` gives that of a repository.
+        folder: the model with its tokenizer; for a repository, see `rocket_core.checkpoint.find_model`.
         text: `.txt` (one document) or `.jsonl` with `{"text": ...}` lines.
         sequence_length: tokens per window, from 2 to the model's positions; None takes 1024 or the model's positions,
             whichever is less.
-        limit: how many windows or sentences to read from the beginning, >= 1; None reads all.
-        stride: tokens from one window's begin to the next; None is the sequence length. Less costs more windows and
-            gives tokens more context.
-        against: the dense model's folder, whose tokenizer is used; an encoder cannot be measured without.
+        limit: number of windows or sentences to read from the beginning, >= 1; None reads all.
+        stride: tokens from the start of one window to the next; None is the sequence length. A smaller stride gives
+            tokens more context and costs more windows.
+        against: the dense model's folder, whose tokenizer is used; required for an encoder.
         tasks: zero-shot tasks, see `rocket_core.evaluation.harness`.
         task_items: items read of each task, >= 1; None reads all.
-        device: torch device, or `auto`: the accelerator if there is one.
-        on_step: told of the progress with every batch.
+        device: torch device, or `auto` for the accelerator if there is one.
+        on_step: called with the progress on every batch.
 
     Returns:
-        The measurements, with the settings that gave them.
+        The measurements, with the settings used.
 
     Raises:
-        InvalidConfigError: a setting is out of range, or the harness is asked for and not installed.
+        InvalidConfigError: a setting is out of range, or tasks are requested and the harness is not installed.
         CalibrationError: the text is malformed, or shorter than one window.
         UnknownDatasetError: the text cannot be read.
-        ModelNotFoundError: no model in a folder.
+        ModelNotFoundError: a folder contains no model.
         UnsupportedArchitectureError: not a causal language model or encoder that `transformers` loads.
         CheckpointError: weights are missing, damaged or give non-finite outputs.
         InsufficientDiskError: the dense model's logits do not fit.
@@ -182,7 +182,7 @@ def _result(model: ModelFolder, original: ModelFolder | None, how: Measurement, 
             compared = compare_models(original, model, how, scratch=Path(scratch), on_step=on_step)
         quality, tokens, dtype = compared.after, compared.tokens, compared.dtype
         dense, difference = compared.before, compared.difference
-    # Without a value only because a float cannot hold it.
+    # A missing perplexity of a decoder means that it overflowed.
     perplexity = float("inf") if quality.negative_log_likelihood and not quality.perplexity else quality.perplexity
     return EvaluationResult(
         model=str(model.path),

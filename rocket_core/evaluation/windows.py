@@ -1,4 +1,4 @@
-"""Text as windows of tokens, and a model's predictions of them."""
+"""Windows of tokens for evaluation, and a model's predictions of them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ _LARGEST_BATCH = 16
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Default of `on_progress`."""
+    """Do nothing; the default of `on_progress`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What a model holds likely for the tokens of one window that are counted there.
+    """A model's predictions of the tokens that are counted in one window.
 
     Attributes:
-        window: number of the window.
-        logits: of each counted token, before it is read; in the model's dtype, on its device.
-        targets: the tokens themselves.
+        window: index of the window.
+        logits: prediction of each counted token from those before it; in the model's dtype, on its device.
+        targets: the counted tokens.
     """
 
     window: int
@@ -42,24 +42,24 @@ def text_windows(
     length: int,
     stride: int | None = None,
 ) -> Int64[Tensor, "windows length"]:
-    """Cuts the concatenated tokens of documents into windows that may overlap.
+    """Cut the concatenated tokens of documents into windows that may overlap.
 
-    Documents are joined as `rocket_core.calibration.datasets.token_windows` joins them; tokens after the last whole
-    window are dropped.
+    Documents are joined as in `rocket_core.calibration.datasets.token_windows`; tokens after the last full window are
+    dropped.
 
     Args:
         texts: documents; read no further than needed.
-        tokenizer: the model's.
-        count: windows wanted, at least 1; None takes all there are.
+        tokenizer: the model's tokenizer.
+        count: number of windows, at least 1; None takes all.
         length: tokens per window, at least 2.
-        stride: tokens from one window's begin to the next, from 1 to `length`; None is `length`: no overlap.
+        stride: tokens from the start of one window to the next, from 1 to `length`; None is `length`: no overlap.
 
     Returns:
-        At most `count` windows on the CPU, fewer if the documents end before.
+        At most `count` windows on the CPU; fewer if the documents run out.
 
     Raises:
         InvalidConfigError: the stride is out of range.
-        EmptyCalibrationError: not even one full window.
+        EmptyCalibrationError: the text does not fill one window.
     """
     step = checked_stride(stride, length)
     wanted = None if count is None else length + (count - 1) * step
@@ -72,10 +72,10 @@ def text_windows(
 
 
 def checked_stride(stride: int | None, length: int) -> int:
-    """The stride of windows of `length` tokens; None is `length`.
+    """Return the stride for windows of `length` tokens; None is `length`.
 
     Raises:
-        InvalidConfigError: it is less than 1, or leaves tokens between windows out.
+        InvalidConfigError: the stride is less than 1, or skips tokens between windows.
     """
     if stride is None:
         return length
@@ -87,9 +87,9 @@ def checked_stride(stride: int | None, length: int) -> int:
 
 
 def counted_tokens(windows: int, length: int, stride: int) -> int:
-    """Tokens that are predicted: in the first window all but its first, in each later one those that are new.
+    """Return the number of predicted tokens: all but the first of the first window, and the new ones of each later.
 
-    Where windows do not overlap, the first token of each has nothing before it and is not predicted.
+    If windows do not overlap, the first token of each has no context and is not predicted.
     """
     return length - 1 + (windows - 1) * min(stride, length - 1)
 
@@ -102,20 +102,20 @@ def predictions(
     batch_size: int,
     on_progress: Callable[[int, int], None] = ignore_progress,
 ) -> Iterator[Prediction]:
-    """Has a causal language model predict the tokens of windows, each token once.
+    """Yield a causal language model's predictions of the tokens of windows, each token once.
 
     Args:
         model: called as `model(input_ids=..., use_cache=False).logits`; in evaluation mode; not modified.
-        windows: token ids, on any device, each window beginning `stride` tokens behind the one before.
+        windows: token ids, on any device; each window starts `stride` tokens after the previous one.
         stride: from 1 to the windows' length.
         batch_size: windows per call of the model, at least 1.
-        on_progress: called with (windows done, windows in all) after each batch.
+        on_progress: called with (windows done, total windows) after each batch.
 
     Yields:
         The predictions of each window, in order.
 
     Raises:
-        InvalidConfigError: the model is in training mode, or there is no token to predict.
+        InvalidConfigError: the model is in training mode, or the windows have no token to predict.
         CheckpointError: the model's logits are NaN or infinite.
     """
     count, length = windows.shape
@@ -144,7 +144,7 @@ def predictions(
 
 
 def batch_size(config: PreTrainedConfig, length: int) -> int:
-    """As many windows as keep the logits, the largest activation by far, within a fixed size."""
+    """Return how many windows keep the logits, by far the largest activation, within a fixed size."""
     bytes_per_window = 4 * length * int(config.get_text_config().vocab_size)
     return max(1, min(_LARGEST_BATCH, _LOGIT_BYTES_PER_BATCH // bytes_per_window))
 

@@ -1,14 +1,14 @@
 """Loading and saving compressed models through transformers.
 
-Importing this package teaches `from_pretrained` the quantization method `rocket`, once per process:
+Importing this package registers the quantization method `rocket` with transformers, for the current process:
 
     import rocket_core.hf
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained("path/to/artifact")
 
-The artifact's `config.json` lists its stored layers by their names in the files, since transformers gives modules
-other names than files in some families. To keep the coefficients packed in memory (smaller, slower), set
+The artifact's `config.json` lists its stored layers by their names in the files, since in some families these differ
+from the names of transformers' modules. To keep the coefficients packed in memory (smaller, slower), set
 `config.quantization_config["keep_packed"] = True` and pass `config=config`.
 """
 

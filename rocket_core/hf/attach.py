@@ -1,4 +1,4 @@
-"""Compressing a model in memory: factors in the place of its layers."""
+"""Compression of a model in memory, by replacing layers with their factors."""
 
 from collections.abc import Mapping
 
@@ -20,12 +20,12 @@ from rocket_core.layers import (
 
 
 def attach_factors(model: PreTrainedModel, factors: Mapping[str, LayerFactors]) -> PreTrainedModel:
-    """Replaces linear layers by their factors, in place, so that `save_pretrained` writes an artifact.
+    """Replace linear layers with their factors, in place, so that `save_pretrained` writes an artifact.
 
     Args:
-        model: a model of plain weights, or one this function returned.
-        factors: factors by module name; they take dtype and device of the weight they replace. The leader of a shared
-            dictionary is among them, or has been attached before.
+        model: a model with plain weights, or one returned by this function.
+        factors: factors by module name; they are converted to dtype and device of the weight they replace. The leader
+            of a shared dictionary must be among them, or have been attached before.
 
     Returns:
         The same model.
@@ -33,7 +33,7 @@ def attach_factors(model: PreTrainedModel, factors: Mapping[str, LayerFactors]) 
     Raises:
         InvalidConfigError: a name, a shape or a shared dictionary does not fit the model.
         AlreadyQuantizedError: the model is quantized by another method.
-        UnsupportedArchitectureError: transformers stores a layer under no name of its own.
+        UnsupportedArchitectureError: transformers does not store a layer under its own name.
     """
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is not None and not isinstance(quantizer, RocketHfQuantizer):
@@ -79,7 +79,7 @@ def _leader(name: str, factors: LayerFactors, leader_name: str, leader: StoredLi
 def _make_layer(
     model: PreTrainedModel, name: str, factors: LayerFactors, leader: FactorizedLinear | None
 ) -> StoredLinear:
-    """The unpacked layer for the stock one of that name: its dtype, device, mode and bias; weight of the factors."""
+    """Return the unpacked layer with these factors, and with dtype, device, mode and bias of the stock layer."""
     stock = stock_linear(model, name)
     if stock is None:
         raise InvalidConfigError(f"the model has no linear layer {name!r}")

@@ -1,4 +1,4 @@
-"""Names: layers are called otherwise in files than in models, in some families."""
+"""Layer names in files and in models, which differ in some families."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +11,7 @@ from rocket_core.errors import CheckpointFormatError, UnsupportedArchitectureErr
 
 
 def disk_names(model: PreTrainedModel, modules: Iterable[str]) -> dict[str, str]:
-    """Names that `save_pretrained` gives to linear layers, by their names in the model.
+    """Return the names that `save_pretrained` gives to linear layers, by their names in the model.
 
     Raises:
         UnsupportedArchitectureError: transformers stores a layer together with others, or in pieces.
@@ -32,7 +32,7 @@ def disk_names(model: PreTrainedModel, modules: Iterable[str]) -> dict[str, str]
 
 
 def find_modules(model: PreTrainedModel, names: Iterable[str]) -> dict[str, tuple[str, nn.Linear | Conv1D]]:
-    """For each name of a layer in the files: its name in the model, and the stock layer.
+    """Return, for each name of a layer in the files, its name in the model and the stock layer.
 
     Raises:
         CheckpointFormatError: the model has no such linear layer.
@@ -56,13 +56,13 @@ def find_modules(model: PreTrainedModel, names: Iterable[str]) -> dict[str, tupl
 
 
 def with_and_without(prefix: str, *names: str) -> list[str]:
-    """The names, then without and with the prefix that a base model lacks and a model with a head has."""
+    """Return the names as given, then without and with the prefix that models with a head have and base models lack."""
     bare = [name.removeprefix(f"{prefix}.") for name in names]
     return [*names, *bare, *(f"{prefix}.{name}" for name in bare)]
 
 
 def stock_linear(model: nn.Module, name: str) -> nn.Linear | Conv1D | None:
-    """The stock layer of that name; None if there is none. A subclass may do more than its weight says."""
+    """Return the stock layer of that name, or None. Subclasses are excluded, as they may compute something else."""
     try:
         module = model.get_submodule(name)
     except AttributeError:
@@ -71,7 +71,7 @@ def stock_linear(model: nn.Module, name: str) -> nn.Linear | Conv1D | None:
 
 
 def _conversions(model: PreTrainedModel, *, saving: bool) -> list[Any]:
-    """What transformers does to names (and tensors) between files and modules, first to last."""
+    """Return transformers' conversions of names (and tensors) between files and modules, in order of application."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import PrefixChange

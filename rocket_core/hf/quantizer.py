@@ -1,4 +1,4 @@
-"""What transformers asks when it loads and saves a compressed model."""
+"""Quantization configuration and quantizer, which transformers uses to load and save compressed models."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +40,7 @@ class RocketConfig(QuantizationConfigMixin):
         keep_packed: leave the coefficients packed in memory; written to disk only if set.
 
     Raises:
-        CheckpointFormatError: a newer version of the disk format, unknown keys, or a table that makes no sense.
+        CheckpointFormatError: the disk format is a newer version, keys are unknown, or the table is inconsistent.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class RocketConfig(QuantizationConfigMixin):
 
     @property
     def format_version(self) -> int:
-        """Version of the disk format that it is written in."""
+        """Version of the disk format that the layers are written in."""
         return format_version(self.layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """What stands in `config.json`."""
+        """Return the entry for `config.json`."""
         return quantization_config(self.layers) | ({"keep_packed": True} if self.keep_packed else {})
 
 
 class RocketHfQuantizer(HfQuantizer):
-    """Puts stored layers in place of those that the table names, before transformers loads the weights."""
+    """A quantizer that replaces the layers in the table with stored layers before transformers loads the weights."""
 
     requires_calibration = True  # refuses to quantize while loading
     quantization_config: RocketConfig
@@ -107,26 +107,26 @@ class RocketHfQuantizer(HfQuantizer):
         return model
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
-        """Leaves room for unpacking: transformers distributes the packed layers over the devices.
+        """Reserve memory for unpacking, as transformers distributes the packed layers over the devices.
 
         Args:
-            max_memory: bytes by device; transformers has turned sizes like "1GiB" into numbers.
+            max_memory: bytes by device; transformers has already converted sizes like "1GiB" to numbers.
         """
         share = 1.0 if self.quantization_config.keep_packed else self._packed_share
         return {device: int(limit * share) for device, limit in max_memory.items()}
 
     def get_state_dict_and_metadata(self, model: PreTrainedModel, *_: Any, **__: Any) -> tuple[None, dict[str, Any]]:
-        """Brings the table up to date before transformers saves the model; the state dict is the model's own."""
+        """Update the table before transformers saves the model; the state dict is left to transformers."""
         if not getattr(model, "_hf_peft_config_loaded", False):  # then it saves adapters alone
             self.quantization_config.layers = stored_entries(model)
         return None, {}
 
     def dequantize(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
-        """Puts stock layers with the composed weights back, in place; the model no longer knows it was compressed.
+        """Replace stored layers with stock layers, in place, and remove the quantization configuration.
 
         Args:
             model: a compressed model, not offloaded.
-            dtype: cast the whole model to it; None leaves every layer its own.
+            dtype: dtype to cast the whole model to; None keeps that of each layer.
 
         Raises:
             RocketError: a layer is offloaded.
@@ -134,7 +134,7 @@ class RocketHfQuantizer(HfQuantizer):
         layers = dict(stored_layers(model))
         if any(layer.offloaded for layer in layers.values()):
             raise RocketError("a part of the model is offloaded; load it without offloading to dequantize it")
-        while layers:  # last to first, and no factors are held longer than a layer needs them
+        while layers:  # last to first, releasing the factors of each layer once it is replaced
             name, layer = layers.popitem()
             model.set_submodule(name, stock_layer(layer, dtype))
         if dtype is not None:
@@ -143,7 +143,7 @@ class RocketHfQuantizer(HfQuantizer):
         return model
 
     def is_serializable(self, *_: Any, **__: Any) -> bool:
-        """Whether `save_pretrained` works; earlier versions of transformers ask with an argument."""
+        """Return whether `save_pretrained` works; earlier versions of transformers pass an argument."""
         return True
 
     @property
@@ -167,7 +167,7 @@ def _nbytes(module: nn.Module) -> int:
 
 
 def _check_files(files: Iterable[str], layers: Mapping[str, StoredLinear], prefix: str) -> None:
-    """Holds the files against the table: transformers gives a missing tensor random numbers and a warning."""
+    """Check the files against the table; for a missing tensor transformers only warns and uses random numbers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         if Path(file).suffix != ".safetensors":
@@ -197,7 +197,7 @@ def _check_files(files: Iterable[str], layers: Mapping[str, StoredLinear], prefi
 
 
 def _register() -> None:
-    # Reloading the module registers its new classes; another package's would not be ours to replace.
+    # Reloading the module registers its new classes; classes of another package are not replaced.
     if getattr(AUTO_QUANTIZER_MAPPING.get(QUANT_METHOD), "__module__", None) == __name__:
         del AUTO_QUANTIZER_MAPPING[QUANT_METHOD], AUTO_QUANTIZATION_CONFIG_MAPPING[QUANT_METHOD]
     register_quantization_config(QUANT_METHOD)(RocketConfig)

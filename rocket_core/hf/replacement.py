@@ -1,4 +1,4 @@
-"""Stock layers into stored layers, and back."""
+"""Conversion of stock layers to stored layers, and back."""
 
 from collections.abc import Iterable
 
@@ -14,15 +14,15 @@ from rocket_core.layers.stored_linear import LayerOptions
 
 
 def stored_layers(model: nn.Module) -> Iterable[tuple[str, StoredLinear]]:
-    """The stored layers of a model by their names in it."""
+    """Return the stored layers of a model, with their names in it."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, StoredLinear))
 
 
 def stored_entries(model: PreTrainedModel) -> dict[str, LayerEntry]:
-    """The table of a model's stored layers, by their names in the files.
+    """Return the table of a model's stored layers, by their names in the files.
 
     Raises:
-        RocketError: a layer takes the dictionary of one that has been removed from the model.
+        RocketError: a layer uses the dictionary of a layer that has been removed from the model.
         UnsupportedArchitectureError: transformers stores a layer together with others, or in pieces.
     """
     layers = dict(stored_layers(model))
@@ -32,23 +32,23 @@ def stored_entries(model: PreTrainedModel) -> dict[str, LayerEntry]:
 
 
 def features(stock: nn.Linear | Conv1D) -> tuple[int, int]:
-    """`(d_in, d_out)` of a stock layer."""
+    """Return `(d_in, d_out)` of a stock layer."""
     return (stock.nx, stock.nf) if isinstance(stock, Conv1D) else (stock.in_features, stock.out_features)
 
 
 def empty_layer(
     stock: nn.Linear | Conv1D, entry: LayerEntry, name: str, leader: FactorizedLinear | None
 ) -> StoredLinear:
-    """The packed layer for a stock layer, without numbers.
+    """Return the packed layer for a stock layer, on the meta device.
 
     Args:
-        stock: the layer in whose place it goes.
-        entry: how it is stored.
+        stock: the layer to replace.
+        entry: its entry in the table.
         name: name for messages.
-        leader: the layer whose dictionary it takes, if it is a follower.
+        leader: the layer whose dictionary it uses; None if it is not a follower.
 
     Raises:
-        CheckpointFormatError: more coefficients than fit, or a dictionary for another number of inputs.
+        CheckpointFormatError: there are more coefficients than fit, or the dictionary has another number of inputs.
     """
     d_in, d_out = features(stock)
     room = (d_in if entry.rank is None else entry.rank) * d_out
@@ -76,7 +76,7 @@ def empty_layer(
 
 
 def stock_layer(layer: StoredLinear, dtype: torch.dtype | None) -> nn.Linear | Conv1D:
-    """The stock layer with the composed weight; in the layer's own dtype if none is given."""
+    """Return the stock layer with the composed weight, in the given dtype or in the layer's own."""
     weight = layer.dense_weight(dtype)
     stock: nn.Linear | Conv1D
     with torch.device("meta"):

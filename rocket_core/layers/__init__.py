@@ -1,18 +1,18 @@
-"""Stored layers: how their tensors look on disk, in memory and at work.
+"""Stored layers: their tensors on disk, in memory and in the forward pass.
 
-A layer `L` that is not dense is stored as coefficients, and comes in three kinds:
+A layer `L` that is not dense is stored as coefficients, and is one of three kinds:
 
 - factored: weight ≈ dictionary @ coefficients. Tensors `L.weight`, `L.weight_mask`, `L.weight_u`; in `config.json` it
   has a `rank` and an `nnz`.
 - follower: factored with the dictionary of another layer, its leader. No `L.weight_u`; in `config.json` its
   `dictionary` names the leader.
 - sparse: the coefficients are the weight itself, as if the dictionary were the identity. No `L.weight_u`; in
-  `config.json` it has an `nnz` alone.
+  `config.json` it has only an `nnz`.
 
-`L.weight` are the stored coefficients as one row of numbers; `L.weight_mask` is one bit per coefficient, absent where
-all are stored, except that a sparse layer has it always; `L.weight_u` is the transposed dictionary; `L.bias` is as
-it was. The stock name with a one-dimensional shape is deliberate: a loader that does not know this format stops at the
-shape, where it would give a layer of unknown names random numbers.
+`L.weight` contains the stored coefficients as a one-dimensional tensor; `L.weight_mask` has one bit per coefficient and
+is absent if all are stored, except that a sparse layer always has it; `L.weight_u` is the transposed dictionary;
+`L.bias` is unchanged. The stock name with a one-dimensional shape is deliberate: a loader that does not know this
+format fails on the shape, whereas it would initialise a layer with unknown tensor names randomly.
 """
 
 from rocket_core.layers.factors import FACTOR_NAMES, LayerFactors, compose_weight, layer_tensors

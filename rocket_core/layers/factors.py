@@ -1,4 +1,4 @@
-"""A stored layer in memory, the tensors it has on disk, and the dense weight it stands for."""
+"""Factors of a stored layer, its tensors on disk, and the dense weight composed from them."""
 
 from dataclasses import dataclass
 
@@ -10,22 +10,22 @@ from rocket_core.errors import InvalidConfigError
 from rocket_core.layers.packing import pack_coefficients
 
 FACTOR_NAMES = ("weight", "weight_mask", "weight_u")
-"""What a stored layer may have in place of its weight, behind its name and a dot."""
+"""Names of the tensors that may replace a stored layer's weight, to be appended to its name and a dot."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerFactors:
-    """A stored layer: weight ≈ dictionary @ coefficients.
+    """The factors of a stored layer: weight ≈ dictionary @ coefficients.
 
     Attributes:
         dictionary: D; None if the layer is sparse, which is the same as D = I.
-        coefficients: C, zero outside the support. As many rows as D has atoms; d_in rows if sparse.
-        support: which coefficients are stored, zeros among them included; None where all are.
+        coefficients: C, zero outside the support. It has as many rows as D has atoms; d_in rows if sparse.
+        support: mask of the stored coefficients, which may be zero; None if all are stored.
         shared_dictionary_of: module name of the leader, the layer with which the dictionary is stored; None if it is
             stored with this layer.
 
     Raises:
-        InvalidConfigError: there is a leader and no dictionary.
+        InvalidConfigError: there is a leader but no dictionary.
     """
 
     dictionary: Float[Tensor, "d_in rank"] | None
@@ -49,11 +49,12 @@ class LayerFactors:
 def compose_weight(
     dictionary: Float[Tensor, "d_in rank"] | None, coefficients: Float[Tensor, "rows d_out"], dtype: torch.dtype
 ) -> Float[Tensor, "d_out d_in"]:
-    """Computes the dense weight (D C)ᵀ, in the orientation of `nn.Linear`.
+    """Compute the dense weight (D C)ᵀ, in the orientation of `nn.Linear`.
 
-    The product is computed in float32, in float64 if a factor is float64, and rounded once. For equal numbers the
-    result is equal to the bit, on one device at one thread count, however the factors lie in memory: they are copied to
-    fresh row-major memory first, as a matrix product may add in another order for another layout or alignment.
+    The product is computed in float32, or in float64 if a factor is float64, and rounded once. On one device with one
+    thread count, the result is bitwise identical for equal numbers, regardless of the factors' memory layout: they are
+    first copied to new row-major memory, as a matrix product may sum in a different order for another layout or
+    alignment.
 
     Args:
         dictionary: D, rounded to the dtype it is stored in; None for the identity.
@@ -61,7 +62,7 @@ def compose_weight(
         dtype: dtype of the result.
 
     Returns:
-        Fresh row-major memory.
+        The weight in new row-major memory.
     """
     if dictionary is None:
         return _row_major(coefficients, dtype)
@@ -70,11 +71,11 @@ def compose_weight(
 
 
 def layer_tensors(factors: LayerFactors, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Tensors of a stored layer on disk, without its bias, by what follows `L.` in their name.
+    """Return the tensors of a stored layer on disk, without its bias, by the part of their name after `L.`.
 
     Args:
         factors: the layer.
-        dtype: dtype to store; the mask is uint8 always.
+        dtype: dtype to store in; the mask is always uint8.
 
     Returns:
         `weight`; `weight_mask` unless all coefficients are stored and the layer is not sparse; `weight_u` where the
@@ -92,5 +93,5 @@ def layer_tensors(factors: LayerFactors, dtype: torch.dtype) -> dict[str, Tensor
 
 
 def _row_major(factor: Float[Tensor, "a b"], dtype: torch.dtype) -> Float[Tensor, "b a"]:
-    """The transposed factor in fresh memory."""
+    """Return the transposed factor in new row-major memory."""
     return torch.empty(factor.T.shape, dtype=dtype, device=factor.device).copy_(factor.T)

@@ -1,4 +1,4 @@
-"""The kinds of stored layers at work."""
+"""Stored linear layers by kind: factorized and sparse."""
 
 from typing import Unpack
 
@@ -16,16 +16,16 @@ from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
 class FactorizedLinear(StoredLinear):
     """A linear layer that computes `C.T @ (D.T @ x) + bias`.
 
-    D is its own, or that of another layer, its leader. A leader and its followers that are called on the same input
-    compute `D.T @ x` once, unless autograd records them: see `SharedProduct`.
+    D belongs to this layer or to another layer, its leader. A leader and its followers that are called on the same
+    input compute `D.T @ x` once, unless autograd records them: see `SharedProduct`.
 
-    A follower refers to its leader and has no part of it: neither its parameters nor its state dict hold the
-    dictionary. Casting, moving, loading and training of the leader are seen by the follower. Where the leader is
-    offloaded, a follower has the leader's own forward bring the dictionary.
+    A follower only refers to its leader: neither its parameters nor its state dict contain the dictionary. Casting,
+    moving, loading and training of the leader affect the follower. If the leader is offloaded, a follower calls the
+    leader's forward, which loads the dictionary.
 
     Attributes:
-        rank: atoms.
-        followers: how many layers take the dictionary of this one.
+        rank: number of atoms.
+        followers: number of layers that use the dictionary of this one.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FactorizedLinear(StoredLinear):
         masked = nnz < rank * out_features
         super().__init__(in_features, out_features, width=rank, nnz=nnz, masked=masked, options=options)
         self.followers = 0
-        # In a tuple, or it would be registered as a part of this layer.
+        # In a tuple, as otherwise it would be registered as a submodule.
         self._leader = None if leader is None else (leader,)
         if leader is None:
             device, dtype = options.get("device"), options.get("dtype")
@@ -54,12 +54,12 @@ class FactorizedLinear(StoredLinear):
 
     @property
     def rank(self) -> int:
-        """Atoms of the dictionary."""
+        """Number of atoms of the dictionary."""
         return self.width
 
     @property
     def leader(self) -> "FactorizedLinear":
-        """The layer with the dictionary: this one, if it is no follower."""
+        """The layer with the dictionary; this layer unless it is a follower."""
         return self if self._leader is None else self._leader[0]
 
     @torch.no_grad()
@@ -72,17 +72,17 @@ class FactorizedLinear(StoredLinear):
         return compose_weight(self.leader.weight_u.T, self._rows().T, dtype or self.stored.dtype)
 
     def forward(self, input: Tensor, *, dictionary_only: bool = False) -> Tensor:  # noqa: A002 (callers may name it)
-        """Two products: with the dictionary, then with the coefficients.
+        """Multiply with the dictionary, then with the coefficients.
 
         Args:
             input: x.
-            dictionary_only: stop after the first, which is what followers ask of their leader.
+            dictionary_only: return the first product, as followers request from their leader.
         """
         product = self._product(input)
         return product if dictionary_only else functional.linear(product, self._rows(), self.bias)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows of this layer."""
+        """Return what `print(model)` shows of this layer."""
         followed = f", dictionary of {self.leader.layer_name}" if self._leader is not None else ""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, rank={self.rank}, nnz={self.nnz}, "
@@ -99,7 +99,7 @@ class FactorizedLinear(StoredLinear):
             if shares:
                 shared.leave(input, dictionary, product, uses=self.followers)
         elif product is None:
-            # Its forward, not the product, as accelerate wraps the forward: it brings the weights, and takes them away.
+            # Call its forward, which accelerate wraps to load the weights and offload them again.
             product = leader.forward(input, dictionary_only=True).to(input.device)
         return product
 
@@ -116,11 +116,11 @@ class SparseLinear(StoredLinear):
         return compose_weight(None, self._rows().T, dtype or self.stored.dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (callers of nn.Linear may name it)
-        """One product with the expanded coefficients."""
+        """Multiply with the expanded coefficients."""
         return functional.linear(input, self._rows(), self.bias)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows of this layer."""
+        """Return what `print(model)` shows of this layer."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, nnz={self.nnz}, "
             f"bias={self.bias is not None}, packed={self.packed}"

@@ -10,8 +10,8 @@ from rocket_core.errors import CheckpointFormatError
 QUANT_METHOD = "rocket"
 
 FORMAT_VERSION = 2
-"""Newest version of the disk format that is read: 1 has layers with a dictionary of their own, 2 followers and sparse
-layers as well. An artifact that has neither is written as version 1, which earlier releases read."""
+"""Newest supported version of the disk format. Version 1 has factored layers with their own dictionary; version 2 adds
+followers and sparse layers. An artifact without these is written as version 1, which earlier releases can read."""
 
 _REMEDY = "config.json is damaged or does not belong to these weights; fetch it again"
 
@@ -22,8 +22,8 @@ class LayerEntry(BaseModel):
     """A stored layer in `config.json`.
 
     Attributes:
-        rank: atoms; None if the layer is sparse.
-        nnz: stored coefficients.
+        rank: number of atoms; None if the layer is sparse.
+        nnz: number of stored coefficients.
         dictionary: name in the files of the leader, the layer with which the dictionary is stored; None if it is stored
             with this layer, or the layer is sparse.
     """
@@ -41,17 +41,17 @@ class LayerEntry(BaseModel):
 
     @property
     def is_follower(self) -> bool:
-        """Whether the dictionary is another layer's."""
+        """Whether the dictionary belongs to another layer."""
         return self.dictionary is not None
 
 
 def format_version(entries: Mapping[str, LayerEntry]) -> int:
-    """The earliest version of the disk format that can say what the table says."""
+    """Return the earliest version of the disk format that can represent the table."""
     return 2 if any(entry.is_sparse or entry.is_follower for entry in entries.values()) else 1
 
 
 def quantization_config(entries: Mapping[str, LayerEntry]) -> dict[str, Any]:
-    """What stands in `config.json` under that name.
+    """Return the `quantization_config` of `config.json`.
 
     Args:
         entries: every stored layer by its name in the files.
@@ -64,15 +64,15 @@ def quantization_config(entries: Mapping[str, LayerEntry]) -> dict[str, Any]:
 
 
 def read_entries(layers: object, version: int) -> dict[str, LayerEntry]:
-    """Reads the table, and refuses one that makes no sense by itself.
+    """Parse the table, and check that it is consistent.
 
     Args:
-        layers: what `config.json` has under `layers`; entries that have been read are taken as they are.
+        layers: the value of `layers` in `config.json`; entries that are already parsed are accepted.
         version: version of the disk format, 1 to `FORMAT_VERSION`.
 
     Raises:
-        CheckpointFormatError: an entry with other keys or values than the version has, or a dictionary that is no
-            other layer's own, or of another rank.
+        CheckpointFormatError: an entry has keys or values that the version does not allow, or its dictionary does not
+            belong to another layer in the table, or has another rank.
     """
     if not isinstance(layers, Mapping):
         raise CheckpointFormatError(f"quantization_config: layers must be a table; {_REMEDY}")

@@ -1,4 +1,4 @@
-"""Coefficients as values and a bit mask."""
+"""Packing of coefficients into values and a bit mask."""
 
 import math
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from rocket_core.errors import CorruptCheckpointError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedCoefficients:
-    """Coefficients as they lie on disk.
+    """Coefficients in the form stored on disk.
 
     Attributes:
-        values: the stored coefficients, output after output, atoms ascending within each.
-        mask: bit `i % 8` (lowest first) of byte `i // 8` of row `j` says whether C[i, j] is stored; None where all are.
+        values: the stored coefficients, ordered by output, then by atom.
+        mask: bit `i % 8` (lowest first) of byte `i // 8` of row `j` is set if C[i, j] is stored; None if all are.
     """
 
     values: Float[Tensor, " nnz"]
@@ -25,7 +25,7 @@ class PackedCoefficients:
 
 
 def mask_shape(rank: int, d_out: int) -> tuple[int, int]:
-    """Shape of the packed mask of coefficients."""
+    """Return the shape of the packed mask of coefficients."""
     return d_out, math.ceil(rank / 8)
 
 
@@ -35,16 +35,15 @@ def pack_coefficients(
     *,
     always_masked: bool = False,
 ) -> PackedCoefficients:
-    """Packs coefficients into values and mask.
+    """Pack coefficients into values and mask.
 
     Args:
         coefficients: C, zero outside the support.
-        support: which coefficients to store; None stores all. One that is true everywhere is the same as None.
-        always_masked: make a mask even where all coefficients are stored.
+        support: mask of the coefficients to store; None stores all and equals a mask that is true everywhere.
+        always_masked: create a mask even if all coefficients are stored.
 
     Returns:
-        Fresh tensors on the device of the coefficients; nnz is the support's count, not that of the values unequal to
-        zero.
+        New tensors on the device of the coefficients; nnz is the size of the support, not the number of nonzero values.
     """
     rows = coefficients.T
     if support is None or bool(support.all()):
@@ -66,12 +65,12 @@ def unpack_coefficients(
     *,
     layer: str = "this layer",
 ) -> Float[Tensor, "rank d_out"]:
-    """Inverse of `pack_coefficients`.
+    """Unpack coefficients; the inverse of `pack_coefficients`.
 
     Args:
         values: the stored coefficients.
-        mask: where they belong; None if everywhere.
-        rank: atoms, >= 1; inputs of a sparse layer.
+        mask: their positions; None if all are stored.
+        rank: number of atoms, >= 1; for a sparse layer, number of inputs.
         d_out: output features, >= 1.
         layer: name for messages.
 
@@ -79,15 +78,15 @@ def unpack_coefficients(
         C, a transposed view of row-major memory. Differentiable in the values.
 
     Raises:
-        CorruptCheckpointError: shapes disagree, the mask counts another number of values than there are, or its padding
-            is not empty.
+        CorruptCheckpointError: shapes disagree, the mask does not match the number of values, or its padding bits are
+            not zero.
     """
     check_packed(values, mask, rank, d_out, layer)
     return scatter_rows(values, mask, rank, d_out).T
 
 
 def unpack_bits(mask: UInt8[Tensor, "d_out bytes"], rank: int) -> Bool[Tensor, "d_out rank"]:
-    """The support that a mask stands for, transposed."""
+    """Return the transposed support represented by a mask."""
     if mask.device.type == "cpu" and not torch.compiler.is_compiling():
         bits = np.unpackbits(mask.detach().numpy(), axis=1, count=rank, bitorder="little")  # 15 times torch's speed
         return torch.from_numpy(bits).view(torch.bool)
@@ -98,7 +97,7 @@ def unpack_bits(mask: UInt8[Tensor, "d_out bytes"], rank: int) -> Bool[Tensor, "
 def scatter_rows(
     values: Float[Tensor, " nnz"], mask: UInt8[Tensor, "d_out bytes"] | None, rank: int, d_out: int
 ) -> Float[Tensor, "d_out rank"]:
-    """The transposed coefficients, of values and mask that `check_packed` has seen."""
+    """Return the transposed coefficients, from values and mask that were validated by `check_packed`."""
     if mask is None:
         return values.view(d_out, rank)
     rows = torch.zeros(d_out, rank, dtype=values.dtype, device=values.device)
@@ -106,7 +105,7 @@ def scatter_rows(
 
 
 def check_packed(values: Tensor, mask: Tensor | None, rank: int, d_out: int, layer: str) -> None:
-    """Raises CorruptCheckpointError, with the name of the layer, unless values and mask belong together."""
+    """Raise CorruptCheckpointError, naming the layer, unless values and mask are consistent."""
     if mask is None:
         counted = rank * d_out
     else:

@@ -1,4 +1,4 @@
-"""One product with a dictionary for all layers that share it."""
+"""Cache for the product of a shared dictionary with its input."""
 
 import weakref
 from dataclasses import dataclass
@@ -18,10 +18,11 @@ class _Entry:
 
 
 class SharedProduct:
-    """The product of a dictionary with the input that a group of layers reads, from the group's first call to its last.
+    """The product of a dictionary with the input of a group of layers, cached from the group's first call to its last.
 
-    It is the same input if it is the same tensor, not written to since. The input is not kept alive, nor is the product
-    once all have used it, or another input came, or the input is gone. Copies of a model start without it.
+    Inputs are equal if they are the same tensor, not modified since. The input is not kept alive; the product is
+    released when all layers have used it, when another input arrives, or when the input is deleted. Copies of a model
+    start with an empty cache.
     """
 
     def __init__(self) -> None:
@@ -29,20 +30,20 @@ class SharedProduct:
 
     @staticmethod
     def is_possible(input: Tensor, dictionary: Tensor) -> bool:  # noqa: A002 (as `nn.Linear` calls it)
-        """Whether calls on this input may share.
+        """Return whether calls on this input may share a product.
 
-        Not while autograd records: each call's graph is then its own to free, to recompute and to run backward through.
-        Not in inference mode, nor while compiling, where nothing tells whether a tensor has been written to; of a graph
-        with gradients the compiler merges equal products itself.
+        They may not while autograd records, as each call's graph must be free to be released, recomputed and run
+        backward independently; nor in inference mode or while compiling, where modifications of a tensor cannot be
+        detected; in a graph with gradients the compiler merges equal products itself.
         """
         if torch.compiler.is_compiling() or input.is_inference() or dictionary.is_inference():
             return False
         return not (torch.is_grad_enabled() and (input.requires_grad or dictionary.requires_grad))
 
     def take(self, input: Tensor, dictionary: Tensor) -> Tensor | None:  # noqa: A002
-        """The product, if a call on this input has left one.
+        """Return the product if an earlier call on this input stored it, else None.
 
-        A dictionary that is offloaded again, on the meta device, counts as unchanged.
+        A dictionary that has been offloaded to the meta device again counts as unchanged.
         """
         entry = self._entry
         if entry is None or entry.input() is not input or entry.autocast != _autocast_dtype(input):
@@ -58,7 +59,7 @@ class SharedProduct:
         return entry.product
 
     def leave(self, input: Tensor, dictionary: Tensor, product: Tensor, uses: int) -> None:  # noqa: A002
-        """Leaves the product for so many further calls."""
+        """Store the product for `uses` further calls."""
         self._entry = _Entry(
             input=weakref.ref(input, self._forget),
             dictionary=weakref.ref(dictionary),
@@ -77,7 +78,7 @@ class SharedProduct:
 
 
 def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
-    """What autocast makes of a product with the tensor; None where it is off."""
+    """Return the dtype that autocast computes products with the tensor in; None if autocast is off."""
     device = tensor.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)

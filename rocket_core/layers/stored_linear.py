@@ -1,4 +1,4 @@
-"""What the stored layers have in common: coefficients that are packed or not, and a weight that is only read."""
+"""Base class of stored layers, with packed or unpacked coefficients and a read-only weight."""
 
 from collections.abc import Iterator
 from typing import Any, TypedDict
@@ -13,14 +13,14 @@ from rocket_core.layers.packing import check_packed, mask_shape, scatter_rows, u
 
 
 class LayerOptions(TypedDict, total=False):
-    """What a stored layer has like any linear layer.
+    """The options of a stored layer that any linear layer has.
 
     Attributes:
-        bias: whether it has one; by default it has none.
-        transposed: whether the stock layer in its place keeps its weight as [d_in, d_out] (`Conv1D` of GPT-2).
+        bias: whether it has a bias; False by default.
+        transposed: whether the stock layer that it replaces stores its weight as [d_in, d_out] (`Conv1D` of GPT-2).
         layer_name: name for messages.
-        device: where the tensors are made.
-        dtype: dtype of all but the mask.
+        device: device of the tensors.
+        dtype: dtype of all tensors except the mask.
     """
 
     bias: bool
@@ -31,14 +31,14 @@ class LayerOptions(TypedDict, total=False):
 
 
 class StoredLinear(nn.Linear):
-    """A linear layer made of stored coefficients; what they mean is up to the kind of layer.
+    """A linear layer made of stored coefficients; their meaning depends on the kind of layer.
 
-    It is an `nn.Linear` so that peft and others treat it as one. Its state dict holds the tensors of the disk format,
-    whichever of two states it is in:
+    It is an `nn.Linear` so that peft and others treat it as one. Its state dict contains the tensors of the disk format
+    in both of its states:
 
-    - packed, as constructed: `weight` holds the stored coefficients, expanded anew by every forward;
-    - unpacked, after `unpack_`: the parameter `coefficients` holds Cᵀ with its zeros, and `weight` reads as the dense
-      weight, computed at each reading and not to be written.
+    - packed, as constructed: `weight` contains the stored coefficients, which every forward expands;
+    - unpacked, after `unpack_`: the parameter `coefficients` contains Cᵀ with its zeros, and `weight` is a read-only
+      view of the dense weight, computed on use.
 
     Coefficients may be trained: those outside the support get no gradient and stay zero.
 
@@ -55,7 +55,7 @@ class StoredLinear(nn.Linear):
         out_features: d_out.
         width: coefficients per output, zeros included.
         nnz: stored coefficients.
-        transposed: whether the stock layer in its place keeps its weight as [d_in, d_out].
+        transposed: whether the stock layer that it replaces stores its weight as [d_in, d_out].
         layer_name: name for messages.
     """
 
@@ -72,7 +72,7 @@ class StoredLinear(nn.Linear):
         self.weight = nn.Parameter(torch.empty(nnz, device=device, dtype=dtype))
         self.register_parameter("weight_mask", None)
         if masked:
-            # A parameter, not a buffer: accelerate offloads parameters to disk, buffers stay on the meta device.
+            # A parameter, not a buffer: accelerate offloads parameters to disk, but leaves buffers on the meta device.
             bits = torch.empty(mask_shape(width, out_features), device=device, dtype=torch.uint8)
             self.weight_mask = nn.Parameter(bits, requires_grad=False)
         self.register_parameter("bias", None)
@@ -81,25 +81,25 @@ class StoredLinear(nn.Linear):
 
     @property
     def packed(self) -> bool:
-        """Whether the coefficients are in the form they have on disk."""
+        """Whether the coefficients are in the form stored on disk."""
         return "coefficients" not in self._parameters
 
     @property
     def stored(self) -> Tensor:
-        """The parameter that holds the coefficients in the present state."""
+        """The parameter that contains the coefficients in the current state."""
         return self.weight if self.packed else self.coefficients
 
     @property
     def offloaded(self) -> bool:
-        """Whether its tensors are elsewhere until a forward brings them."""
+        """Whether its tensors are offloaded until a forward loads them."""
         return self.stored.is_meta
 
     @torch.no_grad()
     def unpack_(self) -> "StoredLinear":
-        """Expands the coefficients for good: faster, for `width · d_out - nnz` more numbers of memory.
+        """Expand the coefficients permanently: faster, at the cost of `width · d_out - nnz` more numbers in memory.
 
         Raises:
-            CorruptCheckpointError: values and mask do not belong together.
+            CorruptCheckpointError: values and mask are inconsistent.
         """
         if self.packed:
             trainable, rows = self.weight.requires_grad, self._packed_rows()
@@ -108,7 +108,7 @@ class StoredLinear(nn.Linear):
         return self
 
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
-        """The dense weight by `compose_weight`, in the layer's dtype if none is given.
+        """Return the dense weight computed by `compose_weight`, in the given dtype or in the layer's own.
 
         Raises:
             RocketError: a part of it is offloaded.
@@ -116,7 +116,7 @@ class StoredLinear(nn.Linear):
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Does nothing: there is no sensible random start."""
+        """Do nothing, as stored coefficients have no useful random initialisation."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight" and "coefficients" in self.__dict__.get("_parameters", ()):
@@ -137,7 +137,7 @@ class StoredLinear(nn.Linear):
         return rows
 
     def _packed_rows(self) -> Float[Tensor, "d_out width"]:
-        # Once: counting bits waits for the device, and cannot be compiled.
+        # Only once, as counting bits waits for the device and cannot be compiled.
         if not self._checked and not torch.compiler.is_compiling():
             check_packed(self.weight, self.weight_mask, self.width, self.out_features, self.layer_name)
             self._checked = True
@@ -154,7 +154,7 @@ class StoredLinear(nn.Linear):
             rows = destination.pop(prefix + "coefficients")
             destination[prefix + "weight"] = self._values(rows.detach())
         for key in (prefix + name for name in ("weight", "weight_mask", "weight_u", "bias")):
-            if key in destination:  # always in this order, on which the contents of shards depend
+            if key in destination:  # always in this order, as the contents of shards depend on it
                 destination[key] = destination.pop(key)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -164,7 +164,7 @@ class StoredLinear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _unpacked_state(self, state_dict: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """The state dict as the unpacked layer holds it, so that loading writes into the parameters that are there."""
+        """Yield the state dict's entries in unpacked form, so that loading writes into the existing parameters."""
         for key, tensor in state_dict.items():
             if key == prefix + "weight":
                 mask = state_dict.get(prefix + "weight_mask", self.weight_mask)
@@ -175,16 +175,16 @@ class StoredLinear(nn.Linear):
 
 
 class DenseView(Tensor):
-    """What `StoredLinear.weight` reads as while unpacked: the dense weight's shape, dtype and device, no memory.
+    """The value of `StoredLinear.weight` while unpacked: shape, dtype and device of the dense weight, without memory.
 
-    peft, among others, asks every linear layer for `weight.device`. Computing with it composes the dense weight;
-    writing into it, which would change a copy and be lost, raises.
+    peft, among others, reads `weight.device` of every linear layer. Computing with the view composes the dense weight;
+    writing to it, which would change a copy and be lost, raises an error.
     """
 
     _layer: StoredLinear
 
     def __new__(cls, layer: StoredLinear) -> "DenseView":
-        """A tensor without storage."""
+        """Create a tensor without storage."""
         stored = layer.stored
         shape = (layer.out_features, layer.in_features)
         view: DenseView = Tensor._make_wrapper_subclass(cls, shape, dtype=stored.dtype, device=stored.device)
@@ -213,7 +213,7 @@ class DenseView(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The dense weight, computed."""
+        """The composed dense weight."""
         return self._layer.dense_weight()
 
     @data.setter

@@ -1,7 +1,7 @@
 """Dictionary learning: K-SVD with orthogonal matching pursuit.
 
-Pure functions of tensors. Seeks the dictionary and the coefficients, equally many nonzero in every column, of least
-error together, by many small steps; there is no closed form.
+Pure functions of tensors. Dictionary and coefficients, with equally many nonzeros in every column, are optimised
+jointly by many small steps, as the problem has no closed-form solution.
 """
 
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-# Columns that are pursued together: as many as a cache holds the numbers of, but not ever fewer.
+# Columns are processed in chunks whose numbers fit a cache, but of at least `_LEAST_COLUMNS`.
 _NUMBERS_AT_ONCE = 2**19
 _LEAST_COLUMNS = 64
-# An iteration that gains less, relative to the error, is the last.
+# An iteration with a smaller gain, relative to the error, is the last.
 _LEAST_GAIN = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnedDictionary:
-    """What K-SVD found.
+    """The result of K-SVD.
 
     Attributes:
         atoms: A, columns of unit length.
         coefficients: X, zero outside the support.
-        support: equally many in every column.
+        support: equally many entries in every column.
         errors: ‖Y - AX‖² at the start and after each iteration; never rising.
     """
 
@@ -41,23 +41,24 @@ def learn_dictionary(
     *,
     iterations: int,
 ) -> LearnedDictionary:
-    """Minimises ‖Y - AX‖² over unit atoms A and coefficients X with so many nonzeros in every column.
+    """Minimise ‖Y - AX‖² over unit atoms A and coefficients X with `nonzeros` nonzeros in every column.
 
-    Each iteration improves the atoms one after another with the coefficients that use them, by a step of the power
-    method on what the other atoms leave (the leading singular pair, approximately), and then pursues each column anew.
-    A column keeps its coefficients where the pursuit finds none better, so that no iteration worsens the error. Atoms
-    that nothing uses become the columns that are represented worst. Ends early once an iteration gains next to nothing.
+    Each iteration improves the atoms one after another, together with the coefficients that use them, by a step of the
+    power method on the residual without the atom (approximately its leading singular pair), and then repeats the
+    pursuit for each column. A column keeps its coefficients if the pursuit finds none better, so no iteration increases
+    the error. Unused atoms are replaced by the columns with the largest residuals. Ends early once an iteration gains
+    almost nothing.
 
-    Costs some `nonzeros² · rank · columns` per iteration: minutes for matrices of a thousand rows and columns.
+    Costs about `nonzeros² · rank · columns` per iteration: minutes for matrices of a thousand rows and columns.
 
     Args:
         targets: Y.
-        start: atoms of unit length.
-        nonzeros: of each column, 1 to the number of atoms.
-        iterations: at most, >= 0.
+        start: initial atoms, of unit length.
+        nonzeros: nonzeros of each column, 1 to the number of atoms.
+        iterations: maximum number of iterations, >= 0.
 
     Returns:
-        What was found, deterministic, in the dtype and on the device of the targets.
+        The result, deterministic, in the dtype and on the device of the targets.
 
     References:
         Aharon et al., "K-SVD", 2006; Rubinstein et al., "Efficient implementation of the K-SVD algorithm using batch
@@ -85,19 +86,19 @@ def learn_dictionary(
 def orthogonal_matching_pursuit(
     atoms: Float[Tensor, "rows rank"], targets: Float[Tensor, "rows columns"], nonzeros: int
 ) -> tuple[Float[Tensor, "rank columns"], Bool[Tensor, "rank columns"]]:
-    """Coefficients with so many nonzeros in every column: greedily the atom that the residual correlates with most.
+    """Choose `nonzeros` coefficients of every column, greedily by the atom that correlates most with the residual.
 
-    After each choice the coefficients chosen so far are the exact least squares. All columns at once: chosen atoms are
-    orthogonalised one by one, and only their products with all atoms are kept.
+    After each choice the coefficients chosen so far are the exact least-squares solution. All columns are processed at
+    once: chosen atoms are orthogonalised one by one, and only their products with all atoms are stored.
 
     Args:
         atoms: A, columns of unit length or zero.
         targets: Y.
-        nonzeros: of each column, 1 to the number of atoms.
+        nonzeros: nonzeros of each column, 1 to the number of atoms.
 
     Returns:
-        X and its support. Atoms that add nothing (the residual is zero, or they depend on chosen ones) get a zero
-        where the support has them.
+        X and its support. Atoms that add nothing (the residual is zero, or they depend on chosen ones) are in the
+        support with a coefficient of zero.
 
     References:
         Pati et al., "Orthogonal matching pursuit", 1993.
@@ -148,7 +149,7 @@ def _improve_atoms(
     support: Bool[Tensor, "rank columns"],
     residual: Float[Tensor, "rows columns"],
 ) -> None:
-    """One pass over all atoms, in place; the residual Y - AX goes along."""
+    """Make one pass over all atoms, in place; the residual Y - AX is updated as well."""
     worst = iter(residual.square().sum(dim=0).argsort(descending=True, stable=True).tolist())
     for index in range(atoms.shape[1]):
         users = support[index].nonzero()[:, 0]

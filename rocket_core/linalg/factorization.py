@@ -2,8 +2,8 @@
 
 Pure functions of tensors. Profiling measures candidates with the same `factorize_layer` that compression applies.
 
-Two things are asked for by giving another weight: a dictionary shared by several layers (their weights side by side),
-and errors weighted by output (W's columns scaled; the coefficients' columns are to be scaled back).
+Two variants are obtained by passing a different weight: a dictionary shared by several layers (their weights,
+concatenated by columns), and errors weighted by output (W with scaled columns; scale the coefficients' columns back).
 """
 
 import math
@@ -21,15 +21,15 @@ from rocket_core.linalg.whitening import Eigenbasis
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FactorizerSettings:
-    """What the mathematics of a factorization depends on.
+    """The mathematical settings of a factorization.
 
     Attributes:
         importance_balance: λ, weight of the original-space importance, [0, 1].
         over_sparsification: β, coefficients per atom and column left to the global reactivation, [0, 1).
-        ridge: μ, relative to the energy of each coefficient row, > 0. Not below 8 ulp of the computing dtype.
-        sparsification: how a support is chosen, see `select_support`.
-        sweeps: times that support, coefficients and dictionary are improved in turn, see `sweep`.
-        metric: what `Factorization.weight_error` measures.
+        ridge: μ, relative to the energy of each coefficient row, > 0; at least 8 ulp of the computing dtype are used.
+        sparsification: strategy for choosing a support, see `select_support`.
+        sweeps: how often support, coefficients and dictionary are improved in turn, see `sweep`.
+        metric: metric of `Factorization.weight_error`.
     """
 
     importance_balance: float = 0.5
@@ -42,7 +42,7 @@ class FactorizerSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedLayer:
-    """What all candidates of a layer share.
+    """The precomputed data that all candidates of a layer share.
 
     Attributes:
         weight: W.
@@ -65,7 +65,7 @@ class PreparedLayer:
 
     @property
     def max_rank(self) -> int:
-        """Atoms that the eigenbasis offers, min(d_in, d_out)."""
+        """Number of atoms in the eigenbasis, min(d_in, d_out)."""
         return self.importance.shape[0]
 
     @property
@@ -78,15 +78,15 @@ class PreparedLayer:
 class Factorization:
     """A factored layer: W ≈ D @ C.
 
-    The dictionary and either error are computed on request, since profiling needs one error and compression the rest.
+    The dictionary and both errors are computed on request, since profiling needs one error and compression the rest.
 
     Attributes:
-        layer: what was factorized.
+        layer: the factorized layer.
         coefficients: C; rows scaled to unit energy before sparsification.
         support: where C may be nonzero; None if everywhere.
         cholesky: lower-triangular factor of CCᵀ + μR.
-        atoms: any A close to the whitened dictionary in the coordinates of SW's left singular vectors; only the
-            accuracy of `reconstruction_error` depends on it. None if the first singular values, on the diagonal.
+        atoms: any A close to the whitened dictionary, in the coordinates of SW's left singular vectors; only the
+            accuracy of `reconstruction_error` depends on it. None stands for the first singular values on the diagonal.
     """
 
     layer: PreparedLayer
@@ -102,17 +102,17 @@ class Factorization:
 
     @property
     def nnz(self) -> int:
-        """Number of coefficients that are stored."""
+        """Number of stored coefficients."""
         return self.coefficients.numel() if self.support is None else int(self.support.sum())
 
     def dictionary(self) -> Float[Tensor, "d_in rank"]:
-        """D = W Cᵀ (CCᵀ + μR)⁻¹, the least-squares dictionary in the original and in the whitened space alike."""
+        """Return D = W Cᵀ (CCᵀ + μR)⁻¹, the least-squares dictionary in both the original and the whitened space."""
         return torch.cholesky_solve(self.coefficients @ self.layer.weight.mT, self.cholesky).mT
 
     def weight_error(self) -> float:
-        """Error in the original space, by the settings' metric.
+        """Return the error in the original space, in the settings' metric.
 
-        By default ‖W - DC‖ / ‖W‖, from ‖W‖² - ‖L⁻¹CWᵀ‖² without forming DC; the others form it.
+        By default ‖W - DC‖ / ‖W‖, from ‖W‖² - ‖L⁻¹CWᵀ‖² without forming DC; the other metrics form it.
         """
         if self.layer.settings.metric != "frobenius":
             return weight_distance(self.layer.weight, self.dictionary() @ self.coefficients, self.layer.settings.metric)
@@ -120,10 +120,10 @@ class Factorization:
         return _relative_error(self.layer.weight_energy - explained, self.layer.weight_energy)
 
     def reconstruction_error(self) -> float:
-        """Relative error ‖S(W - DC)‖ / ‖SW‖ of the layer's output over the calibration tokens.
+        """Return the relative error ‖S(W - DC)‖ / ‖SW‖ of the layer's output over the calibration tokens.
 
         With E = SW - AC for any A near the whitened dictionary: ‖E‖² - ‖L⁻¹CEᵀ‖². Starting from E instead of SW keeps
-        all digits where a few directions hold nearly all energy (massive activations) and the error is tiny beside it.
+        all digits if a few directions hold nearly all energy (massive activations) and the error is tiny in comparison.
         """
         removed = self.layer.basis.directions * self.layer.basis.singular_values
         if self.atoms is not None:
@@ -136,24 +136,24 @@ class Factorization:
         return _relative_error(residual - self._explained(self.coefficients @ removed), self.layer.whitened_energy)
 
     def whitened_dictionary(self) -> Float[Tensor, "m rank"]:
-        """The dictionary as the layer's outputs see it, in the coordinates of SW's left singular vectors."""
+        """Return the whitened dictionary, in the coordinates of SW's left singular vectors."""
         return torch.cholesky_solve(self.coefficients @ self.layer.whitened.mT, self.cholesky).mT
 
     def column_errors(self) -> Float[Tensor, " d_out"]:
-        """‖S(w_j - D c_j)‖² of each output, in float64."""
+        """Return ‖S(w_j - D c_j)‖² of each output, in float64."""
         removed = self.layer.whitened - self.whitened_dictionary() @ self.coefficients
         return removed.square().sum(dim=0, dtype=torch.float64)
 
     def _explained(self, projection: Float[Tensor, "rank side"]) -> float:
         solved = torch.linalg.solve_triangular(self.cholesky, projection, upper=False)
-        # Float32 sums of one row are accurate; the sum over rows is what would lose digits.
+        # Float32 sums of one row are accurate; the sum over rows would lose digits.
         return float(torch.linalg.vecdot(solved, solved).sum(dtype=torch.float64))
 
 
 def prepare_layer(
     weight: Float[Tensor, "d_in d_out"], basis: Eigenbasis, settings: FactorizerSettings, *, dtype: torch.dtype
 ) -> PreparedLayer:
-    """Computes what all candidates of a layer share.
+    """Precompute the data that all candidates of a layer share.
 
     Importance of coefficient (i, j) is |c_ij| · ‖S⁻¹b_i‖^λ = |v_ji| · σ_i^(1-λ) · ‖W v_i‖^λ, since ‖S⁻¹b_i‖ is
     ‖W v_i‖ / σ_i.
@@ -175,7 +175,7 @@ def prepare_layer(
     lengths = torch.linalg.vector_norm(precise @ directions, dim=0)
     balance = settings.importance_balance
     row_importance = basis.singular_values ** (1 - balance) * lengths**balance
-    # Kept with the outputs as rows, so that selecting the best of a column walks along memory.
+    # Stored with outputs as rows, so that selecting within a column reads contiguous memory.
     importance = (directions.abs() * row_importance).to(dtype).contiguous().mT
     core = precise if weight.shape[0] <= weight.shape[1] else torch.linalg.qr(precise, mode="r").R
     return PreparedLayer(
@@ -197,18 +197,18 @@ def select_support(
     over_sparsification: float,
     sparsification: Sparsification = "two-stage",
 ) -> Bool[Tensor, "rank d_out"]:
-    """Chooses exactly `nnz` coefficients.
+    """Choose exactly `nnz` coefficients.
 
     - `two-stage`: the top s of each column, then the best of the rest of the matrix. s = floor(nnz / d_out - β·rank),
       so that a fraction β of the matrix is left to the global second step.
-    - `per-row`: equally many of each row (the first rows one more where it does not come out even).
+    - `per-row`: equally many of each row (the first rows get one more if `nnz` is not divisible).
     - `global`: the best of the matrix.
 
     Args:
         importance: importance of each coefficient, >= 0.
-        nnz: coefficients to keep, 1 to `importance.numel()`.
-        over_sparsification: β, [0, 1); of `two-stage`.
-        sparsification: which of them.
+        nnz: number of coefficients to keep, 1 to `importance.numel()`.
+        over_sparsification: β, [0, 1); for `two-stage`.
+        sparsification: strategy.
 
     Returns:
         The support, on the device of `importance`.
@@ -238,22 +238,22 @@ def select_support(
 
 
 def factorize_layer(layer: PreparedLayer, rank: int, nnz: int, *, sweeps: int | None = None) -> Factorization:
-    """Factorizes W ≈ D C with `rank` atoms and exactly `nnz` nonzero coefficients.
+    """Factorize W ≈ D C with `rank` atoms and exactly `nnz` nonzero coefficients.
 
     C is Vᵀ's first `rank` rows on the selected support, D minimises ‖S(W - DC)‖² + μ Σ_i ‖c_i‖²‖d_i‖² in closed form.
-    With nnz = rank · d_out this is the truncated SVD of SW, the best of its rank. Then both are improved by sweeps.
+    With nnz = rank · d_out this is the truncated SVD of SW, the optimum for its rank. Otherwise sweeps improve both.
 
     Args:
         layer: the prepared layer.
         rank: atoms, 1 to `layer.max_rank`.
         nnz: nonzero coefficients, 1 to rank · d_out.
-        sweeps: number of sweeps; None takes the settings'.
+        sweeps: number of sweeps; None takes that of the settings.
 
     Returns:
         The factorization, on the layer's device and in its dtype.
 
     Raises:
-        IllConditionedGramError: the kept coefficients are linearly dependent beyond what the ridge can mend.
+        IllConditionedGramError: the kept coefficients are linearly dependent despite the ridge.
 
     References:
         ROCKET, section 3, closed-form dictionary.
@@ -271,7 +271,7 @@ def factorize_layer(layer: PreparedLayer, rank: int, nnz: int, *, sweeps: int | 
 
 
 def improve(factorization: Factorization, sweeps: int | None = None) -> Factorization:
-    """Applies sweeps, as many as the settings say if no number is given; low-rank factors are optimal without any."""
+    """Apply sweeps, by default the settings' number of them; low-rank factors are already optimal and unchanged."""
     if factorization.support is not None:
         for _ in range(factorization.layer.settings.sweeps if sweeps is None else sweeps):
             factorization = sweep(factorization)
@@ -279,23 +279,23 @@ def improve(factorization: Factorization, sweeps: int | None = None) -> Factoriz
 
 
 def sweep(factorization: Factorization) -> Factorization:
-    """Improves support, coefficients and dictionary in turn, at the same rank and number of nonzeros.
+    """Improve support, coefficients and dictionary in turn, at the same rank and number of nonzeros.
 
-    With A the whitened dictionary (columns normalised) and P = (AᵀA)⁻¹AᵀSW the coefficients without any support:
+    With A the whitened dictionary (columns normalised) and P = (AᵀA)⁻¹AᵀSW the coefficients without support constraint:
 
-    1. the support takes the entries with the largest P_ij² / [(AᵀA)⁻¹]_ii, the increase of ‖SW - AC‖² if that entry
-       alone were left out (optimal brain surgeon);
-    2. the coefficients are the exact least squares on it;
-    3. the dictionary is the closed form for these.
+    1. the support takes the entries with the largest P_ij² / [(AᵀA)⁻¹]_ii, the increase of ‖SW - AC‖² if only that
+       entry were removed (optimal brain surgeon);
+    2. the coefficients are the exact least-squares solution on it;
+    3. the dictionary is the closed-form solution for these.
 
-    Steps 2 and 3 lower the error, step 1 nearly always does; of two results the better one is returned. Costs
-    2·m·rank·d_out for the products and, for the least squares, some ten products of rank² · d_out.
+    Steps 2 and 3 lower the error, step 1 nearly always does; the better of the old and the new result is returned.
+    Costs 2·m·rank·d_out for the products and, for the least squares, about ten products of rank² · d_out.
 
     Args:
         factorization: one with a support.
 
     Returns:
-        A factorization with an error no larger, or the one given.
+        A factorization whose error is not larger than the given one's.
 
     References:
         Hassibi and Stork, "Optimal brain surgeon", 1993.
@@ -321,16 +321,16 @@ def with_best_dictionary(
     support: Bool[Tensor, "rank d_out"],
     atoms: Float[Tensor, "m rank"],
 ) -> Factorization:
-    """The factorization of given coefficients: the dictionary is the closed form for them.
+    """Return the factorization with given coefficients and the closed-form dictionary for them.
 
     Args:
         layer: the prepared layer.
         coefficients: C, zero outside the support.
         support: where C may be nonzero.
-        atoms: a whitened dictionary that C was found with, in the coordinates of the eigenbasis.
+        atoms: the whitened dictionary that C was computed with, in the coordinates of the eigenbasis.
 
     Raises:
-        IllConditionedGramError: the coefficients are linearly dependent beyond what the ridge can mend.
+        IllConditionedGramError: the coefficients are linearly dependent despite the ridge.
     """
     energy = torch.linalg.vector_norm(coefficients, dim=1)
     scale = torch.where(energy > 0, energy, 1)
@@ -347,7 +347,7 @@ def with_best_dictionary(
 def weight_distance(
     weight: Float[Tensor, "d_in d_out"], approximation: Float[Tensor, "d_in d_out"], metric: WeightMetric
 ) -> float:
-    """Distance of a weight from its approximation, relative to the weight.
+    """Return the distance of a weight from its approximation, relative to the weight.
 
     Args:
         weight: W.
@@ -375,7 +375,7 @@ def _relative(part: float, whole: float) -> float:
 
 
 def _regularised_cholesky(gram: Float[Tensor, "rank rank"], ridge: float) -> Float[Tensor, "rank rank"]:
-    """Lower factor of A + μ·diag(A). Rows without any coefficient get a unit diagonal: their atoms become zero."""
+    """Factorize A + μ·diag(A). Rows without coefficients get a unit diagonal, which makes their atoms zero."""
     energy = gram.diagonal()
     ridge = max(ridge, 8 * torch.finfo(gram.dtype).eps)
     gram = gram + torch.diag(torch.where(energy > 0, ridge * energy, 1.0))
@@ -390,5 +390,5 @@ def _regularised_cholesky(gram: Float[Tensor, "rank rank"], ridge: float) -> Flo
 
 
 def _relative_error(residual: float, energy: float) -> float:
-    """The root of residual / energy. Rounding may leave a residual below zero; an all-zero layer has no error."""
+    """Return √(residual / energy). Rounding may leave a residual below zero; an all-zero layer has no error."""
     return math.sqrt(max(residual, 0.0) / energy) if energy > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Least squares on a fixed support: the exact best values of the coefficients that are kept.
+"""Least squares on a fixed support: the optimal values of the coefficients that are kept.
 
 Used for weights pruned in place (the Gram matrix is that of the layer's input) and for the coefficients of a
 dictionary (the Gram matrix is that of its atoms).
@@ -12,21 +12,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-# How far a solution's error may be above the least, relative to it, when it counts as exact.
+# A solution counts as exact if its error exceeds the minimum by no more than this, relative to the minimum.
 _TOLERANCE = 1e-6
 _MOST_STEPS = 500
-# On the diagonal of ones, before it is inverted; more where that does not do.
+# Added to the unit diagonal before inversion; larger values are tried if a smaller one fails.
 _JITTERS = (1e-6, 1e-4, 1e-2)
 
 
 @dataclass(kw_only=True, slots=True)
 class UnitGram:
-    """A Gram matrix of inputs that are scaled to a length of one.
+    """A Gram matrix of inputs that are scaled to unit length.
 
     Attributes:
-        matrix: with ones on the diagonal, but for inputs that never fire, whose rows and columns are zero.
-        lengths: of the inputs; 1 for one that never fires.
-        fires: 1 for inputs with a length, else 0.
+        matrix: has a unit diagonal, except that rows and columns of inputs that never fire are zero.
+        lengths: lengths of the inputs; 1 for inputs that never fire.
+        fires: 1 for inputs with nonzero length, else 0.
     """
 
     matrix: Float[Tensor, "n n"]
@@ -36,7 +36,7 @@ class UnitGram:
 
     @classmethod
     def of(cls, gram: Float[Tensor, "n n"]) -> "UnitGram":
-        """Scales.
+        """Scale a Gram matrix.
 
         Args:
             gram: symmetric, positive semidefinite up to rounding.
@@ -47,16 +47,16 @@ class UnitGram:
 
     @property
     def inverse(self) -> Float[Tensor, "n n"]:
-        """The inverse of the matrix, or nearly; positive definite. Costs n³ in float64, once."""
+        """The approximate inverse of the matrix; positive definite. Costs n³ in float64, once."""
         if self._inverse is None:
             self._inverse = _inverse(self.matrix)
         return self._inverse
 
     def mean_eigenvalue(self) -> float:
-        """The geometric mean of the matrix's eigenvalues, inputs that never fire aside; a third of n³.
+        """Return the geometric mean of the matrix's eigenvalues, without inputs that never fire; costs n³ / 3.
 
-        1 for inputs that have nothing in common, and the less, the more of their energy lies in a few directions. 0
-        where a factorization fails for rounding.
+        It is 1 for uncorrelated inputs, and decreases as more of their energy is concentrated in a few directions. If
+        the factorization fails because of rounding, it is 0.
         """
         factor, info = torch.linalg.cholesky_ex(self.matrix + torch.diag(_JITTERS[0] + 1 - self.fires))
         if int(info) != 0:
@@ -65,7 +65,7 @@ class UnitGram:
         return math.exp(float(logarithms.sum()) / max(1.0, float(self.fires.sum())))
 
     def resolvent(self, pull: float) -> Float[Tensor, "n n"]:
-        """p(G + pI)⁻¹ for a pull p > 0 that is large enough to be inverted at; costs n³."""
+        """Return p(G + pI)⁻¹ for a pull p > 0, large enough for the sum to be invertible; costs n³."""
         pulled = self.matrix + torch.diag(torch.full_like(self.lengths, pull))
         return torch.cholesky_inverse(torch.linalg.cholesky(pulled)).mul_(pull)
 
@@ -77,7 +77,7 @@ def _inverse(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
         factor, info = torch.linalg.cholesky_ex(wide + torch.diag(ones + jitter))
         if int(info) == 0:
             return torch.cholesky_inverse(factor).to(matrix.dtype)
-    # Any positive diagonal will do, if more slowly.
+    # Any positive diagonal works as a preconditioner, but converges more slowly.
     return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
 
 
@@ -90,18 +90,19 @@ def solve_on_support(
     start: Float[Tensor, "n outputs"] | None = None,
     tolerance: float = _TOLERANCE,
 ) -> Float[Tensor, "n outputs"]:
-    """Minimises E - 2·tr(XᵀB) + tr(XᵀGX) over matrices X that are zero outside a support; all columns at once.
+    """Minimise E - 2·tr(XᵀB) + tr(XᵀGX) over matrices X that are zero outside a support; all columns at once.
 
-    With SᵀS = G, B = GW and E = ‖SW‖² that is ‖S(W - X)‖². Same result as `torch.linalg.lstsq` on the kept rows of
-    each column, by conjugate gradients, where a factorization per column would cost n³ each; see `descend`.
+    With SᵀS = G, B = GW and E = ‖SW‖² that is ‖S(W - X)‖². The result equals `torch.linalg.lstsq` on the kept rows of
+    each column, but is computed by conjugate gradients, as a factorization per column would cost n³ each; see
+    `descend`.
 
     Args:
         gram: G, symmetric, positive definite on every support.
         target: B.
         support: where X may be nonzero.
         energy: E, the error of X = 0.
-        start: where the search begins; entries outside the support are ignored. None begins at zero.
-        tolerance: how far the error may be above the least, relative to it, > 0.
+        start: initial X; entries outside the support are ignored. None starts at zero.
+        tolerance: allowed excess of the error over the minimum, relative to the minimum, > 0.
 
     Returns:
         X, in the dtype and on the device of `gram`.
@@ -128,21 +129,22 @@ def descend(
     floor: float,
     tolerance: float,
 ) -> None:
-    """Lowers the error of Xᵀ on its support by conjugate gradients, in place; all rows at once.
+    """Reduce the error of Xᵀ on its support by conjugate gradients, in place; all rows at once.
 
-    They are preconditioned by the part of G⁻¹ on the support. It is the inverse of a Schur complement and so at least
-    that of G on the support, which makes rᵀG⁻¹r, r the residual on the support, a bound on what is left to gain: the
-    search ends where the error is certain to be within `tolerance` of the least. A step costs two products with an
-    n by n matrix for all rows; on the layers of a language model it takes a third of the steps that the diagonal does.
+    The preconditioner is the part of G⁻¹ on the support. It is the inverse of a Schur complement and so at least the
+    inverse of G on the support, which makes rᵀG⁻¹r, r the residual on the support, an upper bound on the remaining
+    gain: the search ends when the error is guaranteed to be within `tolerance` of the minimum. A step costs two
+    products with an n by n matrix for all rows; on the layers of a language model a third as many steps are needed as
+    with a diagonal preconditioner.
 
     Args:
         unit: the Gram matrix.
         solution: Xᵀ, zero where `kept` is.
-        residual: (B - GX)ᵀ, everywhere; kept up to date.
+        residual: (B - GX)ᵀ, also outside the support; kept up to date.
         kept: 1 on the support, else 0.
-        error: of the solution.
-        floor: what counts as an error of zero.
-        tolerance: how far the error may be above the least, relative to it.
+        error: error of the given solution.
+        floor: error that counts as zero.
+        tolerance: allowed excess of the error over the minimum, relative to the minimum.
 
     References:
         Hestenes and Stiefel, 1952; rows are independent systems with one matrix.
@@ -168,12 +170,12 @@ def descend(
 
 
 def inner_product(left: Float[Tensor, "rows n"], right: Float[Tensor, "rows n"]) -> float:
-    """Sum of the products of all entries; that of a row in the matrices' dtype, over rows in float64."""
+    """Return the sum of the products of all entries, within rows in the matrices' dtype and over rows in float64."""
     return float(torch.linalg.vecdot(left, right).sum(dtype=torch.float64))
 
 
 def largest(scores: Float[Tensor, "rows columns"], count: int) -> Bool[Tensor, "rows columns"]:
-    """Where the `count` largest scores of a matrix are; ties are broken by position.
+    """Return a mask of the `count` largest scores of a matrix; ties are broken by position.
 
     Args:
         scores: any finite numbers.

@@ -1,4 +1,4 @@
-"""Unstructured pruning: a weight with most entries zero, and the rest at their exact least-squares values.
+"""Unstructured pruning: most entries of a weight become zero, the rest get their least-squares values.
 
 Pure functions of tensors. A pruned layer stores its nonzero entries and one bit per entry; it has no dictionary.
 """
@@ -13,18 +13,19 @@ from torch import Tensor
 
 from rocket_core.linalg.least_squares import UnitGram, descend, inner_product, largest
 
-# How far the error may be above the least on a support, relative to it. On the way that need not be little: it is to
-# score what goes next, and the bound is a wide one: most errors are within a hundredth.
+# Allowed excess of the error over the minimum on a support, relative to the minimum. Intermediate steps need no high
+# accuracy, as they only score which entries to remove next, and the bound is loose: most errors are within a hundredth.
 _ON_THE_WAY = 0.1
 _AT_THE_END = 1e-4
-# Stops on the way to a number of entries, as parts of the way on a logarithmic scale. What goes first hardly matters,
-# what goes last does.
+# Intermediate numbers of entries, as fractions of the way on a logarithmic scale. The first removals hardly matter, the
+# last ones do.
 _APPROACH = (0.4, 0.65, 0.8, 0.9, 0.96, 1.0)
-# Times that a support is chosen anew, and then that its values are. On layers of a sentence encoder errors are 0.3 %
-# less with six choices more and 0.6 % more with six fewer; 0.1 % less with six more refits and 1.1 % more with two.
+# Iterations that choose a new support, and then iterations that only refit its values. On layers of a sentence encoder
+# errors are 0.3 % less with six more choices and 0.6 % more with six fewer; 0.1 % less with six more refits and 1.1 %
+# more with two.
 _CHOICES = 18
 _REFITS = 6
-# Mean eigenvalue below which splitting settles too slowly. Layers of a sentence encoder have 0.2 to 0.6.
+# Mean eigenvalue below which splitting converges too slowly. Layers of a sentence encoder have 0.2 to 0.6.
 _LEAST_MEAN = 0.15
 
 
@@ -49,28 +50,28 @@ class PrunedWeight:
 
     @property
     def nnz(self) -> int:
-        """Entries kept."""
+        """Number of entries kept."""
         return int(self.support.sum())
 
 
 def prune_path(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, counts: Sequence[int]) -> Iterator[PrunedWeight]:
-    """Prunes a weight step by step to ever fewer entries.
+    """Prune a weight step by step to fewer and fewer entries.
 
-    At each step the entries with the least w̃² · G_ii go, where w̃ are the values refitted after the step before, and
-    what is left is refitted: nearly to the minimiser of ‖S(W - W̃)‖² on its support. Scoring refitted values is what
-    sets this apart from pruning at once by |w| · ‖x‖ (Wanda) with a refit at the end, which on layers of a sentence
-    encoder has a quarter to a half more error at half of the entries.
+    Each step removes the entries with the smallest w̃² · G_ii, where w̃ are the values refitted after the previous step,
+    and refits the rest, approximately to the minimiser of ‖S(W - W̃)‖² on its support. Scoring refitted values is the
+    difference to pruning once by |w| · ‖x‖ (Wanda) with a refit at the end, which on layers of a sentence encoder has a
+    quarter to a half more error at half of the entries.
 
-    Columns may be weighted beforehand, by scaling W's columns.
+    Columns may be weighted by scaling W's columns beforehand.
 
     Args:
         weight: W.
         unit: G, positive definite, in the dtype to compute in.
-        counts: entries to keep at each step, falling, 1 to `weight.numel()`.
+        counts: entries to keep at each step, decreasing, 1 to `weight.numel()`.
 
     Yields:
-        The pruned weight for each count, in the dtype and on the device of `unit`. Each step starts from the one
-        before, so that a result depends on all counts before it.
+        The pruned weight for each count, in the dtype and on the device of `unit`. Each step starts from the previous
+        one, so a result depends on all counts before it.
 
     References:
         Hassibi and Stork, "Optimal brain surgeon", 1993; Sun et al., "Wanda", 2023.
@@ -79,17 +80,17 @@ def prune_path(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, counts: Sequ
 
 
 def prune(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, count: int) -> PrunedWeight:
-    """Prunes a weight to a number of entries, support and values at once.
+    """Prune a weight to a number of entries, optimising support and values jointly.
 
-    Minimises ‖S(W - W̃)‖² over W̃ with so many nonzeros by splitting: a dense X, near the minimiser, and a sparse Z,
-    which takes the largest entries of X and what has been cut before, are pulled towards each other until they agree.
-    In the end the support stays, where the same iteration leads to the minimiser on it: 18 and 6 products with a
-    matrix, where steps of `prune_path` that grow shorter take 70 to 150. On layers of a sentence encoder it leaves an
-    error of the output that is 0 to 4 % less than theirs (at most 0.5 % more where next to nothing is pruned), and
-    within 1 % of the least on its support.
+    Minimises ‖S(W - W̃)‖² over W̃ with `count` nonzeros by splitting: a dense X, near the minimiser, and a sparse Z,
+    which takes the largest entries of X plus what was cut before, are pulled towards each other until they agree. In
+    the last iterations the support is fixed, and the same iteration converges to the minimiser on it. This takes 18 and
+    6 products with a matrix; steps of `prune_path` with decreasing length take 70 to 150. On layers of a sentence
+    encoder the output error is 0 to 4 % less than with these steps (at most 0.5 % more if almost nothing is pruned),
+    and within 1 % of the minimum on its support.
 
-    The iteration settles slowly where few directions hold most of the inputs' energy. There it is such steps after
-    all, and the error is within 1e-4 of its least on the support (squared). On layers of a sentence encoder six of
+    The iteration converges slowly if a few directions hold most of the inputs' energy. Then such steps are used
+    instead, and the squared error is within 1e-4 of its minimum on the support. On layers of a sentence encoder six of
     them leave less error than steps of a twentieth of the layer, by 8 % at 0.8 of the entries and by 3 % at half and
     at a fifth of them.
 
@@ -117,19 +118,22 @@ def prune(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, count: int) -> Pr
 
 
 def _pull(ratio: float) -> float:
-    """How hard X and Z are pulled together, in mean eigenvalues; a heuristic.
+    """Return the strength of the pull between X and Z, in units of the mean eigenvalue; a heuristic.
 
-    Too weak a pull leaves errors of a fifth more, too strong a one of some hundredths, which more choices do not mend.
-    In between the error has a flat minimum, at this on layers of a sentence encoder and on random ones.
+    Too weak a pull increases errors by a fifth, too strong a pull by some hundredths, which more choices do not fix. In
+    between the error has a flat minimum, which is here on layers of a sentence encoder and on random ones.
     """
     return 0.7 + 0.75 * ratio
 
 
 def _split(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, count: int, *, pull: float) -> PrunedWeight:
-    """T is the weight, U what Z has cut: X = T + p(G + pI)⁻¹(Z - U - T), and X + U parts into Z and the next U."""
+    """Prune by splitting.
+
+    With T the weight and U what Z has cut: X = T + p(G + pI)⁻¹(Z - U - T), and X + U is split into Z and the next U.
+    """
     target = _target(weight, unit)
     resolvent = unit.resolvent(pull)
-    both = target.clone()  # Z + U: they are never in the same place
+    both = target.clone()  # Z + U, whose nonzeros never overlap
     kept, dense, scratch = torch.ones_like(target), torch.empty_like(target), torch.empty_like(target)
     for turn in range(_CHOICES + _REFITS):
         if turn > 0:
@@ -139,7 +143,7 @@ def _split(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, count: int, *, p
             torch.mm(scratch, resolvent, out=dense)
             both.add_(target).add_(dense)
         if turn < _CHOICES:
-            # As numbers: products take a tenth of the time of choices by booleans.
+            # Floats, as multiplying takes a tenth of the time of selecting by booleans.
             kept.copy_(largest(torch.square(both, out=scratch).mul_(unit.fires), count))
     solution = both.mul_(kept)
     torch.sub(target, solution, out=scratch)
@@ -147,7 +151,7 @@ def _split(weight: Float[Tensor, "d_in d_out"], unit: UnitGram, count: int, *, p
 
 
 def _target(weight: Float[Tensor, "d_in d_out"], unit: UnitGram) -> Float[Tensor, "d_out d_in"]:
-    """Outputs as rows, and inputs of length one."""
+    """Return the weight with outputs as rows, for inputs scaled to unit length."""
     return (weight.to(unit.matrix.dtype).mT * unit.lengths).contiguous()
 
 
@@ -158,9 +162,9 @@ def _pruned(
     removed: Float[Tensor, "d_out d_in"],
     products: Float[Tensor, "d_out d_in"],
 ) -> PrunedWeight:
-    """The result in the weight's own terms, for what is removed and its products with G.
+    """Return the result in the weight's original scale, given what is removed and its product with G.
 
-    Errors are from the difference, not from energies: most digits of these cancel where little is pruned.
+    Errors are computed from the difference, not from energies, most digits of which cancel if little is pruned.
     """
     return PrunedWeight(
         weight=(solution / unit.lengths).mT.contiguous(),
@@ -172,7 +176,7 @@ def _pruned(
 def _steps(
     weight: Float[Tensor, "d_in d_out"], unit: UnitGram, steps: Sequence[tuple[int, float]]
 ) -> Iterator[PrunedWeight]:
-    """Entries to keep, falling, and how far the error may be above the least on them."""
+    """Yield the pruned weight for each step: entries to keep, decreasing, and the relative tolerance of the error."""
     target = _target(weight, unit)
     floor = torch.finfo(target.dtype).eps * inner_product(target, target @ unit.matrix)
     solution = target.clone()
@@ -182,7 +186,7 @@ def _steps(
         support = largest((solution.square() * unit.fires).masked_fill_(~support, -1), count)
         kept = support.to(target.dtype)
         solution *= kept
-        # Computed anew: the sum of all steps' changes would carry their rounding along.
+        # Recomputed, as summing the changes of all steps would accumulate rounding errors.
         torch.mm(target - solution, unit.matrix, out=residual)
         error = inner_product(target - solution, residual)
         descend(unit, solution, residual, kept, error=error, floor=floor, tolerance=tolerance)
@@ -196,14 +200,14 @@ def prune_at_once(
     *,
     per_column: bool,
 ) -> Bool[Tensor, "d_in d_out"]:
-    """Chooses entries by magnitude, or by magnitude times the norm of their input, without touching their values.
+    """Choose entries by magnitude, or by magnitude times the norm of their input, without changing their values.
 
     Args:
         weight: W.
         input_energy: diagonal of G; None scores by magnitude alone.
         count: entries to keep, 1 to `weight.numel()`.
-        per_column: keep equally many in every column (the first columns keep one more where it does not come out
-            even), as Wanda does; else compare all entries of the matrix.
+        per_column: keep equally many in every column, as Wanda does (the first columns keep one more if `count` is not
+            divisible); else compare all entries of the matrix.
 
     Returns:
         The support.

@@ -1,4 +1,4 @@
-"""From calibration statistics to an eigenbasis of the whitened weight (paper, section 3, equations 1-3).
+"""Whitening: the eigenbasis of the whitened weight from calibration statistics (paper, section 3, equations 1-3).
 
 Symbols: W weight, G Gram matrix XᵀX of the layer's input X, S whitening factor with SᵀS = G, SW = B Σ Vᵀ. Only Σ and V
 are ever needed: the stored dictionary is W Cᵀ(CCᵀ)⁻¹, in which S cancels.
@@ -12,17 +12,18 @@ from torch import Tensor
 
 from rocket_core.errors import IllConditionedGramError
 
-# Floor under the spectrum of a Gram matrix, relative to its mean diagonal: far below what calibration can resolve, far
-# above float64 rounding. It lets inputs that never fire (an all-zero column of X) pass the Cholesky factorization.
+# Lower bound on the spectrum of a Gram matrix, relative to its mean diagonal: far below what calibration can resolve,
+# far above float64 rounding. With it the Cholesky factorization succeeds for inputs that never fire (all-zero columns
+# of X).
 _DAMPING = 1e-10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Eigenbasis:
-    """Right singular vectors and singular values of the whitened weight, by falling singular value.
+    """Right singular vectors and singular values of the whitened weight, by decreasing singular value.
 
     Attributes:
-        directions: V, (d_out, m) with m = min(d_in, d_out); columns are orthonormal where singular values are
+        directions: V, (d_out, m) with m = min(d_in, d_out); columns are orthonormal if their singular values are
             above rounding.
         singular_values: Σ, >= 0, (m,).
     """
@@ -33,12 +34,12 @@ class Eigenbasis:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GramStatistics:
-    """What calibration knows about a layer.
+    """The calibration statistics of a layer.
 
     Attributes:
         tokens: rows of X that were summed.
-        gram: G = XᵀX, or None where the output's Gram matrix is the smaller one.
-        output_gram: WᵀGW, or None where G is given.
+        gram: G = XᵀX; None if the output's Gram matrix is smaller.
+        output_gram: WᵀGW; None if G is given.
         input_energy: diagonal of G.
     """
 
@@ -48,7 +49,7 @@ class GramStatistics:
     input_energy: Float[Tensor, " d_in"]
 
     def output_energies(self, weight: Float[Tensor, "d_in d_out"]) -> Float[Tensor, " d_out"]:
-        """Diagonal of WᵀGW: the squared norm of each output over the calibration tokens.
+        """Return the diagonal of WᵀGW: the squared norm of each output over the calibration tokens.
 
         Args:
             weight: W, in float64.
@@ -62,12 +63,12 @@ class GramStatistics:
 def basis_from_statistics(
     weight: Float[Tensor, "d_in d_out"], statistics: GramStatistics, *, shrinkage: float
 ) -> Eigenbasis:
-    """Eigenbasis of the whitened weight, in float64.
+    """Compute the eigenbasis of the whitened weight, in float64.
 
     Args:
         weight: W, in any floating dtype.
         statistics: calibration statistics of this layer.
-        shrinkage: pull of the Gram matrix towards its diagonal, [0, 1].
+        shrinkage: strength of the shrinkage of the Gram matrix towards its diagonal, [0, 1].
 
     Returns:
         The basis, on the device of `weight`.
@@ -86,10 +87,10 @@ def basis_from_statistics(
 
 
 def shrunk_gram(gram: Float[Tensor, "d d"], tokens: int, shrinkage: float) -> Float[Tensor, "d d"]:
-    """Pulls a Gram matrix of few tokens towards its diagonal: G + a·diag(G), a = shrinkage · d / tokens.
+    """Shrink a Gram matrix of few tokens towards its diagonal: G + a·diag(G), a = shrinkage · d / tokens.
 
     With tokens = d / 4 this lowered the held-out error from 0.081 (eigenvalue shift) to 0.059 on one layer; with many
-    tokens it vanishes.
+    tokens the shrinkage vanishes.
 
     Args:
         gram: XᵀX summed over tokens, symmetric.
@@ -110,7 +111,7 @@ def shrunk_output_gram(
     tokens: int,
     shrinkage: float,
 ) -> Float[Tensor, "d_out d_out"]:
-    """The same shrinkage seen from the output side: Wᵀ(G + a·diag(G))W, from WᵀGW and the diagonal of G alone.
+    """Apply the same shrinkage on the output side: Wᵀ(G + a·diag(G))W, from WᵀGW and the diagonal of G alone.
 
     Args:
         output_gram: WᵀGW, the Gram matrix of the layer's output without bias.
@@ -127,7 +128,7 @@ def shrunk_output_gram(
 
 
 def whitening_factor(gram: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
-    """Upper-triangular S with SᵀS = G + 1e-10·mean(diag G)·I.
+    """Compute the upper-triangular S with SᵀS = G + 1e-10·mean(diag G)·I.
 
     Args:
         gram: symmetric positive semi-definite matrix.
@@ -151,9 +152,9 @@ def whitening_factor(gram: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
 
 
 def eigenbasis(weight: Float[Tensor, "d_in d_out"], gram: Float[Tensor, "d_in d_in"]) -> Eigenbasis:
-    """Singular values and right singular vectors of S W, by an eigendecomposition on the smaller side.
+    """Compute singular values and right singular vectors of S W, by an eigendecomposition on the smaller side.
 
-    Same result as `torch.linalg.svd(S @ W)` up to signs, 2-9 times faster. Where d_out <= d_in no factor of G is
+    The result equals `torch.linalg.svd(S @ W)` up to signs, 2-9 times faster. If d_out <= d_in no factor of G is
     needed: V and Σ² are the eigenpairs of WᵀGW.
 
     Args:
@@ -176,13 +177,13 @@ def eigenbasis(weight: Float[Tensor, "d_in d_out"], gram: Float[Tensor, "d_in d_
     energies, left = torch.linalg.eigh(whitened @ whitened.mT)
     singular_values = energies.flip(0).clamp_min(0).sqrt()
     projected = whitened.mT @ left.flip(1)
-    # A direction without energy has no right singular vector of its own; zero keeps it out of every product.
+    # A direction without energy has no unique right singular vector; zero removes it from every product.
     scale = torch.where(singular_values > 0, singular_values, torch.inf)
     return Eigenbasis(directions=projected / scale, singular_values=singular_values)
 
 
 def eigenbasis_of_output_gram(output_gram: Float[Tensor, "d_out d_out"]) -> Eigenbasis:
-    """The basis from WᵀGW alone, for layers with d_out <= d_in.
+    """Compute the basis from WᵀGW alone, for layers with d_out <= d_in.
 
     Args:
         output_gram: WᵀGW, already shrunk.

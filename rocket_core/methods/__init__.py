@@ -1,7 +1,7 @@
-"""Compression methods by name: `rocket` itself, and what it is compared with.
+"""Compression methods by name: `rocket` and the baselines it is compared with.
 
 A method turns a layer's weight and statistics into candidates, and a candidate into factors; calibration, allocation,
-formats and everything else is common to all.
+formats and everything else are common to all methods.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ METHODS: Mapping[config.Method, type[Method]] = {
 
 
 def method_for(settings: CompressionConfig, itemsize: int) -> Method:
-    """The method that the settings name.
+    """Return the method named by the settings.
 
     Args:
         settings: all settings.

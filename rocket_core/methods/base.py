@@ -1,4 +1,4 @@
-"""What a method is: it turns a layer's weight and statistics into candidates, and a chosen candidate into factors."""
+"""Base class of compression methods."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,7 +10,9 @@ from rocket_core.methods.layer_problem import Compressed, LayerProblem
 
 
 class Method(ABC):
-    """One way to compress layers. Adding one is a file with a subclass, its name in `config.Method` and a table row.
+    """A compression method: turns a layer's weight and statistics into candidates, and a candidate into factors.
+
+    To add a method, write a file with a subclass, and add its name to `config.Method` and to the table `METHODS`.
 
     Args:
         config: all settings.
@@ -18,7 +20,7 @@ class Method(ABC):
     """
 
     uniform: ClassVar[bool] = False
-    """Whether every layer is compressed at the same ratio, so that the allocation has nothing to choose."""
+    """Whether every layer is compressed at the same ratio, which leaves the allocation no choice."""
 
     def __init__(self, config: CompressionConfig, itemsize: int) -> None:
         self.config = config
@@ -26,12 +28,12 @@ class Method(ABC):
 
     @property
     def needs_input_gram(self) -> bool:
-        """Whether the Gram matrix of each layer's input is needed, even where that of its output is the smaller one."""
+        """Whether the Gram matrix of each layer's input is needed, even if that of its output is smaller."""
         return False
 
     @property
     def shares(self) -> bool:
-        """Whether `share` finds candidates for layers that read one input."""
+        """Whether `share` finds candidates for layers that read the same input."""
         return False
 
     @property
@@ -44,12 +46,12 @@ class Method(ABC):
 
     @property
     def budget_itemsize(self) -> int | None:
-        """Bytes of a number where ratios are of bytes; None where they are of parameters."""
+        """Bytes of a stored number if ratios are of bytes; None if they are of parameters."""
         return self.itemsize if self.config.budget == "bytes" else None
 
     @abstractmethod
     def profile(self, problem: LayerProblem) -> list[Candidate]:
-        """Candidates of a layer beside the dense one, by kind and falling size.
+        """Return the candidates of a layer, apart from the dense one, by kind and decreasing size.
 
         Raises:
             IllConditionedGramError: the layer's Gram matrix cannot be factorized.
@@ -57,35 +59,35 @@ class Method(ABC):
 
     @abstractmethod
     def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
-        """Compresses a layer as a candidate says.
+        """Compress a layer as specified by a candidate.
 
         Args:
             problem: the layer, not necessarily with the weight and the statistics of its profile.
-            candidate: kind, rank and nnz, not necessarily one that `profile` gave.
+            candidate: kind, rank and nnz, not necessarily a candidate returned by `profile`.
 
         Returns:
             The factors, in the problem's precision and on its device, and their errors.
         """
 
     def share(self, problem: LayerProblem, owner: str, alone: Sequence[Sequence[Candidate]]) -> list[SharedCandidate]:
-        """Candidates for the layers of an input group together, by falling size; asked for only where it `shares`.
+        """Return candidates for all layers of an input group, by decreasing size; called only if it `shares`.
 
         Args:
-            problem: the members' weights side by side.
+            problem: the members' weights, concatenated by columns.
             owner: name of the first member, which owns the dictionary.
-            alone: what `profile` gave for each member.
+            alone: the candidates that `profile` returned for each member.
         """
         raise NotImplementedError(owner)
 
     def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> Compressed:
-        """Compresses the layers of an input group together; asked for only where it `shares`.
+        """Compress all layers of an input group; called only if it `shares`.
 
         Args:
-            problem: the members' weights side by side.
+            problem: the members' weights, concatenated by columns.
             rank: atoms of their dictionary.
-            nnz: nonzero coefficients of all.
+            nnz: nonzero coefficients of all members in total.
 
         Returns:
-            The dictionary, with the members' coefficients side by side.
+            The dictionary, with the members' coefficients concatenated by columns.
         """
         raise NotImplementedError((rank, nnz))

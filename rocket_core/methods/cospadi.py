@@ -1,4 +1,4 @@
-"""`cospadi`: a learned dictionary for every layer at the same ratio; meant for small models."""
+"""`cospadi`: a learned dictionary for every layer, at the same ratio; suitable for small models."""
 
 import torch
 
@@ -11,17 +11,17 @@ from rocket_core.methods.base import Method
 from rocket_core.methods.layer_problem import Compressed, LayerProblem
 
 _RANK_NNZ_RATIO = 2.0
-# Five more lower the error by another hundredth.
+# Five more iterations lower the error by only another hundredth.
 _ITERATIONS = 10
 
 
 class Cospadi(Method):
-    """K-SVD with orthogonal matching pursuit on the whitened weight, as many nonzeros in every column.
+    """K-SVD with orthogonal matching pursuit on the whitened weight, with equally many nonzeros in every column.
 
-    Two atoms per nonzero of a column, or a little less where the budget leaves more. Computed in the coordinates of the
-    eigenbasis, from the leading singular directions as first atoms, which is where `rocket` ends; seconds for a layer
-    of a few hundred inputs and outputs, many minutes for one of some thousands, twice: for the profile and for the
-    factors.
+    There are two atoms per nonzero of a column, or slightly fewer if the budget leaves room for more nonzeros. Computed
+    in the coordinates of the eigenbasis, with the leading singular directions as initial atoms, which is where `rocket`
+    stops. Takes seconds for a layer with a few hundred inputs and outputs and many minutes for one with some thousands,
+    twice: for the profile and for the factors.
 
     References:
         Shopkhoev et al., "CoSpaDi: Compressing LLMs via calibration-guided sparse dictionary learning", 2025.
@@ -30,7 +30,7 @@ class Cospadi(Method):
     uniform = True
 
     def profile(self, problem: LayerProblem) -> list[Candidate]:
-        """One candidate, of the most atoms within the ratio."""
+        """Return one candidate, with the most atoms within the ratio."""
         d_in, d_out = problem.shape
         shapes = [
             shape
@@ -45,7 +45,7 @@ class Cospadi(Method):
         ]
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
-        """Learns the dictionary; nonzeros that do not suffice for one more in every column are left out."""
+        """Learn the dictionary; the nonzeros per column are rounded down, and the remainder is not used."""
         assert candidate.rank is not None
         assert candidate.nnz is not None
         layer = dictionary.prepare(problem, FactorizerSettings())

@@ -1,4 +1,4 @@
-"""Candidates of dictionary and coefficients: low-rank if the coefficients are dense, factored if they are sparse."""
+"""Candidates with dictionary and coefficients: low-rank if the coefficients are dense, factored if they are sparse."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from rocket_core.methods.rank_search import best_factorizations
 
 
 def settings_of(config: CompressionConfig) -> FactorizerSettings:
-    """What the factorizer is told."""
+    """Return the factorizer's settings."""
     return FactorizerSettings(
         importance_balance=config.importance_balance,
         over_sparsification=config.over_sparsification,
@@ -34,13 +34,13 @@ def settings_of(config: CompressionConfig) -> FactorizerSettings:
 
 
 def rank_nnz_ratios(config: CompressionConfig) -> tuple[float, ...]:
-    """Atoms per nonzero of a column to choose from: 1 is low-rank, what lies above it factored."""
+    """Return the allowed numbers of atoms per nonzero of a column: 1 is low-rank, greater numbers are factored."""
     low_rank = PROFILE_RANK_NNZ_RATIOS[:1] if "low_rank" in config.kinds else ()
     return low_rank + (PROFILE_RANK_NNZ_RATIOS[1:] if "factored" in config.kinds else ())
 
 
 def prepare(problem: LayerProblem, settings: FactorizerSettings) -> PreparedLayer:
-    """The problem in the factorizer's terms."""
+    """Convert the problem to the factorizer's input."""
     basis = problem.eigenbasis()
     return prepare_layer(problem.scaled_weight, basis, settings, dtype=problem.precision)
 
@@ -55,16 +55,16 @@ def profile(
     itemsizes: tuple[int, int | None],
     rivals: Sequence[float] = (),
 ) -> list[Candidate]:
-    """The best factorization of a layer at each ratio.
+    """Return the best factorization of a layer at each ratio.
 
     Args:
         problem: the layer.
-        settings: the factorizer's.
+        settings: the factorizer's settings.
         ratios: compression ratios of the layer, ascending.
-        shapes: atoms per nonzero of a column to choose from.
-        objective: error that the search lowers.
-        itemsizes: bytes of a stored number; the same if ratios are of bytes, None if they are of parameters.
-        rivals: relative error at each ratio if the layer is stored otherwise; see `best_factorizations`.
+        shapes: numbers of atoms per nonzero of a column to choose from.
+        objective: error that the search minimises.
+        itemsizes: bytes of a stored number; then the same if ratios are of bytes, or None if they are of parameters.
+        rivals: relative error at each ratio for the best alternative kind of candidate; see `best_factorizations`.
     """
     layer = prepare(problem, settings)
     found = best_factorizations(layer, ratios, shapes, objective=objective, itemsize=itemsizes[1], rivals=rivals)
@@ -81,9 +81,9 @@ def share(
     itemsizes: tuple[int, int | None],
     rivals: Sequence[Sequence[float]] = (),
 ) -> list[SharedCandidate]:
-    """The best factorization of a group's weights side by side at each ratio.
+    """Return the best factorization of a group's concatenated weights at each ratio.
 
-    Arguments as for `profile`, but `rivals` are of each member; the others' are empty if one's are.
+    Arguments are as for `profile`, except that `rivals` has a list per member; all are empty if one is.
     """
     layer = prepare(problem, settings)
     together = _together(rivals, _output_energies(problem, layer)) if rivals else ()
@@ -96,12 +96,12 @@ def share(
 
 
 def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz: int) -> Compressed:
-    """Dictionary and coefficients of a layer, or of a group's weights side by side."""
+    """Compute dictionary and coefficients of a layer, or of a group's concatenated weights."""
     return compressed(problem, factorize_layer(prepare(problem, settings), rank, nnz))
 
 
 def compressed(problem: LayerProblem, factorization: Factorization) -> Compressed:
-    """The result for a factorization."""
+    """Convert a factorization to a compressed weight."""
     factorization = _serving_all(problem, factorization)
     factors = LayerFactors(
         dictionary=factorization.dictionary(),
@@ -112,11 +112,11 @@ def compressed(problem: LayerProblem, factorization: Factorization) -> Compresse
 
 
 def candidate(problem: LayerProblem, factorization: Factorization, itemsize: int) -> Candidate:
-    """Describes a factorization.
+    """Describe a factorization as a candidate.
 
     Args:
         problem: the layer.
-        factorization: of its weight.
+        factorization: factorization of its weight.
         itemsize: bytes of a stored number.
     """
     d_in, d_out = problem.shape
@@ -135,9 +135,9 @@ def candidate(problem: LayerProblem, factorization: Factorization, itemsize: int
 
 
 def _serving_all(problem: LayerProblem, factorization: Factorization) -> Factorization:
-    """Gives each member of a group that is left without a coefficient one, since a layer stores at least one.
+    """Give one coefficient to each member of a group that has none, since a layer must store at least one.
 
-    That is the one which helps most; for it the least of the coefficients goes.
+    The coefficient that helps most is added, and in exchange the smallest of all coefficients is removed.
     """
     if factorization.support is None or len(problem.members) == 1:
         return factorization
@@ -163,13 +163,13 @@ def _serving_all(problem: LayerProblem, factorization: Factorization) -> Factori
 
 
 def _parts(problem: LayerProblem) -> list[slice]:
-    """The outputs of each member."""
+    """Return the output columns of each member."""
     ends = list(itertools.accumulate(problem.members))
     return [slice(end - width, end) for end, width in zip(ends, problem.members, strict=True)]
 
 
 def _together(errors: Sequence[Sequence[float]], energies: Sequence[float]) -> list[float]:
-    """Relative errors of a group at each ratio, from those of its members and the energies of their outputs."""
+    """Return a group's relative error at each ratio, from its members' errors and the energies of their outputs."""
     whole = sum(energies)
     return [
         _root_of_share(sum(error**2 * energy for error, energy in zip(at_ratio, energies, strict=True)), whole)
@@ -178,7 +178,7 @@ def _together(errors: Sequence[Sequence[float]], energies: Sequence[float]) -> l
 
 
 def _output_energies(problem: LayerProblem, layer: PreparedLayer) -> list[float]:
-    """‖SW diag(w)‖² of each member."""
+    """Return ‖SW diag(w)‖² of each member."""
     energies = layer.basis.directions.double().square() @ layer.basis.singular_values.double().square()
     return [float(energies[part].sum()) for part in _parts(problem)]
 
@@ -205,7 +205,7 @@ def _shared_candidate(
                 nnz=nnz,
                 dictionary=owner,
                 kept_parameters=atoms + nnz,
-                # Where supports are chosen together, another choice of as many nonzeros may need this member's mask.
+                # Supports are chosen jointly; with as many nonzeros in total, this member may need its mask.
                 stored_bytes=(atoms + nnz) * itemsize + (0 if dense else budget.mask_bytes(rank, d_out)),
                 reconstruction_error=_root_of_share(error, energies[index]),
                 weight_error=_root_of_share(float(removed[part].sum()), float(lengths[part].sum())),

@@ -1,4 +1,4 @@
-"""What a method is given: a weight, and what calibration knows about the layer that it belongs to."""
+"""The input of a method: a weight and the calibration statistics of its layer."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from torch import Tensor
 from rocket_core.layers import LayerFactors
 from rocket_core.linalg.whitening import Eigenbasis, GramStatistics, basis_from_statistics, shrunk_gram
 
-# With it a layer of any size at any error adds less to the loss than a model's loss can be measured to.
+# Small enough that a layer of any size with any error adds less to the loss than can be measured.
 _LEAST_SENSITIVITY = 1e-20
 
 
@@ -19,7 +19,7 @@ class Compressed:
     """A compressed weight.
 
     Attributes:
-        factors: how it is stored.
+        factors: the stored form.
         errors: ‖S(w_j - w̃_j)‖² · w_j² of each output j, in float64.
     """
 
@@ -29,20 +29,20 @@ class Compressed:
 
 @dataclass(kw_only=True, slots=True)
 class LayerProblem:
-    """A weight to compress: of one layer, or those of an input group side by side.
+    """A weight to compress: that of one layer, or the concatenated weights of an input group.
 
-    The error that counts is ‖S(W - W̃)diag(w)‖², with w the column weights. A method scales W's columns by w, so that
-    it can minimise an unweighted error, and scales what it found back.
+    The error to minimise is ‖S(W - W̃)diag(w)‖², with w the column weights. A method scales W's columns by w, minimises
+    the unweighted error, and scales its result back.
 
     Attributes:
         weight: W.
         statistics: calibration statistics of the layer.
-        shrinkage: pull of the Gram matrix towards its diagonal.
+        shrinkage: strength of the shrinkage of the Gram matrix towards its diagonal.
         precision: dtype in which supports and least squares are computed.
-        column_weights: w = √E[g²] with g the gradient of the loss by each output, > 0; None where all outputs count
-            the same and errors are no losses.
+        column_weights: w = √E[g²] with g the gradient of the loss by each output, > 0; None if all outputs count
+            equally and errors do not estimate losses.
         members: output features of each layer whose weight is a part of W.
-        basis: the eigenbasis of S W diag(w), in float64 on computing; None until it is first needed.
+        basis: the eigenbasis of S W diag(w), computed in float64; None until it is first needed.
     """
 
     weight: Float[Tensor, "d_in d_out"]
@@ -70,11 +70,11 @@ class LayerProblem:
         return weight if self.column_weights is None else weight * self.column_weights.double()
 
     def unscaled(self, columns: Float[Tensor, "rows d_out"]) -> Float[Tensor, "rows d_out"]:
-        """Takes the column weights out again."""
+        """Divide columns by the column weights."""
         return columns if self.column_weights is None else columns / self.column_weights.to(columns.dtype)
 
     def eigenbasis(self) -> Eigenbasis:
-        """The eigenbasis of S W diag(w), as it is kept on disk: profiling and compression see the same digits.
+        """Return the eigenbasis of S W diag(w), rounded as on disk, so profiling and compression use equal numbers.
 
         Raises:
             IllConditionedGramError: the Gram matrix cannot be factorized.
@@ -87,7 +87,7 @@ class LayerProblem:
         return self.basis
 
     def gram(self) -> Float[Tensor, "d_in d_in"]:
-        """G, shrunk, in the computing precision."""
+        """Return G after shrinkage, in the computing precision."""
         assert self.statistics.gram is not None, "calibration was asked for the Gram matrix of the input"
         if self._gram is None:
             gram = shrunk_gram(self.statistics.gram.double(), self.statistics.tokens, self.shrinkage)
@@ -95,10 +95,10 @@ class LayerProblem:
         return self._gram
 
     def loss(self, error: float) -> float | None:
-        """Expected increase of the model's loss for ‖S(W - W̃)diag(w)‖² = error, in nats per token.
+        """Return the expected increase of the model's loss for ‖S(W - W̃)diag(w)‖² = error, in nats per token.
 
-        Half of it divided by the tokens: the second-order term of the loss with the diagonal of its Fisher information
-        by the layer's outputs. None without column weights.
+        This is half the error divided by the tokens: the second-order term of the loss, with the diagonal of its Fisher
+        information with respect to the layer's outputs. None without column weights.
 
         References:
             LeCun et al., "Optimal brain damage", 1990, with the Fisher information for the Hessian.
@@ -119,20 +119,20 @@ class LayerProblem:
 
 
 def output_errors(gram: Float[Tensor, "d_in d_in"], removed: Float[Tensor, "d_in d_out"]) -> Float[Tensor, " d_out"]:
-    """Diagonal of EᵀGE for E = W - W̃, in float64: the squared error of each output over the calibration tokens."""
+    """Return the diagonal of EᵀGE, E = W - W̃, in float64: each output's squared error over the calibration tokens."""
     return (removed * (gram @ removed)).sum(dim=0, dtype=torch.float64).clamp_min(0)
 
 
 def column_weights(sensitivity: Float[Tensor, " d_out"], *, by_column: bool) -> Float[Tensor, " d_out"]:
-    """Column weights from sensitivities: their roots, or the root of their mean for every column.
+    """Compute column weights from sensitivities: their roots, or the root of their mean for every column.
 
-    A column that the loss did not mind on a few windows may matter on others, so none weighs less than a hundredth of
-    the mean. Where the loss minded none, all weigh next to nothing, but not nothing: relative errors stay defined, and
-    squares of weighted errors far from what float32 cannot hold.
+    A column that the loss did not depend on in a few windows may matter in others, so each weight is at least a
+    hundredth of that of the mean. If the loss depends on no column, all weights are tiny but positive, so that relative
+    errors stay defined and squares of weighted errors stay within the range of float32.
 
     Args:
         sensitivity: E[g²] of each output, >= 0.
-        by_column: weight each output by its own.
+        by_column: weight each output by its own sensitivity.
     """
     mean = max(_LEAST_SENSITIVITY, float(sensitivity.double().mean()))
     if not by_column:

@@ -1,4 +1,4 @@
-"""`magnitude`: the smallest weights of each layer become zero, every layer at the same ratio."""
+"""`magnitude`: zeroes the smallest weights of each layer, every layer at the same ratio."""
 
 import torch
 from jaxtyping import Bool
@@ -22,11 +22,11 @@ class Magnitude(Method):
 
     @property
     def needs_input_gram(self) -> bool:
-        """To measure the error; the choice does not depend on it."""
+        """True, to measure the error; the choice of entries does not depend on it."""
         return True
 
     def profile(self, problem: LayerProblem) -> list[Candidate]:
-        """One candidate, with as many entries as the ratio allows."""
+        """Return one candidate, with as many entries as the ratio allows."""
         weight = problem.weight.to(problem.precision)
         gram = problem.gram()
         energy = float((weight * (gram @ weight)).sum(dtype=torch.float64))
@@ -38,12 +38,12 @@ class Magnitude(Method):
         return found
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
-        """Sets what is not kept to zero."""
+        """Set all entries that are not kept to zero."""
         assert candidate.nnz is not None
         support = self.support(problem, candidate.nnz)
         weight = problem.weight.to(problem.precision)
         return sparse.stored(problem, weight, weight.masked_fill(~support, 0), support)
 
     def support(self, problem: LayerProblem, nnz: int) -> Bool[Tensor, "d_in d_out"]:
-        """Which entries are kept."""
+        """Return the mask of the entries to keep."""
         return prune_at_once(problem.weight.to(problem.precision), None, nnz, per_column=False)

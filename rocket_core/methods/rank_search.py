@@ -1,4 +1,4 @@
-"""The best factorization of a layer at each ratio, found by descent over rank against nonzeros (paper, section 3)."""
+"""Search for the best trade-off of rank against nonzeros at each ratio (paper, section 3)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,11 +7,11 @@ from rocket_core import budget
 from rocket_core.config import Objective
 from rocket_core.linalg.factorization import Factorization, PreparedLayer, factorize_layer, improve
 
-# At a fixed budget the error falls and then rises with the rank, so a coarse walk and a fine one find its minimum.
+# At a fixed budget the error falls and then rises with the rank, so a coarse and then a fine descent find its minimum.
 _STRIDES = (2, 1)
-# Times the error of what is at hand anyway. Sweeps have not been seen to lower an error by more than a sixth, so beyond
-# the first no sweep can help; and the smaller the ratio, the further dictionaries are behind pruned weights, so beyond
-# the second none of the smaller ones needs to be looked at.
+# Heuristic bounds, as multiples of the rival's error. Sweeps have not been observed to lower an error by more than a
+# sixth, so above the first bound sweeps cannot help. Dictionaries fall further short of pruned weights as the ratio
+# decreases, so above the second bound smaller ratios need not be tried.
 _SWEPT_WITHIN = 1.25
 _CONTINUED_WITHIN = 1.5
 
@@ -25,23 +25,24 @@ def best_factorizations(
     itemsize: int | None = None,
     rivals: Sequence[float] = (),
 ) -> Iterator[Factorization]:
-    """Finds the best factorization of a layer at each ratio.
+    """Find the best factorization of a layer at each ratio.
 
-    For every ratio the rank/nnz trade-off is descended from where the neighbouring ratio had its minimum; each step
-    measures the error of a true factorization. Same best shapes as the full grid where the error is unimodal. Only the
-    best one is swept. Where the layer can be stored otherwise with far less error, that ends the search.
+    For every ratio, the search over the rank/nnz trade-off descends from the minimum of the neighbouring ratio; each
+    step measures the error of an actual factorization. It finds the same shapes as the full grid if the error is
+    unimodal. Only the best factorization is swept. The search ends early if an alternative to a dictionary has a far
+    smaller error.
 
     Args:
         layer: the prepared layer.
         ratios: compression ratios of the layer, ascending, in (0, 1).
-        rank_nnz_ratios: atoms per nonzero of a coefficient column to choose from, ascending, >= 1.
-        objective: error that the search lowers: that in the original space if `weight`, else that of the output.
-        itemsize: bytes per stored number, where ratios are of bytes; None where they are of parameters.
-        rivals: relative error of the output at each ratio if the layer is stored otherwise; empty if it cannot be.
-            Where a factorization has a quarter more it is not swept, and where it has half more it is the last.
+        rank_nnz_ratios: numbers of atoms per nonzero of a coefficient column to choose from, ascending, >= 1.
+        objective: error to minimise: in the original space if `weight`, else that of the output.
+        itemsize: bytes per stored number if ratios are of bytes; None if they are of parameters.
+        rivals: relative output error at each ratio of the alternative to a dictionary; empty without alternative. A
+            factorization is not swept if its error is over 1.25 times that, and is the last one if over 1.5 times.
 
     Yields:
-        By falling ratio, one factorization for each that some shape of this layer meets.
+        One factorization for each ratio that some shape of this layer meets, by decreasing ratio.
 
     References:
         ROCKET, section 3, layer profiling.
@@ -60,7 +61,7 @@ def best_factorizations(
 
 
 def _descend(layer: PreparedLayer, shapes: list[budget.Shape], position: int, objective: str) -> Factorization:
-    """Walks from `position` to the shape of least error; keeps only the best factorization in memory."""
+    """Descend from `position` to the shape of least error, with only the best factorization in memory."""
     errors: dict[int, float] = {}
     best: list[Factorization] = []
 
@@ -86,7 +87,7 @@ def _descend(layer: PreparedLayer, shapes: list[budget.Shape], position: int, ob
 
 
 def _start(shapes: list[budget.Shape], previous: budget.Shape | None) -> int:
-    """The shape closest in rank per nonzero to the neighbouring ratio's best; the middle if there is none."""
+    """Return the index of the shape closest in rank per nonzero to the neighbouring ratio's best; else the middle."""
     if previous is None:
         return len(shapes) // 2
     wanted = previous[0] / previous[1]

@@ -1,4 +1,4 @@
-"""`rocket`: every kind of candidate that the settings allow, at every ratio, for the knapsack to choose from."""
+"""`rocket`: every kind of candidate that the settings allow, at every ratio, as choices for the knapsack."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from rocket_core.methods.layer_problem import Compressed, LayerProblem
 
 
 class Rocket(Method):
-    """Low-rank, factored, shared and sparse candidates (paper, section 3, and what goes beyond it)."""
+    """Low-rank, factored, shared and sparse candidates (paper, section 3, and extensions)."""
 
     @property
     def needs_input_gram(self) -> bool:
-        """Pruning needs it."""
+        """Whether sparse candidates are allowed, as pruning needs it."""
         return "sparse" in self.config.kinds
 
     @property
@@ -23,7 +23,7 @@ class Rocket(Method):
         return "shared" in self.config.kinds
 
     def profile(self, problem: LayerProblem) -> list[Candidate]:
-        """The best factorization at each ratio, then pruned weights."""
+        """Return the best factorization at each ratio, then pruned weights."""
         found: list[Candidate] = []
         pruned = sparse.profile(problem, (self.itemsize, self.budget_itemsize)) if "sparse" in self.config.kinds else []
         shapes = dictionary.rank_nnz_ratios(self.config)
@@ -42,7 +42,7 @@ class Rocket(Method):
     def share(
         self, problem: LayerProblem, owner: str, alone: Sequence[Sequence[Candidate]] = ()
     ) -> list[SharedCandidate]:
-        """The best shared dictionary at each ratio."""
+        """Return the best shared dictionary at each ratio."""
         d_in, _ = problem.shape
         rivals = [self._rivals(own, (d_in, d_out)) for own, d_out in zip(alone, problem.members, strict=False)]
         return dictionary.share(
@@ -56,14 +56,14 @@ class Rocket(Method):
         )
 
     def _rivals(self, candidates: Sequence[Candidate], shape: tuple[int, int]) -> list[float]:
-        """The errors at each ratio that a dictionary is measured by; none where they do not decide."""
+        """Return the errors of pruned weights at each ratio, to compare with a dictionary's; empty to not compare."""
         pruned = [candidate for candidate in candidates if candidate.kind == "sparse"]
         if not pruned or self.config.objective == "weight":
             return []
         return sparse.errors_at(pruned, shape, self.ratios, self.budget_itemsize)
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
-        """By the candidate's kind."""
+        """Compress the layer by the method for the candidate's kind."""
         assert candidate.nnz is not None
         if candidate.kind == "sparse":
             return sparse.compress(problem, candidate.nnz)
@@ -71,5 +71,5 @@ class Rocket(Method):
         return dictionary.compress(problem, dictionary.settings_of(self.config), candidate.rank, candidate.nnz)
 
     def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> Compressed:
-        """One dictionary for all members."""
+        """Compute one dictionary for all members."""
         return dictionary.compress(problem, dictionary.settings_of(self.config), rank, nnz)

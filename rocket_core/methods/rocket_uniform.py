@@ -1,4 +1,4 @@
-"""`rocket-uniform`: the paper's factorization with every layer at the same ratio, and nothing allocated."""
+"""`rocket-uniform`: the paper's factorization with every layer at the same ratio, without allocation."""
 
 from rocket_core.config import CompressionConfig
 from rocket_core.methods.rocket import Rocket
@@ -7,7 +7,7 @@ from rocket_core.methods.rocket import Rocket
 class RocketUniform(Rocket):
     """The paper's ablation without its allocation (marked with a dagger in its tables).
 
-    Of all kinds of candidates it has the paper's, dictionary and coefficients, whatever the settings allow.
+    It uses only the paper's kinds of candidates, dictionary and coefficients, regardless of the kinds in the settings.
 
     References:
         ROCKET, tables 1 and 5.

@@ -1,4 +1,4 @@
-"""Candidates that keep a layer's own weights, most of them zero."""
+"""Sparse candidates: a layer's own weights, most of them zero."""
 
 import math
 from collections.abc import Sequence
@@ -18,32 +18,31 @@ from rocket_core.methods.layer_problem import Compressed, LayerProblem, output_e
 SPARSE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 """Ratios of the candidates; between them the allocation adds single entries."""
 
-# Ratios at which a layer is pruned to measure errors; they rise smoothly enough for the rest to be read off.
+# Ratios at which a layer is pruned to measure errors; errors are smooth enough to interpolate the rest.
 _MEASURED_RATIOS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
-# How errors rise with the ratio is nearly the same for all outputs, so that some of them tell: at least so many, and at
-# least that part. How large the errors are can differ by much; that all outputs tell, at the first of the ratios.
+# How errors grow with the ratio is nearly the same for all outputs, so it is measured on a sample: at least this many
+# outputs, and at least this share. Their scale can differ greatly; it is measured on all outputs at the first ratio.
 _SAMPLED_OUTPUTS = 128
 _SAMPLED_PART = 1 / 8
-# Has a logarithm.
+# Replaces zero before taking logarithms.
 _NEXT_TO_ZERO = 1e-200
 
 
 def counts(d_in: int, d_out: int, ratios: Sequence[float], itemsize: int | None) -> list[int]:
-    """Nonzeros at ratios, falling, where any are left."""
+    """Return the numbers of nonzeros at ascending ratios, without those below 1."""
     return [nnz for ratio in ratios if (nnz := budget.sparse_nnz(d_in, d_out, ratio, itemsize=itemsize)) >= 1]
 
 
 def profile(problem: LayerProblem, itemsizes: tuple[int, int | None]) -> list[Candidate]:
-    """A candidate at each of `SPARSE_RATIOS`.
+    """Return a candidate at each of `SPARSE_RATIOS`.
 
-    Their errors are measured at some ratios, of wide layers on a sample of the outputs, and between these read off a
-    straight line: logarithm of the error by that of the ratio. All are of one way, in its steps; compression looks for
-    the best of the candidate that is chosen alone, and so ends below the error that was promised, by a tenth at any
-    ratio and for any layer alike.
+    Errors are measured at some ratios, for wide layers on a sample of the outputs, and interpolated linearly between
+    them: the logarithm of the error over that of the ratio. All are steps of one pruning path; compression optimises
+    the chosen candidate by itself, and so ends about a tenth below the predicted error, at any ratio and for any layer.
 
     Args:
         problem: the layer.
-        itemsizes: bytes of a stored number; the same if ratios are of bytes, None if they are of parameters.
+        itemsizes: bytes of a stored number; then the same if ratios are of bytes, or None if they are of parameters.
     """
     itemsize, budget_itemsize = itemsizes
     weight = problem.scaled_weight.to(problem.precision)
@@ -68,12 +67,12 @@ def profile(problem: LayerProblem, itemsizes: tuple[int, int | None]) -> list[Ca
 def _measure(
     weight: Float[Tensor, "d_in d_out"], energies: Float[Tensor, " d_out"], unit: UnitGram, stops: Sequence[int]
 ) -> Float64[np.ndarray, "stops 2"]:
-    """Relative errors of the output and of the weight at so many nonzeros."""
+    """Return the relative errors of the output and of the weight at the given numbers of nonzeros."""
     d_out = len(energies)
     number = min(d_out, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
     if number == d_out:
         return _errors(weight, energies, unit, stops)
-    # Large and small ones alike.
+    # Sample evenly from outputs of large and of small energy.
     sample = energies.argsort()[((torch.arange(number) + 0.5) * d_out / number).long()]
     part = _errors(
         weight[:, sample].contiguous(), energies[sample], unit, [max(1, stop * number // d_out) for stop in stops]
@@ -102,7 +101,10 @@ def _errors(
 def _read_off(
     measured: Float64[np.ndarray, "stops 2"], stops: Sequence[int], wanted: Sequence[int], size: int
 ) -> Float64[np.ndarray, "wanted 2"]:
-    """Errors at other nonzeros, between the stops and before them powers of the ratio; both are falling."""
+    """Interpolate errors at other numbers of nonzeros, as powers of the ratio between the stops and before the first.
+
+    Both `stops` and `wanted` are decreasing.
+    """
     if len(stops) < 2:
         return np.repeat(measured[:1], len(wanted), axis=0)
     at = np.log1p(-np.array(stops) / size)
@@ -124,13 +126,13 @@ def candidate(
     errors: tuple[float, float],
     itemsize: int,
 ) -> Candidate:
-    """Describes a pruned weight.
+    """Describe a pruned weight as a candidate.
 
     Args:
         problem: the layer.
         weight: W diag(w).
-        pruned: what is left of it.
-        nnz: entries kept.
+        pruned: W̃ diag(w).
+        nnz: number of entries kept.
         errors: ‖S(W - W̃)diag(w)‖² and ‖SW diag(w)‖².
         itemsize: bytes of a stored number.
     """
@@ -149,7 +151,7 @@ def candidate(
 
 
 def compress(problem: LayerProblem, nnz: int) -> Compressed:
-    """The weight pruned to a number of nonzeros."""
+    """Prune the weight to a number of nonzeros."""
     weight = problem.scaled_weight.to(problem.precision)
     pruned = prune(weight, UnitGram.of(problem.gram()), nnz)
     factors = LayerFactors(dictionary=None, coefficients=problem.unscaled(pruned.weight), support=pruned.support)
@@ -159,13 +161,13 @@ def compress(problem: LayerProblem, nnz: int) -> Compressed:
 def errors_at(
     candidates: Sequence[Candidate], shape: tuple[int, int], ratios: Sequence[float], itemsize: int | None
 ) -> list[float]:
-    """Relative errors of the output that sparse candidates promise at ratios: their logarithms, interpolated.
+    """Return the relative output errors that sparse candidates predict at ratios; their logarithms are interpolated.
 
     Args:
-        candidates: of a layer, at least one.
+        candidates: sparse candidates of a layer, at least one.
         shape: `(d_in, d_out)` of the layer.
         ratios: compression ratios.
-        itemsize: bytes of a stored number, where ratios are of bytes.
+        itemsize: bytes of a stored number if ratios are of bytes; None if they are of parameters.
     """
     whole = shape[0] * shape[1] * (itemsize or 1)
     sizes = [candidate.kept_parameters if itemsize is None else candidate.stored_bytes for candidate in candidates]
@@ -181,6 +183,6 @@ def stored(
     pruned: Float[Tensor, "d_in d_out"],
     support: Bool[Tensor, "d_in d_out"],
 ) -> Compressed:
-    """The result for a pruned weight; `weight` and `pruned` with column weights."""
+    """Return the compressed form of a pruned weight; `weight` and `pruned` include the column weights."""
     factors = LayerFactors(dictionary=None, coefficients=problem.unscaled(pruned), support=support)
     return Compressed(factors=factors, errors=output_errors(problem.gram(), weight - pruned))

@@ -17,7 +17,7 @@ class SvdLlm(Method):
     uniform = True
 
     def profile(self, problem: LayerProblem) -> list[Candidate]:
-        """One candidate, of the largest rank within the ratio."""
+        """Return one candidate, with the largest rank within the ratio."""
         return dictionary.profile(
             problem,
             FactorizerSettings(),
@@ -28,7 +28,7 @@ class SvdLlm(Method):
         )
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
-        """Truncates at the candidate's rank."""
+        """Truncate the decomposition at the candidate's rank."""
         assert candidate.rank is not None
         assert candidate.nnz is not None
         return dictionary.compress(problem, FactorizerSettings(), candidate.rank, candidate.nnz)

@@ -1,4 +1,4 @@
-"""`wanda`: the weights of least magnitude times input norm become zero, every output at the same ratio."""
+"""`wanda`: zeroes the weights with the smallest magnitude times input norm, every output at the same ratio."""
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -16,6 +16,6 @@ class Wanda(Magnitude):
     """
 
     def support(self, problem: LayerProblem, nnz: int) -> Bool[Tensor, "d_in d_out"]:
-        """Which entries are kept."""
+        """Return the mask of the entries to keep."""
         energy = problem.statistics.input_energy.to(problem.precision)
         return prune_at_once(problem.weight.to(problem.precision), energy, nnz, per_column=True)

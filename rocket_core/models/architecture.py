@@ -1,8 +1,8 @@
-"""What a Hugging Face model looks like inside: repeated blocks and the linear layers that can be compressed.
+"""Structure of a Hugging Face model: its repeated blocks and the linear layers that can be compressed.
 
-Everything is discovered; nothing is copied from modeling files. A layer counts if it is exactly `nn.Linear` or `Conv1D`
-inside a repeated block, is not tied, is not the head, and is later seen by a forward hook. A model has one list of
-blocks; an encoder-decoder has two.
+Everything is discovered; nothing is copied from modeling files. A layer is compressible if its type is exactly
+`nn.Linear` or `Conv1D`, it is inside a repeated block, is not tied, is not the head, and is later seen by a forward
+hook. A model has one list of blocks; an encoder-decoder has two.
 """
 
 import fnmatch
@@ -37,7 +37,7 @@ from rocket_core.inspection.footprint import positions
 from rocket_core.inspection.layer_names import advice_on_pattern
 from rocket_core.models.pretrained import interpreting, load_config
 
-# By the model's main argument.
+# Input kind by the model's main argument.
 _KINDS: dict[str, InputKind] = {"input_ids": "text", "pixel_values": "images", "input_features": "audio"}
 
 
@@ -48,7 +48,7 @@ class BlockList:
     Attributes:
         name: module name of the list.
         first: index of its first block.
-        length: how many blocks it has.
+        length: number of blocks.
     """
 
     name: str
@@ -57,16 +57,16 @@ class BlockList:
 
     @property
     def stop(self) -> int:
-        """Index behind its last block."""
+        """Index after its last block."""
         return self.first + self.length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """A model without weights, and where its blocks are.
+    """A model without weights, and the location of its blocks.
 
     Attributes:
-        model: parameters on the meta device, buffers real.
+        model: the model, with parameters on the meta device and real buffers.
         lists: the lists of repeated blocks, in the order in which they run: one, or an encoder's and a decoder's.
         layers: names of the compressible layers of each block, in model order.
     """
@@ -80,7 +80,7 @@ class Architecture:
         """The repeated blocks of a model with one list of them.
 
         Raises:
-            UnsupportedArchitectureError: it has an encoder and a decoder.
+            UnsupportedArchitectureError: the model has an encoder and a decoder.
         """
         if len(self.lists) != 1:
             raise UnsupportedArchitectureError(
@@ -89,66 +89,66 @@ class Architecture:
         return self.blocks_of(self.lists[0])
 
     def blocks_of(self, blocks: BlockList) -> nn.ModuleList:
-        """The modules of a list."""
+        """Return the modules of a list."""
         modules = self.model.get_submodule(blocks.name)
         assert isinstance(modules, nn.ModuleList)
         return modules
 
     def list_of(self, index: int) -> BlockList:
-        """The list that block `index` belongs to."""
+        """Return the list that block `index` belongs to."""
         return next(blocks for blocks in self.lists if blocks.first <= index < blocks.stop)
 
     def block_name(self, index: int) -> str:
-        """Module name of block `index`."""
+        """Return the module name of block `index`."""
         blocks = self.list_of(index)
         return f"{blocks.name}.{index - blocks.first}"
 
     @property
     def is_causal(self) -> bool:
-        """Whether the model predicts each token from those before it, and from nothing else."""
+        """Whether the model predicts each token only from those before it."""
         return _is_causal(self.model.config)
 
     @property
     def class_name(self) -> str:
-        """The class of transformers that loads the model: the Auto class of a decoder, else the model's own."""
+        """The transformers class that loads the model: the Auto class for a decoder, else the model's own class."""
         return AutoModelForCausalLM.__name__ if self.is_causal else type(self.model).__name__
 
     @property
     def kind(self) -> InputKind:
-        """What the model reads."""
+        """The kind of input that the model reads."""
         return _KINDS[self.model.main_input_name]
 
     def shape(self, layer: str) -> tuple[int, int]:
-        """`(d_in, d_out)` of a layer."""
+        """Return `(d_in, d_out)` of a layer."""
         d_in, d_out = oriented_weight(self.model.get_submodule(layer)).shape
         return d_in, d_out
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that the model has embeddings for."""
+        """Number of tokens that the model has embeddings for."""
         return int(self.model.config.get_text_config().vocab_size)
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model, tied ones counted once."""
+        """Number of parameters of the whole model, tied ones counted once."""
         tied = set(self.model.all_tied_weights_keys)
         return sum(value.numel() for name, value in self.model.named_parameters() if name not in tied)
 
     @property
     def compressible_parameters(self) -> int:
-        """Parameters of the compressible layers."""
+        """Number of parameters of the compressible layers."""
         shapes = [self.shape(name) for block in self.layers for name in block]
         return sum(d_in * d_out for d_in, d_out in shapes)
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """Reads `config.json` and refuses what cannot be compressed.
+    """Read `config.json` and reject models that cannot be compressed.
 
     Args:
         folder: checkpoint folder.
 
     Raises:
-        ModelNotFoundError: there is no config.json.
+        ModelNotFoundError: config.json does not exist.
         AlreadyQuantizedError: the weights are quantized or already compressed.
         UnsupportedArchitectureError: the installed transformers does not know the architecture.
     """
@@ -164,9 +164,9 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architecture:
-    """Builds the model without its weights and finds its compressible layers.
+    """Build the model without its weights and find its compressible layers.
 
-    A decoder is built as a causal language model; any other model as the class that its config names, or else as the
+    A decoder is built as a causal language model; any other model as the class named by its config, or else as the
     family's base model.
 
     Args:
@@ -174,8 +174,8 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
         dtype: dtype of the parameters.
 
     Raises:
-        UnsupportedArchitectureError: not one list of repeated blocks (an encoder-decoder: two), no plain linear layer
-            in them, or an input that calibration cannot make.
+        UnsupportedArchitectureError: the model does not have one list of repeated blocks (an encoder-decoder: two), has
+            no plain linear layer in them, or reads an input that calibration cannot generate.
     """
     with (
         interpreting(_file_of(config), UnsupportedArchitectureError),
@@ -201,11 +201,11 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
 
 
 def window_length(config: PretrainedConfig, requested: int | None) -> int:
-    """Tokens per window of text.
+    """Return the number of tokens per window of text.
 
     Args:
         config: the model's configuration.
-        requested: what the user asked for; None takes 1024, or what the model attends to if that is less.
+        requested: the user's choice; None takes 1024, or the model's context length if that is less.
 
     Raises:
         InvalidConfigError: fewer than 2 tokens, or more than the model has positions for.
@@ -214,13 +214,13 @@ def window_length(config: PretrainedConfig, requested: int | None) -> int:
 
 
 def named_classes(config: PretrainedConfig) -> list[str]:
-    """What a configuration gives as names of classes; whatever cannot be one is left out."""
+    """Return the class names in a configuration's `architectures`, without invalid entries."""
     declared = config.architectures if isinstance(config.architectures, list) else []
     return [name for name in declared if isinstance(name, str) and name.isidentifier()]
 
 
 def named_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """The class of transformers that a configuration names first; None if it names none that fits."""
+    """Return the transformers class that a configuration names first; None if it does not exist or does not fit."""
     name = next(iter(named_classes(config)), "")
     named = getattr(transformers, name, None)
     fits = isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config)
@@ -228,14 +228,14 @@ def named_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def oriented_weight(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
-    """A view of a layer's weight as the mathematics has it: `nn.Linear` stores the transpose, `Conv1D` does not."""
+    """Return a view of a layer's weight as `(d_in, d_out)`: `nn.Linear` stores the transpose, `Conv1D` does not."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight.detach() if type(module) is Conv1D else weight.detach().mT
 
 
 def ignored_layers(names: Sequence[str], patterns: Iterable[str]) -> dict[str, str]:
-    """Layers that ignore patterns take out, each with its pattern.
+    """Return the layers that ignore patterns match, each with its first matching pattern.
 
     Args:
         names: names of all compressible layers.
@@ -264,7 +264,7 @@ def _file_of(config: PretrainedConfig) -> str:
 
 
 def _quantizations(config: Mapping[Any, Any]) -> Iterator[Any]:
-    """Descriptions of quantized weights in a configuration, or in that of a part of the model."""
+    """Yield descriptions of quantized weights in a configuration, including those of parts of the model."""
     for key, value in config.items():
         if key == "quantization_config" and value is not None:
             yield value
@@ -273,7 +273,7 @@ def _quantizations(config: Mapping[Any, Any]) -> Iterator[Any]:
 
 
 def _require_readable(model: PreTrainedModel) -> None:
-    """Ask the model what is asked of it later, so that a wrong type in its configuration shows now."""
+    """Access attributes of the model that are needed later, so that wrong types in its configuration raise now."""
     text = model.config.get_text_config()
     if int(getattr(text, "vocab_size", 0) or 0) < 0:
         raise ValueError("vocab_size is negative")
@@ -285,7 +285,7 @@ def _require_readable(model: PreTrainedModel) -> None:
 def _is_causal(config: PretrainedConfig) -> bool:
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return False
-    # Encoders can be had as decoders too, if their configuration says so.
+    # Some encoders can be configured as decoders.
     return type(config) not in MODEL_FOR_MASKED_LM_MAPPING or bool(getattr(config, "is_decoder", False))
 
 
@@ -332,7 +332,7 @@ def _find_block_names(model: PreTrainedModel) -> list[str]:
     found = [name for name, module in lists.items() if any(type(block).__name__ in block_classes for block in module)]
     if found:
         return found
-    # Few models name no block class; the outermost lists of like modules with linear layers stand in for it.
+    # For the few models that name no block class, use the outermost lists of equal modules with linear layers.
     alike = [name for name, blocks in lists.items() if len({type(block) for block in blocks}) == 1]
     alike = [name for name in alike if any(type(module) in _LINEAR_TYPES for module in lists[name].modules())]
     outermost = [name for name in alike if not any(name.startswith(f"{other}.") for other in alike)]
@@ -349,6 +349,6 @@ def _linear_names(model: PreTrainedModel, block: str) -> list[str]:
     return [
         f"{block}.{name}"
         for name, module in model.get_submodule(block).named_modules()
-        # The exact type: subclasses (routers, non-quantizable projections) are used in ways of their own.
+        # The exact type, as subclasses (routers, non-quantizable projections) may be used differently.
         if type(module) in _LINEAR_TYPES and module is not head and f"{block}.{name}.weight" not in tied
     ]

@@ -1,6 +1,6 @@
-"""How a model calls its repeated blocks: recorded once, so that blocks can be run one at a time.
+"""Recorded calls of a model's repeated blocks, so that blocks can be run one at a time.
 
-All that is not in a block is the model's own code, run with stand-ins in the place of the blocks.
+Everything outside the blocks is the model's own code, run with stand-ins in place of the blocks.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from rocket_core.errors import UnsupportedArchitectureError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockCall:
-    """How the model calls a block, apart from the hidden states."""
+    """The arguments that the model calls a block with, apart from the hidden states."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -28,13 +28,13 @@ class BlockCall:
 
 @dataclass(kw_only=True, slots=True)
 class Activations:
-    """The hidden states that the next block reads, batch by batch, and how each block is called.
+    """The input hidden states of the next block, per batch, and the calls of all blocks.
 
     Attributes:
-        hidden: one tensor (windows, tokens, hidden size) per batch, replaced in place as blocks are passed.
-        calls: for each batch the call of each block of their list.
+        hidden: one tensor (windows, tokens, hidden size) per batch, replaced in place as blocks are run.
+        calls: for each batch the call of each block in the list.
         first: index of the first block of the list, counted through all lists of the model.
-        beside: how many things the blocks return beside the hidden states; None where they return no tuple.
+        beside: number of values that blocks return in addition to the hidden states; None if they return no tuple.
     """
 
     hidden: list[Tensor]
@@ -43,7 +43,7 @@ class Activations:
     beside: int | None = None
 
     def run(self, block: nn.Module, index: int, batch: int) -> Tensor:
-        """Output of block `index` for one batch."""
+        """Return the output of block `index` for one batch."""
         call = self.calls[batch][index - self.first]
         with torch.no_grad():
             output = block(self.hidden[batch], *call.args, **call.kwargs)
@@ -54,18 +54,18 @@ class Activations:
         return hidden
 
     def step(self, block: nn.Module, index: int, batch: int) -> None:
-        """Replaces the input of block `index` by its output, for one batch."""
+        """Replace the input of block `index` with its output, for one batch."""
         self.hidden[batch] = self.run(block, index, batch)
 
 
 class _EnoughError(Exception):
-    """Ends a forward pass whose remainder is of no interest."""
+    """Raised to end a forward pass early."""
 
 
 class _PassThrough(Tensor):
-    """Hidden states that stand for all that a block returns: a tensor, or a tuple that begins with it."""
+    """Hidden states that represent a block's return value: a tensor, or a tuple whose first item is the tensor."""
 
-    # What is computed from it is an ordinary tensor again, whose first row is no longer all of it.
+    # Results of operations are ordinary tensors again, for which index 0 is the first row.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     beside: Callable[[], tuple[Any, ...]]
@@ -84,12 +84,12 @@ def _nothing() -> tuple[Any, ...]:
 
 
 class StandIn(nn.Module):
-    """Takes the place of a block that is not run.
+    """A stand-in for a block that is not run.
 
     Args:
-        block: the block; asked for whatever the stand-in lacks.
-        receive: given the hidden states and the rest of the block's call; returns the hidden states to hand on.
-        beside: gives what the block returns beside them; asked where the model takes that apart.
+        block: the block; provides attributes that the stand-in lacks.
+        receive: given the hidden states and the rest of the block's call; returns the hidden states to return.
+        beside: returns the block's other return values; called when the model unpacks them.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class StandIn(nn.Module):
         beside: Callable[[], tuple[Any, ...]] = _nothing,
     ) -> None:
         super().__init__()
-        # Not registered as a submodule: models ask blocks for attributes such as their attention type.
+        # Not registered as a submodule; models read attributes of blocks, such as their attention type.
         self.__dict__.update(block=block, receive=receive, beside=beside)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["block"], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Hands on what `receive` returns."""
+        """Return the result of `receive`."""
         if args:
             hidden, args = args[0], args[1:]
         else:
@@ -122,12 +122,12 @@ def stand_ins(
     receive: Callable[[int, Tensor, BlockCall], Tensor],
     beside: Callable[[], tuple[Any, ...]] = _nothing,
 ) -> Iterator[None]:
-    """Replaces the blocks of a model for as long as the context lasts, so that the rest of it can be run alone.
+    """Replace the blocks of a model while the context is active, so that the rest of the model can be run alone.
 
     Args:
         blocks: the repeated blocks of a model.
-        receive: given a block's index, its hidden states and its call; returns the hidden states to hand on.
-        beside: gives what a block returns beside them; asked where the model takes that apart.
+        receive: given a block's index, its hidden states and its call; returns the hidden states to return.
+        beside: returns a block's other return values; called when the model unpacks them.
     """
     originals = list(blocks)
     try:
@@ -147,22 +147,22 @@ def record_block_inputs(
     passed: tuple[nn.ModuleList, Activations] | None = None,
     load_first: Callable[[], object] = _nothing,
 ) -> Activations:
-    """Runs what comes before a list of blocks and records how the model would call each of them.
+    """Run the model up to a list of blocks, and record how it would call each of them.
 
     Args:
-        model: a model whose modules outside the blocks have their weights; the blocks' own are not used, but for those
-            of the first one where the model hands on what that returns beside the hidden states (T5's position bias).
+        model: a model whose modules outside the blocks have their weights; those of the blocks are not used, except for
+            the first block's if the model passes its additional return values to later blocks (T5's position bias).
         blocks: the repeated blocks; in an encoder-decoder, those of one of the two.
-        batches: arguments of the model by name, on its device; a tensor stands for `input_ids`.
-        passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output. Where
-            that requires gradients, what the calls hold of it has come by a recorded way, to be run backward.
-        load_first: called once where the first block needs its weights, to load them.
+        batches: arguments of the model by name, on its device; a tensor is passed as `input_ids`.
+        passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output. If that
+            requires gradients, tensors in the calls that depend on it are part of its autograd graph.
+        load_first: called once if the first block needs its weights, to load them.
 
     Returns:
-        The inputs of the first block, and the calls of all.
+        The inputs of the first block, and the calls of all blocks.
 
     Raises:
-        UnsupportedArchitectureError: the model does not run its blocks one after the other, each of them once.
+        UnsupportedArchitectureError: the model does not run its blocks in order, each exactly once.
     """
     activations = Activations(hidden=[], calls=[], first=passed[1].first + len(passed[0]) if passed else 0)
     loaded = False
@@ -186,14 +186,14 @@ def record_block_inputs(
 
 @dataclass(kw_only=True, slots=True)
 class _Recording:
-    """What one forward pass tells of a list of blocks.
+    """The calls of a list of blocks, recorded in one forward pass.
 
     Attributes:
-        blocks: how many there are.
-        extras: what the first block returns beside the hidden states, which all that follow are handed; None if that is
-            not known, and a pass that needs it ends.
+        blocks: number of blocks.
+        extras: the first block's return values after the hidden states, which are passed to all later blocks; None if
+            unknown, in which case a pass that needs them ends.
         hidden: input of each block that was called.
-        calls: the rest of its call.
+        calls: the rest of each call.
     """
 
     blocks: int
@@ -202,7 +202,7 @@ class _Recording:
     calls: list[BlockCall] = field(default_factory=list)
 
     def receive(self, index: int, hidden: Tensor, call: BlockCall) -> Tensor:
-        """Takes the place of a block."""
+        """Record a block's call in its place."""
         if index != len(self.calls):
             raise UnsupportedArchitectureError(
                 f"the model runs block {index} where block {len(self.calls)} should follow; only models that run each "
@@ -215,13 +215,13 @@ class _Recording:
         return hidden
 
     def beside(self) -> tuple[Any, ...]:
-        """What a block returns beside the hidden states."""
+        """Return a block's return values after the hidden states."""
         if self.extras is None:
             raise _EnoughError
         return self.extras
 
     def run_first(self, block: nn.Module) -> tuple[Any, ...]:
-        """Really runs the first block."""
+        """Run the first block, and return its values after the hidden states."""
         with torch.no_grad():
             output = block(self.hidden[0], *self.calls[0].args, **self.calls[0].kwargs)
         return tuple(output[1:])
@@ -244,14 +244,14 @@ def _record(
 def handing_on(
     passed: tuple[nn.ModuleList, Activations] | None, batch: int, samples: slice = slice(None)
 ) -> Iterator[None]:
-    """Has blocks that have been walked hand on what the last of them gave, for as long as the context lasts.
+    """Make blocks that have already been run return their last block's output while the context is active.
 
-    Autograd records what the model makes of it only where it requires gradients.
+    Autograd records operations on that output only if it requires gradients.
 
     Args:
-        passed: the blocks, and their activations with the last one's output; None changes nothing.
-        batch: number of the batch.
-        samples: of that batch.
+        passed: the blocks, and their activations with the last one's output; None only disables gradients.
+        batch: index of the batch.
+        samples: samples of that batch.
     """
     if passed is None:
         with torch.no_grad():
@@ -268,12 +268,12 @@ def handing_on(
 
 
 def without_cache(model: nn.Module) -> dict[str, bool]:
-    """How to call a model so that it keeps no cache; those that never do hand unknown arguments on to their blocks."""
+    """Return arguments that disable a model's cache; models without one pass unknown arguments to their blocks."""
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 
 def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A call, or a part of its arguments, with every tensor changed."""
+    """Return a copy of a call, or of a part of its arguments, with `change` applied to every tensor."""
     if isinstance(value, BlockCall):
         return BlockCall(args=replace_tensors(value.args, change), kwargs=replace_tensors(value.kwargs, change))
     if isinstance(value, Tensor):
@@ -284,17 +284,17 @@ def replace_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A call's arguments with ordinary tensors in the place of those that stand for a block's output."""
+    """Return a call's arguments with every `_PassThrough` converted to an ordinary tensor."""
     return replace_tensors(value, lambda tensor: tensor.as_subclass(Tensor) if type(tensor) is _PassThrough else tensor)
 
 
 def _reuse(new: Any, old: Any) -> Any:
-    """`old` wherever it equals `new`, so that what all batches have in common is held in memory once."""
+    """Return `new`, with equal parts taken from `old`, so that values common to all batches are in memory only once."""
     if isinstance(new, BlockCall):
         return BlockCall(args=_reuse(new.args, old.args), kwargs=_reuse(new.kwargs, old.kwargs))
     if isinstance(new, Tensor) and isinstance(old, Tensor):
         if new.requires_grad:
-            return new  # It leads back to its own batch.
+            return new  # Its autograd graph belongs to its own batch.
         same = new is old or (new.shape == old.shape and new.dtype == old.dtype and torch.equal(new, old))
         return old if same else new
     if isinstance(new, tuple) and isinstance(old, tuple) and len(new) == len(old):

@@ -1,4 +1,4 @@
-"""Parts of a block that need not be run again: their outputs are kept from one pass over a batch to the next."""
+"""Cache for outputs of parts of a block that do not change between passes over a batch."""
 
 import functools
 from collections.abc import Callable, Collection, Iterator
@@ -11,15 +11,14 @@ from rocket_core.models.block_calls import replace_tensors
 
 
 class FinishedParts:
-    """The outputs of a block's attention, and of what else comes before the layer that a pass is to reach.
+    """The cached outputs of a block's attention and other parts that finish before the layer that a pass should reach.
 
-    A block is run again and again, each time up to a layer further on, while nothing before that layer changes any
-    more. A part that has been left when the layer is reached gives the same in every later pass, so that its output is
-    kept and handed out instead.
+    A block is run repeatedly, each time up to a later layer, and nothing before that layer changes any more. A part
+    that has finished when the layer is reached returns the same in every later pass, so its output is cached.
 
     Args:
         block: the block.
-        layers: names within the block of its layers; parts without any are cheaper to run than to keep.
+        layers: names of its layers within the block; parts without any are cheaper to run than to cache.
     """
 
     def __init__(self, block: nn.Module, layers: Collection[str]) -> None:
@@ -30,22 +29,22 @@ class FinishedParts:
 
     @contextmanager
     def passing(self, batch: int, hidden: Tensor) -> Iterator[None]:
-        """Keeps and hands out outputs while a batch passes through the block, up to `reached`.
+        """Store and reuse outputs while a batch passes through the block; storing ends when `reached` is called.
 
         Args:
-            batch: number of the batch.
-            hidden: the block's input; what is kept of a batch takes no more than that.
+            batch: index of the batch.
+            hidden: the block's input; its size is the upper bound on what is cached for the batch.
         """
         self._open = True
         self._room.setdefault(batch, hidden.numel())
         called: set[int] = set()
 
         def forward(number: int, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            # A part may be called more than once; what it is called with is known to be the same for the first call.
+            # A part may be called more than once; only the first call is known to have the same arguments in each pass.
             first = number not in called
             called.add(number)
             if first and (number, batch) in self._kept:
-                # Blocks may add to it in place.
+                # A copy, as blocks may modify it in place.
                 return replace_tensors(self._kept[number, batch], Tensor.clone)
             output = run(*args, **kwargs)
             size = _size(output)
@@ -60,7 +59,7 @@ class FinishedParts:
             yield
 
     def reached(self) -> None:
-        """Says that the pass has come to the layer behind which weights may still change."""
+        """Stop caching: the pass has reached the layer after which weights may still change."""
         self._open = False
 
 
@@ -79,7 +78,7 @@ def _replaced_forward(part: nn.Module, forward: Callable[..., Any]) -> Iterator[
 
 
 def _parts(block: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The modules that a block calls itself; lists of modules are never called."""
+    """Yield the modules that a block calls directly; module lists are descended into, as they are never called."""
     for name, part in block.named_children():
         if isinstance(part, nn.ModuleList | nn.ModuleDict):
             yield from _parts(part, f"{prefix}{name}.")
@@ -88,7 +87,7 @@ def _parts(block: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
 
 
 def _size(output: Any) -> int | None:
-    """Numbers in an output; None where it holds anything but tensors."""
+    """Return the number of elements in an output; None if it contains anything but tensors."""
     size = 0
     for entry in output if isinstance(output, tuple) else (output,):
         if isinstance(entry, Tensor):

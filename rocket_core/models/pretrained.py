@@ -1,8 +1,8 @@
 """Configuration, tokenizer and processors of a model folder, as transformers reads them.
 
-The files are a stranger's. What in them would make transformers run code, ask the Hub or open files elsewhere is taken
-out or refused before transformers sees it, and whatever transformers and tokenizers raise while they interpret the rest
-becomes an error of this library that names the file.
+The files are untrusted. Settings that would make transformers run code, access the Hub or open files elsewhere are
+removed or rejected before transformers sees them, and exceptions that transformers and tokenizers raise while they
+interpret the rest become errors of this library that name the file.
 """
 
 import json
@@ -46,24 +46,24 @@ _MAX_TOKENIZER_BYTES = 2**29
 
 _OURS, _THEIRS = "rocket_core", ("transformers", "tokenizers", "huggingface_hub")
 _LONGEST_REASON = 300
-# What a model returns is not for its files to say.
+# Settings of a model's outputs, which its files must not change.
 _OUTPUTS = frozenset({"output_attentions", "output_hidden_states", "return_dict", "torchscript", "use_return_dict"})
 _ADVICE = "replace it by the original"
 
 
 @contextmanager
 def interpreting(subject: str, kind: type[RocketError] = CheckpointFormatError) -> Iterator[None]:
-    """Turn what transformers and tokenizers raise about a stranger's files into an error of this library.
+    """Convert exceptions that transformers and tokenizers raise on untrusted files to an error of this library.
 
-    What our own code raises, called by them or not, passes through: a bug must stay one.
+    Exceptions from our own code, called by them or not, pass through unchanged, so that bugs are not hidden.
 
     Args:
         subject: names the file or model in messages.
-        kind: the error.
+        kind: class of the error.
 
     Raises:
-        RocketError: of that kind.
-        InsufficientMemoryError: the files ask for more memory than there is.
+        RocketError: an error of class `kind`.
+        InsufficientMemoryError: reading the files takes more memory than is available.
     """
     try:
         yield
@@ -78,23 +78,23 @@ def interpreting(subject: str, kind: type[RocketError] = CheckpointFormatError) 
             raise
         raise _refusal(subject, kind, error) from error
     except BaseException as error:
-        # What a panic of Rust code becomes is not an `Exception`, and its class cannot be imported.
+        # A panic in Rust code raises a class that is not an `Exception` and cannot be imported.
         if type(error).__name__ != "PanicException":
             raise
         raise _refusal(subject, kind, error) from error
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
-    """Read `config.json`. No code of the folder is run, and no kernel of the Hub is named.
+    """Read `config.json`. No code from the folder is run, and references to kernels on the Hub are removed.
 
     Args:
         folder: checkpoint folder.
 
     Raises:
-        ModelNotFoundError: there is no config.json.
+        ModelNotFoundError: config.json does not exist.
         UnsupportedArchitectureError: the installed transformers does not know the architecture, or cannot read the
             file.
-        CheckpointFormatError: it refers to files elsewhere.
+        CheckpointFormatError: the file refers to files elsewhere.
     """
     if not (folder / CONFIG_NAME).is_file():
         raise ModelNotFoundError(f"{folder} has no {CONFIG_NAME}; give the folder of a transformers checkpoint")
@@ -105,7 +105,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
     fields = {key: value for key, value in without_code(fields).items() if key not in _OUTPUTS}
     family = fields.get("model_type")
     if family == "mistral" and "layer_types" in fields:
-        # As `AutoConfig` has it.
+        # As in `AutoConfig`.
         family = "ministral"
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
         what = f"the model type {_shown(family)}" if family else "no model_type"
@@ -116,7 +116,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
     with interpreting(name, UnsupportedArchitectureError):
         known: type[PreTrainedConfig] = CONFIG_MAPPING[family]
         config = known.from_dict(fields | {"model_type": family}, name_or_path=str(folder))
-        # What the class has added.
+        # Check settings added by the class as well.
         refuse_redirections(config.to_dict(), name)
     return config
 
@@ -129,8 +129,8 @@ def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
         config: its configuration, from `load_config`.
 
     Raises:
-        CheckpointFormatError: there is none, or none that transformers can read, or a file refers to files elsewhere
-            or multiplies text.
+        CheckpointFormatError: the tokenizer is missing, transformers cannot read it, a file refers to files elsewhere,
+            or the normalizer can make a text many times as long.
     """
     with interpreting(f"the tokenizer of {folder}"):
         settings = _read_json(folder, _TOKENIZER_CONFIG)
@@ -153,13 +153,13 @@ def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
 
 
 def check_settings(folder: Path) -> None:
-    """Refuse files that whoever loads the model needs and a compression only copies.
+    """Validate files that a compression only copies, but that are needed to load the model.
 
     Args:
         folder: checkpoint folder.
 
     Raises:
-        CheckpointFormatError: transformers cannot read them.
+        CheckpointFormatError: transformers cannot read a file.
     """
     for file in _PROCESSOR_CONFIGS:
         _read_json(folder, file)
@@ -173,12 +173,12 @@ def load_processor(reader: Any, what: str, folder: Path, **options: Any) -> Any:
 
     Args:
         reader: the Auto class that reads it.
-        what: names it in messages.
+        what: name of the processor in messages.
         folder: checkpoint folder.
-        options: for the reader.
+        options: options for the reader.
 
     Raises:
-        CheckpointFormatError: there is none that transformers can read.
+        CheckpointFormatError: the folder has no processor that transformers can read.
     """
     with interpreting(f"the {what} of {folder}"):
         for file in _PROCESSOR_CONFIGS:
@@ -192,12 +192,12 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, text: str | list[str], **option
     """Call a tokenizer.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         text: a document, or several.
-        options: for the tokenizer.
+        options: options for the tokenizer.
 
     Raises:
-        CheckpointFormatError: it cannot tokenize this text.
+        CheckpointFormatError: the tokenizer cannot process this text.
     """
     with interpreting(f"the tokenizer of {tokenizer.name_or_path or 'the model'}"):
         return tokenizer(text, **options)
@@ -217,7 +217,7 @@ def _read_json(folder: Path, file: str) -> dict[str, Any]:
 
 
 def _paths(settings: Mapping[str, Any]) -> list[str]:
-    """Settings by which a tokenizer would open a file of that name, wherever it is."""
+    """Return settings that would make a tokenizer open a file of that name at any location."""
     return [
         key
         for key, value in settings.items()
@@ -226,7 +226,7 @@ def _paths(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _without_paths(settings: Mapping[str, Any], folder: Path) -> dict[str, None]:
-    """Arguments that make a tokenizer take its files from its folder, whatever its settings say."""
+    """Return arguments that make a tokenizer read its files from its folder only, regardless of its settings."""
     file = folder / _TOKENIZER_CONFIG
     if settings.get("init_inputs"):
         raise CheckpointFormatError(f"{file}: init_inputs are not supported; remove them")
@@ -245,13 +245,13 @@ def _class_names(settings: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def _refuse_other_class(name: object, kind: type | tuple[type, ...], where: str) -> None:
-    """Refuse a name that would make transformers load something else by it: a whole model, say."""
+    """Reject a class name that would make transformers load something of another kind, such as a whole model."""
     if name is None:
         return
     if not isinstance(name, str):
         raise CheckpointFormatError(f"{where} is not a name of a class; correct or remove it")
     found = getattr(transformers, name, None) if name.isidentifier() else None
-    # Where a library is missing, transformers has a stand-in that says so when it is used.
+    # If a library is missing, transformers has a placeholder that raises an error when used.
     if found is None or type(found).__name__ == "DummyObject":
         return
     if not isinstance(found, type) or not issubclass(found, kind):
@@ -259,7 +259,7 @@ def _refuse_other_class(name: object, kind: type | tuple[type, ...], where: str)
 
 
 def _is_ours(traceback: TracebackType | None) -> bool:
-    """Whether the innermost function that is ours or theirs is ours."""
+    """Return whether the innermost frame that belongs to `_OURS` or `_THEIRS` belongs to `_OURS`."""
     modules: list[str] = []
     while traceback is not None:
         modules.append(str(traceback.tb_frame.f_globals.get("__name__", "")).partition(".")[0])

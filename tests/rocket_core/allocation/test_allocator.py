@@ -107,7 +107,7 @@ def test_reference_error_is_the_mean_under_uniform_compression():
     assert allocate(LAYERS, 0.3, objective="weight", cap_slack=0.0).reference_error == pytest.approx(
         (0.3 + 0.2 + 0.35) / 3
     )
-    # At 0.5 the last layer has no candidate of 100 or fewer; its smallest stands in.
+    # At 0.5 the last layer has no candidate of 100 or fewer, so its smallest is used.
     assert allocate(LAYERS, 0.5, objective="weight", cap_slack=0.0).reference_error == pytest.approx(
         (0.29 + 0.4 + 0.35) / 3
     )

@@ -170,7 +170,7 @@ def test_the_rest_goes_where_the_next_larger_candidate_gains_most():
         layer("flat", [(100, 0.0), (80, 0.30), (40, 0.32)]),
         layer("steep", [(100, 0.0), (80, 0.5), (40, 0.9)]),
     ]
-    # 100 fit beside each other as 40 + 40 only, with 20 to spend: half of the way to the steep one's next.
+    # Only 40 + 40 fits into 100, with 20 left to spend: half of the way to the steep layer's next candidate.
     allocation = allocated(profiles, 0.5, "parameters", "fisher")
     assert allocation.choices == (2, 2)
     assert allocation.extra_nonzeros == (0, 20)

@@ -9,7 +9,7 @@ from rocket_core.models.architecture import build_architecture, oriented_weight
 from rocket_core.models.block_calls import Activations, BlockCall, record_block_inputs, stand_ins
 from tests.reference.tiny_models import ALL_FAMILIES, FAMILIES, VOCAB_SIZE, tiny_inputs
 
-# Of the first and the last block.
+# Input groups of the first and the last block.
 GROUPS = {
     "llama": [{"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"gate_proj", "up_proj"}, {"down_proj"}],
     "qwen3": [{"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"gate_proj", "up_proj"}, {"down_proj"}],

@@ -38,7 +38,7 @@ def test_indifferent_model_is_as_perplexed_as_its_vocabulary_is_large() -> None:
 def test_first_token_of_a_window_is_not_predicted_and_the_last_not_read() -> None:
     sure_of_one = torch.full((3, 3), -50.0)
     sure_of_one[:, 1] = 50.0
-    sure_of_one[2] = float("nan")  # row of the token that only stands last
+    sure_of_one[2] = float("nan")  # row of the token that only occurs last
 
     result = perplexity(FixedLogits(sure_of_one), torch.tensor([[0, 1, 1, 1]]), batch_size=1)
     assert result.perplexity == pytest.approx(1)

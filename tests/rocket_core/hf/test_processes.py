@@ -51,7 +51,7 @@ def test_without_the_import_dense_models_load_and_factored_ones_fail_loudly(arti
         assert torch.equal(torch.load(tmp_path / family / "logits.pt", weights_only=True), wanted)
 
 
-# In a process of its own: reloading makes new classes, and run-time type checks cannot be compiled.
+# In a separate process: reloading creates new classes, and run-time type checks cannot be compiled.
 RELOAD_AND_COMPILE = """
 import importlib, json, sys, torch
 torch.set_num_threads(1)

@@ -163,7 +163,7 @@ class TestRefusalsOfFormat2:
         ("edit", "layer"),
         [
             (drop(FACTORED, "rank"), FACTORED),  # now sparse
-            (drop(FOLLOWER, "dictionary"), FOLLOWER),  # now with a dictionary of its own
+            (drop(FOLLOWER, "dictionary"), FOLLOWER),  # now with its own dictionary
             (set_entry(SPARSE, rank=40), SPARSE),  # now factored
             (lambda q: q["layers"].pop(SPARSE), SPARSE),
         ],

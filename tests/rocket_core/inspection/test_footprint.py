@@ -1,4 +1,4 @@
-"""What headers tell of a model, against the model itself."""
+"""Footprint of a model from its headers, compared with the model itself."""
 
 import json
 

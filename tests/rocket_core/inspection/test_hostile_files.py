@@ -49,7 +49,7 @@ from tests.reference.safetensors_files import ITEM_BITS, header_of, llama_tensor
 GOOD_CONFIG = json.dumps(LLAMA).encode()
 GOOD_FILE = safetensors_bytes(llama_tensors())
 SECONDS = 4.0
-# Of cases with hundreds of thousands of elements, where the checks of types in every call take most of the time.
+# Limit for cases with hundreds of thousands of elements, where run-time type checks take most of the time.
 CHECKED_SECONDS = 40.0
 MANY = {"too_many_tensors", "test_as_many_shapes_as_there_may_be_are_judged_in_time", *LARGE_CONFIGS}
 WORK = {"windows": 4, "sequence_length": 32}

@@ -20,7 +20,7 @@ from tests.reference.tiny_models import save_tiny_model
 
 TEXT = "A text, of 3 lines.\n\tFi\u200bve \u00e9, \ufb01 and \u4e16\u754c\n" * 3
 
-# Of hypothesis. `make soak` asks for many more.
+# Numbers of hypothesis examples. `make soak` runs many more.
 _USUAL, _FEW = 100, 25
 
 few = settings(

@@ -24,7 +24,7 @@ ONE = len(WEIGHTS) + len(CONFIG) + 2000
 ROOT = Path(__file__).parents[3]
 WITHIN = 60
 
-# A process of its own that finds a model as a job does, says so, and stays until its input is closed.
+# A separate process that finds a model as a job does, reports it, and runs until its input is closed.
 JOB = """
 import sys
 from pathlib import Path
@@ -267,7 +267,7 @@ def test_damaged_notes_of_a_lock_file_reserve_nothing(hub, cache):
     fetch(cache, "a", 2 * ONE)
     file = hub_cache._lock_file(place(cache, "a"))
     for text in ("{", "[]", '{"x": "y"}', json.dumps({"x": 10**18})):
-        # Held by nobody, so that the last is of a process that has ended.
+        # No process holds the lock, so the last text belongs to a process that has ended.
         file.write_text(text, encoding="utf-8")
         fetch(cache, "b", 2 * ONE)
         assert models(cache) == {"a", "b"}

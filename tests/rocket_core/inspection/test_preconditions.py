@@ -58,7 +58,7 @@ COMMON = {
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 EXPERTS = {"num_experts": 4, "moe_intermediate_size": 16}
-# Fused, merged and odd ones: experts, latent attention, convolutions, routers, names of their own on disk.
+# Fused, merged and unusual models: experts, latent attention, convolutions, routers, different names on disk.
 MORE = {
     "bloom": {"n_layer": 2, "n_head": 4},
     "codegen": {**GPT, "rotary_dim": 4},
@@ -334,7 +334,7 @@ def test_families_whose_names_are_known_have_them_in_files_and_models(family):
 
     assert architecture.model.base_model_prefix == PREFIXES[family]
     assert disk_names(architecture.model, names) == {name: name for name in names}
-    # Of the old names in files that transformers still reads none is of a layer.
+    # None of the old file names that transformers still reads belongs to a layer.
     renamed = {
         pattern
         for conversion in get_model_conversion_mapping(architecture.model, add_legacy=False)

@@ -1,4 +1,4 @@
-"""Headers that lie, and the choice of files; `checkpoint/test_reader.py` reads real ones."""
+"""Forged headers, and the choice of files; `checkpoint/test_reader.py` reads real headers."""
 
 import json
 import struct

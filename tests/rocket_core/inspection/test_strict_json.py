@@ -1,4 +1,4 @@
-"""JSON of strangers: what is parsed, and what is refused with a message that repeats nothing."""
+"""Untrusted JSON: what is parsed, and what is rejected with a message that repeats none of it."""
 
 import json
 import math

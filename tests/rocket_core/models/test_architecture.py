@@ -164,7 +164,7 @@ BERT_SIZES = {
         ({"architectures": ["BertForSequenceClassification"]}, "BertForSequenceClassification"),
         ({"architectures": None}, "BertModel"),
         ({"architectures": ["BertForNothing"]}, "BertModel"),
-        # What belongs to another family, or is no model, is not what is stored.
+        # Classes of another family, or that are not models, are ignored.
         ({"architectures": ["LlamaForCausalLM"]}, "BertModel"),
         ({"architectures": ["pipeline"]}, "BertModel"),
         ({"architectures": ["BertLMHeadModel"], "is_decoder": True}, "BertLMHeadModel"),

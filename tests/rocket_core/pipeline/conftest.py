@@ -67,7 +67,7 @@ def finished(tmp_path_factory, model_folder, settings):
 
 @pytest.fixture(scope="session")
 def fingerprint():
-    """Hashes of all weights and configurations under an output folder; times stand in the report alone."""
+    """Hashes of all weights and configurations under an output folder; only the report contains times."""
 
     def of(output):
         files = [*output.rglob("*.safetensors"), *output.rglob("config.json"), *output.rglob("*.index.json")]

@@ -60,7 +60,7 @@ def report_of(name, shape, input_group, factors):
         kind=kind,
         stored_bytes=bytes_of(kind, layer),
         input_group=input_group,
-        # Of no account for what is written.
+        # These do not affect what is written.
         sparsity=None,
         rank_nnz_ratio=None,
         kept_parameters=0,

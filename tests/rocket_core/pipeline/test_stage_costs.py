@@ -17,7 +17,7 @@ STEP = PROCESSOR + MEMORY
 
 
 class CountingMeter(EnergyMeter):
-    """Of which each reading is one step above the one before."""
+    """A meter whose readings each increase by one step."""
 
     def __init__(self, *, counted=True, fails_after=None, accelerator_kwh=ACCELERATOR):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The cost of a compression beside the paper's."""
+"""The cost of a compression compared with the paper's."""
 
 import pytest
 

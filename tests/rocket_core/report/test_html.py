@@ -1,4 +1,4 @@
-"""The report as a page: everything in it, nothing beside it, and nothing that a name could smuggle in."""
+"""The report as a page: complete, self-contained, and safe against names that contain markup."""
 
 import base64
 import json

@@ -52,7 +52,7 @@ def test_what_is_idle_takes_next_to_nothing_of_the_processor(monkeypatch):
         time.sleep(1.5)
         after = meter.reading()
     assert (after.processor_kwh - before.processor_kwh) * JOULES_PER_KWH < 0.1 * WATTS * 1.5
-    # Of the memory it is an estimate of its own.
+    # The memory's energy is estimated separately.
     assert after.memory_kwh > before.memory_kwh
 
 

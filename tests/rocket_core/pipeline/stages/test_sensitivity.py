@@ -52,9 +52,9 @@ MORE_FAMILIES = {
         )
     ),
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**LLAMA_LIKE, head_dim=8, sliding_window=8)),
-    # Its experts are no linear layers, but what lies before them depends on their gradients.
+    # Its experts are not linear layers, but earlier layers depend on their gradients.
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**LLAMA_LIKE, num_local_experts=4)),
-    # Positions come with the call of each block, and a norm behind the embeddings.
+    # Positions are passed to each block, and the embeddings are followed by a norm.
     "bloom": lambda: BloomForCausalLM(BloomConfig(**SIZES, n_layer=2, n_head=4, initializer_range=0.2)),
 }
 WINDOWS = 5

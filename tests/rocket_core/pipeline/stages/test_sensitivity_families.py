@@ -1,4 +1,4 @@
-"""Sensitivities of models that are no decoders of text, against the whole model in memory."""
+"""Sensitivities of models other than text decoders, compared with the whole model in memory."""
 
 import itertools
 
