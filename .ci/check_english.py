@@ -39,6 +39,7 @@ PHRASES = {
 ALLOWED: dict[tuple[str, str], str] = {
     ("docs/how-to/service.md", "behind [after]"): "a service is behind a proxy",
     ("docs/how-to/production.md", "behind [after]"): "a service is behind a proxy",
+    ("rocket_core/models/block_calls.py", "beside [next to, with]"): "the name of a parameter",
     ("SECURITY.md", "behind [after]"): "a service is behind a proxy",
 }
 _FENCE = re.compile(r"^(```|~~~)")
