@@ -54,7 +54,7 @@ def create_app(
     """Return the application for these settings; the database must be at the current schema.
 
     Args:
-        settings: what the operator chose.
+        settings: the operator's settings.
         registry: metrics to serve next to the application's own, e.g. those of a worker in the same process.
         address: IP address or name that it will listen on; beyond the loopback, every request needs a key.
         on_queued: called by a request's thread when a job is queued; must not wait for a broker.

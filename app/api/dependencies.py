@@ -46,13 +46,13 @@ def _owner(request: Request) -> str:
 
 
 def _admission_threads(request: Request) -> Threads:
-    """Return the threads in which the caller's requests for models are judged."""
+    """Return the threads for admission checks of the caller's requests."""
     threads: SharedThreads = request.app.state.admissions
     return threads.of(_caller(request))
 
 
 def _client(request: Request) -> Actor:
-    """Return who sends a request that needs no caller."""
+    """Return the actor of a request without authentication."""
     address = None if request.client is None else request.client.host
     return Actor(tenant="", name="unknown", address=address, request_id=request.scope["state"].get("request_id"))
 

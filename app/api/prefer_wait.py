@@ -1,6 +1,6 @@
 """`Prefer: wait=n` (RFC 7240): a response once the job has ended, or after n seconds.
 
-Like event streams, waiting requests sleep without a thread and are limited; if no place is free, none waits.
+Like event streams, waiting requests sleep without a thread and are limited; beyond the limit, a request does not wait.
 """
 
 import asyncio

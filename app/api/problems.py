@@ -102,7 +102,7 @@ class Problem(BaseModel):
         request_id: id of the request in the service's log; null where it has none.
         param: the invalid member of the request; nested members are separated by a dot.
         errors: `param` and `message` of all invalid members.
-        missing: what the service lacks.
+        missing: dependencies that are not available; only in responses about readiness.
         broker: how the workers are notified of jobs; only in responses about readiness.
         nearest_ratio: the reachable ratio nearest to the requested one, [0, 1).
     """

@@ -83,7 +83,7 @@ class Admission:
     """Admission checks of requests.
 
     Args:
-        settings: what the operator chose.
+        settings: the operator's settings.
     """
 
     def __init__(self, settings: Settings) -> None:

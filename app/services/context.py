@@ -16,7 +16,7 @@ class Context:
 
     Attributes:
         settings: the operator's settings.
-        database: the rows.
+        database: the database.
         artifacts: the store of artifacts and uploads.
         work: folders with the checkpoints of jobs.
         admission: checks of requests.

@@ -19,7 +19,7 @@ from rocket_core.errors import CalibrationError, EmptyCalibrationError
 
 # A document is tokenized as a whole.
 _MAX_LINE_BYTES = 2**20 * 8
-# Upper bound on the characters of a line's JSON outside strings, and on its quotes. They are parsed under the
+# Upper bound on the characters of a line's JSON outside strings, including quotes. They are parsed under the
 # interpreter's lock, several hundred times slower than text.
 _MAX_STRUCTURE = 2**18
 _SURROGATE = re.compile("[\ud800-\udfff]")

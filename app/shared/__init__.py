@@ -1,1 +1,1 @@
-"""Code shared by the web side and the worker: settings, tables, life cycle, queue, storage. No web framework or torch."""
+"""Code shared by web side and worker: settings, tables, life cycle, queue, storage. No web framework or torch."""

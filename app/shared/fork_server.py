@@ -96,7 +96,7 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Forget the process; the template kills it if it still runs."""
+        """Close the socket; the template kills the process if it is still running."""
         self._status.close()
 
     def _word(self, seconds: float | None) -> int:

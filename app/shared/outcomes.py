@@ -14,7 +14,7 @@ class _Frozen(BaseModel):
 
 
 class JobError(_Frozen):
-    """Why a job failed.
+    """The error of a failed job.
 
     Attributes:
         code: stable code of the error's class.
@@ -32,7 +32,7 @@ class JobError(_Frozen):
 
 
 class JobResult(_Frozen):
-    """What a job achieved.
+    """The result of a job that has succeeded.
 
     Attributes:
         achieved_ratio: fraction of the compressible parameters removed, [0, 1).

@@ -145,7 +145,7 @@ def _require_own_origin(method: str, headers: Headers, host: str) -> None:
 
 
 def _is_own_ip(scope: Scope, name: str) -> bool:
-    # A service that listens on all addresses is named by the one of this connection.
+    # A service that listens on all addresses accepts the address of this connection as its name.
     named = access.parse_ip(name)
     return named is not None and bool(scope.get("server")) and named == access.parse_ip(str(scope["server"][0]))
 

@@ -123,7 +123,7 @@ def close_network() -> bool:
     """End all connections of this process and refuse new sockets in all its threads, irrevocably.
 
     Returns:
-        Whether the kernel does.
+        Whether the kernel enforces it.
     """
     if not (kernel.give_up_privileges() and refuse_calls(network=True)):
         return False

@@ -103,7 +103,7 @@ def refuse_calls(*, network: bool) -> bool:
         network: also refuse new sockets and connections.
 
     Returns:
-        Whether the kernel does.
+        Whether the kernel enforces it.
     """
     if not can_filter():
         return False
