@@ -40,7 +40,7 @@ def run(descriptors: Sequence[int]) -> None:
         try:
             question = Question.model_validate_json(_receive(channel))
             _confine(question)
-        except Exception:  # noqa: BLE001  # distinguished from errors that the files can cause
+        except Exception:  # noqa: BLE001  # told apart from all that the files can cause
             traceback.print_exc()
             sys.exit(NOT_CONFINED)
         channel.sendall(_answer(question).model_dump_json().encode())
