@@ -24,7 +24,7 @@ PHRASES = {
     "stands [is]": r"\bstands?\b(?!-| for| in for)",
     "of its own [its own]": r"\bof (?:its|their|one's|his|her|our|your) own\b",
     "is none [none exists]": r"\b(?:is|are|was|were) none\b",
-    "is no X [is not a X]": r"(?<!there )(?<!There )\b(?:is|are) no (?!longer\b|more\b|less\b|larger\b|later\b|smaller\b)[a-z]+",
+    "is no X [is not a X]": r"(?<![Tt]here )\b(?:is|are) no (?!longer\b|more\b|less\b|larger\b|later\b|smaller\b)\w+",
     "told of [notified of]": r"\b(?:told|tells?|telling) of\b",
     "shall [must, will]": r"\bshall\b",
     "somebody [a client, a user]": r"\b(?:some|no|any|every)body\b",

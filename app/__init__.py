@@ -1,1 +1,1 @@
-"""The web side of the service: HTTP in `api`, what it can do in `services`, `shared` with the worker the rest."""
+"""The web side of the service: HTTP in `api`, operations in `services`, code shared with the worker in `shared`."""

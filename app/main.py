@@ -34,12 +34,12 @@ from app.shared.metrics import HttpMetrics, create_registry
 from app.shared.settings import Settings
 from rocket_core import __version__
 
-# Threads share an interpreter with the event loop, which waits for each busy one in turn; more would not answer sooner.
+# Threads share an interpreter with the event loop, which waits for each busy one; more would not answer sooner.
 _REQUEST_THREADS = 16
-# Apart from those of all other requests, which a store that hangs must not take away.
+# Separate from the threads of other requests, so that a hanging store cannot exhaust those.
 _DOWNLOAD_THREADS = 32
 _DOWNLOAD_THREADS_OF_A_TENANT = 8
-# For judging models, which may ask a Hub that is slow to answer.
+# For judging models, which may query a slow Hub.
 _ADMISSION_THREADS = 40
 _ADMISSION_THREADS_OF_A_TENANT = 3
 
@@ -51,16 +51,16 @@ def create_app(
     address: str = "127.0.0.1",
     on_queued: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """The application for these settings; the database must have been upgraded.
+    """Return the application for these settings; the database must be at the current schema.
 
     Args:
-        settings: what the operator chose.
-        registry: metrics to serve beside the application's own, those of a worker in the same process for instance.
-        address: what it will listen on, an IP address or a name: beyond the loopback nobody comes in without a key.
-        on_queued: called when a job waits in the queue, by the thread of a request, which must not wait for a broker.
+        settings: the operator's settings.
+        registry: metrics to serve next to the application's own, e.g. those of a worker in the same process.
+        address: IP address or name that it will listen on; beyond the loopback, every request needs a key.
+        on_queued: called by a request's thread when a job is queued; must not wait for a broker.
 
     Raises:
-        InvalidSettingsError: what the artifact store needs is not installed.
+        InvalidSettingsError: a package that the artifact store needs is not installed.
         StorageError: the data folder or the artifact store cannot be used.
     """
     context = open_context(settings, on_queued)
@@ -75,7 +75,7 @@ def create_app(
             yield
         context.database.close()
 
-    # The framework's own documentation pages load their scripts from elsewhere.
+    # The framework's own documentation pages load scripts from third-party servers.
     app = FastAPI(title="Rocket", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.context = context
     app.state.streams = Streams(settings.max_streams, share=settings.tenant_streams)
@@ -92,7 +92,7 @@ def create_app(
     for page in (pages_of_jobs, new_job, pages_of_profiles, compare, sign_in):
         app.include_router(page.router)
     app.mount(STATIC, StaticFiles(packages=[("app.pages", "static"), ("rocket_core.report", "static")]))
-    # The last one added is the first to see a request.
+    # Middleware added last sees a request first.
     uploads = {("POST", calibrations.PATH): settings.max_upload_bytes}
     app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes, exceptions=uploads)
     app.add_middleware(BodyDeadlineMiddleware, seconds=settings.body_seconds, min_rate=settings.min_body_rate)

@@ -1,1 +1,1 @@
-"""The history of the database schema; `app.shared.database.upgrade` applies it."""
+"""Migrations of the database schema; `app.shared.database.upgrade` applies them."""

@@ -1,4 +1,4 @@
-"""Run by Alembic: applies the revisions over the connection that `app.shared.database` has opened."""
+"""Alembic's entry point: applies the revisions over the connection that `app.shared.database` has opened."""
 
 from alembic import context
 
@@ -9,7 +9,7 @@ context.configure(
     connection=connection,
     target_metadata=models.Base.metadata,
     compare_type=True,
-    # SQLite alters most things only by building the table anew.
+    # SQLite alters most things only by rebuilding the table.
     render_as_batch=connection.dialect.name == "sqlite",
     user_module_prefix="models.",
 )

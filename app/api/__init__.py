@@ -1,1 +1,1 @@
-"""HTTP: one router per noun, the errors as problem documents, and what every request goes through."""
+"""HTTP: one router per resource, errors as problem documents, and middleware."""

@@ -1,4 +1,4 @@
-"""How a job is accepted, whatever it does: the answer to what makes one."""
+"""Acceptance of a job of any kind: the response to requests that create one."""
 
 from fastapi import Request, Response, status
 from pydantic import SecretStr
@@ -14,7 +14,7 @@ from app.shared.models import Job
 from app.shared.repositories.audit import Actor
 from app.shared.requests import JobRequest
 
-# How soon a client that polls should look again, in seconds.
+# Polling interval suggested to clients, in seconds.
 _POLL_SECONDS = 2
 
 
@@ -29,7 +29,7 @@ async def accept_job(
     hub_token: SecretStr | None,
     wait: int,
 ) -> JobView:
-    """Makes a job, or finds that of an earlier request, and answers with it; raises as `jobs.submit_job`."""
+    """Create a job, or find that of an earlier request, and return it; raise the errors of `jobs.submit_job`."""
     submission = await threads.run(jobs.submit_job, context, actor, wanted, key, hub_token)
     if not submission.created:
         response.status_code = status.HTTP_200_OK
@@ -38,13 +38,13 @@ async def accept_job(
 
 
 def accepted(response: Response, job: Job) -> JobView:
-    """A job that was accepted, and where it is."""
+    """Return an accepted job, and set the headers that say where it is and when to look again."""
     response.headers["Location"] = job_path(job)
     hint(response, job)
     return job_view(job)
 
 
 def hint(response: Response, job: Job) -> None:
-    """Says when to look again, as long as a job has not ended."""
+    """Set `Retry-After`, as long as a job has not ended."""
     if not Status(job.status).is_terminal:
         response.headers["Retry-After"] = str(_POLL_SECONDS)

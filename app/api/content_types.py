@@ -9,7 +9,7 @@ _UTF_8 = frozenset({"utf-8", "utf8"})
 
 
 def read_media_type(request: Request) -> str:
-    """Return the media type of a request's body in lower case; an empty text where the request names none.
+    """Return the media type of a request's body in lower case; an empty string where the request names none.
 
     The service never decodes with a codec that a client names: some take quadratic time.
 

@@ -1,4 +1,4 @@
-"""What the endpoints are given."""
+"""Dependencies of the endpoints."""
 
 import re
 from dataclasses import replace
@@ -19,7 +19,7 @@ from app.shared.errors import InvalidRequestError, JobNotFoundError
 from app.shared.repositories.audit import LOCAL_ACTOR, Actor
 
 _JSON = "application/json"
-# Those of OAuth are longer than those that people make.
+# OAuth tokens are longer than those that users create.
 _HUB_TOKEN = re.compile(r"hf_[!-~]{5,2045}")
 _MAX_KEY = 255
 _LABEL = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
@@ -34,7 +34,7 @@ def _context(request: Request) -> Context:
 
 
 def _caller(request: Request) -> Caller:
-    """Return who sends the request, as `app.api.middleware.access` has found out."""
+    """Return the sender of the request, as established by `app.api.middleware.access`."""
     caller = request.state.caller
     assert isinstance(caller, Caller)
     return caller
@@ -46,25 +46,25 @@ def _owner(request: Request) -> str:
 
 
 def _admission_threads(request: Request) -> Threads:
-    """Return the threads in which the caller's requests for models are judged."""
+    """Return the threads for admission checks of the caller's requests."""
     threads: SharedThreads = request.app.state.admissions
     return threads.of(_caller(request))
 
 
 def _client(request: Request) -> Actor:
-    """Return who sends a request that needs no caller."""
+    """Return the actor of a request without authentication."""
     address = None if request.client is None else request.client.host
     return Actor(tenant="", name="unknown", address=address, request_id=request.scope["state"].get("request_id"))
 
 
 def _actor(request: Request) -> Actor:
-    """Return the caller as the audit log names it."""
+    """Return the caller as named in the audit log."""
     caller = _caller(request)
     return replace(_client(request), tenant=caller.tenant, name=caller.key_id or LOCAL_ACTOR.name)
 
 
 def _job_id(job_id: Annotated[str, Path(description="id of a job")]) -> str:
-    # Nothing but an id of ours reaches the database, which could not take a NUL.
+    # Only well-formed ids reach the database, which rejects NUL characters.
     if not is_job_id(job_id):
         raise JobNotFoundError("there is no job of this id; GET /jobs lists yours")
     return job_id
@@ -77,7 +77,7 @@ def _idempotency_key(
 ) -> str | None:
     if idempotency_key is None:
         return None
-    # The draft standard has the key in quotes, most clients send it bare.
+    # The draft standard quotes the key; most clients send it bare.
     key = idempotency_key.strip().removeprefix('"').removesuffix('"')
     if not 1 <= len(key) <= _MAX_KEY or not key.isascii() or not key.isprintable():
         raise InvalidRequestError(
@@ -103,7 +103,7 @@ def _hub_token(
 def _require_json(request: Request) -> None:
     sent = read_media_type(request)
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
-    # What comes with another type is text to the framework, which would miss the members of an object in it.
+    # The framework reads a body of another type as text and would miss the members of an object in it.
     if sent != _JSON and not sent.endswith("+json") and (sent or has_body):
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send the body as `Content-Type: {_JSON}`")
 
@@ -111,7 +111,7 @@ def _require_json(request: Request) -> None:
 def _labels(request: Request) -> tuple[tuple[str, str], ...]:
     sent = [(_LABEL.fullmatch(name), value) for name, value in request.query_params.multi_items() if _is_label(name)]
     labels = tuple((found[1], value) for found, value in sent if found)
-    # The limits of what a job can be labelled with; Postgres takes no NUL in a question either.
+    # The same limits as for a job's labels; Postgres rejects NUL in queries as well.
     sane = all(len(value) <= _MAX_LABEL_VALUE and "\x00" not in key + value for key, value in labels)
     if len(labels) < len(sent) or len(sent) > _MAX_LABELS or not sane:
         raise InvalidRequestError(
@@ -127,7 +127,7 @@ def _is_label(name: str) -> bool:
 
 
 JSON_BODY = Depends(_require_json)
-# Tells the OpenAPI document how to come in; whether somebody does is decided before any endpoint is asked.
+# Only documents authentication in OpenAPI; the access middleware enforces it before any endpoint runs.
 BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="API key", description="`rk_...`"))
 ContextDep = Annotated[Context, Depends(_context)]
 CallerDep = Annotated[Caller, Depends(_caller)]

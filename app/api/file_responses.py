@@ -1,4 +1,4 @@
-"""Files of the artifact store as answers: whole or in ranges (RFC 9110, 14), in constant memory."""
+"""Responses with files of the artifact store: whole or in ranges (RFC 9110, 14), in constant memory."""
 
 import re
 import secrets
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.tenant_shares import Threads
 
-# More digits than any file needs are no number, and more ranges than any client needs are no range.
+# Numbers with more digits than any file needs, and more ranges than any client needs, do not match.
 _RANGE = r"\s*(\d{1,18}-\d{0,18}|-\d{1,18})\s*"
 _RANGES = re.compile(rf"bytes={_RANGE}(,{_RANGE}){{0,7}}")
 
@@ -28,14 +28,14 @@ class ByteRange:
 
 
 def asked_ranges(header: str | None, size: int) -> tuple[ByteRange, ...]:
-    """The parts of a file that a client wants, in order and without overlap; empty means the whole.
+    """Return the parts of a file that a client asks for, in order and without overlap; empty means the whole file.
 
     Args:
-        header: the request's `Range`; one that means nothing is ignored, as RFC 9110 has it.
-        size: of the file, in bytes.
+        header: the request's `Range`; a malformed one is ignored, as RFC 9110 requires.
+        size: size of the file in bytes.
 
     Raises:
-        HTTPException: all of them lie beyond the file.
+        HTTPException: 416, all ranges are beyond the end of the file.
     """
     if header is None or not _RANGES.fullmatch(header):
         return ()
@@ -71,16 +71,16 @@ def _merged(ranges: Sequence[ByteRange]) -> list[ByteRange]:
 class StoredFileResponse(Response):
     """A file of the artifact store, or ranges of it.
 
-    What the store has to say against it is an answer of its own as long as nothing has been sent; later it breaks the
-    connection off, so that no client takes what it has for the whole.
+    A store error before the first byte becomes an error response; a later one closes the connection, so that no client
+    takes a partial file for the whole.
 
     Args:
-        read: gives the bytes from one position up to another, in pieces.
-        size: of the file, in bytes.
+        read: returns the bytes from one position up to another, in pieces.
+        size: size of the file in bytes.
         ranges: what to send; empty means the whole.
-        headers: further ones.
-        media_type: of the file.
-        threads: what reads.
+        headers: further headers.
+        media_type: media type of the file.
+        threads: threads that read the file.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class StoredFileResponse(Response):
             self._pieces = _parts(ranges, size, boundary, media_type)
             media_type = f"multipart/byteranges; boundary={boundary}"
         length = sum(len(piece) if isinstance(piece, bytes) else piece.stop - piece.start for piece in self._pieces)
-        # As it is: the framework would add a charset to texts.
+        # Set directly: the framework would add a charset to text types.
         self.init_headers({**headers, **more, "Content-Type": media_type, "Content-Length": str(length)})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends it."""
+        """Send the response."""
         if scope["method"] == "HEAD":
             await self._threads.run(self._require_end)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -125,7 +125,7 @@ class StoredFileResponse(Response):
             await answer(scope, receive, send)
 
     def _require_end(self) -> None:
-        """Reads the last byte: what the store says against the file, it says against its headers, too."""
+        """Read the last byte, so that a store error is raised before the headers are sent."""
         for _ in self._read(max(self._size - 1, 0), self._size):
             pass
 
@@ -135,7 +135,7 @@ class StoredFileResponse(Response):
             while chunk := await self._threads.run(next, content, b""):
                 yield chunk
         finally:
-            # A client that has gone leaves the store's answer half-read.
+            # A client that disconnects leaves the store's response half-read.
             with CancelScope(shield=True):
                 await self._threads.run(content.close)
 

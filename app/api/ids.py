@@ -1,4 +1,4 @@
-"""Ids as clients send them: what they look like, and what is said of those that look otherwise."""
+"""Formats of ids as clients send them, and the messages for ids of another format."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ FORMS: Mapping[str, str] = {
     PROFILE_ID: "is not a profile id; expected `prof_` followed by 26 lowercase letters or digits, such as "
     "prof_0123456789abcdefghjkmnpqrs: take `last_id` of the page before, or an `id` of GET /profiles",
 }
-"""What to tell people in place of the regular expression that a text does not match."""
+"""Messages in place of the regular expression that a text does not match."""
 
 AfterJob = Annotated[str | None, Query(pattern=JOB_ID, description="Id of a job: only those made before it.")]
 AfterProfile = Annotated[
@@ -25,10 +25,10 @@ PageSize = Annotated[int, Query(ge=1, le=100, description="How many at most.")]
 
 
 def is_job_id(text: str) -> bool:
-    """Whether a text has the form of a job's id."""
+    """Return whether a text has the form of a job's id."""
     return re.fullmatch(JOB_ID, text) is not None
 
 
 def is_profile_id(text: str) -> bool:
-    """Whether a text has the form of a profile's id."""
+    """Return whether a text has the form of a profile's id."""
     return re.fullmatch(PROFILE_ID, text) is not None

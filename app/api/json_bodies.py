@@ -8,14 +8,14 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 DUPLICATE_NAME = "an object has two members with the same name"
-"""What the error of the parser says about them."""
+"""The parser's error message for duplicate names."""
 
 
 class JsonRoute(APIRoute):
     """Route whose JSON body is read strictly; for every router with endpoints that take JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the framework's handler, on a request that reads its body strictly."""
+        """Return the framework's handler, called with a request that parses its body strictly."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: Request) -> Response:
@@ -34,7 +34,7 @@ class _StrictRequest(Request):
 def parse_json(body: bytes) -> Any:
     """Return the value of a JSON text (RFC 8259).
 
-    Of two members with the same name, a proxy may judge the first and the service use the second.
+    Duplicate names are refused: a proxy may check the first member and the service use the second.
 
     Raises:
         json.JSONDecodeError: not JSON, not UTF-8, nested too deeply, or an object has two members with the same name.

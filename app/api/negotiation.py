@@ -1,8 +1,8 @@
-"""Conditional requests (RFC 9110, 13)."""
+"""Conditional requests (RFC 9110, 13) and content negotiation."""
 
 
 def is_known(if_none_match: str | None, etag: str) -> bool:
-    """Whether a client says that it has this representation already; tags are compared weakly."""
+    """Return whether a client already has this representation; tags are compared weakly."""
     if if_none_match is None:
         return False
     known = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
@@ -10,7 +10,7 @@ def is_known(if_none_match: str | None, etag: str) -> bool:
 
 
 def prefers_html(accept: str | None) -> bool:
-    """Whether an `Accept` header asks for HTML rather than JSON; `*/*` does not."""
+    """Return whether an `Accept` header prefers HTML to JSON; `*/*` does not."""
     weights: dict[str, float] = {}
     for part in (accept or "").split(","):
         kind, *parameters = (text.strip().lower() for text in part.split(";"))

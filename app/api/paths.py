@@ -1,4 +1,4 @@
-"""Which addresses are pages for people, and which of them anybody may see."""
+"""Paths of the pages, and which paths are public."""
 
 HOME = "/"
 PAGES = "/ui"
@@ -6,18 +6,18 @@ SIGN_IN = f"{PAGES}/sign-in"
 STATIC = f"{PAGES}/static"
 
 PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", SIGN_IN})
-"""What anybody may read; and whatever lies below `STATIC`. Nothing else answers without a caller."""
+"""Paths that need no authentication, together with everything below `STATIC`. All others need a caller."""
 
 SESSION_COOKIE = "rocket_session"
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is that of a page, or of a part of one."""
+    """Return whether a path is that of a page, or of a part of one."""
     return path == HOME or path.startswith(f"{PAGES}/")
 
 
 def is_public(method: str, path: str) -> bool:
-    """Whether anybody may ask this."""
+    """Return whether a request needs no authentication."""
     if method in {"GET", "HEAD"}:
         return path in PUBLIC_PATHS or path.startswith(f"{STATIC}/")
     return method == "POST" and path == SIGN_IN

@@ -1,6 +1,6 @@
-"""`Prefer: wait=n` (RFC 7240): an answer that comes when the job has ended, or after n seconds.
+"""`Prefer: wait=n` (RFC 7240): a response once the job has ended, or after n seconds.
 
-Like the stream of events it sleeps without a thread and is counted: a preference that cannot be met is not applied.
+Like event streams, waiting requests sleep without a thread and are limited; beyond the limit, a request does not wait.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from app.shared.lifecycle import Status
 from app.shared.models import Job
 
 MAX_WAIT_SECONDS = 60
-# Names are case-insensitive, a value may be quoted, and of several the first counts.
+# Names are case-insensitive, a value may be quoted, and the first of several counts.
 _WAIT = re.compile(r'wait\s*=\s*"?(\d{1,6})"?\s*(?:;.*)?', re.IGNORECASE)
 
 
@@ -31,7 +31,7 @@ def _wait(
         str | None, Header(description="`wait=n`: answer when the job has ended, or after n seconds, at most 60.")
     ] = None,
 ) -> int:
-    # Declared as the one text that it is to most clients; it may come in several lines.
+    # Declared as one string, which is what most clients send; it may come in several header lines.
     return 0 if prefer is None else _seconds_to_wait(request.headers.getlist("prefer"))
 
 
@@ -45,14 +45,14 @@ WaitDep = Annotated[int, Depends(_wait)]
 
 
 async def wait_for_end(request: Request, response: Response, context: Context, job: Job, seconds: int) -> Job:
-    """The job once it has ended, or as it is after some seconds; at once if all places to wait are taken.
+    """Return the job once it has ended, or as it is after some seconds; at once if all places to wait are taken.
 
     Args:
-        request: what is answered; nothing waits for a client that has gone.
+        request: the request to respond to; waiting ends when its client disconnects.
         response: gets `Preference-Applied`.
         context: the service.
-        job: the job as it was.
-        seconds: how long to wait; 0 applies no preference.
+        job: the job as last read.
+        seconds: how long to wait; 0 does not wait.
     """
     streams: Streams = request.app.state.streams
     caller = request.state.caller
@@ -74,7 +74,7 @@ async def wait_for_end(request: Request, response: Response, context: Context, j
             await asyncio.sleep(min(pause, left))
             job = await run_in_threadpool(jobs.get_job, context, job.owner, job.id)
     except AppError:
-        # The job was there a moment ago; of a client's submission not even its loss is a failure.
+        # The job existed a moment ago; even its loss does not make the client's submission fail.
         return job
     finally:
         streams.give_back(caller)

@@ -1,4 +1,7 @@
-"""Errors as RFC 9457 problem documents; the only place that knows HTTP statuses. No document repeats what was sent."""
+"""Errors as RFC 9457 problem documents.
+
+The only module that knows the HTTP statuses of errors. No document repeats what was sent.
+"""
 
 import logging
 import re
@@ -57,14 +60,14 @@ STATUSES: dict[type[Exception], HTTPStatus] = {
     errors.QueueError: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.WorkerLostError: HTTPStatus.INTERNAL_SERVER_ERROR,
     errors.JobStalledError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    # Of the library's errors a request meets only those about what it asks for; the rest end jobs.
+    # Requests raise only those library errors that are about their content; the rest end jobs.
     core_errors.RocketError: HTTPStatus.UNPROCESSABLE_ENTITY,
     core_errors.HubUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     core_errors.WorkFolderBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
     core_errors.HubCacheBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
-# What the framework refuses before any code of ours is asked.
+# Errors that the framework raises before our code runs.
 _FRAMEWORK_CODES = {
     HTTPStatus.BAD_REQUEST: "bad_request",
     HTTPStatus.NOT_FOUND: "not_found",
@@ -75,7 +78,7 @@ _FRAMEWORK_CODES = {
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "range_not_satisfiable",
     HTTPStatus.MISDIRECTED_REQUEST: "misdirected_request",
 }
-# Raised by us, with words of ours; the framework's own may repeat what was sent.
+# Statuses with our own messages; the framework's may repeat what was sent.
 _OUR_OWN_WORDS = {
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -88,20 +91,20 @@ _log = logging.getLogger(__name__)
 
 
 class Problem(BaseModel):
-    """An error, as RFC 9457 has it.
+    """An error (RFC 9457).
 
     Attributes:
-        type: names the kind of error, as a URN that ends with `code`.
+        type: the kind of error, a URN that ends with `code`.
         title: the status in words.
         status: the HTTP status, 400 to 599.
         detail: what is wrong, where, and what to do.
         code: stable code of the kind of error.
-        request_id: names the request in the service's log; null where it has none.
-        param: the member of the request that is wrong; of a member within another both, with a dot between.
-        errors: `param` and `message` of all members that are wrong.
-        missing: what the service lacks.
-        broker: how the workers hear of jobs, where that was asked for.
-        nearest_ratio: the ratio nearest to the one asked for that can be reached, [0, 1).
+        request_id: id of the request in the service's log; null where it has none.
+        param: the invalid member of the request; nested members are separated by a dot.
+        errors: `param` and `message` of all invalid members.
+        missing: dependencies that are not available; only in responses about readiness.
+        broker: how the workers are notified of jobs; only in responses about readiness.
+        nearest_ratio: the reachable ratio nearest to the requested one, [0, 1).
     """
 
     model_config = ConfigDict(json_schema_extra=described)
@@ -123,7 +126,7 @@ _SCHEMA = Problem.model_json_schema()
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The problem documents of an endpoint, for the OpenAPI document; `default` stands for failures of the service."""
+    """Return an endpoint's problem documents for the OpenAPI document; `default` is for failures of the service."""
     # Written out, as the framework would file a model under the media type of the endpoint's success.
     content = {PROBLEM_TYPE: {"schema": _SCHEMA}}
     answers: dict[int | str, dict[str, Any]] = {"default": {"content": content, "description": "The service failed"}}
@@ -133,29 +136,29 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes a problem document of every error."""
+    """Register the handlers that turn errors into problem documents."""
     for kind, handler in ERROR_HANDLERS.items():
         app.add_exception_handler(kind, handler)
     app.add_exception_handler(Exception, _on_unknown_error)
 
 
 def status_of(kind: type[Exception]) -> HTTPStatus:
-    """The status of an error's class, or of the nearest class above it."""
+    """Return the status of an error's class, or of its nearest base class."""
     return next(STATUSES[parent] for parent in kind.__mro__ if parent in STATUSES)
 
 
 def problem(
     request: Request, status: HTTPStatus, code: str, detail: str, *, headers: dict[str, str] | None = None, **more: Any
 ) -> Response:
-    """A problem document, or the page that says the same.
+    """Return a problem document, or a page with the same content.
 
     Args:
-        request: what is answered.
+        request: the request to respond to.
         status: HTTP status.
         code: stable code of the error.
         detail: what is wrong, where, and what to do.
         headers: further headers.
-        more: further members.
+        more: further members of the document.
     """
     request_id = request.scope.get("state", {}).get("request_id")
     document = Problem(
@@ -175,13 +178,13 @@ def problem(
 
 
 def wants_page(request: Request) -> bool:
-    """Whether a request comes from a page, or from a browser that wants one."""
+    """Return whether a request comes from a page, or from a browser that prefers one."""
     asks = request.headers.get("hx-request") == "true" or prefers_html(request.headers.get("accept"))
     return is_page(request.url.path) and asks
 
 
 def param_of(error: Exception) -> str | None:
-    """The member of a request that an error is about; None if it is about none in particular."""
+    """Return the member of a request that an error is about; None if it is about no particular member."""
     if isinstance(error, core_errors.UnmatchedIgnoreError):
         return f"options.ignore.{error.position}"
     param: str | None = getattr(error, "param", None)
@@ -193,14 +196,14 @@ def _on_known_error(request: Request, error: Exception) -> Response:
     status = status_of(type(error))
     headers, detail = {}, str(error)
     if status is HTTPStatus.CONFLICT:
-        # Clients of other job services take a conflict for passing and repeat the request.
+        # Clients of other job services treat a conflict as temporary and repeat the request.
         headers["x-should-retry"] = "false"
     if status is HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
         headers["Retry-After"] = str(getattr(error, "retry_after", RETRY_AFTER_SECONDS))
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        # The message is for the operator: it names folders of this machine.
+        # The message is for the operator: it contains paths of this machine.
         _log.error("%s", error, extra={"code": error.code})
         detail = (type(error).__doc__ or "").partition("\n")[0]
     more = {"nearest_ratio": error.nearest_ratio} if isinstance(error, core_errors.InfeasibleBudgetError) else {}
@@ -226,14 +229,14 @@ def _on_framework_error(request: Request, error: Exception) -> Response:
     code = _FRAMEWORK_CODES.get(status, status.name.lower())
     headers = dict(error.headers or {})
     if status is HTTPStatus.METHOD_NOT_ALLOWED:
-        # The framework names the methods of the first route that matches, and one path may have several.
+        # The framework names the methods of the first matching route only, but one path may have several.
         headers["Allow"] = ", ".join(sorted(_methods(request)))
     detail = error.detail if status in _OUR_OWN_WORDS else status.description or status.phrase
     return problem(request, status, code, detail, headers=headers)
 
 
 def _on_disconnect(request: Request, error: Exception) -> Response:
-    """Answer a client that is gone: for the log and the metrics, which count it as a bad request."""
+    """Respond to a disconnected client: for the log and the metrics, which count a bad request."""
     assert isinstance(error, ClientDisconnect)
     _log.info("the client closed the connection before its request was complete")
     return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", "the request is not complete")
@@ -243,7 +246,7 @@ def _on_unknown_error(request: Request, error: Exception) -> Response:
     _log.error("unexpected error", exc_info=error)
     detail = "an error inside the service; its log has the details under this request id"
     request_id = request.scope.get("state", {}).get("request_id", "")
-    # Raised outside of the middlewares that add these headers.
+    # Raised outside of the middleware that adds these headers.
     headers = {"X-Request-Id": request_id}
     if request.url.scheme == "https":
         headers |= dict([HSTS])
@@ -265,11 +268,11 @@ ERROR_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Response]] 
     HTTPException: _on_framework_error,
     ClientDisconnect: _on_disconnect,
 }
-"""What answers which errors; all others are bugs of ours."""
+"""Handlers by class of error; any other error is a bug."""
 
 
 def _param(location: tuple[int | str, ...]) -> str:
-    # Labels are named by the client; what looks unlike a field of ours is not repeated either.
+    # Names of labels are chosen by the client; parts that do not look like a field name are not repeated either.
     parts = [str(part) for part in location if isinstance(part, int) or _FIELD.fullmatch(part)]
     if parts[:1] == ["body"] and len(parts) > 1:
         parts = parts[1:]
@@ -278,6 +281,6 @@ def _param(location: tuple[int | str, ...]) -> str:
 
 def _message(item: dict[str, Any]) -> str:
     if item["type"] == "string_pattern_mismatch":
-        # The framework shows the regular expression, which says nothing to most people.
+        # The framework shows the regular expression, which is not helpful to most users.
         return FORMS.get(item["ctx"]["pattern"], "has not the form that GET /openapi.json names")
     return str(item["msg"]).removeprefix("Value error, ")

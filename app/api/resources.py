@@ -1,4 +1,4 @@
-"""What the endpoints answer: jobs, profiles, files and their parts, as a client sees them."""
+"""Response models of the endpoints: jobs, profiles, files and their parts, as clients see them."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -18,7 +18,7 @@ class _Frozen(BaseModel):
 
 
 class _List(_Frozen):
-    """Several of a kind.
+    """A list of objects.
 
     Attributes:
         object: always `list`.
@@ -31,33 +31,33 @@ class JobView(_Frozen):
     """A job.
 
     Attributes:
-        id: its name: `job_` and 26 digits and small letters, which rise with the time of submission.
+        id: id of the job: `job_` and 26 digits and lowercase letters, which increase with the time of submission.
         object: always `job`.
-        kind: `compression`, or `profile` for one that profiles layers and no more: it has a profile, but neither
-            result nor artifacts.
+        kind: `compression`, or `profile` for a job that only profiles layers: it has a profile, but neither result nor
+            artifacts.
         status: queued, running, cancelling, succeeded, failed or cancelled; new ones may be added.
-        stage: what a running job does, or an ended one did last: downloading, preflight, differentiating, calibrating,
-            allocating, factorizing, exporting or evaluating; new ones may be added. Null before the first.
-        progress: of the whole job, [0, 1].
-        model_id: the model, as asked for.
-        revision: branch, tag or commit of the repository, as asked for; null for its main branch, or a local model.
-        ratio: fraction of the compressible parameters to remove, [0, 1); null where a size is asked for, or a profile.
-        target_bytes: most bytes that the factored artifact may take; null where a ratio is asked for, or a profile.
+        stage: current stage of a running job, or last stage of an ended one: downloading, preflight, differentiating,
+            calibrating, allocating, factorizing, exporting or evaluating; new ones may be added. Null before the first.
+        progress: progress of the whole job, [0, 1].
+        model_id: the model, as requested.
+        revision: requested branch, tag or commit of the repository; null for its main branch, or a local model.
+        ratio: fraction of the compressible parameters to remove, [0, 1); null if a size or a profile is requested.
+        target_bytes: upper bound on the factored artifact's bytes; null if a ratio or a profile is requested.
         calibration: the calibration data, with the defaults filled in.
-        evaluate: how the result is compared with the dense model; null if it is not.
+        evaluate: how the result is compared with the dense model; null for no evaluation.
         options: settings of the method, with the defaults filled in.
         metadata: the client's own labels.
         created_at: when it was submitted.
-        started_at: when a worker first took it; null before.
+        started_at: when a worker first claimed it; null before.
         finished_at: when it ended; null before.
-        estimated_finish_at: when it should end; null while nobody can tell.
+        estimated_finish_at: estimated end; null while unknown.
         expires_at: when its artifacts are deleted; null unless it has succeeded.
-        queue: which workers run it.
-        attempt: how often it has started, at least 0; what a stopping worker gave back does not count.
-        retry_of: id of the job that this one repeats; null if it is none's repetition.
-        profile_id: what it knows of the model apart from the ratio, for `/profiles/{id}`; null until all layers are
-            profiled, and once that is deleted or has made room for others.
-        error: why it failed; null unless it has.
+        queue: the queue, which decides which workers run it.
+        attempt: number of attempts so far, at least 0; jobs returned by a stopping worker are not counted.
+        retry_of: id of the job that this one retries; null if it is not a retry.
+        profile_id: id of its profile, for `/profiles/{id}`; null until all layers are profiled, and after the profile
+            is deleted or evicted.
+        error: why it failed; null unless it has failed.
         result: what it achieved; null unless it has succeeded.
         links: paths of the job and its parts, by name.
     """
@@ -91,13 +91,13 @@ class JobView(_Frozen):
 
 
 class JobList(_List):
-    """A page of jobs, newest first; `after=last_id` is the next.
+    """A page of jobs, newest first; `after=last_id` gives the next page.
 
     Attributes:
         data: the jobs.
         has_more: whether there are older ones.
-        first_id: id of the first job here; null if there is none.
-        last_id: id of the last job here; null if there is none.
+        first_id: id of the first job on this page; null if the page is empty.
+        last_id: id of the last job on this page; null if the page is empty.
     """
 
     data: list[JobView]
@@ -107,15 +107,15 @@ class JobList(_List):
 
 
 class EventView(_Frozen):
-    """Something that happened to a job.
+    """An event of a job.
 
     Attributes:
-        id: counts the events of the job from 1 without gaps.
+        id: number of the event within the job, from 1 without gaps.
         created_at: when it happened.
         level: info, warning or error.
-        type: what kind of thing happened: status, stage, layer, profile, allocation, costs, message, error, hub_token
-            or lease_lost; new ones may be added.
-        message: a line for people.
+        type: kind of event: status, stage, layer, profile, allocation, costs, message, error, hub_token or lease_lost;
+            new ones may be added.
+        message: one line for humans.
         data: the same for programs; its members depend on the type.
     """
 
@@ -128,12 +128,12 @@ class EventView(_Frozen):
 
 
 class EventList(_List):
-    """A page of events, oldest first; `after=last_id` is the next.
+    """A page of events, oldest first; `after=last_id` gives the next page.
 
     Attributes:
         data: the events.
         has_more: whether there are newer ones already.
-        last_id: number of the last event here; null if there is none.
+        last_id: number of the last event on this page; null if the page is empty.
     """
 
     data: list[EventView]
@@ -142,13 +142,13 @@ class EventList(_List):
 
 
 class ProgressView(_Frozen):
-    """Where a job is, as its stream of events tells it.
+    """The progress of a job, as its event stream reports it.
 
     Attributes:
-        status: as of the job.
-        stage: as of the job.
-        progress: of the whole job, [0, 1].
-        estimated_finish_at: when it should end; null while nobody can tell.
+        status: status of the job.
+        stage: stage of the job.
+        progress: progress of the whole job, [0, 1].
+        estimated_finish_at: estimated end; null while unknown.
     """
 
     status: Status
@@ -158,10 +158,10 @@ class ProgressView(_Frozen):
 
 
 class LayerView(LayerProfile):
-    """A layer's profile, and the candidate that it got.
+    """A layer's profile, and the candidate chosen for it.
 
     Attributes:
-        chosen: the candidate that it got; null before the allocation.
+        chosen: the chosen candidate; null before the allocation.
     """
 
     chosen: Candidate | None
@@ -181,10 +181,10 @@ class ArtifactView(_Frozen):
     """A file to download, until it expires.
 
     Attributes:
-        name: its name, as `/jobs/{id}/artifacts/{name}` takes it; may hold `/`.
-        size: bytes.
+        name: name for `/jobs/{id}/artifacts/{name}`; may contain `/`.
+        size: size in bytes.
         sha256: hash of its content, 64 hexadecimal digits.
-        media_type: what its content is.
+        media_type: media type of its content.
         expires_at: when it is deleted.
     """
 
@@ -199,7 +199,7 @@ class ArtifactList(_Frozen):
     """All files of a job.
 
     Attributes:
-        data: the files; none before the job has succeeded.
+        data: the files; empty before the job has succeeded.
     """
 
     data: list[ArtifactView]
@@ -209,14 +209,14 @@ class NamedView(_Frozen):
     """Something that this server offers by name.
 
     Attributes:
-        id: the name, as a job takes it.
+        id: the name to use in a job's request.
     """
 
     id: str
 
 
 class NamedList(_List):
-    """All that this server offers by name.
+    """Everything of one kind that this server offers by name.
 
     Attributes:
         data: the names.
@@ -226,14 +226,14 @@ class NamedList(_List):
 
 
 class CalibrationView(_Frozen):
-    """Text to calibrate on.
+    """A calibration dataset.
 
     Attributes:
-        id: as `calibration.dataset` takes it.
-        size: bytes of an upload; null for what the server offers.
-        documents: documents of an upload, at least 1; null for what the server offers.
-        sha256: hash of its content, 64 hexadecimal digits; null for what the server offers.
-        created_at: when it was uploaded first; null for what the server offers.
+        id: the value to use as `calibration.dataset`.
+        size: size of an upload in bytes; null for the server's own datasets.
+        documents: number of documents of an upload, at least 1; null for the server's own datasets.
+        sha256: hash of an upload's content, 64 hexadecimal digits; null for the server's own datasets.
+        created_at: when it was first uploaded; null for the server's own datasets.
     """
 
     id: str
@@ -244,28 +244,28 @@ class CalibrationView(_Frozen):
 
 
 class CalibrationList(_List):
-    """All text to calibrate on.
+    """All calibration datasets.
 
     Attributes:
-        data: what the server offers, then the caller's uploads.
+        data: the server's own datasets, then the caller's uploads.
     """
 
     data: list[CalibrationView]
 
 
 class ProfileView(_Frozen):
-    """What is known of a model before a ratio is chosen.
+    """The profile of a model: what is known before a ratio is chosen.
 
     Attributes:
-        id: its name: `prof_` and 26 digits and small letters, which rise with the time of its making.
+        id: id of the profile: `prof_` and 26 digits and lowercase letters, which increase with the time of creation.
         object: always `profile`.
-        model_id: the model, as the job that made it named it.
+        model_id: the model, as named by the job that made the profile.
         calibration: the calibration data.
-        options: of that job; a later job takes the profile over if those that a profile depends on are the same.
-        layers: how many are profiled.
-        reachable_ratio: the largest ratio that can be reached, [0, 1).
+        options: options of that job; a later job reuses the profile if the options that it depends on are the same.
+        layers: number of profiled layers.
+        reachable_ratio: the largest reachable ratio, [0, 1).
         created_at: when it was made.
-        used_at: when a job last made or found it.
+        used_at: when a job last made or used it.
         links: paths of the profile and its parts, by name.
     """
 
@@ -282,13 +282,13 @@ class ProfileView(_Frozen):
 
 
 class ProfileList(_List):
-    """A page of profiles, newest first; `after=last_id` is the next.
+    """A page of profiles, newest first; `after=last_id` gives the next page.
 
     Attributes:
         data: the profiles.
         has_more: whether there are older ones.
-        first_id: id of the first profile here; null if there is none.
-        last_id: id of the last profile here; null if there is none.
+        first_id: id of the first profile on this page; null if the page is empty.
+        last_id: id of the last profile on this page; null if the page is empty.
     """
 
     data: list[ProfileView]
@@ -298,13 +298,13 @@ class ProfileList(_List):
 
 
 class SizeView(_Frozen):
-    """A model at one ratio, as its profile predicts it.
+    """The predicted size and error of a model at one ratio.
 
     Attributes:
-        ratio: fraction to remove, of what the budget counts, [0, 1).
-        kept_parameters: what is left of the compressible parameters.
-        stored_bytes: of the compressible layers, masks included.
-        model_bytes: of all weights of the model.
+        ratio: fraction of the budget unit to remove, [0, 1).
+        kept_parameters: what remains of the compressible parameters.
+        stored_bytes: bytes of the compressible layers, masks included.
+        model_bytes: bytes of all weights of the model.
         error: sum of the objective over the layers, at least 0.
     """
 
@@ -316,14 +316,14 @@ class SizeView(_Frozen):
 
 
 class Frontier(_List):
-    """A model at all ratios, by rising ratio.
+    """The predicted sizes and errors of a model, by increasing ratio.
 
     Attributes:
         objective: what `error` is: `fisher` (nats per token), `whitened` or `weight`.
-        budget: what ratios are fractions of: parameters or bytes.
-        compressible_parameters: of the profiled layers as they are.
-        dense_bytes: of all weights as they are.
-        data: one point for each hundredth, and one for the largest ratio that can be reached.
+        budget: the budget unit, which ratios are fractions of: parameters or bytes.
+        compressible_parameters: parameters of the profiled layers before compression.
+        dense_bytes: bytes of all weights before compression.
+        data: one point per hundredth, and one for the largest reachable ratio.
     """
 
     objective: Objective
@@ -334,11 +334,11 @@ class Frontier(_List):
 
 
 class LayerAllocation(_Frozen):
-    """What a layer would get.
+    """The predicted candidate of a layer.
 
     Attributes:
-        name: module name.
-        chosen: its candidate.
+        name: module name of the layer.
+        chosen: the candidate that it would get.
     """
 
     name: str
@@ -346,13 +346,13 @@ class LayerAllocation(_Frozen):
 
 
 class AllocationView(SizeView):
-    """An allocation that nobody has carried out.
+    """A predicted allocation.
 
     Attributes:
         object: always `allocation`.
-        budget: what `ratio` is a fraction of; bytes where a size was asked for.
-        proven: whether no other choice of candidates has less error.
-        layers: what each would get, in the order of the model.
+        budget: the budget unit of `ratio`; bytes if a size was requested.
+        proven: whether the allocation is proven optimal: no other choice of candidates has a smaller error.
+        layers: the candidate of each layer, in the order of the model.
     """
 
     object: Literal["allocation"] = "allocation"

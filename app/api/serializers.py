@@ -1,4 +1,4 @@
-"""Rows as a client sees them."""
+"""Conversion of database rows to the views that clients see."""
 
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def profile_view(profile: Profile) -> ProfileView:
-    """A profile's row as a client sees it."""
+    """Return a profile's view."""
     path = f"/profiles/{profile.id}"
     return ProfileView(
         id=profile.id,
@@ -44,7 +44,7 @@ def profile_view(profile: Profile) -> ProfileView:
 
 
 def frontier_view(what_if: "WhatIf", points: list[dict[str, Any]]) -> Frontier:
-    """The sizes of a profiled model as a client sees them."""
+    """Return the view of a profiled model's sizes."""
     profile = what_if.profile
     return Frontier(
         objective=profile.objective,
@@ -56,7 +56,7 @@ def frontier_view(what_if: "WhatIf", points: list[dict[str, Any]]) -> Frontier:
 
 
 def allocation_view(predicted: Predicted) -> AllocationView:
-    """A predicted allocation as a client sees it."""
+    """Return a predicted allocation's view."""
     candidates = [candidate for _, candidate in predicted.chosen]
     stored = sum(candidate.stored_bytes for candidate in candidates)
     return AllocationView(
@@ -72,7 +72,7 @@ def allocation_view(predicted: Predicted) -> AllocationView:
 
 
 def upload_view(upload: Upload) -> CalibrationView:
-    """An upload's row as a client sees it."""
+    """Return an upload's view."""
     return CalibrationView(
         id=UPLOAD + upload.id,
         size=upload.size,
@@ -83,7 +83,7 @@ def upload_view(upload: Upload) -> CalibrationView:
 
 
 def job_view(job: Job) -> JobView:
-    """A job's row as a client sees it."""
+    """Return a job's view."""
     request = JobRequest.model_validate(job.request)
     path = job_path(job)
     parts = ("events", "layers", "report", "artifacts", "cancel", "retry")
@@ -99,7 +99,7 @@ def job_view(job: Job) -> JobView:
         finished_at=job.finished_at,
         estimated_finish_at=job.estimated_finish_at,
         expires_at=job.expires_at,
-        # Also where the request named none.
+        # Set even where the request named none.
         queue=cast("Queue", job.queue),
         attempt=job.attempt,
         retry_of=job.retry_of,
@@ -111,26 +111,26 @@ def job_view(job: Job) -> JobView:
 
 
 def job_path(job: Job) -> str:
-    """Where a job is."""
+    """Return a job's path."""
     return f"/jobs/{job.id}"
 
 
 def event_view(event: JobEvent) -> EventView:
-    """An event's row as a client sees it."""
+    """Return an event's view."""
     fields = {name: getattr(event, name) for name in EventView.model_fields if name != "id"}
     return EventView(id=event.sequence, **fields)
 
 
 def progress_view(job: Job) -> ProgressView:
-    """The part of a job's row that changes all the time."""
+    """Return the parts of a job that change while it runs."""
     return ProgressView(**{name: getattr(job, name) for name in ProgressView.model_fields})
 
 
 def layer_view(layer: Layer) -> LayerView:
-    """A layer as a client sees it."""
+    """Return a layer's view."""
     return LayerView(**{name: getattr(layer.profile, name) for name in LayerProfile.model_fields}, chosen=layer.chosen)
 
 
 def artifact_view(artifact: Artifact) -> ArtifactView:
-    """An artifact's row as a client sees it."""
+    """Return an artifact's view."""
     return ArtifactView(**{name: getattr(artifact, name) for name in ArtifactView.model_fields})

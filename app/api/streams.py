@@ -20,10 +20,10 @@ class Streams:
         self.are_closing = False
 
     def take(self, caller: Caller) -> None:
-        """Count a stream that opens.
+        """Count an opened stream.
 
         Raises:
-            TooManyStreamsError: all that there are, or that the caller's tenant may have, are in use.
+            TooManyStreamsError: all streams, or all that the caller's tenant may open, are in use.
         """
         if not self._places.try_take(caller):
             raise TooManyStreamsError(
@@ -31,9 +31,9 @@ class Streams:
             )
 
     def give_back(self, caller: Caller) -> None:
-        """Count a stream that closes."""
+        """Count a closed stream."""
         self._places.give_back(caller)
 
     def close(self) -> None:
-        """Ends all streams within a second; called when the service stops, which would otherwise wait for them."""
+        """End all streams within a second; called when the service stops, which would otherwise wait for them."""
         self.are_closing = True

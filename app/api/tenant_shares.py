@@ -1,4 +1,4 @@
-"""What requests of all tenants share: places and threads, of which one tenant gets only a part."""
+"""Resources shared by the requests of all tenants: places and threads, of which each tenant gets only a part."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -36,22 +36,22 @@ class Places:
         return True
 
     def give_back(self, caller: Caller) -> None:
-        """Free a place that was taken."""
+        """Free an occupied place."""
         self._taken[caller.tenant] -= 1
         if self._taken[caller.tenant] == 0:
             del self._taken[caller.tenant]
 
 
 class Threads(Protocol):
-    """Something that runs a function in a thread."""
+    """An executor that runs a function in a thread."""
 
     async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Return what the function returns."""
+        """Run a function and return its result."""
         ...
 
 
 class SharedThreads:
-    """Threads for one kind of work, of which one tenant occupies only a part; others wait at most for that part.
+    """Threads for one kind of work, of which a tenant occupies only a part; others wait at most for that part.
 
     Args:
         total: how many there are.
@@ -81,7 +81,7 @@ class _Part:
     async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
         if self._own is None:
             return await to_thread.run_sync(function, *arguments, limiter=self._all)
-        # The borrower is not the task: one task may run several functions at once.
+        # The borrower is not the task, as one task may run several functions at once.
         async with _Borrowed(self._own):
             return await to_thread.run_sync(function, *arguments, limiter=self._all)
 

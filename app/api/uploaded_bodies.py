@@ -1,4 +1,4 @@
-"""Receiving the bodies of uploads: on the event loop into a bounded buffer, so that a slow client holds no thread."""
+"""Reception of uploads: on the event loop into a bounded buffer, so that a slow client holds no thread."""
 
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +19,7 @@ from app.shared.settings import Settings
 from app.shared.storage.faults import storage_errors
 
 THREADS = 8
-"""Threads that write what has arrived, and store what has arrived completely."""
+"""Threads that write received data, and store complete uploads."""
 _RECEIVED_AT_ONCE = 64
 _THREADS_OF_A_TENANT = 2
 _SILENCE_SECONDS = 30.0
@@ -27,10 +27,10 @@ _BUFFER_BYTES = 2**18
 
 
 class Receptions:
-    """The uploads that this process receives; used from the event loop only.
+    """The uploads that this process is receiving; used from the event loop only.
 
     Args:
-        settings: how many of one tenant at once, and how long each may take.
+        settings: how many uploads of one tenant are received at once, and how long each may take.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -41,14 +41,14 @@ class Receptions:
 
     @asynccontextmanager
     async def receive(self, request: Request, caller: Caller) -> AsyncIterator[tuple[Iterator[bytes], Threads]]:
-        """Receive a body; give its content in pieces, and threads to store it with.
+        """Receive a body; yield its content in pieces, and the threads to store it with.
 
-        The place is occupied until the end of the block, the file of a large body is unnamed and gone with it.
+        The place is occupied until the end of the block; a large body is in an unnamed file, which is removed with it.
 
         Raises:
-            TooManyUploadsError: as many are being received as may be, of this tenant or of all.
+            TooManyUploadsError: as many are being received as allowed, of this tenant or in total.
             HTTPException: 408, the body does not arrive in time.
-            StorageError: it cannot be written.
+            StorageError: the body cannot be written.
         """
         if not self._places.try_take(caller):
             raise TooManyUploadsError("as many uploads are being received as may be at once; send this one later")
@@ -77,7 +77,7 @@ async def _next_chunk(stream: AsyncIterator[bytes], deadline: float) -> bytes | 
         with anyio.fail_after(max(0.0, min(_SILENCE_SECONDS, deadline - time.monotonic()))):
             return await anext(stream, None)
     except TimeoutError:
-        # The rest of the body is not waited for.
+        # The rest of the body is not read.
         raise HTTPException(
             HTTPStatus.REQUEST_TIMEOUT,
             "the upload did not arrive in time; send it over a faster connection, or in smaller files",

@@ -1,5 +1,5 @@
-"""The pages for people, at `/` and below `/ui`: templates over the same services that the API is made of.
+"""The pages for browsers, at `/` and below `/ui`: templates over the same services as the API.
 
-Everything works without a script; htmx brings what changes while one looks, and the figures are drawn from data that
-stand in the page.
+Everything works without scripts; htmx loads what changes while a page is open, and figures are drawn from data
+embedded in the page.
 """

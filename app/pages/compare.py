@@ -32,7 +32,7 @@ Wanted = Annotated[list[str], Query(alias="job", max_length=_MOST)]
 
 @router.get(_COMPARE)
 def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, wanted: Wanted = []) -> Response:  # noqa: B006 - never changed
-    """Jobs side by side, and those that could be chosen."""
+    """Show the chosen jobs side by side, and those that can be chosen."""
     chosen = _chosen(context, owner, wanted)
     page, _ = jobs.list_jobs(context, owner, JobFilter(status=Status.SUCCEEDED), after=None, limit=_OFFERED)
     offered = [job for job in map(job_view, page) if job.kind == "compression"]
@@ -51,7 +51,7 @@ def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, want
 
 @router.get(f"{_COMPARE}/figures/{{name}}")
 def show_figure_data(name: str, context: ContextDep, owner: OwnerDep, wanted: Wanted = []) -> Response:  # noqa: B006 - as above
-    """The data of the figure, as JSON or CSV."""
+    """Return the data of the figure, as JSON or CSV."""
     figure = _figure(_chosen(context, owner, wanted))
     stem, _, suffix = name.rpartition(".")
     return figure_data(figure if figure.name == stem else None, suffix)
@@ -77,7 +77,7 @@ def _figure(chosen: list[tuple[JobView, CompressionReport]]) -> Figure:
 
 
 def _quality(reports: list[CompressionReport]) -> dict[str, list[str]]:
-    """What was measured, with a value for each report; empty where it was not."""
+    """Return what was measured, with a value for each report; empty where it was not measured."""
     tables = [
         {} if report.evaluation is None else {name: after for name, _, after in quality_rows(report.evaluation)}
         for report in reports

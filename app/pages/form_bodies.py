@@ -1,4 +1,4 @@
-"""Bodies of the pages' forms: urlencoded, UTF-8, small."""
+"""Bodies of the pages' forms: URL-encoded, UTF-8, small."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -12,21 +12,21 @@ from app.api.content_types import read_media_type
 from app.shared.errors import InvalidRequestError
 
 MAX_FORM_BYTES = 64 * 1024
-"""Largest form accepted; the largest of ours has a few hundred bytes."""
+"""Largest form accepted, in bytes; the largest of the pages has a few hundred."""
 MAX_FIELDS = 64
-"""Most fields of a form."""
+"""Maximum number of fields of a form."""
 
 _URLENCODED = "application/x-www-form-urlencoded"
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Return the fields of a form without surrounding blanks; the last of several with one name counts.
+    """Return the fields of a form without surrounding blanks; the last of several fields with one name counts.
 
-    The framework's own reader would decode with the charset that the client names, on the event loop.
+    The framework's own reader would decode with a charset that the client chooses, on the event loop.
 
     Raises:
-        HTTPException: 415, the body is no urlencoded UTF-8; 413, it is too large.
-        InvalidRequestError: its fields are too many, or not valid UTF-8.
+        HTTPException: 415, the body is not URL-encoded UTF-8; 413, it is too large.
+        InvalidRequestError: it has too many fields, or they are not valid UTF-8.
     """
     media_type = read_media_type(request)
     body = await _read_body(request)
@@ -57,6 +57,6 @@ def _parse(body: bytes) -> dict[str, str]:
     except UnicodeDecodeError:
         raise InvalidRequestError("the form is not valid UTF-8; encode its fields as UTF-8") from None
     except ValueError:
-        # What `max_num_fields` raises.
+        # Raised by `max_num_fields`.
         raise InvalidRequestError(f"the form has more than {MAX_FIELDS} fields; send fewer") from None
     return {name: value.strip() for name, value in found}

@@ -1,4 +1,4 @@
-"""What a browser sends when a form is filled in, as the API would have been asked for it."""
+"""Conversion of submitted forms to requests of the API."""
 
 import hmac
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from app.shared.requests import CompressionRequest, JobRequest, ProfileRequest
 
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 _CSRF_HEADER = "x-csrf-token"
-# Where the members of a request are filled in.
+# The form field of each member of a request.
 _FIELDS = {
     "calibration.dataset": "dataset",
     "calibration.samples": "samples",
@@ -31,11 +31,11 @@ Fields = Mapping[str, str]
 
 
 def _fields(request: Request, found: FormDep) -> dict[str, str]:
-    """Return the fields of a form that belongs to the caller's session."""
+    """Return the fields of a form, after checking that it belongs to the caller's session."""
     caller = request.state.caller
     expected = caller.csrf if isinstance(caller, Caller) else None
     sent = request.headers.get(_CSRF_HEADER) or found.get("csrf", "")
-    # Who came in without a cookie has none that another site could misuse.
+    # A caller without a cookie has no session that another site could misuse.
     if expected is not None and not hmac.compare_digest(sent.encode(), expected.encode()):
         raise PermissionDeniedError("this form is not of your session any more; load the page again")
     return found
@@ -45,10 +45,10 @@ FieldsDep = Annotated[dict[str, str], Depends(_fields)]
 
 
 class InvalidFieldsError(Exception):
-    """Fields cannot be used.
+    """The fields of a form are invalid.
 
     Args:
-        problems: what is wrong, by field; "" is the form as a whole.
+        problems: error messages by field; "" is the form as a whole.
     """
 
     def __init__(self, problems: Mapping[str, str]) -> None:
@@ -57,10 +57,10 @@ class InvalidFieldsError(Exception):
 
 
 def read_compression(fields: Fields) -> CompressionRequest:
-    """The compression that a form asks for.
+    """Return the compression that a form asks for.
 
     Raises:
-        InvalidFieldsError: it does not say what to do, or something impossible.
+        InvalidFieldsError: a field is missing or invalid.
     """
     body = _common(fields)
     if fields.get("target") == "size":
@@ -76,10 +76,10 @@ def read_compression(fields: Fields) -> CompressionRequest:
 
 
 def read_profile(fields: Fields) -> JobRequest:
-    """The profile that a form asks for, whatever it says of a target.
+    """Return the profile that a form asks for; its target is ignored.
 
     Raises:
-        InvalidFieldsError: it says something impossible.
+        InvalidFieldsError: a field is invalid.
     """
     try:
         return ProfileRequest.model_validate(_common(fields)).job_request()
@@ -112,7 +112,7 @@ def _size(text: str) -> int:
 
 
 def field_of(member: str) -> str:
-    """Where a member of a request, dotted, is filled in; "" for the form as a whole."""
+    """Return the form field for a dotted member of a request; "" for the form as a whole."""
     return _FIELDS.get(".".join(member.split(".")[:2]), "")
 
 

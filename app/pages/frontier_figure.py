@@ -1,4 +1,4 @@
-"""The frontier of a profiled model, as the pages draw it."""
+"""The frontier figure of a profiled model."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def frontier_of(what_if: "WhatIf", points: Sequence[Mapping[str, Any]], *, marked_bytes: int | None) -> Figure:
-    """What a model would be at every ratio.
+    """Return the figure of a model's predicted size and error at every ratio.
 
     Args:
         what_if: the profiled model.
-        points: `SizePoint`s as they are kept.
-        marked_bytes: the size that is marked; None marks none.
+        points: `SizePoint`s as stored.
+        marked_bytes: size to mark, in bytes; None marks none.
     """
     return size_frontier(
         [SizePoint.model_validate(point) for point in points],

@@ -1,4 +1,4 @@
-"""`/` and `/ui/jobs`: what the service does, and has done."""
+"""`/` and `/ui/jobs`: current and past jobs."""
 
 import json
 from typing import Annotated
@@ -37,7 +37,7 @@ _MAX_SEQUENCE = 2**31 - 1
 def show_jobs(
     request: Request, context: ContextDep, owner: OwnerDep, after: AfterJob = None, status: Status | None = None
 ) -> Response:
-    """All jobs, newest first."""
+    """Show all jobs, newest first."""
     return _list(request, "jobs.html.j2", context, owner, after, status)
 
 
@@ -45,13 +45,13 @@ def show_jobs(
 def show_rows(
     request: Request, context: ContextDep, owner: OwnerDep, after: AfterJob = None, status: Status | None = None
 ) -> Response:
-    """The list alone, as it is now."""
+    """Show the current rows of the list only."""
     return _list(request, "job_rows.html.j2", context, owner, after, status)
 
 
 @router.get(f"{_JOBS}/{{job_id}}")
 def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep) -> Response:
-    """One job: where it is, and what it has made."""
+    """Show one job: its progress and its results."""
     job = job_view(jobs.get_job(context, owner, job_id))
     report = find_report(context, owner, job_id)
     files = outputs.list_artifacts(context, owner, job_id)
@@ -74,7 +74,7 @@ def show_job(request: Request, job_id: JobId, context: ContextDep, owner: OwnerD
 def show_progress(
     request: Request, job_id: JobId, context: ContextDep, owner: OwnerDep, shown: Status | None = None
 ) -> Response:
-    """Where a job is now; once it has another status than the page shows, the page is loaded again."""
+    """Show a job's current progress; reload the page once the job has ended since it was shown."""
     job = job_view(jobs.get_job(context, owner, job_id))
     answer = render(request, "job_live.html.j2", job=job, stages=_stages(context, owner, job_id))
     if shown is not None and shown != job.status and job.status.is_terminal:
@@ -90,7 +90,7 @@ def show_log(
     owner: OwnerDep,
     after: Annotated[int, Query(ge=0, le=_MAX_SEQUENCE)] = 0,
 ) -> Response:
-    """What has happened since, to be added to what is shown."""
+    """Show the events since those already shown, to be appended to them."""
     page = jobs.list_events(context, owner, job_id, after=after, limit=_LOG)
     last = page.events[-1].sequence if page.events else after
     return render(
@@ -106,7 +106,7 @@ def show_log(
 
 @router.get(f"{_JOBS}/{{job_id}}/figures/{{name}}")
 def show_figure_data(job_id: JobId, name: str, context: ContextDep, owner: OwnerDep) -> Response:
-    """The data of a figure, as JSON or CSV."""
+    """Return the data of a figure, as JSON or CSV."""
     report = find_report(context, owner, job_id)
     figures = () if report is None else (*report_figures(report), cost_comparison(report))
     found = {figure.name: figure for figure in figures}
@@ -116,28 +116,28 @@ def show_figure_data(job_id: JobId, name: str, context: ContextDep, owner: Owner
 
 @router.post(f"{_JOBS}/{{job_id}}/cancel")
 def cancel(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
-    """Cancels a job, and shows it."""
+    """Cancel a job, and show it."""
     jobs.cancel_job(context, actor, job_id)
     return redirect(request, HOME if fields.get("from") == "list" else f"{_JOBS}/{job_id}")
 
 
 @router.post(f"{_JOBS}/{{job_id}}/retry")
 def retry(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
-    """Repeats a job that failed or was cancelled, and shows the new one."""
+    """Retry a job that failed or was cancelled, and show the new one."""
     del fields
     return redirect(request, f"{_JOBS}/{jobs.retry_job(context, actor, job_id).job.id}")
 
 
 @router.post(f"{_JOBS}/{{job_id}}/delete")
 def delete(request: Request, job_id: JobId, context: ContextDep, actor: ActorDep, fields: FieldsDep) -> Response:
-    """Deletes a job that has ended, with its files."""
+    """Delete a job that has ended, with its files."""
     del fields
     jobs.delete_job(context, actor, job_id)
     return redirect(request, HOME)
 
 
 def find_report(context: Context, owner: str, job_id: str) -> CompressionReport | None:
-    """The report of a job; None as long as it has none."""
+    """Return the report of a job; None while it has none."""
     try:
         return CompressionReport.model_validate(outputs.get_report(context, owner, job_id))
     except ReportNotReadyError:
@@ -145,15 +145,15 @@ def find_report(context: Context, owner: str, job_id: str) -> CompressionReport 
 
 
 def figure_links(job_id: str) -> dict[str, str]:
-    """Where the data of a job's figures are, with the figure's name left open."""
+    """Return the addresses of a job's figure data, with `%s` for the figure's name."""
     return {kind: f"{_JOBS}/{job_id}/figures/%s.{kind.lower()}" for kind in ("JSON", "CSV")}
 
 
 def figure_data(figure: Figure | None, suffix: str) -> Response:
-    """The data of a figure as a file.
+    """Return the data of a figure as a file.
 
     Raises:
-        HTTPException: there is none, or not in this form.
+        HTTPException: 404, the figure or the format does not exist.
     """
     if figure is None or suffix not in {"json", "csv"}:
         raise HTTPException(404)

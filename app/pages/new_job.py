@@ -1,4 +1,4 @@
-"""`/ui/new`: a compression, asked for by a form that says what would come of it."""
+"""`/ui/new`: a form for a compression, with a preview of its result."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ _DEFAULTS = {
     "ratio": "0.3",
     "export": "both",
 }
-# What an address may fill in beforehand, so that a job can be had again with another ratio.
+# Fields that the address may prefill, so that a job can be repeated with another ratio.
 _PREFILLED = (
     *_DEFAULTS,
     *("model_id", "revision", "sequence_length", "seed", "size", "ignore", "queue", "label", "evaluate"),
@@ -47,16 +47,16 @@ _PREFILLED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preview:
-    """What would come of a form.
+    """The predicted result of a form.
 
     Attributes:
-        estimate: what the job would take; None where the request is refused.
-        profile: a profile of the same model, calibration and options; None if there is none.
-        predicted: what that predicts for the target; None without one, and where the target is out of reach.
+        estimate: the job's estimated resources; None where the request is refused.
+        profile: a profile of the same model, calibration and options; None if none exists.
+        predicted: the profile's prediction for the target; None without a profile, or if the target is unreachable.
         refusal: why the job would be refused.
-        suggestion: a ratio that could be reached in place of the one asked for.
-        frontier: what the model would be at every ratio.
-        allocation: what each layer would get.
+        suggestion: a reachable ratio in place of the requested one.
+        frontier: predicted size and error at every ratio.
+        allocation: the predicted candidate of each layer.
     """
 
     estimate: Estimate | None = None
@@ -70,7 +70,7 @@ class Preview:
 
 @router.get(NEW)
 def show_form(request: Request, context: ContextDep, owner: OwnerDep) -> Response:
-    """An empty form, or one filled in by the address."""
+    """Show a form with defaults, or with the values in the address."""
     given = {name: value for name, value in request.query_params.items() if name in _PREFILLED}
     return _form(request, context, owner, _DEFAULTS | given, {})
 
@@ -79,7 +79,7 @@ def show_form(request: Request, context: ContextDep, owner: OwnerDep) -> Respons
 async def submit(
     request: Request, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
 ) -> Response:
-    """Makes the job, and shows it."""
+    """Create the job, and show it."""
     return await threads.run(_submit, request, context, actor, fields, read_compression)
 
 
@@ -87,7 +87,7 @@ async def submit(
 async def submit_profile(
     request: Request, context: ContextDep, actor: ActorDep, threads: AdmissionDep, fields: FieldsDep
 ) -> Response:
-    """Makes a job that profiles the model and no more, and shows it."""
+    """Create a job that only profiles the model, and show it."""
     return await threads.run(_submit, request, context, actor, fields, read_profile)
 
 
@@ -95,7 +95,7 @@ async def submit_profile(
 async def preview(
     request: Request, context: ContextDep, owner: OwnerDep, threads: AdmissionDep, fields: FieldsDep
 ) -> Response:
-    """Show what would come of the form as it is."""
+    """Show the predicted result of the form's current content."""
     return await threads.run(_show_preview, request, context, owner, fields)
 
 
@@ -126,7 +126,7 @@ def _submit(
 
 
 def _key(fields: Fields, wanted: JobRequest) -> str | None:
-    """A form that is sent twice makes one job; one that was changed since, by whoever went back to it, another."""
+    """Return the idempotency key of a form: sent twice it creates one job, sent again with changes another one."""
     form = fields.get("form")
     return f"{form}-{wanted.fingerprint()[:16]}" if form else None
 
@@ -165,7 +165,7 @@ def _preview(context: Context, owner: str, wanted: JobRequest) -> Preview:
     try:
         return _predict(context, owner, wanted, estimate, profile)
     except ProfileNotFoundError:
-        # Gone since it was found.
+        # Deleted since it was found.
         return Preview(estimate=estimate)
 
 

@@ -1,4 +1,4 @@
-"""`/ui/profiles`: what models would be at any ratio."""
+"""`/ui/profiles`: predicted sizes and errors of models at any ratio."""
 
 from typing import Annotated, Any
 
@@ -36,7 +36,7 @@ def show_profiles(
     owner: OwnerDep,
     after: AfterProfile = None,
 ) -> Response:
-    """All profiles, newest first."""
+    """Show all profiles, newest first."""
     page, has_more = profiles.list_profiles(context, owner, after=after, limit=_PAGE)
     found = [profile_view(profile) for profile in page]
     return render(request, "profiles.html.j2", profiles=found, has_more=has_more, settings=context.settings)
@@ -46,7 +46,7 @@ def show_profiles(
 def show_profile(
     request: Request, profile_id: ProfileId, context: ContextDep, owner: OwnerDep, ratio: Ratio = _FIRST_RATIO
 ) -> Response:
-    """The frontier of a model, and what one ratio would give."""
+    """Show the frontier of a model, and the prediction for one ratio."""
     profile = profile_view(profiles.get_profile(context, owner, profile_id))
     ratio = min(ratio, profile.reachable_ratio)
     return render(request, "profile.html.j2", profile=profile, **_what_if(context, owner, profile_id, ratio))
@@ -56,7 +56,7 @@ def show_profile(
 def show_what_if(
     request: Request, profile_id: ProfileId, context: ContextDep, owner: OwnerDep, ratio: Ratio
 ) -> Response:
-    """What one ratio would give."""
+    """Show the prediction for one ratio."""
     profile = profile_view(profiles.get_profile(context, owner, profile_id))
     return render(request, "what_if.html.j2", profile=profile, **_what_if(context, owner, profile_id, ratio))
 
@@ -65,7 +65,7 @@ def show_what_if(
 def show_figure_data(
     profile_id: ProfileId, name: str, context: ContextDep, owner: OwnerDep, ratio: Ratio = _FIRST_RATIO
 ) -> Response:
-    """The data of a figure, as JSON or CSV."""
+    """Return the data of a figure, as JSON or CSV."""
     found = _what_if(context, owner, profile_id, ratio)
     figures = {figure.name: figure for figure in found.values() if isinstance(figure, Figure)}
     stem, _, suffix = name.rpartition(".")
@@ -76,7 +76,7 @@ def show_figure_data(
 def delete(
     request: Request, profile_id: ProfileId, context: ContextDep, actor: ActorDep, fields: FieldsDep
 ) -> Response:
-    """Deletes a profile; the jobs that made or used it stay."""
+    """Delete a profile; the jobs that made or used it remain."""
     del fields
     profiles.delete_profile(context, actor, profile_id)
     return redirect(request, _PROFILES)

@@ -1,4 +1,4 @@
-"""Templates, and what every page is sent with."""
+"""Templates, and the headers of every page."""
 
 import hashlib
 from collections.abc import Mapping
@@ -36,13 +36,13 @@ _FILES = resources.files(__package__) / "static"
 
 
 def render(request: Request, template: str, http_status: int = HTTPStatus.OK, **values: Any) -> HTMLResponse:
-    """A page, or a part of one.
+    """Render a page, or a part of one.
 
     Args:
-        request: what is answered.
+        request: the request to respond to.
         template: name of the template.
-        http_status: of the answer.
-        values: what it shows.
+        http_status: status of the response.
+        values: variables of the template.
     """
     caller = getattr(request.state, "caller", None)
     known = {
@@ -56,14 +56,14 @@ def render(request: Request, template: str, http_status: int = HTTPStatus.OK, **
 
 
 def redirect(request: Request, address: str) -> Response:
-    """Sends a browser elsewhere, whoever asks for it: a form, or htmx in the middle of a page."""
+    """Redirect a browser, for a form as well as for an htmx request within a page."""
     if request.headers.get("hx-request") == "true":
         return Response(status_code=HTTPStatus.NO_CONTENT, headers={"HX-Redirect": address})
     return RedirectResponse(address, HTTPStatus.SEE_OTHER)
 
 
 def problem_page(request: Request, problem: Problem, headers: dict[str, str]) -> Response:
-    """An error as a page; who has not signed in is sent there."""
+    """Return an error as a page; redirect to the sign-in page if authentication is missing."""
     is_part = request.headers.get("hx-request") == "true"
     if problem.status == HTTPStatus.UNAUTHORIZED:
         is_get = request.method == "GET" and not is_part
@@ -71,32 +71,32 @@ def problem_page(request: Request, problem: Problem, headers: dict[str, str]) ->
         return redirect(request, sign_in_address(wanted if is_get else HOME))
     answer = render(request, "problem.html.j2", problem.status, problem=problem)
     if problem.status == HTTPStatus.NOT_FOUND and request.method == "GET" and is_part:
-        # What the page shows is gone; loaded again, the page says so.
+        # What the page shows was deleted; the reloaded page says so.
         answer.headers["HX-Refresh"] = "true"
     answer.headers.update({name: value for name, value in headers.items() if name not in answer.headers})
     return answer
 
 
 def sign_in_address(wanted: str) -> str:
-    """Where to sign in, and go on to what was wanted."""
+    """Return the address of the sign-in page that continues to the wanted one."""
     return SIGN_IN if wanted == HOME else f"{SIGN_IN}?{urlencode({'next': wanted})}"
 
 
 @cache
 def static_address(name: str) -> str:
-    """Where a script or style is: a new one has a new address."""
+    """Return the address of a script or style, which changes with its content."""
     places = [place / name for place in (_FILES, FIGURE_FILES)]
     content = next(place.read_bytes() for place in places if place.is_file())
     return f"{STATIC}/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def seconds_since(at: datetime, now: datetime) -> float:
-    """Seconds between two times, at least 0."""
+    """Return the seconds between two times, at least 0."""
     return max(0.0, (now - at).total_seconds())
 
 
 def fill(links: Mapping[str, str], name: str) -> dict[str, str]:
-    """Addresses of a figure's data, of those that leave its name open as `%s`."""
+    """Return the addresses of a figure's data, with its name in place of `%s`."""
     return {kind: address.replace("%s", name) for kind, address in links.items()}
 
 

@@ -1,4 +1,4 @@
-"""`/ui/sign-in`: a key for a cookie."""
+"""`/ui/sign-in`: exchange of an API key for a session cookie."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -20,7 +20,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get(SIGN_IN)
 def show_form(request: Request, next_page: Annotated[str, Query(alias="next")] = HOME) -> Response:
-    """Asks for an API key."""
+    """Show the form that asks for an API key."""
     return render(request, "sign_in.html.j2", next_page=_own(next_page), problem=None)
 
 
@@ -55,6 +55,6 @@ def sign_out(request: Request, context: ContextDep, caller: CallerDep, actor: Ac
 
 
 def _own(address: str) -> str:
-    # Nothing that a browser could take for another server's.
+    # Refuse anything that a browser could interpret as an address of another server.
     is_own = address.startswith("/") and not address.startswith(("//", "/\\")) and address.isprintable()
     return address if is_own else HOME

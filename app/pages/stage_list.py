@@ -1,4 +1,4 @@
-"""The stages of a job in order, from what it has told so far."""
+"""The stages of a job in order, according to its events."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from app.api.resources import JobView
 from app.shared.models import JobEvent
 from app.shared.requests import LOCAL
 
-# As a run goes through them.
+# In the order of a run.
 _PROFILING = ("preflight", "differentiating", "calibrating")
 _BEHIND = ("allocating", "factorizing", "exporting")
 
@@ -20,9 +20,9 @@ class StageStep:
     """One stage of a job.
 
     Attributes:
-        name: of the stage.
+        name: name of the stage.
         state: done, current, or to come.
-        began_at: when it began; None if it has not.
+        began_at: when it started; None if it has not.
         seconds: how long it took; None unless it is done.
     """
 
@@ -33,7 +33,7 @@ class StageStep:
 
 
 def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
-    """Stages that a job has gone through, is in, and has ahead of it; those of an earlier attempt count as well."""
+    """Yield past, current and coming stages of a job; those of earlier attempts count as well."""
     told = [(str(event.data["stage"]), event.created_at) for event in events if event.type == "stage"]
     times: dict[str, float] = {}
     for (name, began), (_, ended) in pairwise([*told, ("", job.finished_at or datetime.max)]):

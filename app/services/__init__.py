@@ -1,1 +1,1 @@
-"""What the web side can do, one function each; HTTP is told from here of nothing but values and errors."""
+"""Operations of the web side, one function each; they return values and raise errors, without knowing HTTP."""

@@ -1,8 +1,8 @@
-"""Who comes in, and as which tenant.
+"""Authentication: who sends a request, and for which tenant.
 
-Beyond the loopback nobody comes in without a key. On it, as long as no key was ever made, everybody is the one tenant
-`local`; from the first key on, a key is needed there too, even once the last one has expired or was revoked: who takes
-a key away does not mean to let everybody in.
+Beyond the loopback, every request needs a key. On the loopback, as long as no key was ever created, all requests are
+those of the tenant `local`. From the first key on, a key is needed there too, even once the last one has expired or
+was revoked: revoking a key is not meant to open access to everyone.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """Who sends a request.
+    """The authenticated sender of a request.
 
     Attributes:
-        tenant: as whom.
+        tenant: the tenant that the request is made for.
         scopes: what the caller may do.
-        key_id: the key that proves it; None on a loopback without keys.
-        csrf: what a form must hold that comes with the caller's cookie; None of who came in without one.
-        session_id: the session of the cookie; None without one.
+        key_id: the key used; None on a loopback without keys.
+        csrf: token that forms sent with the caller's cookie must contain; None for a caller without a cookie.
+        session_id: the session of the cookie; None without a cookie.
     """
 
     tenant: str
@@ -43,7 +43,7 @@ class Caller:
     session_id: str | None = None
 
     def require_scope(self, scope: Scope) -> None:
-        """Refuses what the caller's key is not for.
+        """Raise an error if the caller's key lacks a scope.
 
         Raises:
             PermissionDeniedError: the key lacks the scope.
@@ -56,15 +56,15 @@ LOCAL_CALLER = Caller(tenant=LOCAL_OWNER, scopes=frozenset(SCOPES), key_id=None)
 
 
 def authenticate(database: Database, authorization: str | None, *, is_local: bool) -> Caller:
-    """Who sends a request, by its `Authorization` header.
+    """Return the sender of a request, given its `Authorization` header.
 
     Args:
-        database: the rows.
-        authorization: the header; None if there is none.
-        is_local: whether the service listens on the loopback only and the request came over it.
+        database: the database with the keys.
+        authorization: the header; None if it is missing.
+        is_local: whether the service listens on the loopback only and the request arrived over it.
 
     Raises:
-        UnauthenticatedError: no key where one is needed, or none that is valid.
+        UnauthenticatedError: a key is needed and missing, or not valid.
         DatabaseUnavailableError: the keys cannot be read.
     """
     if authorization is None:
@@ -87,7 +87,7 @@ def authenticate(database: Database, authorization: str | None, *, is_local: boo
 
 
 def authenticate_session(database: Database, token: str) -> Caller | None:
-    """Return who has signed in to the pages, by the cookie; None if the session or its key is no longer valid.
+    """Return the caller that a session cookie belongs to; None if the session or its key is no longer valid.
 
     Raises:
         DatabaseUnavailableError: the keys cannot be read.
@@ -107,18 +107,18 @@ def authenticate_session(database: Database, token: str) -> Caller | None:
 
 
 def _csrf_token(token: str) -> str:
-    # A page shows it, and it does not tell the token of the session.
+    # Shown in pages; does not reveal the session's token.
     return hashlib.sha256(f"csrf:{token}".encode()).hexdigest()
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address to listen on can be reached from this machine only.
+    """Return whether an address to listen on can be reached from this machine only.
 
     Args:
-        address: an IP address, or a name, of which every address must be on the loopback.
+        address: an IP address, or a name, all of whose addresses must be on the loopback.
     """
     if not address:
-        # To the system that is every address there is.
+        # An empty address means all addresses.
         return False
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
@@ -128,7 +128,7 @@ def is_loopback(address: str) -> bool:
 
 
 def parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """An IP address, in its older form where it has one (`::ffff:127.0.0.1` is 127.0.0.1); None of what is a name."""
+    """Return an IP address, as IPv4 where it is mapped (`::ffff:127.0.0.1` is 127.0.0.1); None for a name."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -137,20 +137,20 @@ def parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def is_loopback_ip(text: str) -> bool:
-    """Whether this is an IP address on the loopback; a name is none."""
+    """Return whether this is an IP address on the loopback; False for a name."""
     address = parse_ip(text)
     return address is not None and address.is_loopback
 
 
 def require_safe_binding(settings: Settings, address: str) -> None:
-    """Refuses to listen where other machines could knock as long as nobody has a key.
+    """Refuse to listen where other machines can connect while no API key exists.
 
     Args:
-        settings: of the service; the database must have been upgraded.
-        address: what the service shall listen on.
+        settings: settings of the service; the database must be at the current schema.
+        address: the address that the service is to listen on.
 
     Raises:
-        InvalidSettingsError: with the command that makes a key.
+        InvalidSettingsError: no usable key exists; the message has the command that creates one.
         DatabaseUnavailableError: the keys cannot be read.
     """
     if is_loopback(address):
@@ -167,7 +167,7 @@ def require_safe_binding(settings: Settings, address: str) -> None:
 
 
 def _note_use(database: Database, key_id: str) -> None:
-    # Good to know, but no reason to turn somebody away.
+    # Useful to know, but no reason to refuse the request.
     try:
         with database.transaction() as session:
             keys.note_use(session, key_id)

@@ -1,7 +1,7 @@
-"""Judging requests before there is a job, in processes of their own: names that do not exist, unfit models.
+"""Admission checks before a job is created: names that do not exist, unsuitable models.
 
-Everything that reads a model's files or asks the Hub about them is done by `app.services.judge_process`; here are its
-questions, its limits, and what becomes of a process that exceeds them.
+`app.services.judge_process` does everything that reads a model's files or asks the Hub about them, in separate
+processes. This module has their questions and limits, and handles processes that exceed them.
 """
 
 import logging
@@ -27,19 +27,19 @@ from app.shared.requests import LOCAL, UPLOAD, JobRequest
 from app.shared.settings import Settings
 from rocket_core.errors import HubUnavailableError, UnsupportedArchitectureError
 
-# A request waits no longer than this for the Hub, or for files to be read by a process that may compute for less than
-# half of it: a busy machine or a slow disk takes the rest.
+# Upper bounds on the time that a request waits for the Hub, or for a process to read files. The process may compute
+# for less than half of the latter: a busy machine or a slow disk takes the rest.
 _HUB_SECONDS = 10.0
 _READ_SECONDS = 20.0
-# What the Hub's own deadlines may take longer to be noticed.
+# Extra time for noticing that the Hub's own deadlines have passed.
 _SLACK_SECONDS = 0.5
-# How long a request waits for a place, and its client should wait before the next one.
+# How long a request waits for a place, and how long its client should wait before the next one.
 _TURN_SECONDS = 10.0
 _RETRY_SECONDS = 5
-# Together with what waits fewer than the threads to judge models in: 40.
+# Including those that wait, fewer than the threads for judging models: 40.
 _HUB_TURNS = {"most": 8, "most_of_one": 4, "waiting": 12, "waiting_of_one": 8}
 _READ_TURNS = {"most": 6, "most_of_one": 3, "waiting": 13, "waiting_of_one": 12}
-# What children need of the environment; of the rest, much is secret.
+# Environment variables that children need; many of the others are secret.
 _ENVIRONMENT = ("PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _ENVIRONMENT_PREFIXES = ("LC_", "HF_HUB_")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -52,17 +52,17 @@ def _environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
     }
-    # The Hub's client looks for a token in this file where a question brings none.
+    # Without a token in the question, the Hub's client would look for one in this file.
     return {**kept, "HF_TOKEN_PATH": os.devnull, "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
-# One per process: the template knows nothing of settings.
+# One per process, as the template does not depend on settings.
 _processes = ForkServer("app.services.judge_process:run", environment=_environment())
 
 
 @contextmanager
 def template_kept() -> Iterator[None]:
-    """Keep the process that judging processes are forked from, once there is one, while the context is open."""
+    """Keep the process that judging processes are forked from, once it exists, while the context is open."""
     _processes.hold()
     try:
         yield
@@ -75,15 +75,15 @@ def start_template() -> None:
     try:
         _processes.start()
     except ForkServerError as error:
-        # The first request tries again, and its client is told.
+        # The first request tries again, and its client gets the error.
         _log.error("no process can be started to read models: %s", error)
 
 
 class Admission:
-    """Judges requests.
+    """Admission checks of requests.
 
     Args:
-        settings: what the operator chose.
+        settings: the operator's settings.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -92,27 +92,27 @@ class Admission:
         self._read_turns = Turns(**_READ_TURNS)
 
     def admit(self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None = None) -> None:
-        """Refuse a request that no worker could carry out, or that is larger than its tenant may make.
+        """Refuse a request that no worker could carry out, or that exceeds its tenant's limits.
 
         Args:
             owner: the tenant.
-            request: what is asked for.
-            limits: how much the tenant may have.
-            hub_token: the Hub is asked with it; None takes the operator's.
+            request: the job's request.
+            limits: the tenant's quotas.
+            hub_token: token for the Hub; None uses the operator's.
 
         Raises:
-            HubUnavailableError: the Hub cannot be asked; the same request may be admitted later.
-            RateLimitedError: the tenant has too many requests judged at once.
-            BusyError: all tenants together have.
+            HubUnavailableError: the Hub is unreachable; the same request may be admitted later.
+            RateLimitedError: too many requests of the tenant are being judged.
+            BusyError: too many requests of all tenants are being judged.
             OverQuotaError: the model or the calibration is too large.
-            RocketError: with the code that the job would have failed with.
+            RocketError: the request is invalid; the code is that which the job would have failed with.
         """
         self._judge(owner, request, limits, hub_token, is_estimate=False)
 
     def estimate(
         self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None = None
     ) -> Figures | None:
-        """Do the same, and return what the request would take; None where that cannot be told in time."""
+        """Do the same, and return what the request would take; None if that cannot be determined in time."""
         return self._judge(owner, request, limits, hub_token, is_estimate=True)
 
     def _judge(
@@ -158,7 +158,7 @@ class Admission:
     def _hub_question(self, hub_token: SecretStr | None) -> HubQuestion:
         chosen = hub_token or self._settings.hf_token
         return HubQuestion(
-            # Where neither is given, that of this machine's user.
+            # If neither is given, the token of this machine's user.
             token=get_token() if chosen is None else chosen.get_secret_value(),
             endpoint=constants.ENDPOINT,
             is_offline=constants.HF_HUB_OFFLINE,
@@ -187,11 +187,11 @@ def _answer(question: Question) -> Answer:
             child = _processes.fork([theirs.fileno()])
         with child:
             child.pid()
-            # From now on: before, the template may have had to be started.
+            # Only now: the template may have had to be started first.
             deadline = time.monotonic() + (_READ_SECONDS if question.hub is None else _HUB_SECONDS) + _SLACK_SECONDS
             try:
                 raw = _exchange(ours, question.model_dump_json().encode(), deadline)
-                # A process that has written its answer has nothing left to do; one that ended without is asked why.
+                # A process that has written its answer is done; for one that ended without, the exit code tells why.
                 return Answer.model_validate_json(raw) if raw else _refuse_lost(question, child.wait(_SLACK_SECONDS))
             except TimeoutError:
                 _refuse_late(question)

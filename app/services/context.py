@@ -1,4 +1,4 @@
-"""What every service function needs."""
+"""The dependencies of service functions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ class Context:
     """The parts of a running service.
 
     Attributes:
-        settings: what the operator chose.
-        database: the rows.
-        artifacts: files to download, and uploads.
-        work: checkpoints of jobs.
-        admission: judges what clients ask for.
-        what_ifs: profiles that were asked about last.
-        on_queued: called when a job waits in the queue; it returns at once and never fails.
+        settings: the operator's settings.
+        database: the database.
+        artifacts: the store of artifacts and uploads.
+        work: folders with the checkpoints of jobs.
+        admission: checks of requests.
+        what_ifs: recently used profiles.
+        on_queued: called when a job is queued; it returns at once and never fails.
     """
 
     settings: Settings
@@ -34,14 +34,14 @@ class Context:
 
 
 def open_context(settings: Settings, on_queued: Callable[[], None] = lambda: None) -> Context:
-    """Opens everything a service needs; the database must have been upgraded.
+    """Open everything that a service needs; the database must be at the current schema.
 
     Args:
-        settings: what the operator chose.
+        settings: the operator's settings.
         on_queued: see `Context`.
 
     Raises:
-        InvalidSettingsError: what the artifact store needs is not installed.
+        InvalidSettingsError: a package that the artifact store needs is not installed.
         StorageError: the data folder or the artifact store cannot be used.
     """
     return Context(

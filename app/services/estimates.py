@@ -1,4 +1,4 @@
-"""What a job would take, told before there is one."""
+"""Estimates of what a job would take."""
 
 from typing import Annotated, Literal
 
@@ -20,11 +20,11 @@ class _Frozen(BaseModel):
 
 
 class Available(_Frozen):
-    """What is free where jobs run.
+    """Free resources where jobs run.
 
     Attributes:
-        memory_bytes: free memory of the CPU; null where the system does not say.
-        disk_bytes: free disk of the data folder.
+        memory_bytes: free CPU memory; null where the system does not report it.
+        disk_bytes: free disk space of the data folder.
     """
 
     memory_bytes: _Count | None
@@ -32,30 +32,30 @@ class Available(_Frozen):
 
 
 class Estimate(_Frozen):
-    """What a job would take.
+    """The estimated resources of a job.
 
-    Exact are `commit`, `parameters` and `stored_bytes`, which are those of the tensors that the checkpoint stores. The
-    rest is an estimate: only the job itself, which builds the model, knows which of its matrices can be compressed.
+    Only `commit`, `parameters` and `stored_bytes` are exact: they are those of the checkpoint's tensors. The rest is an
+    estimate: only the job itself, which builds the model, knows which of its matrices can be compressed.
 
     Attributes:
         object: always `estimate`.
-        model_id: the model, as asked for.
-        commit: what the revision names now; null for a local model.
-        parameters: of the whole model.
-        stored_bytes: bytes of its weights; what a model of the Hub takes to download.
-        compressible_parameters: of the layers that can be compressed, without those that are ignored.
-        kept_parameters: most that are left of them at the ratio.
-        factored_bytes: most bytes that the weights of the factored artifact take.
-        ratio: what is asked for, [0, 1), or what has to go of the compressible layers' bytes for the size that is asked
-            for; 0 for a profile alone.
-        nearest_ratio: the same, or the highest that is certain to be reached if that is less.
-        calibration_tokens: most that are read, or what images and audio become in the model; short data have fewer.
-        memory_bytes: memory of the device that computes, at the most demanding moment; an evaluation holds the whole
-            model.
-        disk_bytes: disk for checkpoints, artifacts and what an evaluation keeps meanwhile, the download of the model
-            not included.
-        available: what is free where jobs run; null where they run on other machines.
-        seconds: null: how fast a worker is cannot be told from here.
+        model_id: the model, as requested.
+        commit: commit that the revision points to now; null for a local model.
+        parameters: parameters of the whole model.
+        stored_bytes: bytes of its weights; also the download size of a model on the Hub.
+        compressible_parameters: parameters of the layers that can be compressed, without ignored ones.
+        kept_parameters: upper bound on the parameters kept at the ratio.
+        factored_bytes: upper bound on the weight bytes of the factored artifact.
+        ratio: the requested ratio, [0, 1), or the fraction of the compressible layers' bytes to remove for the
+            requested size; 0 if only a profile is requested.
+        nearest_ratio: the same, or the highest ratio that is certainly reachable if that is less.
+        calibration_tokens: upper bound on the tokens read, or on what images and audio become in the model; short data
+            have fewer.
+        memory_bytes: peak memory of the device that computes; an evaluation holds the whole model.
+        disk_bytes: disk space for checkpoints, artifacts and temporary files of an evaluation, without the download of
+            the model.
+        available: free resources where jobs run; null where they run on other machines.
+        seconds: always null: the speed of a worker is not known here.
     """
 
     object: Literal["estimate"] = "estimate"
@@ -76,12 +76,12 @@ class Estimate(_Frozen):
 
 
 def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: SecretStr | None) -> Estimate:
-    """Judges a request as if it made a job, and tells what that would take.
+    """Check a request as if it created a job, and return the job's estimated resources.
 
     Raises:
-        RocketError: the request cannot be carried out, or the Hub not be asked.
-        UploadNotFoundError: it names a calibration file that the tenant has not uploaded.
-        OverQuotaError: it is larger than the tenant may make.
+        RocketError: the request is invalid, or the Hub is unreachable.
+        UploadNotFoundError: the request names a calibration file that the tenant has not uploaded.
+        OverQuotaError: the request exceeds the tenant's limits.
     """
     for dataset in request.datasets:
         require_dataset(context, owner, dataset)
@@ -96,7 +96,7 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
 
 
 def _available(context: Context) -> Available | None:
-    # With this broker the worker is a thread of this process.
+    # With this broker, the worker is a thread of this process.
     if not context.settings.broker.startswith("memory://"):
         return None
     return Available(memory_bytes=free_machine_memory(), disk_bytes=free_disk(context.settings.data_dir))

@@ -1,4 +1,4 @@
-"""Whether the service can do its work."""
+"""Health checks of the service's dependencies."""
 
 import logging
 import os
@@ -12,11 +12,11 @@ from app.services.timed_probe import Probe
 from app.shared.errors import DatabaseUnavailableError, DiskFullError, StorageError, StorageUnavailableError
 from app.shared.queue import broker_state
 
-# Less would not take the rows of one job.
+# Less free space would not fit the rows of one job.
 _LEAST_FREE_BYTES = 2**24
-# A dependency that hangs counts as missing after this; all are asked at once.
+# A dependency that hangs counts as missing after this many seconds; all are checked concurrently.
 _SECONDS = 3.0
-# Sooner, as nobody has to wait for what is not required.
+# Shorter, as the broker is not required.
 _BROKER_SECONDS = 1.0
 _SILENT = "it does not answer"
 _log = logging.getLogger(__name__)
@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Readiness:
-    """What the service can count on.
+    """The state of the service's dependencies.
 
     Attributes:
-        missing: what keeps it from accepting jobs, for people.
-        broker: how the workers hear of jobs; without a broker they poll.
+        missing: what keeps the service from accepting jobs, as text for humans.
+        broker: how the workers are notified of jobs; without a broker they poll.
     """
 
     missing: tuple[str, ...]
@@ -36,14 +36,14 @@ class Readiness:
 
 
 class Health:
-    """Asks what the service depends on, and waits a few seconds at most.
+    """Checks of the service's dependencies, which take a few seconds at most.
 
     Args:
         context: the service.
     """
 
     def __init__(self, context: Context) -> None:
-        # In the order in which they are reported. A check answers with what is wrong, or with nothing.
+        # In the order in which they are reported. A check returns what is wrong, or an empty string.
         checks: dict[str, Callable[[], str]] = {
             "database": lambda: _database_fault(context),
             "data folder": lambda: _folder_fault(context),
@@ -53,7 +53,7 @@ class Health:
         self._broker = Probe(lambda: broker_state(context.settings))
 
     def check(self) -> Readiness:
-        """How things stand; the broker is not among what can be missing, as polling replaces it."""
+        """Check the dependencies; a missing broker does not prevent readiness, as workers poll instead."""
         began = time.monotonic()
 
         def left(seconds: float) -> float:
@@ -94,7 +94,7 @@ def _store_fault(context: Context) -> str:
     except StorageUnavailableError:
         return _SILENT
     except StorageError as error:
-        # The error itself names folders of this machine.
+        # The error itself contains paths of this machine.
         _log.warning("%s", error, extra={"code": error.code})
         return "it cannot be written"
     return ""

@@ -1,4 +1,4 @@
-"""Submitting jobs and steering them."""
+"""Submitting and controlling jobs."""
 
 import logging
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventPage:
-    """Events of a job, and the job as it was when they were read.
+    """A page of a job's events, and the job as it was when they were read.
 
     Attributes:
         job: the job.
-        events: in order.
+        events: the events in order.
         has_more: whether there are later ones.
     """
 
@@ -43,21 +43,21 @@ def submit_job(
     idempotency_key: str | None,
     hub_token: SecretStr | None = None,
 ) -> Submission:
-    """Accepts a job, or finds the one that the same request made before.
+    """Accept a job, or return the one that an identical earlier request created.
 
     Args:
         context: the service.
-        actor: who asks for it.
-        request: what is asked for.
-        idempotency_key: a key under which the request may come again, with another token perhaps.
-        hub_token: the Hub is asked with it, now and by the job, and with no other.
+        actor: who submits it.
+        request: the job's request.
+        idempotency_key: key under which the request may be repeated, even with another token.
+        hub_token: the only token for the Hub, used now and by the job.
 
     Raises:
-        RocketError: the request cannot be carried out, or the Hub not be asked.
-        UploadNotFoundError: it names a calibration file that the tenant has not uploaded.
+        RocketError: the request is invalid, or the Hub is unreachable.
+        UploadNotFoundError: the request names a calibration file that the tenant has not uploaded.
         IdempotencyKeyReusedError: the key belongs to another request.
-        OverQuotaError: it is larger than the tenant may make.
-        QuotaExceededError: the tenant has all that it may have.
+        OverQuotaError: the request exceeds the tenant's limits.
+        QuotaExceededError: the tenant's quota is used up.
     """
     owner = actor.tenant
     idempotency = None
@@ -66,7 +66,7 @@ def submit_job(
         idempotency = Idempotency(key=idempotency_key, lifetime=lifetime)
         with context.database.snapshot() as session:
             earlier = jobs.find_replayed(session, request, owner=owner, key=idempotency_key)
-        # What was accepted once is not judged again: the model's folder may be gone by now.
+        # An accepted request is not judged again: the model's folder may be gone by now.
         if earlier is not None:
             return Submission(job=earlier, created=False)
     for dataset in request.datasets:
@@ -95,10 +95,10 @@ def submit_job(
 
 
 def get_job(context: Context, owner: str, job_id: str) -> Job:
-    """One job.
+    """Return a job.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist, or is not the tenant's.
     """
     with context.database.snapshot() as session:
         return jobs.get_job(session, job_id, owner)
@@ -107,24 +107,24 @@ def get_job(context: Context, owner: str, job_id: str) -> Job:
 def list_jobs(
     context: Context, owner: str, choice: JobFilter, *, after: str | None, limit: int
 ) -> tuple[Sequence[Job], bool]:
-    """A page of jobs, newest first, and whether there are more."""
+    """Return a page of jobs, newest first, and whether there are more."""
     with context.database.snapshot() as session:
         page = jobs.list_jobs(session, choice, owner=owner, after=after, limit=limit + 1)
     return page[:limit], len(page) > limit
 
 
 def list_events(context: Context, owner: str, job_id: str, *, after: int, limit: int) -> EventPage:
-    """A page of a job's events in order.
+    """Return a page of a job's events in order.
 
     Args:
         context: the service.
         owner: the tenant.
         job_id: the job.
         after: number of the last event already seen.
-        limit: how many at most.
+        limit: maximum number of events.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist, or is not the tenant's.
     """
     with context.database.snapshot() as session:
         job = jobs.get_job(session, job_id, owner)
@@ -133,10 +133,10 @@ def list_events(context: Context, owner: str, job_id: str, *, after: int, limit:
 
 
 def list_stages(context: Context, owner: str, job_id: str) -> tuple[Job, Sequence[JobEvent]]:
-    """A job, and the stages that it has gone into, in order; however much else has happened.
+    """Return a job and the events of the stages that it has entered, in order, however many other events it has.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist, or is not the tenant's.
     """
     with context.database.snapshot() as session:
         job = jobs.get_job(session, job_id, owner)
@@ -144,29 +144,29 @@ def list_stages(context: Context, owner: str, job_id: str) -> tuple[Job, Sequenc
 
 
 def cancel_job(context: Context, actor: Actor, job_id: str) -> Job:
-    """Cancels a job that waits, asks the worker of a running one to stop.
+    """Cancel a queued job, or ask the worker of a running one to stop.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist, or is not the tenant's.
         ConflictError: it has succeeded or failed.
     """
     with context.database.transaction() as session:
         before = jobs.get_job(session, job_id, actor.tenant).status
         job = jobs.cancel_job(session, job_id, actor.tenant)
-        # Done again and again it changes nothing, and must not fill the log.
+        # A repetition is a no-op, and must not fill the audit log.
         if job.status != before:
             audit.record(session, actor, Action.JOB_CANCEL, subject=job_id)
         return job
 
 
 def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr | None = None) -> Submission:
-    """Makes a new job that resumes from the checkpoints of one that failed or was cancelled.
+    """Create a new job that resumes from the checkpoints of a failed or cancelled one.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist, or is not the tenant's.
         ConflictError: it has succeeded, or has not ended.
-        OverQuotaError: it is larger than the tenant may make by now.
-        QuotaExceededError: the tenant has all that it may have.
+        OverQuotaError: it exceeds the tenant's limits, which may have changed.
+        QuotaExceededError: the tenant's quota is used up.
     """
     owner = actor.tenant
     with context.database.snapshot() as session:
@@ -189,23 +189,23 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
 
 
 def _encrypted(context: Context, request: JobRequest, hub_token: SecretStr | None) -> str | None:
-    # A secret that the job has no use for is not kept.
+    # Secrets that the job does not use are not stored.
     if hub_token is None or not request.asks_the_hub:
         return None
     return encrypt(context.settings, hub_token)
 
 
 def delete_job(context: Context, actor: Actor, job_id: str) -> None:
-    """Deletes a job that has ended, its rows and its files.
+    """Delete a job that has ended, with its rows and files.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist, or is not the tenant's.
         ConflictError: it has not ended.
     """
     with context.database.transaction() as session:
         removed = jobs.delete_job(session, job_id, actor.tenant)
         audit.record(session, actor, Action.JOB_DELETE, subject=job_id)
-    # Only now that nothing refers to them. The job is gone in any case; what is left here is swept later.
+    # Only after the commit, when nothing refers to them. The job is gone in any case; leftover files are swept later.
     try:
         for key in removed.storage_keys:
             context.artifacts.remove(key)

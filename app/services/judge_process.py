@@ -1,7 +1,7 @@
-"""The process that reads a model's files for one request: confined, limited, killed when it takes too long.
+"""The process that reads a model's files for one request: sandboxed, limited, killed on timeout.
 
-It is forked from a template that holds no secret, reads its question from a socket, gives up what the question does not
-need, and writes its answer.
+It is forked from a template that holds no secrets, reads its question from a socket, drops the access that the
+question does not need, and writes its answer.
 """
 
 import os
@@ -20,12 +20,12 @@ from app.shared.confinement import Sandbox, enter_sandbox, limit_memory
 from app.shared.errors import AppError
 from rocket_core.errors import RocketError, UnsupportedArchitectureError
 
-# The largest headers that are accepted take about a third of it.
+# The largest accepted headers take about a third of it.
 MEMORY_BYTES = 2**30
-# Seconds of computing; less than the time until it is killed, most of which a question to the Hub waits.
+# CPU seconds; less than the timeout, most of which a question to the Hub spends waiting.
 CPU_SECONDS = 9
 
-# The service answers others meanwhile.
+# Leaves the processor to the service, which serves other requests meanwhile.
 _NICENESS = 5
 _ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def run(descriptors: Sequence[int]) -> None:
     """Answer one question.
 
     Args:
-        descriptors: a socket, from which the question is read to its end.
+        descriptors: one socket, from which the question is read to its end.
     """
     with socket.socket(fileno=descriptors[0]) as channel:
         try:
@@ -66,7 +66,7 @@ def _confine(question: Question) -> None:
 
 
 def _data_bytes() -> int:
-    """Return what the limit on memory counts already; 0 where the system does not say."""
+    """Return the bytes that already count against the memory limit; 0 where the system does not report them."""
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="ascii", errors="replace").splitlines() if status.is_file() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), 0)
@@ -84,7 +84,7 @@ def _certificates() -> tuple[Path, ...]:
 
 
 def _files_of(folder: Path) -> tuple[Path, ...]:
-    # In a cache of the Hub the files of a snapshot are links to these.
+    # In a cache of the Hub, the files of a snapshot are links to these.
     blobs = folder.parent.parent / "blobs"
     return (folder, blobs) if folder.parent.name == "snapshots" and blobs.is_dir() else (folder,)
 
@@ -98,7 +98,7 @@ def _answer(question: Question) -> Answer:
     except MemoryError:
         refusal = UnsupportedArchitectureError(f"the files of {name} take too much memory to read; check the model")
         return Answer(refusal=Refusal.of(refusal))
-    except Exception as error:  # noqa: BLE001  # strangers' files must not become an error of the service
+    except Exception as error:  # noqa: BLE001  # untrusted files must not become an error of the service
         refusal = UnsupportedArchitectureError(
             f"the files of {name} cannot be understood ({type(error).__name__}); check its config.json and headers"
         )
@@ -106,7 +106,7 @@ def _answer(question: Question) -> Answer:
 
 
 def _places(error: Exception) -> tuple[str, ...]:
-    """Return an error's class and where in this project it passed, without its message, which may quote the files."""
+    """Return an error's class and its places in this project, without the message, which may quote the files."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [Path(frame.filename) for frame in frames]
     places = [

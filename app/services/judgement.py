@@ -1,8 +1,8 @@
-"""Judging a request by its model's files: which cannot be compressed, and what those that can would take.
+"""Checks of a request against its model's files: whether the model can be compressed, and what that would take.
 
-Runs in a process of its own, as the files are strangers' (`app.services.judge_process`). The rest is found in the job's
-`preflight` stage, under the same codes. Messages name a local model as the client did, never by its folder on this
-machine.
+Runs in a separate process, as the files are untrusted (`app.services.judge_process`). Other faults are found in the
+job's `preflight` stage, under the same codes. Messages name a local model as the client did, never by its folder on
+this machine.
 """
 
 import sys
@@ -53,14 +53,14 @@ from rocket_core.inspection.safetensors_headers import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Model:
-    """What has been seen of a model that may be compressed.
+    """What is known of a model that may be compressed.
 
     Attributes:
-        commit: of its repository; None for a local model.
+        commit: commit of its repository; None for a local model.
         config: the content of its config.json.
-        weights: what its headers tell; None where the Hub would take too long to send them.
-        positions: of a calibration sample: tokens, or what images and audio become in the model.
-        evaluation_length: tokens per window of an evaluation; None if none is asked for.
+        weights: summary of its headers; None where the Hub would take too long to send them.
+        positions: positions of a calibration sample: tokens, or what images and audio become in the model.
+        evaluation_length: tokens per window of an evaluation; None if none is requested.
     """
 
     commit: str | None
@@ -71,12 +71,12 @@ class _Model:
 
 
 def judge(question: Question) -> Figures | None:
-    """Refuse a request that no worker could carry out; return what it would take, if that is wanted and can be told.
+    """Refuse a request that no worker could carry out; return its estimate, if that is requested and available.
 
     Raises:
-        HubUnavailableError: the Hub cannot be asked; the same request may be admitted later.
+        HubUnavailableError: the Hub is unreachable; the same request may be admitted later.
         OverQuotaError: the model is too large for the tenant.
-        RocketError: with the code that the job would have failed with.
+        RocketError: the request is invalid; the code is that which the job would have failed with.
     """
     model = _see_local_model(question) if question.hub is None else _see_hub_model(question, question.hub)
     if not question.is_estimate or model.weights is None:
@@ -85,14 +85,14 @@ def judge(question: Question) -> Figures | None:
 
 
 def require_model_size(most: int | None, weights: WeightSummary | None) -> None:
-    """Refuse a model that is too large for a tenant, and one of unknown size where size is limited.
+    """Refuse a model that is too large for a tenant, or of unknown size where size is limited.
 
     Args:
-        most: bytes of weights that the tenant's models may have; None is no limit.
-        weights: what the headers tell; None if they could not be read in time.
+        most: upper bound on the bytes of weights; None for no limit.
+        weights: summary of the headers; None if they could not be read in time.
 
     Raises:
-        OverQuotaError: it is.
+        OverQuotaError: the model is too large, or of unknown size.
     """
     if most is None:
         return

@@ -1,4 +1,4 @@
-"""What is true of the whole service, whichever process is asked: read from the database at each scrape."""
+"""Metrics of the whole service, the same in every process: read from the database at each scrape."""
 
 from collections.abc import Iterator
 
@@ -12,13 +12,13 @@ from app.shared.lifecycle import Status
 from app.shared.repositories.statistics import Statistics, read_statistics
 from app.shared.requests import QUEUES
 
-# A database that hangs costs a scrape no more than this; what the process itself counts is told in any case.
+# Upper bound on the time that a hanging database delays a scrape; the process's own metrics are always returned.
 _SECONDS = 2.0
 _ACTIVE = tuple(str(status) for status in Status if not status.is_terminal)
 
 
 class ServiceCollector(Collector):
-    """Figures from the database, and whether it could be asked.
+    """Collector of figures from the database, and of whether the database answers.
 
     Args:
         context: the service.
@@ -29,11 +29,11 @@ class ServiceCollector(Collector):
         self._probe = Probe(self._read)
 
     def describe(self) -> list[Metric]:
-        """Nothing: without this the library would ask the database for the names."""
+        """Return nothing: without this method the library would query the database for the names."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All figures as of one moment; of a database that does not answer, only that."""
+        """Yield all figures as of one moment; if the database does not answer, only that fact."""
         statistics = self._probe.ask(_SECONDS)
         up = GaugeMetricFamily("rocket_database_up", "Whether the database answered this scrape.")
         up.add_metric((), float(statistics is not None))
@@ -57,7 +57,7 @@ def _families(statistics: Statistics) -> Iterator[Metric]:
     silent = GaugeMetricFamily(
         "rocket_longest_silence_seconds", "Longest time since a running job's lease was renewed.", labels=("queue",)
     )
-    # Also where there is nothing, so that an alert can tell zero from a service that does not answer.
+    # Also for zero, so that an alert can tell zero from a service that does not answer.
     for queue in QUEUES:
         for status in _ACTIVE:
             jobs.add_metric((queue, status), statistics.active_jobs.get((queue, status), 0))

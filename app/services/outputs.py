@@ -1,4 +1,4 @@
-"""What a job has produced."""
+"""Results of a job."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from rocket_core.candidates import Candidate, LayerProfile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """A layer as far as it is known.
+    """The current results of a layer.
 
     Attributes:
         profile: its candidates.
@@ -31,9 +31,9 @@ class Download:
     """A file to send.
 
     Attributes:
-        artifact: what is known of it.
-        read: gives its bytes from one position up to another, in pieces.
-        url: where a client that is sent there can read it; None if it is to get the bytes from here.
+        artifact: the file's row.
+        read: returns its bytes from one position up to another, in pieces.
+        url: address that the client can be redirected to; None to send the bytes from here.
     """
 
     artifact: Artifact
@@ -42,10 +42,10 @@ class Download:
 
 
 def list_layers(context: Context, owner: str, job_id: str) -> Sequence[Layer]:
-    """Layers profiled so far, in the order of the model.
+    """Return the layers profiled so far, in the order of the model.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist, or is not the tenant's.
     """
     with context.database.snapshot() as session:
         job = jobs.get_job(session, job_id, owner)
@@ -55,10 +55,10 @@ def list_layers(context: Context, owner: str, job_id: str) -> Sequence[Layer]:
 
 
 def get_report(context: Context, owner: str, job_id: str) -> dict[str, Any]:
-    """The allocation report, a `CompressionReport` as JSON.
+    """Return the allocation report, a `CompressionReport` as JSON.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist, or is not the tenant's.
         ReportNotReadyError: the job has not succeeded.
     """
     with context.database.snapshot() as session:
@@ -72,23 +72,23 @@ def get_report(context: Context, owner: str, job_id: str) -> dict[str, Any]:
 
 
 def list_artifacts(context: Context, owner: str, job_id: str) -> Sequence[Artifact]:
-    """Files to download, by name; empty unless the job has succeeded.
+    """Return the files to download, by name; empty unless the job has succeeded.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist, or is not the tenant's.
     """
     with context.database.snapshot() as session:
         return outputs.list_artifacts(session, jobs.get_job(session, job_id, owner))
 
 
 def open_artifact(context: Context, owner: str, job_id: str, name: str) -> Download:
-    """A file to download.
+    """Return a file to download.
 
     Raises:
-        JobNotFoundError: there is no such job.
-        ArtifactNotFoundError: it has no artifact of that name.
-        ArtifactExpiredError: its retention time is over.
-        StorageError: no address of it can be made.
+        JobNotFoundError: the job does not exist, or is not the tenant's.
+        ArtifactNotFoundError: the job has no artifact of that name.
+        ArtifactExpiredError: the artifact's retention time is over.
+        StorageError: no download address can be created.
     """
     with context.database.snapshot() as session:
         artifact = outputs.find_artifact(session, jobs.get_job(session, job_id, owner), name)

@@ -1,4 +1,4 @@
-"""Profiles that are held in memory, as a person who moves a slider asks about one again and again."""
+"""Cache of profiles in memory, as a user who moves a slider queries the same one repeatedly."""
 
 import threading
 from collections import OrderedDict
@@ -9,24 +9,24 @@ from app.shared.models import Profile
 if TYPE_CHECKING:
     from rocket_core.allocation.predictor import WhatIf
 
-# One of hundreds of layers takes a tenth of a second to read, and tens of megabytes once it is read.
+# A profile of hundreds of layers takes a tenth of a second to read, and tens of megabytes in memory.
 _HELD = 4
 
 
 class WhatIfs:
-    """The profiles that were asked about last; they never change."""
+    """The most recently used profiles, which never change."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: OrderedDict[str, WhatIf] = OrderedDict()
 
     def of(self, profile: Profile) -> "WhatIf":
-        """Answers for a profile.
+        """Return the predictor of a profile.
 
         Args:
             profile: its row, in an open transaction.
         """
-        # Brings numpy, which a process that nobody asks this needs not.
+        # Imports numpy, which a process that never answers such queries does not need.
         from rocket_core.allocation.predictor import ModelProfile
 
         with self._lock:

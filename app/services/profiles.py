@@ -1,4 +1,4 @@
-"""What models would be at any ratio, without a worker."""
+"""Predictions of models at any ratio, without a worker."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Predicted:
-    """An allocation that nobody has carried out.
+    """A predicted allocation.
 
     Attributes:
         what_if: the profiled model.
-        allocation: the knapsack's answer.
-        chosen: names of all layers with the candidates that they would get.
+        allocation: the knapsack's solution.
+        chosen: names of all layers with their candidates.
     """
 
     what_if: "WhatIf"
@@ -33,31 +33,31 @@ class Predicted:
 
     @property
     def model_bytes(self) -> int:
-        """What all weights of the model would take."""
+        """Bytes that all weights of the model would take."""
         return self.what_if.profile.other_bytes + sum(candidate.stored_bytes for _, candidate in self.chosen)
 
 
 def list_profiles(context: Context, owner: str, *, after: str | None, limit: int) -> tuple[Sequence[Profile], bool]:
-    """A page of profiles, newest first, and whether there are more."""
+    """Return a page of profiles, newest first, and whether there are more."""
     with context.database.snapshot() as session:
         page = profiles.list_profiles(session, owner, after=after, limit=limit + 1)
     return page[:limit], len(page) > limit
 
 
 def get_profile(context: Context, owner: str, profile_id: str) -> Profile:
-    """One profile.
+    """Return a profile.
 
     Raises:
-        ProfileNotFoundError: there is no such profile.
+        ProfileNotFoundError: the profile does not exist, or is not the tenant's.
     """
     with context.database.snapshot() as session:
         return profiles.get_profile(session, profile_id, owner)
 
 
 def find_profile_for(context: Context, owner: str, request: JobRequest) -> Profile | None:
-    """A profile that answers for a request, as far as names tell: the newest of the same model, data and options.
+    """Return a profile that matches a request by name: the newest of the same model, data and options.
 
-    Whether the model is still the same only a worker can tell, which makes another profile if it is not.
+    Only a worker can tell whether the model itself is still the same; it makes another profile if not.
     """
     wanted = _what_counts(request.options.model_dump(mode="json"))
     calibration = request.calibration.model_dump(mode="json")
@@ -73,10 +73,10 @@ def _what_counts(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def get_frontier(context: Context, owner: str, profile_id: str) -> tuple["WhatIf", list[dict[str, Any]]]:
-    """The profiled model, and what it would be at every ratio.
+    """Return the profiled model, and its predicted size and error at every ratio.
 
     Raises:
-        ProfileNotFoundError: there is no such profile.
+        ProfileNotFoundError: the profile does not exist, or is not the tenant's.
     """
     with context.database.snapshot() as session:
         profile = profiles.get_profile(session, profile_id, owner)
@@ -84,10 +84,10 @@ def get_frontier(context: Context, owner: str, profile_id: str) -> tuple["WhatIf
 
 
 def allocate(context: Context, owner: str, profile_id: str, wanted: AllocationRequest) -> Predicted:
-    """The allocation that a ratio, a size or an error bound would give.
+    """Return the predicted allocation for a ratio, a size or an error bound.
 
     Raises:
-        ProfileNotFoundError: there is no such profile.
+        ProfileNotFoundError: the profile does not exist, or is not the tenant's.
         RocketError: no choice of candidates is that small.
     """
     with context.database.snapshot() as session:
@@ -104,10 +104,10 @@ def allocate(context: Context, owner: str, profile_id: str, wanted: AllocationRe
 
 
 def delete_profile(context: Context, actor: Actor, profile_id: str) -> None:
-    """Deletes a profile; what workers keep of it on disk goes when its room is wanted.
+    """Delete a profile; what workers cache of it on disk is evicted when the space is needed.
 
     Raises:
-        ProfileNotFoundError: there is no such profile.
+        ProfileNotFoundError: the profile does not exist, or is not the tenant's.
     """
     with context.database.transaction() as session:
         profiles.delete_profile(session, profile_id, actor.tenant)

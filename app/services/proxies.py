@@ -1,4 +1,4 @@
-"""Reverse proxies in front of the service, and the addresses of the clients behind them."""
+"""Trusted reverse proxies, and the addresses of their clients."""
 
 import functools
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from ipaddress import IPv6Address, ip_network
 from app.services.access import parse_ip
 from app.shared.settings.networks import Network
 
-# A client that has one IPv6 address has the whole network.
+# A client with one IPv6 address usually controls the whole /64 network.
 _NETWORK_BITS = 64
 
 
@@ -15,7 +15,7 @@ class TrustedProxies:
     """The set of trusted proxies.
 
     Args:
-        networks: where they are.
+        networks: the networks of the proxies.
     """
 
     def __init__(self, networks: Iterable[Network]) -> None:
@@ -28,9 +28,8 @@ class TrustedProxies:
     def find_client(self, peer: str, hops: Iterable[str]) -> str:
         """Return the client's address: the rightmost one that is not a trusted proxy.
 
-        Each proxy appends the address that it was called from, so that everything to the left of the first address
-        that is not trusted may be forged. An entry that is not an IP address ends the search at the proxy that
-        sent it.
+        Each proxy appends the address that it was called from, so everything to the left of the first untrusted address
+        may be forged. An entry that is not an IP address ends the search at the proxy that sent it.
 
         Args:
             peer: the address of the connection, a trusted proxy.
@@ -49,7 +48,7 @@ class TrustedProxies:
 
 @functools.lru_cache(maxsize=4096)
 def client_group(address: str) -> str:
-    """Return what is counted together with an address: itself, or its IPv6 /64 network."""
+    """Return the unit in which an address is counted: itself, or its IPv6 /64 network."""
     ip = parse_ip(address)
     return str(ip_network((ip, _NETWORK_BITS), strict=False) if isinstance(ip, IPv6Address) else ip)
 

@@ -1,7 +1,7 @@
-"""What the service asks a process that reads strangers' files, and what that process may answer.
+"""Messages between the service and the processes that read untrusted files.
 
-An answer comes from a process that may have been taken over by what it read: it is limited in size and checked against
-these models like a request of a client.
+The files may have compromised the process that sends an answer, so answers are limited in size and validated with
+these models, like a client's request.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from app.shared.requests import JobRequest
 from rocket_core import errors
 from rocket_core.errors import InfeasibleBudgetError, RocketError, UnmatchedIgnoreError
 
-# A request's body is far smaller; of answers, most is a message.
+# A request's body is far smaller; most of an answer is its message.
 MAX_QUESTION_BYTES = 2**22
 MAX_ANSWER_BYTES = 2**16
 _MAX_MESSAGE = 2000
 NOT_CONFINED = 70
-"""Exit code of a process that could not be set up: nothing that the model could have caused."""
+"""Exit code of a process that could not be set up, which the model cannot have caused."""
 
 # More than any model has, and few enough digits to print.
 _Count = Annotated[int, Field(ge=0, lt=2**128)]
@@ -41,13 +41,13 @@ class _Message(BaseModel):
 
 
 class HubQuestion(_Message):
-    """How the Hub is asked.
+    """Settings for queries to the Hub.
 
     Attributes:
-        token: the Hub's token; None asks without one.
+        token: token for the Hub; None for anonymous access.
         endpoint: the Hub's address.
-        is_offline: whether the operator forbids to ask it.
-        seconds: time for all that is asked.
+        is_offline: whether the operator forbids access to the Hub.
+        seconds: time limit for all queries together.
         proxies: environment variables that name proxies.
     """
 
@@ -62,12 +62,12 @@ class Question(_Message):
     """A request to judge.
 
     Attributes:
-        request: what is asked for.
-        dataset: the calibration's dataset, as the library wants it.
-        folder: of a local model, without symbolic links; None for one of the Hub.
-        hub: how the Hub is asked; None for a local model.
-        model_bytes: most that the tenant's models may have; None is no limit.
-        is_estimate: whether figures are wanted.
+        request: the job's request.
+        dataset: the calibration dataset, as the library takes it.
+        folder: folder of a local model, without symbolic links; None for a model on the Hub.
+        hub: settings for the Hub; None for a local model.
+        model_bytes: upper bound on the tenant's models; None for no limit.
+        is_estimate: whether an estimate is requested.
     """
 
     request: JobRequest
@@ -85,7 +85,7 @@ class Question(_Message):
 
 
 class Figures(_Message):
-    """What a job would take, as far as the model tells; see `app.services.estimates.Estimate`."""
+    """The estimated resources of a job; see `app.services.estimates.Estimate`."""
 
     commit: Annotated[str, Field(max_length=200)] | None
     parameters: _Count
@@ -101,14 +101,14 @@ class Figures(_Message):
 
 
 class Refusal(_Message):
-    """An error of this service or its library.
+    """An error of this service or its library, as a message.
 
     Attributes:
         code: stable code of its class.
         message: its message.
-        param: the member of the request that is wrong.
-        position: which ignore pattern is wrong.
-        nearest_ratio: the nearest ratio in reach.
+        param: the invalid member of the request.
+        position: index of the invalid ignore pattern.
+        nearest_ratio: the nearest reachable ratio.
     """
 
     code: str
@@ -126,7 +126,7 @@ class Refusal(_Message):
 
     @classmethod
     def of(cls, error: RocketError | AppError) -> "Refusal":
-        """Return what to send of an error; a message that is too long is cut."""
+        """Return the message for an error; text that is too long is truncated."""
         message = str(error)
         return cls(
             code=error.code,
@@ -137,7 +137,7 @@ class Refusal(_Message):
         )
 
     def error(self) -> RocketError | AppError:
-        """Return the error again, of the same class and with the same attributes."""
+        """Return the error, of the same class and with the same attributes."""
         kind = _KINDS[self.code]
         if kind is UnmatchedIgnoreError:
             return UnmatchedIgnoreError(self.message, position=self.position or 0)
@@ -149,12 +149,12 @@ class Refusal(_Message):
 
 
 class Answer(_Message):
-    """What became of a question.
+    """The answer to a question.
 
     Attributes:
-        figures: what a job would take; None where it was not asked for, or the weights are not known.
+        figures: the estimate; None where none was requested, or the weights are not known.
         refusal: why the request cannot be carried out; None if it can.
-        fault: an error that the code did not foresee: its class and the places that it passed; empty if there is none.
+        fault: an unexpected error: its class and its places in the code; empty if none occurred.
     """
 
     figures: Figures | None = None

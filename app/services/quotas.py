@@ -1,7 +1,6 @@
-"""How much a tenant may have: what the operator has set for it, else what the settings give to all.
+"""Quotas of tenants: those that the operator has set for a tenant, or the defaults in the settings.
 
-What could never be honoured is refused for good (`OverQuotaError`), what may be honoured later for now
-(`QuotaExceededError`).
+`OverQuotaError` means that a request can never be accepted, `QuotaExceededError` that it may be accepted later.
 """
 
 from dataclasses import fields
@@ -14,12 +13,12 @@ from app.shared.repositories.tenants import Quotas, find_quotas, lock_tenant, su
 from app.shared.requests import CalibrationRequest, EvaluationRequest
 from app.shared.settings import Settings
 
-# Of a window whose length is left to the worker, the longest that it can become.
+# Upper bound on the window length when the request leaves it open.
 _DEFAULT_WINDOW = 1024
 
 
 def find_limits(session: Session, settings: Settings, owner: str) -> Quotas:
-    """What applies to a tenant; None is no limit."""
+    """Return the quotas that apply to a tenant; None for no limit."""
     own = find_quotas(session, owner)
     limits = {}
     for field in fields(Quotas):
@@ -29,13 +28,13 @@ def find_limits(session: Session, settings: Settings, owner: str) -> Quotas:
 
 
 def require_job_slot(session: Session, settings: Settings, owner: str) -> None:
-    """Refuses a job that this transaction has just made, and so undoes it, if it is one too many.
+    """Raise an error if the job that this transaction has just created exceeds the quota, so that it is rolled back.
 
-    Exact however many are submitted at once: the tenant's row is locked, so that of two transactions one counts after
-    the other has ended. Called once the job is there, or a replay would be refused where no job is made.
+    Exact under concurrency: the tenant's row is locked, so the second of two transactions counts after the first has
+    ended. Called after the job is created, or replays, which create no job, would be refused.
 
     Raises:
-        QuotaExceededError: the tenant has as many active jobs, or stores as many bytes, as it may.
+        QuotaExceededError: the tenant has as many active jobs, or stores as many bytes, as allowed.
         OverQuotaError: the tenant may have no jobs at all.
     """
     lock_tenant(session, owner)
@@ -51,17 +50,17 @@ def require_job_slot(session: Session, settings: Settings, owner: str) -> None:
 
 
 def require_room(session: Session, limits: Quotas, owner: str, *, size: int = 0) -> None:
-    """Refuses to store more than a tenant may.
+    """Raise an error if a tenant would store more than its quota.
 
     Args:
-        session: a transaction; one that has locked the tenant if `size` must be exact under concurrency.
-        limits: of the tenant, see `find_limits`.
+        session: a transaction; it must have locked the tenant if `size` is to be exact under concurrency.
+        limits: the tenant's quotas, see `find_limits`.
         owner: the tenant.
-        size: of what shall be stored, in bytes; 0 if that is not known yet.
+        size: bytes to be stored; 0 if not known yet.
 
     Raises:
-        QuotaExceededError: it fits once something is deleted.
-        OverQuotaError: it is larger than all that the tenant may store.
+        QuotaExceededError: there is room once something is deleted.
+        OverQuotaError: the size exceeds all that the tenant may store.
     """
     most = limits.stored_bytes
     if most is None:
@@ -76,10 +75,10 @@ def require_room(session: Session, limits: Quotas, owner: str, *, size: int = 0)
 
 
 def require_calibration_tokens(limits: Quotas, calibration: CalibrationRequest) -> None:
-    """Refuses to calibrate on more text than a tenant may.
+    """Raise an error if a calibration exceeds the tenant's quota of tokens.
 
     Raises:
-        OverQuotaError: it is too much.
+        OverQuotaError: it does.
     """
     most = limits.calibration_tokens
     asked = calibration.samples * (calibration.sequence_length or _DEFAULT_WINDOW)
@@ -91,10 +90,10 @@ def require_calibration_tokens(limits: Quotas, calibration: CalibrationRequest) 
 
 
 def require_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | None) -> None:
-    """Refuses to evaluate on more text than a tenant may calibrate on.
+    """Raise an error if an evaluation exceeds the tenant's quota of calibration tokens.
 
     Raises:
-        OverQuotaError: it is too much.
+        OverQuotaError: it does.
     """
     if evaluation is None:
         return

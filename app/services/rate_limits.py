@@ -1,6 +1,6 @@
-"""How often who may ask: counted in Redis where there is one, so that all replicas count together, else here.
+"""Rate limits, counted in Redis if it is the broker, so that all replicas count together, else in this process.
 
-A Redis that does not answer must not keep anybody waiting: after one short look, requests are counted here for a while.
+A Redis that does not answer must not delay requests: after a short timeout, they are counted here for a while.
 """
 
 import logging
@@ -23,17 +23,17 @@ from app.shared.settings import Settings
 _REDIS_SECONDS = 0.2
 _PAUSE_SECONDS = 30.0
 _PREFIX = "rocket:limits"
-# Guessing a key is hopeless anyway; this keeps it from being a load.
+# Guessing a key is hopeless anyway; this limits the load it causes.
 _FAILURES = limits.parse("30/minute")
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
 class RateLimiter:
-    """Counts requests.
+    """Rate limiter of requests.
 
     Args:
-        settings: the rates, and the broker that may be a Redis.
+        settings: the rates, and the broker, which may be Redis.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -45,21 +45,21 @@ class RateLimiter:
         self._shared_again_at = 0.0
 
     def count_request(self, who: str, *, is_submission: bool = False) -> None:
-        """Counts a request.
+        """Count a request.
 
         Args:
-            who: a tenant, or the address of somebody who is none.
-            is_submission: whether it makes work for the service, of which less is allowed.
+            who: a tenant, or the address of an unauthenticated client.
+            is_submission: whether it creates work for the service, which has a lower limit.
 
         Raises:
-            RateLimitedError: there were too many.
+            RateLimitedError: the limit is exceeded.
         """
         self._count(self._requests, "requests", who)
         if is_submission:
             self._count(self._submissions, "submissions", who)
 
     def count_failure(self, address: str) -> None:
-        """Counts a request with a key that is not valid.
+        """Count a request with an invalid key.
 
         Raises:
             RateLimitedError: there were too many from this address.
@@ -68,7 +68,7 @@ class RateLimiter:
 
     def _count(self, rate: limits.RateLimitItem, kind: str, who: str) -> None:
         def hit(limiter: FixedWindowRateLimiter) -> float | None:
-            """When the next one is accepted; None if this one is."""
+            """Return when the next request is accepted; None if this one is."""
             return None if limiter.hit(rate, kind, who) else limiter.get_window_stats(rate, kind, who).reset_time
 
         reset_at = self._ask(hit)
@@ -97,7 +97,7 @@ class RateLimiter:
 def _redis_limiter(broker: str) -> FixedWindowRateLimiter | None:
     if broker.startswith("memory://"):
         return None
-    # Its own retries would take seconds.
+    # The client's own retries would take seconds.
     pool = redis.ConnectionPool.from_url(
         broker,
         socket_timeout=_REDIS_SECONDS,

@@ -1,7 +1,7 @@
-"""Signing in to the pages: a session in the database for a valid API key.
+"""Signing in to the pages: a database session for a valid API key.
 
-The cookie holds a random token, of which the database keeps a hash, so that any replica knows the session, and
-signing out ends it wherever the cookie has been copied to. It is worth no more than its key.
+The cookie holds a random token, of which the database stores a hash, so any replica knows the session, and signing
+out ends it for every copy of the cookie. A session grants no more than its key.
 """
 
 import threading
@@ -22,10 +22,10 @@ _WINDOW_SECONDS = 60.0
 
 
 class FailureBudget:
-    """How many failed sign-ins a process records: a flood of them must not fill the database.
+    """The number of failed sign-ins that a process records, so that a flood of them cannot fill the database.
 
     Args:
-        clock: seconds that only increase.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,9 +54,9 @@ def sign_in(context: Context, key: str, client: Actor, failures: FailureBudget) 
 
     Args:
         context: the service.
-        key: what was given as a key.
-        client: who gives it, as far as is known.
-        failures: how many of them are recorded.
+        key: the presumed key, as entered.
+        client: the client, as far as it is known.
+        failures: budget for recording failures.
 
     Returns:
         The token of the session.
@@ -81,7 +81,7 @@ def sign_in(context: Context, key: str, client: Actor, failures: FailureBudget) 
 
 def _record_failure(context: Context, key: str, client: Actor, omitted: int) -> None:
     with context.database.transaction() as session:
-        # A key that was revoked or has expired, or of which only the id is known.
+        # A revoked or expired key, or one of which only the id is known.
         named = keys.find_named(session, key)
         actor = client if named is None else client.on_behalf_of(named.tenant)
         subject = None if named is None else named.id
@@ -89,7 +89,7 @@ def _record_failure(context: Context, key: str, client: Actor, omitted: int) -> 
 
 
 def sign_out(context: Context, caller: Caller, actor: Actor) -> None:
-    """End the session by which the caller came in, if there is one."""
+    """End the caller's session, if there is one."""
     if caller.session_id is None:
         return
     with context.database.transaction() as session:

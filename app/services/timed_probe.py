@@ -1,4 +1,4 @@
-"""Asking what may hang."""
+"""Probes with a timeout, for dependencies that may hang."""
 
 import threading
 from collections.abc import Callable
@@ -8,12 +8,12 @@ Answer = TypeVar("Answer")
 
 
 class Probe(Generic[Answer]):
-    """Asks a question in a thread of its own and waits only so long for the answer.
+    """A probe that runs in its own thread and waits a limited time for the answer.
 
-    A question that hangs is not asked again before it has come back: however often somebody asks, it costs one thread.
+    A probe that hangs is not started again before it has returned: however often it is requested, it costs one thread.
 
     Args:
-        question: what is asked; it answers errors, too.
+        question: the function to call; it returns errors as answers.
     """
 
     def __init__(self, question: Callable[[], Answer]) -> None:
@@ -22,11 +22,11 @@ class Probe(Generic[Answer]):
         self._pending: _Asked[Answer] | None = None
 
     def ask(self, seconds: float) -> Answer | None:
-        """The answer, or None if it does not come in time."""
+        """Return the answer, or None if it does not arrive in time."""
         return self.begin().wait(seconds)
 
     def begin(self) -> "_Asked[Answer]":
-        """Asks without waiting; whoever asks while a question is open shares its answer."""
+        """Start without waiting; callers that ask while a question is pending share its answer."""
         with self._lock:
             if self._pending is None or self._pending.is_over:
                 self._pending = _Asked(self._question)
@@ -38,7 +38,7 @@ class _Asked(Generic[Answer]):
         self._question = question
         self._answer: Answer | None = None
         self._over = threading.Event()
-        # A daemon, so that a process can end while something hangs.
+        # A daemon, so that the process can end while a probe hangs.
         threading.Thread(target=self._run, name="probe", daemon=True).start()
 
     @property

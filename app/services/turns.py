@@ -1,4 +1,4 @@
-"""Places for work that only so much of may be done at once, and of which no tenant may take all."""
+"""Limits on concurrent work, with a share for each tenant."""
 
 import threading
 from collections import Counter
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 
 class NoTurnError(Exception):
-    """All places are taken, and stayed so while it was waited.
+    """All places stayed taken during the wait, or too many requests wait already.
 
     Attributes:
-        is_own: whether the tenant itself holds all that it may have.
+        is_own: whether the tenant itself holds all places that it may have.
     """
 
     def __init__(self, *, is_own: bool) -> None:
@@ -22,10 +22,10 @@ class Turns:
     """A bounded number of places.
 
     Args:
-        most: places.
+        most: number of places.
         most_of_one: places that one tenant may hold.
-        waiting: how many may wait for a place at once.
-        waiting_of_one: how many of one tenant.
+        waiting: how many requests may wait for a place.
+        waiting_of_one: how many of them may be one tenant's.
     """
 
     def __init__(self, *, most: int, most_of_one: int, waiting: int, waiting_of_one: int) -> None:
@@ -41,10 +41,10 @@ class Turns:
 
         Args:
             owner: the tenant.
-            seconds: how long to wait for one.
+            seconds: how long to wait for a place.
 
         Raises:
-            NoTurnError: none became free, or too many wait already.
+            NoTurnError: no place became free, or too many requests wait already.
         """
         with self._changed:
             if not self._is_free(owner):
@@ -75,7 +75,7 @@ class Turns:
 
 
 def _subtract(counts: Counter[str], owner: str) -> None:
-    # Names of tenants that are gone are not kept.
+    # Names of tenants without places are not kept.
     counts[owner] -= 1
     if counts[owner] <= 0:
         del counts[owner]

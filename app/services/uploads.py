@@ -1,4 +1,4 @@
-"""Calibration files of tenants: checked while they arrive, stored by their content."""
+"""Calibration files of tenants: checked while they arrive, stored by content."""
 
 import json
 import logging
@@ -19,20 +19,21 @@ from rocket_core.errors import CalibrationError, EmptyCalibrationError
 
 # A document is tokenized as a whole.
 _MAX_LINE_BYTES = 2**20 * 8
-# Of a line's JSON what is not text. It is parsed under the interpreter's lock, several hundred times slower than text.
+# Upper bound on the characters of a line's JSON outside strings, including quotes. They are parsed under the
+# interpreter's lock, several hundred times slower than text.
 _MAX_STRUCTURE = 2**18
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _log = logging.getLogger(__name__)
 
 
 class DocumentCheck:
-    """Checks a calibration file while it passes by, as `rocket_core.calibration.datasets` will read it.
+    """Check of a calibration file as it arrives, by the rules of `rocket_core.calibration.datasets`.
 
     Args:
-        suffix: `.txt`, a text; or `.jsonl`, an object with a string `text` on each line.
+        suffix: `.txt` for plain text, or `.jsonl` for an object with a string `text` on each line.
 
     Attributes:
-        documents: how many there are so far.
+        documents: number of documents so far.
     """
 
     def __init__(self, suffix: str) -> None:
@@ -42,11 +43,11 @@ class DocumentCheck:
         self._line = 0
 
     def passing(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """The same bytes, checked.
+        """Yield the same bytes, checked.
 
         Raises:
-            CalibrationError: the file is not what it should be; names the line, and repeats nothing of it.
-            EmptyCalibrationError: it holds no text.
+            CalibrationError: the file is not valid; the message names the line, without quoting it.
+            EmptyCalibrationError: the file contains no text.
         """
         for chunk in chunks:
             *lines, self._rest = (self._rest + chunk).split(b"\n")
@@ -71,7 +72,7 @@ class DocumentCheck:
             raise self._fault("is not UTF-8; convert the file") from error
         if not text.strip():
             return
-        # A text is one document, however many lines it has.
+        # A text file is one document, however many lines it has.
         self.documents = 1 if self._is_text else self.documents + 1
         if not self._is_text:
             self._check_document(text)
@@ -91,7 +92,7 @@ class DocumentCheck:
     def _check_structure(self, line: str) -> None:
         if len(line) <= _MAX_STRUCTURE:
             return
-        # What is left of quotes begins and ends a string.
+        # The remaining quotes are those that start and end strings.
         plain = line.replace("\\\\", "").replace('\\"', "")
         quotes = plain.count('"')
         if quotes > _MAX_STRUCTURE or quotes + sum(map(len, plain.split('"')[::2])) > _MAX_STRUCTURE:
@@ -102,7 +103,7 @@ class DocumentCheck:
 
 
 def save_upload(context: Context, actor: Actor, suffix: str, chunks: Iterable[bytes]) -> tuple[Upload, bool]:
-    """Stores a calibration file, or finds that of the same content which the tenant has uploaded before.
+    """Store a calibration file, or return the tenant's earlier upload of the same content.
 
     Args:
         context: the service.
@@ -115,9 +116,9 @@ def save_upload(context: Context, actor: Actor, suffix: str, chunks: Iterable[by
 
     Raises:
         CalibrationError: the file cannot be used.
-        OverQuotaError: it is larger than an upload may be.
-        QuotaExceededError: the tenant has as many files as it may have.
-        StorageError: it cannot be stored.
+        OverQuotaError: the file is larger than an upload may be.
+        QuotaExceededError: the tenant has as many files as allowed.
+        StorageError: the file cannot be stored.
     """
     owner = actor.tenant
     check = DocumentCheck(suffix)
@@ -128,7 +129,7 @@ def save_upload(context: Context, actor: Actor, suffix: str, chunks: Iterable[by
     is_kept = False
     try:
         with context.database.transaction() as session:
-            # Of several that arrive at once, each is to count those before it.
+            # The lock makes concurrent uploads count each other.
             tenants.lock_tenant(session, owner)
             if not uploads.is_uploaded(session, owner, new.id):
                 _require_room(context, session, owner, new.size)
@@ -151,27 +152,27 @@ def _require_room(context: Context, session: Session, owner: str, size: int) -> 
 
 
 def list_uploads(context: Context, owner: str) -> Sequence[Upload]:
-    """All files of a tenant, oldest first."""
+    """Return all files of a tenant, oldest first."""
     with context.database.snapshot() as session:
         return uploads.list_uploads(session, owner)
 
 
 def get_upload(context: Context, owner: str, upload_id: str) -> Upload:
-    """One file of a tenant.
+    """Return a file of a tenant.
 
     Raises:
-        UploadNotFoundError: there is none, or it is somebody else's.
+        UploadNotFoundError: the file does not exist, or belongs to another tenant.
     """
     with context.database.snapshot() as session:
         return uploads.get_upload(session, owner, upload_id)
 
 
 def delete_upload(context: Context, actor: Actor, upload_id: str) -> None:
-    """Deletes a file of a tenant.
+    """Delete a file of a tenant.
 
     Raises:
-        UploadNotFoundError: there is none, or it is somebody else's.
-        ConflictError: a job that has not ended needs it.
+        UploadNotFoundError: the file does not exist, or belongs to another tenant.
+        ConflictError: an unfinished job needs it.
     """
     with context.database.transaction() as session:
         key = uploads.delete_upload(session, actor.tenant, upload_id)
@@ -180,17 +181,17 @@ def delete_upload(context: Context, actor: Actor, upload_id: str) -> None:
 
 
 def require_dataset(context: Context, owner: str, dataset: str) -> None:
-    """Refuses a dataset that the tenant has not uploaded; others are none of this module's business.
+    """Refuse an uploaded dataset that is not the tenant's; other datasets are not checked here.
 
     Raises:
-        UploadNotFoundError: the tenant has uploaded no such file.
+        UploadNotFoundError: the tenant has not uploaded such a file.
     """
     if dataset.startswith(UPLOAD):
         get_upload(context, owner, dataset.removeprefix(UPLOAD))
 
 
 def _remove(context: Context, key: str) -> None:
-    # Nothing refers to it any more; what is left here is swept later.
+    # Nothing refers to it any more; leftover files are swept later.
     try:
         context.artifacts.remove(key)
     except StorageError as error:

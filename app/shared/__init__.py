@@ -1,1 +1,1 @@
-"""What web side and worker share: settings, rows, life cycle, queue, files. No web framework and no torch."""
+"""Code shared by web side and worker: settings, tables, life cycle, queue, storage. No web framework or torch."""

@@ -1,6 +1,6 @@
-"""What this server offers by name: models and calibration data in the operator's folders.
+"""Models and calibration datasets in the operator's folders, which this server offers by name.
 
-A client's name is compared with what lies in the folder; it never becomes part of a path.
+A client's name is compared with the entries of the folder; it never becomes part of a path.
 """
 
 from pathlib import Path
@@ -14,18 +14,18 @@ _DATASET_SUFFIXES = (".jsonl", ".txt")
 
 
 def list_models(settings: Settings) -> list[str]:
-    """Model ids of the models folder: its subfolders that hold a config.json."""
+    """Return the ids of the models in the models folder: its subfolders with a config.json."""
     return [LOCAL + path.name for path in _entries(settings.models_folder) if (path / "config.json").is_file()]
 
 
 def list_calibrations(settings: Settings) -> list[str]:
-    """Dataset names: those that the library knows, and what lies in the datasets folder."""
+    """Return the names of datasets: those known to the library, and the entries of the datasets folder."""
     local = [path for path in _entries(settings.datasets_folder) if _is_dataset(path)]
     return [BUILTIN_DATASET, *HUB_DATASETS, SYNTHETIC_DATASET, *(LOCAL + path.name for path in local)]
 
 
 def find_local_model(settings: Settings, model_id: str) -> Path:
-    """The folder of `local/NAME`.
+    """Return the folder of `local/NAME`.
 
     Raises:
         ModelNotFoundError: the models folder has no such model.
@@ -37,7 +37,7 @@ def find_local_model(settings: Settings, model_id: str) -> Path:
 
 
 def find_dataset(settings: Settings, dataset: str) -> str:
-    """The dataset as the library wants it: a name it knows, or the path of a file or folder.
+    """Return the dataset as the library takes it: a known name, or the path of a file or folder.
 
     Raises:
         UnknownDatasetError: the datasets folder has no such file or folder.
@@ -51,10 +51,10 @@ def find_dataset(settings: Settings, dataset: str) -> str:
 
 
 def _is_dataset(path: Path) -> bool:
-    # A folder holds images or audio.
+    # A folder contains images or audio.
     return path.is_dir() or (path.suffix in _DATASET_SUFFIXES and path.is_file())
 
 
 def _entries(folder: Path) -> list[Path]:
-    # The folders are the operator's own choice; without them there is nothing to offer, which is no error.
+    # The folders are optional; without them nothing is offered, which is not an error.
     return sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []

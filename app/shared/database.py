@@ -1,4 +1,4 @@
-"""The database: engine, transactions, its clock, and the migrations."""
+"""The database: engine, transactions, clock and migrations."""
 
 import sqlite3
 import time
@@ -23,26 +23,26 @@ from sqlalchemy.types import TypeDecorator
 
 from app.shared.errors import DatabaseUnavailableError, DiskFullError
 
-# How long a transaction waits for another writer of the SQLite file.
+# How long a transaction waits for another writer of the SQLite file, in seconds.
 _BUSY_SECONDS = 15.0
 _CONNECT_SECONDS = 5
-# Beyond the pool's 5, for the threads of the web side. A server is shared by several processes, a file is not.
+# In addition to the pool's 5, for the threads of the web side. Several processes share a server, but not a file.
 _SQLITE_OVERFLOW = 35
 _POSTGRES_OVERFLOW = 15
-# Of Postgres' advisory locks; any number, as long as it stays.
+# Key of Postgres' advisory lock; an arbitrary number that must not change.
 _MIGRATION_LOCK = 7_625_384
 _READ_ONLY = "rocket_read_only"
 _CLOCK = "rocket_clock"
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An instant, in UTC on both sides; SQLite has no time zones and would return naive values."""
+    """An instant in UTC, in Python and in the database; SQLite has no time zones and would return naive values."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To the database."""
+        """Convert a value for the database."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -51,19 +51,19 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """From the database."""
+        """Convert a value from the database."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class Database:
-    """One database, SQLite or Postgres, and the only way to a transaction.
+    """A database, SQLite or Postgres, and the only way to open a transaction.
 
     Args:
-        url: where it is.
-        clock: seconds since the epoch; None takes the database's clock on Postgres, where several machines must agree
-            on one, and this machine's on SQLite. Tests pass their own.
+        url: URL of the database.
+        clock: returns seconds since the epoch; None uses the database's clock on Postgres, where several machines must
+            agree on one, and this machine's on SQLite. For tests.
     """
 
     def __init__(self, url: URL | str, *, clock: Callable[[], float] | None = None) -> None:
@@ -75,18 +75,18 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """A transaction that writes: committed at the end of the block, rolled back if it raises.
+        """Open a writing transaction: committed at the end of the block, rolled back if it raises.
 
         Raises:
             DatabaseUnavailableError: the database cannot be reached or stays locked.
-            DiskFullError: the database has no room left.
+            DiskFullError: the database's disk is full.
         """
         with _database_errors(), self._sessions.begin() as session:
             yield session
 
     @contextmanager
     def snapshot(self) -> Iterator[Session]:
-        """A transaction that only reads, all of it as of one moment; it waits for no writer.
+        """Open a read-only transaction with a consistent snapshot; it does not wait for writers.
 
         Raises:
             DatabaseUnavailableError: the database cannot be reached.
@@ -95,7 +95,7 @@ class Database:
             yield session
 
     def is_current(self) -> bool:
-        """Whether the schema is that of this version of the code.
+        """Return whether the schema is that of this version of the code.
 
         Raises:
             DatabaseUnavailableError: the database cannot be reached.
@@ -105,21 +105,21 @@ class Database:
         return set(heads) == set(ScriptDirectory.from_config(_alembic(self.url)).get_heads())
 
     def close(self) -> None:
-        """Gives all connections back."""
+        """Close all connections."""
         self.engine.dispose()
 
 
 def now(session: Session) -> datetime:
-    """The time by which leases and retention are judged."""
+    """Return the time that leases and retention are based on."""
     clock = session.info[_CLOCK]
     if clock is None and session.get_bind().dialect.name == "postgresql":
-        # Not `now()`, which stands still during a transaction.
+        # Not `now()`, which does not advance during a transaction.
         return session.execute(select(func.clock_timestamp(type_=UtcDateTime))).scalar_one()
     return datetime.fromtimestamp(time.time() if clock is None else clock(), UTC)
 
 
 def upgrade(url: URL | str, revision: str = "head") -> None:
-    """Brings the schema to a revision, creating an SQLite file and its folder if need be.
+    """Migrate the schema to a revision, creating an SQLite file and its folder if needed.
 
     Raises:
         DatabaseUnavailableError: the database cannot be reached.
@@ -128,15 +128,15 @@ def upgrade(url: URL | str, revision: str = "head") -> None:
     if location.get_backend_name() == "sqlite" and location.database:
         file = Path(location.database)
         file.parent.mkdir(parents=True, exist_ok=True)
-        # Requests, and what keys are known by, are nobody else's; what SQLite keeps beside it follows. If it
-        # cannot be made, SQLite says so.
+        # The database contains requests and hashes of keys, so other users must not read it; SQLite's additional files
+        # get the same mode. If the file cannot be created, SQLite reports that.
         with suppress(OSError):
             file.touch(mode=0o600, exist_ok=False)
     _migrate(location, command.upgrade, revision)
 
 
 def downgrade(url: URL | str, revision: str) -> None:
-    """Takes the schema back to a revision; what only later revisions know is lost.
+    """Migrate the schema back to a revision; data of later revisions is lost.
 
     Raises:
         DatabaseUnavailableError: the database cannot be reached.
@@ -145,13 +145,13 @@ def downgrade(url: URL | str, revision: str) -> None:
 
 
 def list_revisions() -> tuple[str, ...]:
-    """All revisions of the schema, from the first to that of this version."""
+    """Return all revisions of the schema, from the first to that of this version."""
     directory = ScriptDirectory.from_config(_alembic(make_url("sqlite://")))
     return tuple(reversed([script.revision for script in directory.walk_revisions()]))
 
 
 def check_migrations(url: URL | str) -> None:
-    """Compares the models with a migrated database.
+    """Compare the models with a migrated database.
 
     Raises:
         alembic.util.exc.AutogenerateDiffsDetected: they differ.
@@ -167,8 +167,8 @@ def _migrate(url: URL, action: Callable[..., Any], *arguments: str) -> None:
     try:
         with _database_errors(), engine.begin() as connection:
             if not is_sqlite:
-                # Several processes may migrate at once: the others wait, and find nothing left to do. On SQLite the
-                # transaction itself locks the file.
+                # Several processes may migrate at once: the others wait, and then have nothing left to do. On SQLite
+                # the transaction itself locks the file.
                 connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
             action(_alembic(url, connection), *arguments)
             if is_sqlite:
@@ -188,7 +188,7 @@ def _alembic(url: URL, connection: Connection | None = None) -> Config:
 
 
 def _snapshot_options(url: URL) -> dict[str, Any]:
-    # An SQLite transaction is a snapshot in any case.
+    # An SQLite transaction is always a snapshot.
     if url.get_backend_name() == "sqlite":
         return {}
     return {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -196,7 +196,7 @@ def _snapshot_options(url: URL) -> dict[str, Any]:
 
 def _create_engine(url: URL) -> Engine:
     if url.get_backend_name() != "sqlite":
-        # A pooled connection does not survive a restart of the server; asking first costs a round trip.
+        # A pooled connection does not survive a restart of the server; checking first costs a round trip.
         return create_engine(
             url,
             pool_pre_ping=True,
@@ -211,7 +211,7 @@ def _create_engine(url: URL) -> Engine:
 
 def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
     assert isinstance(connection, sqlite3.Connection)
-    # Python's own transaction handling would begin too late and never IMMEDIATE.
+    # Python's own transaction handling would begin too late and never use IMMEDIATE.
     connection.isolation_level = None
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
@@ -219,15 +219,15 @@ def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -
 
 
 def _allow_rebuilding(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
-    # SQLite alters a table by building it anew; dropping the old one would delete all rows that refer to it. It heeds
-    # this only outside of a transaction.
+    # SQLite alters a table by rebuilding it; dropping the old one would delete all rows that refer to it. The setting
+    # only has an effect outside of a transaction.
     assert isinstance(connection, sqlite3.Connection)
     connection.execute("PRAGMA foreign_keys=OFF")
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that begins by reading and then writes fails at once, whatever the timeout, if another has written
-    # in between; one that may write takes the lock first.
+    # A transaction that reads first and then writes fails at once, whatever the timeout, if another one has written in
+    # between; so a transaction that may write takes the lock first.
     mode = "DEFERRED" if connection.get_execution_options().get(_READ_ONLY) else "IMMEDIATE"
     connection.exec_driver_sql(f"BEGIN {mode}")
 

@@ -1,4 +1,4 @@
-"""Secrets that users entrust to the service, as they lie in the database: encrypted, with a key that is not there."""
+"""Encryption of users' secrets in the database, with a key that is stored elsewhere."""
 
 import os
 import secrets
@@ -15,16 +15,16 @@ KEY_FILE = "secret.key"
 
 
 def encrypt(settings: Settings, secret: SecretStr) -> str:
-    """A secret as it may be stored.
+    """Return a secret in encrypted form, for the database.
 
     Raises:
-        StorageError: there is no key, and none can be written to the data folder.
+        StorageError: no key exists, and none can be written to the data folder.
     """
     return Fernet(_key(settings)).encrypt(secret.get_secret_value().encode()).decode()
 
 
 def decrypt(settings: Settings, stored: str) -> SecretStr:
-    """A secret that `encrypt` has made storable.
+    """Return a secret that `encrypt` has encrypted.
 
     Raises:
         InvalidSettingsError: it was encrypted with another key.
@@ -52,7 +52,7 @@ def _key(settings: Settings) -> bytes:
 
 
 def _create_key(file: Path) -> bytes:
-    """Writes a key unless another process has just done so; the file appears complete and never changes."""
+    """Create a key unless another process has just done so; the file appears atomically and never changes."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -61,7 +61,7 @@ def _create_key(file: Path) -> bytes:
             stream.write(Fernet.generate_key())
             stream.flush()
             os.fsync(stream.fileno())
-        # Unlike a rename, a link does not replace what is there.
+        # Unlike a rename, a link does not replace an existing file.
         with suppress(FileExistsError):
             os.link(temporary, file)
     finally:

@@ -1,10 +1,10 @@
 """Every error that `app` raises on purpose.
 
 AppError
-├── InvalidSettingsError            the environment does not describe a service that could run
-├── InvalidRequestError             a request that can never be honoured as it is
+├── InvalidSettingsError            the environment does not describe a working configuration
+├── InvalidRequestError             a request that can never be accepted as it is
 │   └── IdempotencyKeyReusedError   the same key with another request
-├── NotFoundError                   no such thing, or not the caller's
+├── NotFoundError                   does not exist, or belongs to another caller
 │   ├── JobNotFoundError
 │   ├── ArtifactNotFoundError
 │   ├── ProfileNotFoundError
@@ -12,26 +12,26 @@ AppError
 ├── ArtifactExpiredError            the artifact existed; its retention time is over
 ├── ConflictError                   the job's status does not allow it
 │   ├── ReportNotReadyError         the job has not succeeded
-│   └── FencedOutError              a worker writes to a job that is no longer its own
-├── UnauthenticatedError            the caller has not said who it is, or not proven it
+│   └── FencedOutError              a worker writes to a job that it no longer holds
+├── UnauthenticatedError            the caller has no valid credentials
 ├── PermissionDeniedError           the caller may not do this
-├── QuotaExceededError              the caller has used up what it may have
+├── QuotaExceededError              the caller's quota is used up
 │   ├── RateLimitedError            too many requests in a short time
 │   ├── TooManyStreamsError         all event streams of this process, or of the tenant, are in use
-│   └── TooManyUploadsError         as many uploads are being received as may be at once
-├── BusyError                       this process has no room for the request now (worth retrying)
-├── OverQuotaError                  what is asked for is larger than the caller may ever have
+│   └── TooManyUploadsError         the limit on concurrent uploads is reached
+├── BusyError                       this process has no capacity for the request now (worth retrying)
+├── OverQuotaError                  the request exceeds what the caller may ever have
 ├── StorageError                    files cannot be written or read
 │   ├── DiskFullError
 │   ├── StorageUnavailableError     the artifact store does not answer (worth retrying)
 │   └── DataFolderLockedError       another service uses this data folder
 ├── DatabaseUnavailableError        the database does not answer (worth retrying)
 ├── QueueError                      the broker does not answer (worth retrying)
-├── WorkerLostError                 every attempt ended without a word from the worker
-└── JobStalledError                 a job's process lived but made no progress
+├── WorkerLostError                 every attempt ended with the worker no longer reporting
+└── JobStalledError                 a job's process was running but made no progress
 
 A message says what is wrong, where, and what to do. `code` is stable: it is stored with a job and returned by the API.
-The HTTP status of each class stands in `app/api/problems.py`, nowhere else.
+The HTTP status of each class is in `app/api/problems.py`, nowhere else.
 """
 
 from typing import ClassVar
@@ -51,10 +51,10 @@ class InvalidSettingsError(AppError):
 
 
 class InvalidRequestError(AppError):
-    """The request can never be honoured as it is.
+    """The request can never be accepted as it is.
 
     Attributes:
-        param: the member of the request that is wrong, dotted; None if it is the whole.
+        param: the invalid member of the request, dotted; None if it is the whole request.
     """
 
     code = "invalid_request"
@@ -65,43 +65,43 @@ class InvalidRequestError(AppError):
 
 
 class IdempotencyKeyReusedError(InvalidRequestError):
-    """An idempotency key came again with another request."""
+    """The idempotency key was already used with another request."""
 
     code = "idempotency_key_reused"
 
 
 class NotFoundError(AppError):
-    """What was asked for does not exist, or belongs to somebody else."""
+    """The requested object does not exist, or belongs to another caller."""
 
     code = "not_found"
 
 
 class JobNotFoundError(NotFoundError):
-    """No job of this caller has that id."""
+    """The caller has no job with this id."""
 
     code = "job_not_found"
 
 
 class ArtifactNotFoundError(NotFoundError):
-    """The job has no artifact of that name."""
+    """The job has no artifact with this name."""
 
     code = "artifact_not_found"
 
 
 class UploadNotFoundError(NotFoundError):
-    """The caller has uploaded no calibration file of that id."""
+    """The caller has no calibration file with this id."""
 
     code = "upload_not_found"
 
 
 class ProfileNotFoundError(NotFoundError):
-    """No profile of this caller has that id."""
+    """The caller has no profile with this id."""
 
     code = "profile_not_found"
 
 
 class ArtifactExpiredError(AppError):
-    """The artifact was deleted when its retention time was over."""
+    """The artifact was deleted because its retention time is over."""
 
     code = "artifact_expired"
 
@@ -125,7 +125,7 @@ class FencedOutError(ConflictError):
 
 
 class UnauthenticatedError(AppError):
-    """The caller has sent no API key, or one that is not valid."""
+    """The caller's API key is missing or not valid."""
 
     code = "unauthenticated"
 
@@ -137,17 +137,17 @@ class PermissionDeniedError(AppError):
 
 
 class QuotaExceededError(AppError):
-    """The caller has used up what it may have."""
+    """The caller's quota is used up."""
 
     code = "quota_exceeded"
     retryable = True
 
 
 class RateLimitedError(QuotaExceededError):
-    """The caller sends too many requests in a short time.
+    """The caller exceeds the rate limit.
 
     Attributes:
-        retry_after: seconds after which the next one is accepted.
+        retry_after: seconds after which the next request is accepted.
     """
 
     code = "rate_limited"
@@ -158,29 +158,29 @@ class RateLimitedError(QuotaExceededError):
 
 
 class TooManyStreamsError(QuotaExceededError):
-    """All event streams that this process has, or has for one tenant, are in use."""
+    """All event streams of this process, or of the caller's tenant, are in use."""
 
     code = "too_many_streams"
 
 
 class BusyError(AppError):
-    """This process has no room for the request now; the same request may succeed later."""
+    """This process has no capacity for the request now; the same request may succeed later."""
 
     code = "busy"
     retryable = True
 
 
 class TooManyUploadsError(QuotaExceededError):
-    """As many uploads are being received as may be at once, of one tenant or of all."""
+    """The limit on concurrent uploads, per tenant or in total, is reached."""
 
     code = "too_many_uploads"
 
 
 class OverQuotaError(AppError):
-    """What is asked for is larger than the caller may ever have.
+    """The request exceeds what the caller may ever have.
 
     Attributes:
-        param: the member of the request that asks for it; None if it is the whole.
+        param: the member of the request that exceeds the limit; None if it is the whole request.
     """
 
     code = "over_quota"
@@ -197,7 +197,7 @@ class StorageError(AppError):
 
 
 class DiskFullError(StorageError):
-    """There is no room left where the service keeps its files."""
+    """The disk where the service stores its files is full."""
 
     code = "disk_full"
 
@@ -223,19 +223,19 @@ class DatabaseUnavailableError(AppError):
 
 
 class QueueError(AppError):
-    """The broker does not answer; jobs are found by polling the database meanwhile."""
+    """The broker does not answer; meanwhile, workers find jobs by polling the database."""
 
     code = "queue_unavailable"
     retryable = True
 
 
 class WorkerLostError(AppError):
-    """Every attempt at a job ended without a word from the worker."""
+    """The worker stopped reporting in every attempt at the job."""
 
     code = "worker_lost"
 
 
 class JobStalledError(AppError):
-    """A job's process lived but made no progress."""
+    """A job's process was running but made no progress."""
 
     code = "job_stalled"

@@ -1,11 +1,11 @@
-"""A process that has imported what is needed and starts no thread, from which others are forked in milliseconds.
+"""A template process from which others are forked in milliseconds; it imports what they need and starts no threads.
 
 The template imports its modules once, in an environment that its client chooses, and forks a child per request; a
 child calls one function with the descriptors that came with the request. Children inherit nothing of the client's
 memory, environment or descriptors. All of them end with the client, however it ends: the template when its socket is
-closed, a child when its own socket is, or by the kernel (Linux) when the template is gone.
+closed, a child when its own socket is closed, or through the kernel (Linux) when the template has ended.
 
-Needs `fork` and Unix sockets: Linux and macOS. Standard library only, so that the template is as small as it can be.
+Requires `fork` and Unix sockets: Linux and macOS. Standard library only, so that the template is as small as possible.
 """
 
 import atexit
@@ -21,11 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-# A process that imports much on a busy machine takes seconds.
+# On a busy machine, a process with many imports takes seconds to start.
 START_SECONDS = 60.0
 _END_SECONDS = 5.0
 MOST_DESCRIPTORS = 16
-# What the template tells of a child: its process id, later its exit code.
+# Message of the template about a child: its process id, later its exit code.
 WORD = struct.Struct("!q")
 
 
@@ -34,10 +34,10 @@ class ForkServerError(Exception):
 
 
 class Child:
-    """A forked process; closing it kills what still runs.
+    """A forked process; closing it kills a process that is still running.
 
     Args:
-        status: the socket on which the template tells what becomes of it.
+        status: the socket on which the template reports about it.
     """
 
     def __init__(self, status: socket.socket) -> None:
@@ -74,10 +74,10 @@ class Child:
         return self._pid
 
     def wait(self, seconds: float | None = None) -> int:
-        """Return the exit code; the negative number of a signal that ended the process.
+        """Return the exit code, or the negative number of the signal that ended the process.
 
         Raises:
-            TimeoutError: it still runs.
+            TimeoutError: it is still running.
             ForkServerError: the template has ended, and all its children with it.
         """
         if self._code is None:
@@ -86,7 +86,7 @@ class Child:
         return self._code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, if the process still runs; never to another process that got its id."""
+        """Send a signal if the process is still running; never to another process that has reused its id."""
         # The template sends it, as only the parent knows whether an id is still that of its child.
         with suppress(OSError):
             self._status.sendall(bytes([number]))
@@ -96,7 +96,7 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Forget the process; the template kills it if it still runs."""
+        """Close the socket; the template kills the process if it is still running."""
         self._status.close()
 
     def _word(self, seconds: float | None) -> int:
@@ -115,14 +115,14 @@ class Child:
 
 
 class ForkServer:
-    """Starts processes from a template, which it starts when it is first needed and again when it has ended.
+    """Starts processes from a template, which it starts when first needed and again when it has ended.
 
     Args:
         entry: `module:function`; a child calls it with the sequence of its descriptors, and exits with 0, or with 1
             and a traceback if it raises.
         preload: further modules for the template to import.
-        environment: of the template and its children, in full; only PYTHONPATH is added, so that they import what this
-            process would.
+        environment: the full environment of the template and its children; only PYTHONPATH is added, so that they
+            import from the same places as this process.
     """
 
     def __init__(self, entry: str, *, preload: Sequence[str] = (), environment: Mapping[str, str]) -> None:
@@ -136,32 +136,32 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the template; None while there is none."""
+        """Process id of the template; None if none is running."""
         template = self._template
         return None if template is None or template.poll() is not None else template.pid
 
     def start(self) -> None:
-        """Start the template, without waiting until it has imported its modules; no-op if it runs."""
+        """Start the template, without waiting until it has imported its modules; no-op if it is running."""
         with self._lock:
             self._running()
 
     def hold(self) -> None:
-        """Keep the template until as many calls of `release`."""
+        """Keep the template until `release` has been called as often."""
         with self._lock:
             self._holders += 1
 
     def release(self) -> None:
-        """Take back one `hold`; the last one ends the template and its children."""
+        """Undo one `hold`; the last one ends the template and its children."""
         with self._lock:
             self._holders -= 1
             if self._holders <= 0:
                 self._end()
 
     def fork(self, descriptors: Sequence[int] = ()) -> Child:
-        """Ask for a child; see `Child.pid` for whether there is one.
+        """Request a child; `Child.pid` tells whether it could be created.
 
         Args:
-            descriptors: what it gets duplicates of, at most `MOST_DESCRIPTORS` - 1.
+            descriptors: descriptors that the child gets duplicates of, at most `MOST_DESCRIPTORS` - 1.
 
         Raises:
             ForkServerError: no template can be reached.
@@ -174,7 +174,7 @@ class ForkServer:
                     socket.send_fds(control, [b"\0"], [theirs.fileno(), *descriptors])
                     return Child(ours)
                 except OSError:
-                    # Ended since it was looked at; a new one is tried once.
+                    # The template has ended since the check; a new one is tried once.
                     ours.close()
                     self._end()
                 finally:
@@ -182,7 +182,7 @@ class ForkServer:
         raise ForkServerError("the template process ends at once; see what it has written to standard error")
 
     def close(self) -> None:
-        """End the template and all children, whoever holds them; no-op if there is none."""
+        """End the template and all children, even while it is held; no-op if none is running."""
         with self._lock:
             self._end()
 
@@ -202,7 +202,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # Out of reach of the terminal's Ctrl-C: it ends with this process.
+                # Not reached by the terminal's Ctrl-C: it ends with this process.
                 start_new_session=True,
             )
         except OSError as error:

@@ -1,6 +1,6 @@
 """The process that `app.shared.fork_server` forks from, started as a program.
 
-It has one thread and never reads what its children are asked.
+It has one thread and never reads its children's questions.
 """
 
 import ctypes
@@ -27,11 +27,11 @@ _RECEIVED_SIGNALS = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
 
 
 class Template:
-    """Forks, and tells what becomes of the children.
+    """Forks children on request, and reports their process ids and exit codes.
 
     Args:
-        control: where requests come from; its end is the end of the template.
-        entry: what a child does.
+        control: the socket for requests; the template ends when it is closed.
+        entry: the function that a child calls.
     """
 
     def __init__(self, control: socket.socket, entry: Entry) -> None:
@@ -48,7 +48,7 @@ class Template:
         self._wakeup.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno())
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        # A service manager may send it to all processes of a service; the client decides when this one ends.
+        # A service manager may send these to all processes of a service; the client decides when this one ends.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._selector.register(self._control, selectors.EVENT_READ)
@@ -72,7 +72,7 @@ class Template:
         if not word:
             return False
         if not descriptors:
-            # The system had no descriptors left to give; the client sees its own socket closed.
+            # The system had no descriptors left; the client sees its own socket closed.
             return True
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
@@ -105,13 +105,13 @@ class Template:
         except BaseException:  # noqa: BLE001  # nothing may return into the template's loop
             traceback.print_exc()
         finally:
-            # Without what the template has registered to be done at its own end.
+            # Skip the exit handlers that the template has registered.
             sys.stderr.flush()
             os._exit(code & 0xFF)
 
     def _obey(self, pid: int) -> None:
-        """Pass on signals from the client, or end a child that the client has forgotten."""
-        # Not reaped yet, or its socket were closed: the id is still its own.
+        """Pass on signals from the client, or end a child whose client has closed its socket."""
+        # Its socket would be closed if it had been reaped, so the id is still its own.
         status = self._children.get(pid)
         if status is None:
             return
@@ -149,13 +149,13 @@ class Template:
 
 
 def _tell(status: socket.socket, value: int) -> None:
-    # The client may have forgotten the child.
+    # The client may have closed its socket.
     with suppress(OSError):
         status.sendall(WORD.pack(value))
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, where it can."""
+    """Make the kernel kill this process when its parent ends, where that is supported."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str]) -> None:
         function: Entry = getattr(importlib.import_module(module), name)
         _require_one_thread()
         gc.collect()
-        # Children would copy the pages of objects that the search for garbage marks.
+        # Otherwise children would copy the pages of objects that garbage collection marks.
         gc.freeze()
         Template(control, function).serve()
 

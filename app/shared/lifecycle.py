@@ -1,11 +1,11 @@
-"""The life of a job: its statuses, the moves between them, and the one function that makes a move.
+"""The life cycle of a job: its statuses, the moves between them, and the one function that makes a move.
 
 queued ──> running ──> succeeded | failed
   │  ^        │ │
   │  └────────┘ └────> cancelling ──> cancelled
   └─────────────────────────────────────^
 
-A running job goes back to queued when its worker lets go of it or dies. Nothing leaves succeeded, failed, cancelled.
+A running job returns to queued when its worker releases it or dies. Succeeded, failed and cancelled are final.
 """
 
 from datetime import datetime
@@ -19,7 +19,7 @@ from app.shared.models import Job
 
 
 class Status(StrEnum):
-    """Where a job is in its life."""
+    """The status of a job."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -30,7 +30,7 @@ class Status(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether it stays for ever."""
+        """Whether the status is final."""
         return not MOVES[self]
 
     @property
@@ -52,17 +52,17 @@ MOVES: dict[Status, frozenset[Status]] = {
 def move(
     session: Session, job_id: str, target: Status, *conditions: ColumnElement[bool], at: datetime, **changes: Any
 ) -> bool:
-    """Moves a job to a status if the table allows it from where the job is.
+    """Move a job to a status if `MOVES` allows it from the job's current status.
 
     One conditional UPDATE, so that of several callers at most one succeeds, on both databases.
 
     Args:
         session: a writing transaction.
         job_id: the job.
-        target: where to.
-        conditions: what else must hold of the row, the fence for instance.
-        at: the time.
-        changes: columns that change with the status.
+        target: the new status.
+        conditions: further conditions on the row, e.g. the fence.
+        at: the current time.
+        changes: columns to change together with the status.
 
     Returns:
         Whether the job moved.
@@ -72,7 +72,7 @@ def move(
     if not target.is_held:
         values |= {"fence": None, "lease_until": None, "claimed_by": None, "estimated_finish_at": None}
     if target.is_terminal:
-        # A token is kept for as long as it may be needed.
+        # A token is stored only as long as it may be needed.
         values |= {"finished_at": at, "hub_token": None}
     statement = update(Job).where(Job.id == job_id, Job.status.in_(sources), *conditions).values(values)
     result = session.execute(statement, execution_options={"synchronize_session": False})

@@ -1,4 +1,4 @@
-"""Structured logs: one line per event, with the request and the job it belongs to, and without secrets."""
+"""Structured logs: one line per event, with its request and job, and without secrets."""
 
 import json
 import logging
@@ -18,13 +18,13 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 _MASK = "[secret]"
 _TRACE_PREFIX = "  | "
 _log = logging.getLogger(__name__)
-# What this process has learnt since it configured its log.
+# Secrets that this process has learnt since logging was configured.
 _learnt_secrets: set[str] = set()
 
 
 @contextmanager
 def log_context(**fields: str) -> Iterator[None]:
-    """Adds fields, such as `request_id` and `job_id`, to every line logged inside."""
+    """Add fields, such as `request_id` and `job_id`, to every line logged in the context."""
     token = _CONTEXT.set({**_CONTEXT.get({}), **fields})
     try:
         yield
@@ -33,22 +33,22 @@ def log_context(**fields: str) -> Iterator[None]:
 
 
 def current_request_id() -> str | None:
-    """The request being served, if any."""
+    """Return the id of the request being served, if any."""
     return _CONTEXT.get({}).get("request_id")
 
 
 def mask_secret(secret: str) -> None:
-    """Has a secret masked in all that this process logs from now on."""
+    """Mask a secret in all that this process logs from now on."""
     _learnt_secrets.add(secret)
 
 
 def configure_logging(settings: Settings, stream: TextIO | None = None, **fields: str) -> None:
-    """Sends every log line of this process, and every warning of Python, to one stream.
+    """Send every log line of this process, and every Python warning, to one stream.
 
     Args:
         settings: level and format.
-        stream: where to; None takes standard error.
-        fields: what every line says, of whichever thread.
+        stream: the target; None for standard error.
+        fields: fields of every line, in all threads.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     formatter = StructuredFormatter(as_json=settings.log_format == "json", secrets=settings.secrets(), fields=fields)
@@ -57,13 +57,13 @@ def configure_logging(settings: Settings, stream: TextIO | None = None, **fields
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level.upper())
     logging.captureWarnings(True)
-    # Each message that rings is two lines of Celery's, and Alembic tells of every plugin.
+    # Celery logs two lines per message and Alembic one per plugin; silence both.
     for noisy in ("celery.worker.strategy", "celery.app.trace", "alembic.runtime.plugins"):
         logging.getLogger(noisy).setLevel(max(root.level, logging.WARNING))
 
 
 def adopt_loggers() -> None:
-    """Sends what libraries imported so far write by handlers of their own to where all lines go."""
+    """Remove the handlers of libraries imported so far, so that their records go to the root logger."""
     for logger in list(logging.getLogger().manager.loggerDict.values()):
         if isinstance(logger, logging.Logger):
             logger.handlers.clear()
@@ -71,7 +71,7 @@ def adopt_loggers() -> None:
 
 
 def log_uncaught_errors() -> None:
-    """Has errors that end this process, or a thread of it, logged like everything else."""
+    """Log errors that end this process, or one of its threads, like everything else."""
 
     def on_process_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _log.critical("the process ends over an error", exc_info=(kind, error, trace))
@@ -87,12 +87,12 @@ def log_uncaught_errors() -> None:
 
 
 class StructuredFormatter(logging.Formatter):
-    """One line per record: JSON, or text for people.
+    """Formatter with one line per record: JSON, or text for humans.
 
     Args:
         as_json: JSON rather than text.
-        secrets: strings that are masked wherever they turn up, in messages, fields and tracebacks alike.
-        fields: what every line says.
+        secrets: strings that are masked wherever they occur, in messages, fields and tracebacks alike.
+        fields: fields of every line.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class StructuredFormatter(logging.Formatter):
         self._secrets = tuple(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Renders a record."""
+        """Format a record."""
         fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -128,7 +128,7 @@ def _text(fields: dict[str, object]) -> str:
     line = " ".join([_escape(head), *(_escape(f"{name}={value!r}") for name, value in fields.items())])
     if trace is None:
         return line
-    # The prefix tells these lines from those that start with a time.
+    # The prefix distinguishes these lines from those that start with a time.
     return "\n".join([line, *(_TRACE_PREFIX + _escape(part) for part in str(trace).split("\n"))])
 
 

@@ -1,10 +1,10 @@
-"""What the processes of the service count and measure, for Prometheus: every name, its meaning and its labels.
+"""Prometheus metrics of the service's processes: every name, its meaning and its labels.
 
-Counters live in a registry that is made for an application or a worker and given to it, not in the library's global
-one: `rocket serve` gives one to both, a test has as many services as it likes. What is true of all processes together,
-such as the length of the queue, is read from the database when it is asked for, see `app/services/metrics`.
+Counters are in a registry that is created for an application or a worker and passed to it, not in the library's global
+one: `rocket serve` passes one to both, and tests can have several services. Figures of all processes together, such as
+the length of the queue, are read from the database when requested, see `app/services/metrics`.
 
-No label holds what a client chose: no path, no model, no tenant, no job.
+No label has a value that a client chose: no path, no model, no tenant, no job.
 """
 
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ _STAGE_SECONDS = (
 _REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 OUTCOMES = ("succeeded", "failed", "queued", "cancelled", "released", "lost", "unknown")
-"""How an attempt ends: `queued` after an error that is worth another, `released` when its worker was told to stop,
-`lost` when the job was taken from it, `unknown` when the database could not be asked."""
+"""How an attempt ends: `queued` after a retryable error, `released` when its worker was told to stop, `lost` when the
+job was taken from its worker, `unknown` when the database could not be queried."""
 
 
 def create_registry() -> CollectorRegistry:
-    """A registry that knows of its process: memory, processor time, open files, Python."""
+    """Return a registry with metrics of the process: memory, processor time, open files, Python."""
     registry = CollectorRegistry()
     for collector in (_ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
@@ -43,10 +43,10 @@ def create_registry() -> CollectorRegistry:
 
 
 class HttpMetrics:
-    """Of a process that serves the API.
+    """Metrics of a process that serves the API.
 
     Args:
-        registry: where they are kept.
+        registry: where they are registered.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -62,18 +62,18 @@ class HttpMetrics:
         )
 
     def count_request(self, *, method: str, route: str, status: int, seconds: float) -> None:
-        """Counts a request; `route` is a template such as `/jobs/{job_id}`, never a path."""
+        """Count a request; `route` is a template such as `/jobs/{job_id}`, never a path."""
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
-    """What is told of an attempt that has ended.
+    """The record of an attempt that has ended.
 
     Attributes:
         outcome: one of `OUTCOMES`.
-        stages: the stages that it finished, with the time that each took.
+        stages: the stages that it finished, with their durations.
         published_bytes: size of the artifacts that it published.
     """
 
@@ -83,10 +83,10 @@ class AttemptRecord:
 
 
 class WorkerMetrics:
-    """Of a process that runs jobs.
+    """Metrics of a process that runs jobs.
 
     Args:
-        registry: where they are kept.
+        registry: where they are registered.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -112,19 +112,19 @@ class WorkerMetrics:
             "When this worker last reached the database and set the queue in order.",
             registry=registry,
         )
-        # There from the start, so that an alert on their increase sees the first one.
+        # Initialized, so that an alert on their increase notices the first one.
         for outcome in OUTCOMES:
             self._ended.labels(outcome)
         for witness in ("reconciler", "worker"):
             self._lost.labels(witness)
 
     def begin_attempt(self) -> None:
-        """Counts an attempt that begins."""
+        """Count a started attempt."""
         self._started.inc()
         self._running.inc()
 
     def end_attempt(self, record: AttemptRecord | None) -> None:
-        """Counts an attempt that is over; None if nothing is known of its end."""
+        """Count an ended attempt; None if its outcome is not known."""
         self._running.dec()
         if record is None:
             self._ended.labels("unknown").inc()
@@ -137,9 +137,9 @@ class WorkerMetrics:
             self._lost.labels("worker").inc()
 
     def count_reclaimed(self, jobs: int) -> None:
-        """Counts jobs taken from workers that fell silent."""
+        """Count jobs taken from workers that no longer report."""
         self._lost.labels("reconciler").inc(jobs)
 
     def note_sweep(self) -> None:
-        """Notes that the queue has just been set in order."""
+        """Record the time of a completed sweep of the queue."""
         self._swept.set_to_current_time()

@@ -1,21 +1,21 @@
 """The tables.
 
-jobs ─┬─ job_events         what happened, numbered without gaps
+jobs ─┬─ job_events         events, numbered without gaps
       ├─ layer_profiles     one row per layer: its candidates
       ├─ allocations        one row per layer: the candidate chosen
       ├─ reports            the allocation report, once the job has succeeded
       ├─ artifacts          files to download, by name
-      ├─ outbox             jobs to announce to the workers
-      └─ idempotency_keys   which request made the job
+      ├─ outbox             jobs to notify the workers of
+      └─ idempotency_keys   which request created the job
 
-profiles                    what is known of a model before a ratio is chosen; jobs name theirs
-tenants ── api_keys         who may come in, as which tenant
-           └─ sessions      people signed in to the pages with a key
-audit_events                who did what; rows are only added
+profiles                    what is known of a model before a ratio is chosen; jobs refer to theirs
+tenants ── api_keys         who has access, as which tenant
+           └─ sessions      users signed in to the pages with a key
+audit_events                who did what; append-only
 uploads                     calibration files of a tenant
-identity                    tells this database from all others
+identity                    identifies this database
 
-Everything below a job goes with it. Enumerations are text with a check, so that both databases treat them alike.
+Rows below a job are deleted with it. Enumerations are text with a check, so that both databases treat them alike.
 """
 
 from datetime import datetime
@@ -43,13 +43,13 @@ LOCAL_OWNER = "local"
 """The one tenant of a service without API keys."""
 
 _Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
-# SQLite numbers only a plain INTEGER key by itself.
+# SQLite autoincrements only a plain INTEGER key.
 _Serial = BigInteger().with_variant(Integer, "sqlite")
 _JOB_ID = String(40)
 
 
 class Base(DeclarativeBase):
-    """Names every constraint, so that a migration can alter it on both databases."""
+    """Base of the tables; names every constraint, so that a migration can alter it on both databases."""
 
     metadata = MetaData(
         naming_convention={
@@ -64,37 +64,37 @@ class Base(DeclarativeBase):
 
 
 def _job_key(*, primary: bool = False) -> Mapped[str]:
-    # Without an index of its own, deleting a job would read the whole table.
+    # Without an index, deleting a job would scan the whole table.
     return mapped_column(
         _JOB_ID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=primary, index=None if primary else True
     )
 
 
 class Job(Base):
-    """A compression that a user asked for.
+    """A job that a user submitted.
 
     Attributes:
-        id: rises with the time of creation, so that it is also the order of the list.
+        id: increases with the time of creation, so that it is also the order of the list.
         owner: the tenant.
-        request: what was asked for, a `JobRequest`.
+        request: the job's request, a `JobRequest`.
         status: see `lifecycle`, the only place that changes it.
-        attempt: how often the job has started, orderly releases taken back.
-        fence: names the attempt that may write; None if nobody may.
+        attempt: number of attempts so far; not counting those that ended with an orderly release.
+        fence: token of the attempt that may write; None if the job is not held.
         claimed_by: the worker that holds the job.
-        lease_until: when the worker counts as dead; None if nobody holds the job.
-        available_at: not to be claimed before.
-        rung_at: when the workers were last told of it.
+        lease_until: when the worker is considered dead; None if the job is not held.
+        available_at: earliest time to claim it.
+        rung_at: when the workers were last notified of it.
         last_event: number of the newest event.
-        work_key: name of the folder of checkpoints; a retry takes it over.
-        retry_of: the job that this one repeats.
+        work_key: name of the checkpoint folder, which a retry takes over.
+        retry_of: the job that this one retries.
         error: why it failed, a `JobError`.
         result: what it achieved, a `JobResult`.
         queue: which workers run it.
-        hub_token: token of the model hub that came with the job, encrypted; forgotten when the job ends.
-        request_id: the request that made it, as the log names it.
+        hub_token: token for the Hub that came with the job, encrypted; deleted when the job ends.
+        request_id: id of the request that created it, as in the log.
         expires_at: when its artifacts are deleted; None unless it has succeeded.
-        progressed_at: when its process last got further; a later attempt that catches up moves nothing else.
-        profile_id: the profile that it made or found; None before it has one, and once that is gone.
+        progressed_at: when its process last made progress; a later attempt that is catching up changes only this.
+        profile_id: the profile that it made or used; None before it has one, and after that is deleted.
     """
 
     __tablename__ = "jobs"
@@ -142,7 +142,7 @@ class Job(Base):
 
 
 class JobEvent(Base):
-    """Something that happened to a job; `sequence` counts from 1 without gaps."""
+    """An event of a job; `sequence` counts from 1 without gaps."""
 
     __tablename__ = "job_events"
 
@@ -158,8 +158,8 @@ class JobEvent(Base):
 class LayerProfileRow(Base):
     """The candidates of one layer, written once.
 
-    The candidates are one JSON value and no table: they never change, and API, knapsack and frontier read a layer's
-    candidates only as a whole. `position` is the order of the model.
+    The candidates are one JSON value instead of a table: they never change, and API, knapsack and frontier only read
+    all candidates of a layer together. `position` is the layer's index in the model.
     """
 
     __tablename__ = "layer_profiles"
@@ -227,7 +227,7 @@ class Artifact(Base):
 
 
 class OutboxRow(Base):
-    """A job to announce; deleted when the broker has it."""
+    """A job to notify the workers of; deleted once the broker has the message."""
 
     __tablename__ = "outbox"
 
@@ -237,7 +237,7 @@ class OutboxRow(Base):
 
 
 class IdempotencyKey(Base):
-    """The request that a tenant sent under a key, and the job that it made."""
+    """The request that a tenant sent with a key, and the job that it created."""
 
     __tablename__ = "idempotency_keys"
     __table_args__ = (Index(None, "expires_at"),)
@@ -251,20 +251,20 @@ class IdempotencyKey(Base):
 
 
 class Profile(Base):
-    """What is known of a model before a ratio is chosen.
+    """The profile of a model: what is known before a ratio is chosen.
 
-    `frontier` and `body` are large and are read when they are asked for.
+    `frontier` and `body` are large and are loaded on access.
 
     Attributes:
-        id: rises with the time of creation.
-        fingerprint: hash of what it depends on, the same as that under which workers keep its statistics.
-        model_id: as the job that made it named the model.
+        id: increases with the time of creation.
+        fingerprint: hash of what it depends on; workers cache its statistics under the same hash.
+        model_id: the model, as named by the job that made it.
         calibration: a `CalibrationRequest`.
-        options: the `JobOptions` of that job; some of them change no profile.
-        reachable_ratio: the largest ratio that can be reached.
-        frontier: `SizePoint`s, by rising ratio.
+        options: the `JobOptions` of that job, including some that do not affect the profile.
+        reachable_ratio: the largest reachable ratio.
+        frontier: `SizePoint`s, by increasing ratio.
         body: a `ModelProfile`.
-        used_at: when a job last made or found it.
+        used_at: when a job last made or used it.
     """
 
     __tablename__ = "profiles"
@@ -285,7 +285,7 @@ class Profile(Base):
 
 
 class Identity(Base):
-    """One row, made with the table: whose the files of a store are, wherever the database moves."""
+    """The database's identity: one row, created with the table. Stores are bound to it, wherever the database moves."""
 
     __tablename__ = "identity"
 
@@ -293,7 +293,7 @@ class Identity(Base):
 
 
 class Tenant(Base):
-    """Who owns jobs. A quota that is null is that of the settings."""
+    """An owner of jobs. Quotas that are null are those of the settings."""
 
     __tablename__ = "tenants"
 
@@ -306,12 +306,12 @@ class Tenant(Base):
 
 
 class ApiKey(Base):
-    """A key `rk_<id>_<secret>`, of which only the hash is kept.
+    """An API key `rk_<id>_<secret>`, of which only the secret's hash is stored.
 
     Attributes:
-        label: what its owner calls it.
+        label: its owner's name for it.
         secret_sha256: SHA-256 of the secret, hexadecimal.
-        scopes: what it may be used for, words separated by blanks.
+        scopes: its scopes, separated by blanks.
     """
 
     __tablename__ = "api_keys"
@@ -328,12 +328,12 @@ class ApiKey(Base):
 
 
 class Upload(Base):
-    """A calibration file of a tenant, by its content.
+    """A calibration file of a tenant, identified by its content.
 
     Attributes:
         id: the first 32 digits of its SHA-256.
         suffix: how it is read, `.jsonl` or `.txt`.
-        documents: how many it holds.
+        documents: number of documents.
     """
 
     __tablename__ = "uploads"
@@ -350,10 +350,10 @@ class Upload(Base):
 
 
 class BrowserSession(Base):
-    """A person signed in to the pages, by a token `rs_<id>_<secret>` of which only the hash is kept.
+    """A user's session of the pages, with a token `rs_<id>_<secret>` of which only the secret's hash is stored.
 
     Attributes:
-        key_id: the API key that was given; the session ends with it.
+        key_id: the API key that the user signed in with; the session ends with it.
         secret_sha256: SHA-256 of the secret, hexadecimal.
     """
 
@@ -368,17 +368,17 @@ class BrowserSession(Base):
 
 
 class AuditEvent(Base):
-    """Something that was done. Triggers in the database refuse to change or delete a row.
+    """A recorded action. Triggers in the database refuse to change or delete a row.
 
     Attributes:
-        tenant: whose; null if it concerns no tenant in particular.
+        tenant: the tenant concerned; null if it concerns no particular tenant.
         actor: id of the API key, or `local`, `unknown`, `worker` or `admin`.
         address: IP address of the client.
         action: an `Action` of `app.shared.repositories.audit`.
-        subject: id of what it was done to.
-        request_id: the request, as the log names it.
+        subject: id of the object of the action.
+        request_id: id of the request, as in the log.
         outcome: `success` or `failure`.
-        detail: no secrets, and no text that a client chose.
+        detail: details, without secrets and without text that a client chose.
     """
 
     __tablename__ = "audit_events"

@@ -1,4 +1,4 @@
-"""How a job ended and what happened on the way, as it travels from the worker through the row to the API."""
+"""Results and events of a job: passed from the worker through the database to the API."""
 
 from typing import Annotated, Literal
 
@@ -14,13 +14,13 @@ class _Frozen(BaseModel):
 
 
 class JobError(_Frozen):
-    """Why a job failed.
+    """The error of a failed job.
 
     Attributes:
         code: stable code of the error's class.
-        message: what, where and what to do.
-        stage: stage in which it happened; None if it was none.
-        layer: layer at which it happened; None if it was none.
+        message: what is wrong, where, and what to do.
+        stage: stage in which it happened; None if it was in none.
+        layer: layer at which it happened; None if it was at none.
         retryable: whether the same job may succeed later.
     """
 
@@ -32,14 +32,14 @@ class JobError(_Frozen):
 
 
 class JobResult(_Frozen):
-    """What a job achieved.
+    """The result of a job that has succeeded.
 
     Attributes:
         achieved_ratio: fraction of the compressible parameters removed, [0, 1).
-        kept_parameters: what is left of them.
+        kept_parameters: what remains of them.
         compressible_parameters: parameters of the selected linear layers.
-        stored_bytes: bytes of all safetensors of the smallest export.
-        dense_bytes: bytes of all safetensors of the original.
+        stored_bytes: bytes of all safetensors files of the smallest export.
+        dense_bytes: bytes of all safetensors files of the original.
     """
 
     achieved_ratio: float
@@ -50,12 +50,12 @@ class JobResult(_Frozen):
 
 
 class NewEvent(_Frozen):
-    """Something worth telling about a job.
+    """An event to append to a job.
 
     Attributes:
-        type: what kind of thing happened: `status`, `stage`, `layer`, `message` ...
-        message: a line for people.
-        level: how serious it is.
+        type: kind of event: `status`, `stage`, `layer`, `message` ...
+        message: one line for humans.
+        level: its severity.
         data: the same for programs.
     """
 
@@ -69,11 +69,11 @@ class NewArtifact(_Frozen):
     """A file that a job publishes.
 
     Attributes:
-        name: its name for the client; may hold `/`.
-        storage_key: its name in the artifact store.
-        size: bytes.
+        name: its name for the client; may contain `/`.
+        storage_key: its key in the artifact store.
+        size: size in bytes.
         sha256: hash of its content, hexadecimal.
-        media_type: what it is.
+        media_type: media type of its content.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=512)]

@@ -1,7 +1,6 @@
-"""The broker: a doorbell. A message says that a job waits; whether and by whom it is run is decided in the database.
+"""The broker. Celery is used only to notify workers of queued jobs; the database decides which worker runs a job.
 
-So messages may be lost or come twice. They carry a job's id and nothing else, are acknowledged at once, and leave no
-result.
+So messages may be lost or duplicated. They contain only a job's id, are acknowledged at once, and leave no result.
 """
 
 from collections.abc import Collection
@@ -15,27 +14,27 @@ from app.shared.requests import QUEUES, Queue
 from app.shared.settings import Settings
 
 RUN_JOB = "rocket.run_job"
-"""Name of the task that `worker` registers; its one argument is the job's id."""
+"""Name of the task that `worker` registers; its only argument is the job's id."""
 
-# A doorbell that has been rung so often says no more for being rung again: nobody hears it, or whoever does has enough.
+# With so many messages waiting, further ones are pointless: no worker is listening, or those that are have enough work.
 _MOST_MESSAGES = 1000
-# How soon a message is heard that is sent inside one process; looking costs nothing there.
+# Polling interval for messages within one process, in seconds; polling costs nothing there.
 _MEMORY_POLL_SECONDS = 0.1
 
 _PING_SECONDS = 0.5
 
 
 def create_celery(settings: Settings) -> Celery:
-    """The Celery application that both sides of the queue use."""
+    """Return the Celery application that both sides of the queue use."""
     celery = Celery("rocket", broker=_broker_url(settings), set_as_current=False)
     celery.conf.update(
         task_default_queue=queue_name("cpu"),
-        # JSON only: a pickled message is code that somebody else chose.
+        # JSON only: unpickling a message would execute untrusted code.
         task_serializer="json",
         accept_content=["json"],
         task_ignore_result=True,
         result_backend=None,
-        # Acknowledged on arrival: the database hands a lost job out again, and long before a broker would.
+        # Acknowledged on arrival: the database requeues a lost job, long before a broker would.
         task_acks_late=False,
         task_reject_on_worker_lost=False,
         worker_prefetch_multiplier=1,
@@ -48,23 +47,23 @@ def create_celery(settings: Settings) -> Celery:
 
 
 def queue_name(queue: Queue) -> str:
-    """What the broker calls a queue."""
+    """Return the broker's name of a queue."""
     return f"rocket.{queue}"
 
 
 def audible_queues(settings: Settings, queues: Collection[Queue]) -> Collection[Queue]:
-    """Queues into which a process may send messages that somebody hears.
+    """Return the queues whose messages from this process can reach a worker.
 
     Args:
-        settings: of the service.
-        queues: those that the process's own worker hears; none if it has no worker.
+        settings: settings of the service.
+        queues: queues of the worker in this process; empty without one.
     """
-    # Messages in memory reach nobody outside the process, and would pile up.
+    # Messages in memory do not leave the process, and would pile up without a worker.
     return queues if _is_memory(settings) else QUEUES
 
 
 def ring(celery: Celery, job_id: str, queue: Queue) -> None:
-    """Tells the workers of a queue of a job; may take a minute where a broker hangs.
+    """Notify the workers of a queue of a job; may take a minute if the broker hangs.
 
     Raises:
         QueueError: the broker does not answer.
@@ -85,14 +84,14 @@ def _is_memory(settings: Settings) -> bool:
 
 
 def broker_state(settings: Settings) -> str:
-    """Whether the broker answers, in words; it may take as long as resolving its name does."""
+    """Return in words whether the broker answers; may take as long as resolving its name."""
     if settings.broker.startswith("memory://"):
         return "in this process"
     celery = create_celery(settings)
     options = {**_transport_options(settings), "socket_timeout": _PING_SECONDS, "socket_connect_timeout": _PING_SECONDS}
     connection = celery.connection_for_write(transport_options=options)
     try:
-        # By hand, as the library would try again and again.
+        # Called directly, as the library would retry repeatedly.
         connection.transport.establish_connection()
     except connection.connection_errors as error:
         return f"unreachable ({type(error).__name__}); workers poll"
@@ -103,14 +102,14 @@ def broker_state(settings: Settings) -> str:
 
 
 def _broker_url(settings: Settings) -> str:
-    # Without a host the library warns of one that is missing, though there is none to name.
+    # Without a host, the library warns that one is missing, although none is needed.
     return "memory://localhost/" if settings.broker == "memory://" else settings.broker
 
 
 def _transport_options(settings: Settings) -> dict[str, Any]:
     if _is_memory(settings):
         return {"polling_interval": _MEMORY_POLL_SECONDS}
-    # Without time limits a broker that hangs, rather than refuses, would block its caller for ever.
+    # Without timeouts, a broker that hangs would block its caller forever.
     return {
         "socket_timeout": 5,
         "socket_connect_timeout": 5,

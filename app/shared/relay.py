@@ -1,8 +1,8 @@
-"""Ringing the broker's doorbell for jobs that wait, in a thread of its own.
+"""Background thread that publishes queued-job notifications from the outbox.
 
-A broker that hangs holds up whoever speaks to it, for a minute at times. So neither a request nor the sweep that judges
-leases does: they write an announcement into the database, in the transaction that queues the job, and this thread sends
-it. What cannot be sent stays; workers find the jobs by polling meanwhile.
+A broker that hangs can block its caller for a minute. So neither a request nor the sweep of leases talks to it: they
+write a notification to the outbox, in the transaction that queues the job, and this thread sends it. What cannot be
+sent stays; meanwhile, workers find the jobs by polling.
 """
 
 import logging
@@ -19,24 +19,24 @@ from app.shared.repositories import sweeps
 from app.shared.requests import Queue
 from app.shared.settings import Settings
 
-# Between two tries at a broker that does not answer.
+# Pause between attempts to reach a broker that does not answer.
 _PATIENCE_SECONDS = 5.0
-# Longer than a broker that hangs keeps its caller, as its time limits are.
+# Longer than a hanging broker blocks its caller, given its timeouts.
 _STOP_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
 class Relay:
-    """Sends announcements as soon as it is woken, and those of others when it looks.
+    """Sends notifications at once when woken, and those of other processes at intervals.
 
-    Several may run side by side, one in each process: a message that is sent twice does no harm.
+    Several relays may run at once, one per process: duplicate messages are harmless.
 
     Args:
-        settings: of the service.
-        database: where the announcements are.
-        celery: the way to the broker.
-        queues: those that a worker of this process hears.
-        guard: does each round of it, under a name for the log; a worker's survives errors that nobody foresaw.
+        settings: settings of the service.
+        database: the database with the outbox.
+        celery: the application to send with.
+        queues: queues of the worker in this process.
+        guard: runs each round, under a name for the log; a worker's catches unexpected errors.
     """
 
     def __init__(
@@ -57,31 +57,31 @@ class Relay:
         self._is_silent = False
         self._resume_at = 0.0
         self._woken = threading.Event()
-        # A daemon: a broker that hangs does not keep the process from ending.
+        # A daemon, so that a hanging broker does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
 
     def start(self) -> None:
-        """Begins, unless nobody could hear a message of this process."""
+        """Start, unless no worker could receive messages from this process."""
         if self._queues:
             self._thread.start()
 
     def wake(self) -> None:
-        """Has it look at once; returns at once."""
+        """Make the relay check the outbox at once, without waiting for it."""
         self._woken.set()
 
     def stop(self) -> None:
-        """Ends it, and waits for that unless the broker keeps it."""
+        """Stop, and wait for the thread to end, at most some seconds if the broker hangs."""
         self._is_stopping = True
         self._woken.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
     def deliver(self) -> None:
-        """Sends what waits.
+        """Send all pending notifications.
 
         Raises:
             QueueError: the broker does not answer; what was not sent stays.
-            DatabaseUnavailableError: the announcements cannot be read.
+            DatabaseUnavailableError: the outbox cannot be read.
         """
         while not self._is_stopping:
             with self._database.snapshot() as session:
@@ -107,7 +107,7 @@ class Relay:
         while not self._is_stopping:
             self._woken.wait(self._settings.poll_seconds)
             self._woken.clear()
-            # However often it is woken: a broker that hangs is not asked for every job.
+            # However often it is woken, a broker that hangs is not tried for every job.
             if time.monotonic() >= self._resume_at:
                 self._guard("ringing", self._try)
 
@@ -121,7 +121,7 @@ class Relay:
             self._is_silent = False
 
     def _complain(self, error: AppError) -> None:
-        # Once per outage.
+        # Warn once per outage.
         level = logging.DEBUG if self._is_silent else logging.WARNING
         _log.log(level, "%s; workers find the jobs by polling", error)
         self._is_silent = isinstance(error, QueueError)

@@ -1,4 +1,4 @@
-"""What a client asks for, as it travels from the API through the row to the worker; checked here and nowhere else."""
+"""Requests of clients, passed from the API through the database to the worker; the only place that validates them."""
 
 import hashlib
 import re
@@ -22,22 +22,22 @@ LOCAL = "local/"
 UPLOAD = "upload/"
 
 Queue = Literal["cpu", "gpu"]
-"""Which workers run a job."""
+"""The queue, which decides which workers run a job."""
 JobKind = Literal["compression", "profile"]
-"""What a job does."""
+"""The kind of a job."""
 QUEUES: tuple[Queue, ...] = get_args(Queue)
 
-# What a name in the operator's folders, and each half of a repository id, may look like: never a path.
+# Format of names in the operator's folders, and of each half of a repository id: never a path.
 _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _MODEL_ID = re.compile(rf"{_NAME}/{_NAME}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}")
-# What the operator decides, or what has a place of its own in a request.
+# Settings that the operator decides, or that have their own place in a request.
 _NOT_OPTIONS = frozenset(
     {"ratio", "target_bytes", "calibration", "evaluate", "device", "max_shard_bytes", "statistics_quota_bytes"}
 )
 # The first words of the library's own description.
 _WHAT_IT_DECIDES = "Everything that decides what a compression produces, and where it computes."
-# Of an object or a list, whatever its own limit is.
+# Upper bound for every object and list, in addition to its specific limit.
 _MAX_MEMBERS = 1024
 _MAX_METADATA = 16
 _MAX_TASKS = 16
@@ -52,7 +52,7 @@ class _Frozen(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_few_members(cls, data: Any) -> Any:
-        # Before anything is validated: each member that is wrong would become an error in the answer.
+        # Before validation: each invalid member would become an error in the response.
         parts = [data, *data.values()] if isinstance(data, dict) and len(data) <= _MAX_MEMBERS else [data]
         if any(isinstance(part, dict | list | tuple) and len(part) > _MAX_MEMBERS for part in parts):
             raise ValueError(f"an object or list has more than {_MAX_MEMBERS} members; send fewer")
@@ -60,7 +60,7 @@ class _Frozen(BaseModel):
 
 
 def _model_id(text: str) -> str:
-    # "--" and ".." are what the Hub refuses in a repository id; ".." is also a step out of a folder.
+    # The Hub refuses "--" and ".." in a repository id; ".." could also leave a folder.
     if not _MODEL_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
         raise ValueError("is not a valid model id; use `namespace/name` (Hub) or `local/NAME` (see GET /models)")
     return text
@@ -89,15 +89,15 @@ def _task(text: str) -> str:
 
 
 class CalibrationRequest(_Frozen):
-    """Which data the model is calibrated on.
+    """The data that the model is calibrated on.
 
     Attributes:
-        dataset: of text `builtin`, a name of the Hub's datasets, `local/FILE` with its ending, or `upload/ID`; of
+        dataset: for text `builtin`, a name of the Hub's datasets, `local/FILE` with its suffix, or `upload/ID`; for
             images or audio `local/FOLDER`, or `synthetic`, a stand-in that costs quality.
-        samples: windows of tokens, images, or windows of audio, 1 to 65,536; 256 by default.
-        sequence_length: tokens per window of text, at least 2; null (the default) takes 1024 or what the model can
-            attend to, whichever is less. Images have none.
-        seed: which samples are drawn, 0 (the default) to 2⁶³ - 1.
+        samples: number of token windows, images, or audio windows, 1 to 65,536; 256 by default.
+        sequence_length: tokens per window of text, at least 2; null (the default) uses 1024 or the model's maximum
+            length, whichever is less. Not used for images.
+        seed: seed for drawing samples, 0 (the default) to 2⁶³ - 1.
     """
 
     dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
@@ -110,30 +110,30 @@ class _Options(_Frozen):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_preset(cls, data: Any) -> Any:
-        # The job's record says what was chosen, whatever a later version's presets set.
+        # The job's record has the chosen values, whatever a later version's presets contain.
         return with_preset(data)
 
 
 class EvaluationRequest(_Frozen):
     """How the result is compared with the dense model, once its files are written.
 
-    It changes no artifact. Unlike a compression, which holds one block, it takes memory for the whole model, and disk
-    for the dense model's logits (predicted tokens times vocabulary) while it runs.
+    It does not change the artifacts. Unlike a compression, which holds one block, it needs memory for the whole model,
+    and disk for the dense model's logits (predicted tokens times vocabulary) while it runs.
 
     Attributes:
-        dataset: text to predict, named as `calibration.dataset` is; `builtin` (the default) is 36,000 characters on
-            which nothing is ever calibrated. Where it is the calibration's own dataset, the documents behind the last
-            calibrated one are read; else a file from its beginning.
-        samples: windows (of an encoder: sentences), 1 to 65,536, 64 by default, fewer if the text ends before; each
+        dataset: text to predict, named like `calibration.dataset`; `builtin` (the default) is 36,000 characters that
+            are never calibrated on. If it is the calibration's own dataset, the documents after the last calibrated one
+            are read; other files are read from the beginning.
+        samples: windows (sentences for an encoder), 1 to 65,536, 64 by default, fewer if the text is shorter; each
             costs two forward passes.
-        sequence_length: tokens per window, at least 2; null (the default) takes 1024 or what the model can attend to,
+        sequence_length: tokens per window, at least 2; null (the default) uses 1024 or the model's maximum length,
             whichever is less.
-        stride: tokens from one window's begin to the next, 1 to `sequence_length`; every token is predicted once,
+        stride: tokens between the starts of consecutive windows, 1 to `sequence_length`; every token is predicted once,
             from at least `sequence_length - stride` tokens before it. Null (the default) is `sequence_length`, the
-            cheapest; half of it costs twice the windows for the same text.
+            cheapest; half of it needs twice the windows for the same text.
         tasks: zero-shot tasks of lm-evaluation-harness, none by default: `arc_easy`, `lambada_openai`, ... or
             `local/FILE.jsonl` in the operator's datasets folder; each costs a forward pass per choice of each item, for
-            both models. The worker must have the extra `evaluation`.
+            both models. The worker needs the extra `evaluation`.
         task_items: items read of each task, at least 1; null (the default) reads all.
     """
 
@@ -152,7 +152,7 @@ _Labels = Annotated[
 
 
 def _options_model() -> Any:
-    # Taken from the library's settings, so that a range or a default is written once.
+    # Derived from the library's settings, so that ranges and defaults are defined once.
     fields: dict[str, Any] = {
         name: (field.rebuild_annotation(), field.default)
         for name, field in CompressionConfig.model_fields.items()
@@ -170,29 +170,29 @@ JobOptions: Any = _options_model()
 
 
 class _Stored(_Frozen):
-    """What becomes part of a row."""
+    """A request that becomes part of a row."""
 
     @model_validator(mode="before")
     @classmethod
     def _text_is_storable(cls, data: Any) -> Any:
-        # Postgres stores neither NUL nor lone surrogates, and both come through JSON.
+        # Postgres can store neither NUL nor lone surrogates, and JSON can contain both.
         _require_storable(data)
         return data
 
 
 class JobRequest(_Stored):
-    """What a job does: with a target it compresses a model, without one it profiles the model's layers.
+    """The work of a job: with a target it compresses a model, without one it profiles the model's layers.
 
     Attributes:
         model_id: `namespace/name` on the Hub, or `local/NAME` in the operator's models folder.
         revision: branch, tag or commit of a repository on the Hub.
         ratio: fraction of the compressible parameters to remove, [0, 1).
-        target_bytes: most bytes that all safetensors of the factored artifact may take, in place of a ratio.
+        target_bytes: upper bound on the bytes of all safetensors files of the factored artifact, in place of a ratio.
         calibration: the calibration data.
-        evaluate: how the result is compared with the dense model; null (the default) does not, and costs nothing.
+        evaluate: how the result is compared with the dense model; null (the default) for no evaluation.
         options: settings of the method.
         metadata: the client's own labels: at most 16, keys up to 64 and values up to 512 characters.
-        queue: which workers run it, `cpu` or `gpu`; null takes the server's default.
+        queue: which workers run it, `cpu` or `gpu`; null uses the server's default.
     """
 
     model_id: Annotated[str, AfterValidator(_model_id)]
@@ -216,11 +216,11 @@ class JobRequest(_Stored):
         return self
 
     def compression_config(self, **operator: object) -> CompressionConfig:
-        """The library's settings for this job.
+        """Return the library's settings for this job.
 
         Args:
-            operator: what the operator decides (`device`, ...), and where the worker knows paths, the `dataset`, and
-                of `evaluate` the `dataset` and the `tasks`.
+            operator: settings that the operator decides (`device`, ...), and where the worker knows paths, the
+                `dataset`, and for `evaluate` the `dataset` and the `tasks`.
 
         Raises:
             InvalidConfigError: settings contradict each other.
@@ -241,12 +241,12 @@ class JobRequest(_Stored):
 
     @property
     def kind(self) -> JobKind:
-        """What the job does."""
+        """The kind of the job."""
         return "profile" if self.ratio is None and self.target_bytes is None else "compression"
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """Names of all texts that the job reads."""
+        """Names of all datasets that the job reads."""
         return (self.calibration.dataset, *(() if self.evaluate is None else (self.evaluate.dataset,)))
 
     @property
@@ -263,14 +263,14 @@ class JobRequest(_Stored):
         return not self.model_id.startswith(LOCAL) or from_hub
 
     def fingerprint(self) -> str:
-        """SHA-256 of what is asked for; spelling out a default changes nothing."""
-        # Without them as before there were any: a replay may come after an upgrade.
+        """Return the SHA-256 of the request; spelling out a default does not change it."""
+        # Members that did not exist in earlier versions are left out: a replay may follow an upgrade.
         newer = {name for name in ("queue", "evaluate", "target_bytes") if getattr(self, name) is None}
         return hashlib.sha256(self.model_dump_json(exclude=newer).encode()).hexdigest()
 
 
 class CompressionRequest(JobRequest):
-    """A compression to run: a `model_id`, and either a `ratio` or `target_bytes`; all else has a default."""
+    """A compression to run: a `model_id`, and either a `ratio` or `target_bytes`; everything else has a default."""
 
     @model_validator(mode="after")
     def _has_a_target(self) -> "CompressionRequest":
@@ -280,16 +280,15 @@ class CompressionRequest(JobRequest):
 
 
 class ProfileRequest(_Stored):
-    """A model whose layers are to be profiled; only `model_id` has no default.
+    """A model whose layers are to be profiled; only `model_id` is required.
 
     Attributes:
         model_id: `namespace/name` on the Hub, or `local/NAME` in the operator's models folder.
         revision: branch, tag or commit of a repository on the Hub.
         calibration: the calibration data.
-        options: settings of the method; a later job takes the profile over if those that a profile depends on are the
-            same.
+        options: settings of the method; a later job reuses the profile if the options that it depends on are the same.
         metadata: the client's own labels: at most 16, keys up to 64 and values up to 512 characters.
-        queue: which workers run it, `cpu` or `gpu`; null takes the server's default.
+        queue: which workers run it, `cpu` or `gpu`; null uses the server's default.
     """
 
     model_id: Annotated[str, AfterValidator(_model_id)]
@@ -308,18 +307,19 @@ class ProfileRequest(_Stored):
         return self
 
     def job_request(self) -> JobRequest:
-        """The job that does it."""
+        """Return the request of the job that makes the profile."""
         return JobRequest.model_validate(self.model_dump())
 
 
 class AllocationRequest(_Frozen):
-    """How small a profiled model shall be; one of the three.
+    """The target of a predicted allocation: exactly one of the three.
 
     Attributes:
-        ratio: fraction of the compressible parameters, or bytes as the profile's budget counts, to remove, [0, 1).
-        model_bytes: most bytes that all weights of the model may take; the best model within it is predicted.
-        error: most that the predicted error may be, at least 0, in the measure of the profile's objective; the
-            smallest model within it is predicted.
+        ratio: fraction to remove, [0, 1), of the compressible parameters, or of bytes if that is the profile's budget
+            unit.
+        model_bytes: upper bound on the bytes of all weights of the model; the best model within it is predicted.
+        error: upper bound on the predicted error, at least 0, in the unit of the profile's objective; the smallest
+            model within it is predicted.
     """
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -334,7 +334,7 @@ class AllocationRequest(_Frozen):
 
 
 def _require_storable(data: Any) -> None:
-    # No recursion: what was sent may be nested deeper than calls can be.
+    # Iterative, as the data may be nested deeper than calls can be.
     waiting = [data]
     while waiting:
         value = waiting.pop()

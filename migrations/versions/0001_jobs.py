@@ -1,4 +1,4 @@
-"""Jobs and all that belongs to them."""
+"""Jobs and everything that belongs to them."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,14 +9,14 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# Spelled out rather than imported: a revision stays what it was when the models move on.
+# Spelled out rather than imported: a revision must not change with the models.
 _JSON = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
 _INSTANT = sa.DateTime(timezone=True)
 _SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Creates all tables."""
+    """Create all tables."""
     _create_jobs()
     _create_progress()
     _create_layers()
@@ -25,7 +25,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drops all tables."""
+    """Drop all tables."""
     for table in (
         "idempotency_keys",
         "outbox",

@@ -1,4 +1,4 @@
-"""Tenants with keys and quotas, uploads, queues, encrypted Hub tokens, names of requests, the database's identity."""
+"""Tenants with keys and quotas, uploads, queues, encrypted Hub tokens, request ids, the database's identity."""
 
 import secrets
 
@@ -14,7 +14,7 @@ _INSTANT = sa.DateTime(timezone=True)
 
 
 def upgrade() -> None:
-    """Adds them; jobs that exist already go to the queue of CPU workers."""
+    """Add them; existing jobs are assigned to the CPU queue."""
     _create_tenants()
     _create_uploads()
     _create_identity()
@@ -25,7 +25,7 @@ def upgrade() -> None:
         jobs.add_column(sa.Column("expires_at", _INSTANT))
         jobs.add_column(sa.Column("progressed_at", _INSTANT))
         jobs.create_check_constraint(op.f("ck_jobs_queue"), "queue IN ('cpu', 'gpu')")
-    # What the artifacts of a job say.
+    # Derived from the job's artifacts.
     op.execute(
         "UPDATE jobs SET expires_at ="
         " (SELECT max(artifacts.expires_at) FROM artifacts WHERE artifacts.job_id = jobs.id)"
@@ -33,7 +33,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Removes them."""
+    """Remove them."""
     with op.batch_alter_table("jobs") as jobs:
         jobs.drop_constraint(op.f("ck_jobs_queue"), type_="check")
         for column in ("progressed_at", "expires_at", "request_id", "hub_token", "queue"):

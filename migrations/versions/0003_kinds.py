@@ -1,4 +1,4 @@
-"""Candidates of several kinds: shared dictionaries, and losses measured beside errors."""
+"""Candidates of several kinds: shared dictionaries, and losses in addition to errors."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ _JSON = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=Tr
 
 
 def upgrade() -> None:
-    """Adds what they say beyond what candidates of one kind did; those there are share nothing."""
+    """Add the columns of further kinds of candidates; existing rows share nothing."""
     with op.batch_alter_table("layer_profiles") as profiles:
         profiles.add_column(sa.Column("shared", _JSON, nullable=False, server_default="[]"))
     with op.batch_alter_table("allocations") as allocations:
@@ -22,7 +22,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Removes it."""
+    """Remove them."""
     with op.batch_alter_table("allocations") as allocations:
         for column in ("loss", "dictionary"):
             allocations.drop_column(column)

@@ -14,7 +14,7 @@ _INSTANT = sa.DateTime(timezone=True)
 
 
 def upgrade() -> None:
-    """Adds them; jobs that exist already have none."""
+    """Add them; existing jobs have none."""
     op.create_table(
         "profiles",
         sa.Column("id", sa.String(40), nullable=False),
@@ -39,7 +39,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Removes them."""
+    """Remove them."""
     with op.batch_alter_table("jobs") as jobs:
         jobs.drop_index(op.f("ix_jobs_profile_id"))
         jobs.drop_constraint(op.f("fk_jobs_profile_id"), type_="foreignkey")

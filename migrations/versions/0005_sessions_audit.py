@@ -16,7 +16,7 @@ _REFUSE = "BEGIN SELECT RAISE(ABORT, 'audit_events is append-only'); END"
 _SQLITE_TRIGGERS = (
     f"CREATE TRIGGER audit_events_no_update BEFORE UPDATE ON audit_events {_REFUSE}",
     f"CREATE TRIGGER audit_events_no_delete BEFORE DELETE ON audit_events {_REFUSE}",
-    # INSERT OR REPLACE deletes a row without the trigger for that.
+    # INSERT OR REPLACE deletes a row without firing the delete trigger.
     "CREATE TRIGGER audit_events_no_replace BEFORE INSERT ON audit_events "
     "WHEN EXISTS (SELECT 1 FROM audit_events WHERE id = NEW.id) "
     "BEGIN SELECT RAISE(ABORT, 'audit_events is append-only'); END",
@@ -32,7 +32,7 @@ _POSTGRES_TRIGGERS = (
 
 
 def upgrade() -> None:
-    """Add them; people who are signed in have to sign in again."""
+    """Add them; users who are signed in have to sign in again."""
     op.create_table(
         "sessions",
         sa.Column("id", sa.String(16), nullable=False),
@@ -69,7 +69,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Remove them; the audit log is lost."""
-    # Its triggers go with the table.
+    # Its triggers are dropped with the table.
     op.drop_table("audit_events")
     if op.get_bind().dialect.name == "postgresql":
         op.execute("DROP FUNCTION refuse_audit_change()")

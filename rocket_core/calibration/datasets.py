@@ -1,7 +1,6 @@
 """Calibration text: sources of documents, and cutting them into windows of tokens."""
 
 import ast
-import difflib
 import json
 import re
 import sysconfig
@@ -22,15 +21,15 @@ from huggingface_hub.errors import HTTPError as HttpClientError  # type: ignore[
 from jaxtyping import Int64
 from transformers import PreTrainedTokenizerBase
 
-from rocket_core.config import BUILTIN_DATASET, HUB_DATASETS, SYNTHETIC_DATASET
+from rocket_core.config import BUILTIN_DATASET
 from rocket_core.errors import CalibrationError, EmptyCalibrationError, HubUnavailableError, UnknownDatasetError
+from rocket_core.inspection.dataset_names import LOCAL_SUFFIXES, local_path_of
 from rocket_core.models.pretrained import tokenize
 from rocket_core.system.gc_pause import no_collection
 
 # Whole topics of `pydoc_data` that `builtin` leaves out: the text on which the bundled model is evaluated.
 HELD_OUT_TOPICS = ("assignment", "calls", "execmodel", "import")
 
-LOCAL_SUFFIXES = (".jsonl", ".txt")
 
 # Hub streams are shuffled within a buffer of this many documents; `datasets` also shuffles the files they come from.
 _SHUFFLE_BUFFER = 1000
@@ -106,37 +105,6 @@ _HUB = {
     "refinedweb": _HubDataset(repository="tiiuae/falcon-refinedweb", fields=("content",)),
     "c4": _HubDataset(repository="allenai/c4", config="en", fields=("text",)),
 }
-
-
-def local_path_of(dataset: str) -> Path | None:
-    """Return the path if a data set is a local file or folder; also a way to reject a wrong choice early.
-
-    Args:
-        dataset: `builtin`, `synthetic`, a name of `HUB_DATASETS`, the path of a `.txt` or `.jsonl` file, or of a folder
-            of images or audio. Names take precedence over files.
-
-    Returns:
-        The file or folder, or None for a name.
-
-    Raises:
-        UnknownDatasetError: not a known name, an existing file of those kinds, or a folder.
-    """
-    known = (BUILTIN_DATASET, *HUB_DATASETS, SYNTHETIC_DATASET)
-    if dataset in known:
-        return None
-    path = Path(dataset)
-    if path.suffix.lower() in LOCAL_SUFFIXES:
-        if path.is_file():
-            return path
-        raise UnknownDatasetError(f"calibration file {dataset} does not exist or is not a file; check the path")
-    if path.is_dir():
-        return path
-    close = difflib.get_close_matches(dataset.lower(), known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise UnknownDatasetError(
-        f"unknown calibration data {dataset!r}; choose one of {', '.join(known)},"
-        f" or the path of a {' or '.join(LOCAL_SUFFIXES)} file, or of a folder of images or audio.{hint}"
-    )
 
 
 def documents(dataset: str, *, seed: int, token: str | None = None) -> Iterator[str]:
@@ -340,7 +308,9 @@ def _text_of(line: str, *, where: str) -> str:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise CalibrationError(f'{where} is not valid JSON ({error}); each line must be like {{"text": "..."}}') from error
+        raise CalibrationError(
+            f'{where} is not valid JSON ({error}); each line must be like {{"text": "..."}}'
+        ) from error
     text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise CalibrationError(f'{where} has no string "text"; each line must be like {{"text": "..."}}')

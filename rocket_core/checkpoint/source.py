@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
-from huggingface_hub.utils import validate_repo_id
 
 from rocket_core.checkpoint.transfer import Transfer
 from rocket_core.config import CompressionConfig
 from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError, ModelNotFoundError
 from rocket_core.inspection import hub_cache
 from rocket_core.inspection.feasibility import check_feasible
-from rocket_core.inspection.hub import HubAccess, Repository, find_repository, hub_errors
+from rocket_core.inspection.hub import HubAccess, Repository, check_repository_id, find_repository, hub_errors
 from rocket_core.inspection.model_files import refuse_adapter, vet_folder
 from rocket_core.inspection.preconditions import parse_config, refuse_config
 from rocket_core.system.machine import free_disk
@@ -102,12 +100,7 @@ def find_model(
         resolved = folder.resolve()
         vet_folder(resolved, resolved.name)
         return ModelSource(name=resolved.name, folder=resolved, commit=None)
-    try:
-        validate_repo_id(model)
-    except HFValidationError as error:
-        raise ModelNotFoundError(
-            f"{model!r} is neither a folder nor a repository id of the form namespace/name; check the spelling"
-        ) from error
+    check_repository_id(model)
     subject = f"repository {model} (there is no such folder)"
     repository = find_repository(model, revision, token=hub.token, seconds=_ASK_SECONDS, subject=subject)
     refuse_adapter(repository.files, model)

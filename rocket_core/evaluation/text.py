@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rocket_core.calibration.datasets import LOCAL_SUFFIXES, file_documents
+from rocket_core.calibration.datasets import file_documents
 from rocket_core.errors import InvalidConfigError
 from rocket_core.evaluation.comparison import (
     EvaluationText,
@@ -21,6 +21,7 @@ from rocket_core.evaluation.drift import sentences
 from rocket_core.evaluation.harness import load_tasks
 from rocket_core.evaluation.models import ModelFolder, load_model, open_model
 from rocket_core.evaluation.windows import text_windows
+from rocket_core.inspection.dataset_names import LOCAL_SUFFIXES
 from rocket_core.models.architecture import window_length
 from rocket_core.report.quality import Difference, ModelQuality, TaskScore
 from rocket_core.system.devices import resolve_device

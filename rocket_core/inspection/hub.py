@@ -227,6 +227,20 @@ class Repository:
         return replace(answer, body=answer.body[skipped : skipped + count])
 
 
+def check_repository_id(model: str) -> None:
+    """Raise an error if a text is not a repository id.
+
+    Raises:
+        ModelNotFoundError: it has another form than `namespace/name`.
+    """
+    try:
+        validate_repo_id(model)
+    except HFValidationError as error:
+        raise ModelNotFoundError(
+            f"{model!r} is neither a folder nor a repository id of the form namespace/name; check the spelling"
+        ) from error
+
+
 def find_repository(
     model: str, revision: str | None = None, *, token: str | None, seconds: float, subject: str = _SUBJECT
 ) -> Repository:

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from rocket_core import __version__
-from rocket_core.calibration.datasets import local_path_of
 from rocket_core.calibration.inputs import CalibrationInputs, open_source
 from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader, open_checkpoint
 from rocket_core.checkpoint.reader import DTYPES
@@ -17,6 +16,7 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
     WorkFolderError,
 )
+from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.footprint import sample_positions
 from rocket_core.inspection.model_fields import refuse_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, read_start

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rocket_core import budget
 from rocket_core.allocation import Allocation
-from rocket_core.calibration.datasets import local_path_of
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.config import HUB_TASKS, CompressionConfig
+from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.pipeline.context import Run
 from rocket_core.report.schema import AllocationReport, CalibrationReport, ExportReport, LayerReport, TotalsReport
 

@@ -1,4 +1,4 @@
-"""A migrated database per test, a clock that stands still, jobs to play with, a worker's results, a service."""
+"""A migrated database per test, a stopped clock, sample jobs, a worker's results, a service."""
 
 import pytest
 from starlette.testclient import TestClient
@@ -29,7 +29,7 @@ class Clock:
 
 
 def local_client(app, **options):
-    """A client on this machine's loopback, which the service takes for nobody else's."""
+    """Return a client on this machine's loopback, which the service considers local."""
     return TestClient(
         app, base_url="http://localhost", client=("127.0.0.1", 50000), raise_server_exceptions=False, **options
     )

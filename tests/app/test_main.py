@@ -56,7 +56,7 @@ def test_the_paths_are_those_that_are_documented(app):
 
 
 def descriptions(document):
-    """What the document says of each operation, parameter, schema and member, by where it stands."""
+    """Yield the description of each operation, parameter, schema and member, with its place in the document."""
     for path, item in document["paths"].items():
         for method, operation in item.items():
             place = f"{method.upper()} {path}"
@@ -70,7 +70,7 @@ def descriptions(document):
         place, part = waiting.pop()
         inner = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
         waiting += [(f"{place}/{key}", value) for key, value in inner]
-        # Where a member is itself called so, its name stands in the middle.
+        # A member may itself be called `properties`; then its name is in the middle.
         if place.endswith("/properties") and not place.endswith("/properties/properties"):
             yield from ((f"{place}/{name}", member.get("description")) for name, member in part.items())
 

@@ -1,5 +1,4 @@
-"""The web side in a process of its own, asked for everything it does: it stays small and loads none of the libraries
-that compress."""
+"""The web side in a separate process, with every kind of request: it stays small and loads no compression libraries."""
 
 import json
 import os

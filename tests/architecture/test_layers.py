@@ -32,7 +32,7 @@ BASE_INSTALL += ["worker.job", "worker.fetch", "rocket_core.checkpoint.download"
 
 @pytest.mark.parametrize("module", BASE_INSTALL)
 def test_what_the_base_install_imports_loads_no_torch(module):
-    # In a process of its own: import-linter misses what a package's __init__ imports, and this process has torch.
+    # In a separate process: import-linter misses what a package's __init__ imports, and this process has torch.
     code = (
         f"import sys, {module}; print([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
     )

@@ -102,7 +102,7 @@ def test_processes_that_migrate_at_once_do_not_collide(url, connect, request):
     upgrade(url, "0001")
     code = "import sys; from app.shared.database import upgrade; upgrade(sys.argv[1])"
     with connect() as reader:
-        # Postgres does not alter a table that somebody reads: it keeps the first of them in the middle of its work.
+        # Postgres does not alter a table that is being read: the first migration blocks in the middle of its work.
         reader.execute(text("SELECT * FROM jobs"))
         started = [subprocess.Popen([sys.executable, "-c", code, url], cwd=ROOT) for _ in range(REPLICAS)]
         if reader.dialect.name == "postgresql":

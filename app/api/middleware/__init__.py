@@ -1,1 +1,1 @@
-"""What every request passes through before its endpoint."""
+"""Middleware: what every request passes through before its endpoint."""

@@ -1,8 +1,8 @@
-"""The door of the service: every request passes here before anything else looks at it.
+"""Access control: every request is checked here before anything else handles it.
 
-Asked in this order: whether it is meant for this service (`Host`), whether a foreign web page sends it (`Origin`), who
-sends it (`Authorization`), whether they send too many, and what their key is for. What is not listed as public needs a
-caller, whether there is such a path or not.
+Checked in this order: whether the request is meant for this service (`Host`), whether a foreign web page sent it
+(`Origin`), who sent it (`Authorization`), the rate limit, and the scopes of the key. Paths that are not listed as
+public need a caller, whether they exist or not.
 """
 
 import re
@@ -31,7 +31,7 @@ REFUSALS = (
     HTTPStatus.MISDIRECTED_REQUEST,
     HTTPStatus.TOO_MANY_REQUESTS,
 )
-"""What whoever comes to this door may be told, whatever is asked for."""
+"""Statuses that any request may get from this middleware."""
 
 _UNCOUNTED_PATHS = frozenset({"/healthz", "/readyz"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -44,12 +44,12 @@ _PROXIED = (
 
 
 class AccessMiddleware:
-    """Lets through what may come in, with its caller in the request's state.
+    """Middleware that admits permitted requests and stores their caller in the request's state.
 
     Args:
-        app: what comes next.
+        app: the next application.
         context: the service.
-        address: what the service listens on, an IP address or a name.
+        address: IP address or name that the service listens on.
     """
 
     def __init__(self, app: ASGIApp, *, context: Context, address: str) -> None:
@@ -60,20 +60,20 @@ class AccessMiddleware:
         self._names = context.settings.hosts | {address.lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             host = self._require_own_host(scope, headers)
             _require_own_origin(scope["method"], headers, host)
             scope.setdefault("state", {})["caller"] = await self._find_caller(scope, headers)
         elif scope["type"] != "lifespan":
-            # There are no web sockets, and no way past this door.
+            # WebSockets are not supported, and must not bypass the access checks.
             await WebSocketClose()(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _require_own_host(self, scope: Scope, headers: Headers) -> str:
-        """The `Host` header: a name that somebody else points at this address is not among ours (DNS rebinding)."""
+        """Return the `Host` header; refuse names that are not this server's (DNS rebinding)."""
         sent = headers.getlist("host")
         found = _HOST.fullmatch(sent[0]) if len(sent) == 1 else None
         if found is not None:
@@ -86,9 +86,9 @@ class AccessMiddleware:
         )
 
     async def _find_caller(self, scope: Scope, headers: Headers) -> Caller | None:
-        """Return who sends a request; None for what anybody may read."""
+        """Return the sender of a request; None for public paths."""
         if scope["path"] in _UNCOUNTED_PATHS and is_public(scope["method"], scope["path"]):
-            # Without a thread: whether the process is alive is asked above all when all threads are busy.
+            # Without a thread: liveness is checked above all when all threads are busy.
             return None
         return await run_in_threadpool(self._admit, scope, headers)
 
@@ -98,7 +98,7 @@ class AccessMiddleware:
         if is_public(method, path):
             self._limiter.count_request(_network(address))
             if method == "POST":
-                # Of those who sign in only those are many that guess.
+                # Count sign-ins as failures: only clients that guess keys send many.
                 self._limiter.count_failure(_network(address))
             return None
         authorization = headers.get("authorization")
@@ -110,7 +110,7 @@ class AccessMiddleware:
                     raise UnauthenticatedError(_PROXIED)
                 caller = access.authenticate(self._database, authorization, is_local=is_on_loopback)
         except UnauthenticatedError:
-            # Only those that fail are slowed down: whoever has a valid key gets in, however many others guess.
+            # Only failing requests count against an address: a valid key is admitted, however many others guess.
             if authorization is None:
                 self._limiter.count_request(_network(address))
             else:
@@ -122,7 +122,10 @@ class AccessMiddleware:
         return caller
 
     def _find_signed_in(self, method: str, path: str, headers: Headers) -> Caller | None:
-        """Who has signed in to the pages: for these, and elsewhere to look, as a browser adds its cookie by itself."""
+        """Return the caller of a page session.
+
+        The cookie counts for pages and for safe methods elsewhere, as a browser sends it by itself.
+        """
         cookie = cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE)
         if not cookie or headers.get("authorization") is not None:
             return None
@@ -132,7 +135,7 @@ class AccessMiddleware:
 
 
 def _require_own_origin(method: str, headers: Headers, host: str) -> None:
-    """Refuses what a web page of somebody else has a browser send; other clients send neither header."""
+    """Refuse cross-origin requests of a browser; other clients send neither header."""
     if method in _SAFE_METHODS:
         return
     origins = headers.getlist("origin")
@@ -142,21 +145,21 @@ def _require_own_origin(method: str, headers: Headers, host: str) -> None:
 
 
 def _is_own_ip(scope: Scope, name: str) -> bool:
-    # Of the addresses that a service on all of them has, the one of this connection.
+    # A service that listens on all addresses accepts the address of this connection as its name.
     named = access.parse_ip(name)
     return named is not None and bool(scope.get("server")) and named == access.parse_ip(str(scope["server"][0]))
 
 
 def _scope_for(method: str, path: str) -> keys.Scope:
     if path == "/metrics" or path.startswith("/metrics/"):
-        # Of the whole service, not of a tenant.
+        # Metrics are about the whole service, not about a tenant.
         return "metrics"
     return "read" if method in _SAFE_METHODS else "write"
 
 
 def _is_submission(method: str, path: str) -> bool:
-    # Jobs, retries, estimates, uploads; to cancel one's jobs is always cheap, and so is what a form asks while it is
-    # filled in.
+    # Jobs, retries, estimates and uploads. Cancelling is always cheap, and so are the previews requested while a form
+    # is filled in.
     return method == "POST" and not path.endswith(("/cancel", "/preview"))
 
 

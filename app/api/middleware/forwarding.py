@@ -1,4 +1,4 @@
-"""Requests that come through a reverse proxy: the client's own address and scheme."""
+"""Client address and scheme of requests that come through a reverse proxy."""
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -7,7 +7,7 @@ from app.services.access import is_loopback_ip
 from app.services.proxies import TrustedProxies
 
 HSTS = ("Strict-Transport-Security", "max-age=31536000")
-"""Sent with every response to a request that came over TLS."""
+"""Header of every response to a request over TLS."""
 
 _FORWARDED_FOR = "x-forwarded-for"
 _FORWARDED_PROTO = "x-forwarded-proto"
@@ -26,13 +26,13 @@ _MAY_BE_LOCAL = "may_be_local"
 
 
 class ForwardingMiddleware:
-    """Replaces the address and the scheme of a connection by what a trusted proxy says of its client.
+    """Middleware that sets a connection's address and scheme to those a trusted proxy reports for its client.
 
-    Forwarding headers of all other peers are ignored, except that such a request is never taken for a local one.
+    Forwarding headers of all other peers are ignored, except that such a request is never considered local.
 
     Args:
-        app: what comes next.
-        proxies: the peers whose headers are accepted.
+        app: the next application.
+        proxies: peers whose headers are accepted.
     """
 
     def __init__(self, app: ASGIApp, *, proxies: TrustedProxies) -> None:
@@ -40,7 +40,7 @@ class ForwardingMiddleware:
         self._proxies = proxies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -52,7 +52,7 @@ class ForwardingMiddleware:
             scheme = ",".join(headers.getlist(_FORWARDED_PROTO)).rpartition(",")[2].strip().lower()
             if scheme in _SCHEMES:
                 scope["scheme"] = scheme
-            # Stricter than the client's address: a proxy that only passes the header on must not admit a forged one.
+            # Stricter than for the client's address: a proxy that just forwards the header must not admit a forged one.
             local = bool(hops) and all(map(is_loopback_ip, hops))
         else:
             local = not any(name in headers for name in _FORWARDING_HEADERS)
@@ -68,5 +68,5 @@ class ForwardingMiddleware:
 
 
 def may_be_local(scope: Scope) -> bool:
-    """Return whether a request can come from a user of this machine, as far as its forwarding headers tell."""
+    """Return whether a request can come from a user of this machine, judging by its forwarding headers."""
     return bool(scope.get("state", {}).get(_MAY_BE_LOCAL, False))

@@ -1,4 +1,4 @@
-"""Counting and timing of requests."""
+"""Request counts and durations."""
 
 import time
 
@@ -6,20 +6,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.shared.metrics import HttpMetrics
 
-# What a client may send in place of these is its own invention, and would be a series of its own each time.
+# Clients can invent other methods, each of which would become its own time series.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER_METHOD = "other"
 _NO_ROUTE = "none"
 
 
 class MetricsMiddleware:
-    """Counts requests, and measures how long their answers take to begin.
+    """Middleware that counts requests and measures the time to the first byte of their responses.
 
-    To begin, as event streams and downloads last for as long as their clients like.
+    Not the total time, as event streams and downloads last for as long as their clients like.
 
     Args:
-        app: what comes next.
-        metrics: where they are counted.
+        app: the next application.
+        metrics: where requests are counted.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: HttpMetrics) -> None:
@@ -27,12 +27,12 @@ class MetricsMiddleware:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        # An error that nobody foresaw becomes an answer further out.
+        # An unexpected error becomes a response further out.
         status, seconds = 500, None
 
         async def timed(message: Message) -> None:

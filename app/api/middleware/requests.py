@@ -1,4 +1,4 @@
-"""What every request goes through: it gets an id, its body is counted, and its answer is logged."""
+"""Middleware for every request: request ids, logging, and limits on the body's size and speed."""
 
 import logging
 import re
@@ -22,17 +22,17 @@ _log = logging.getLogger(__name__)
 
 
 class RequestIdMiddleware:
-    """Names each request, in its answer and in every line that it logs.
+    """Middleware that gives each request an id, in its response and its log lines.
 
     Args:
-        app: what comes next.
+        app: the next application.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -44,7 +44,7 @@ class RequestIdMiddleware:
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
-                # Paths carry names that clients chose; the route does not.
+                # Paths contain names that clients chose; the route does not.
                 milliseconds = round(1000 * (time.monotonic() - began), 1)
                 fields = {"method": scope["method"], "status": message["status"], "milliseconds": milliseconds}
                 route = {"route": getattr(scope.get("route"), "path", None)}
@@ -56,20 +56,20 @@ class RequestIdMiddleware:
 
 
 def _job(scope: Scope) -> dict[str, str]:
-    # Of what clients chose, only what has the form of an id of ours.
+    # Log only a well-formed id: the path is chosen by the client.
     job_id = scope.get("path_params", {}).get("job_id", "")
     return {"job_id": job_id} if is_job_id(job_id) else {}
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies that are too large, by what they announce and by what arrives.
+    """Middleware that refuses bodies that are too large, by their declared and by their actual size.
 
-    The framework's own limit answers with plain text; this one with an error that becomes a problem document.
+    The framework's own limit responds with plain text; this one raises an error that becomes a problem document.
 
     Args:
-        app: what comes next.
-        max_bytes: largest body accepted.
-        exceptions: the same for certain methods and paths.
+        app: the next application.
+        max_bytes: largest body accepted, in bytes.
+        exceptions: other limits for certain methods and paths.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class BodyLimitMiddleware:
         self._exceptions = exceptions or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -103,15 +103,15 @@ class BodyLimitMiddleware:
 
 
 class BodyDeadlineMiddleware:
-    """Refuses bodies that arrive too slowly: after a silence, or below an average rate.
+    """Middleware that refuses bodies that arrive too slowly: after a silence, or below an average rate.
 
-    Only the time in which the application waits for the client counts, and the rate only once half of the permitted
-    silence has passed, so that a small body may take its time.
+    Only time spent waiting for the client counts, and the rate only once half of the permitted silence has passed, so
+    that small bodies may arrive slowly.
 
     Args:
-        app: what comes next.
-        seconds: the longest silence.
-        min_rate: bytes per second; 0 for no minimum.
+        app: the next application.
+        seconds: longest silence, in seconds.
+        min_rate: minimum rate in bytes per second; 0 for none.
     """
 
     def __init__(self, app: ASGIApp, *, seconds: float, min_rate: int) -> None:
@@ -120,7 +120,7 @@ class BodyDeadlineMiddleware:
         self._min_rate = min_rate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -130,7 +130,7 @@ class BodyDeadlineMiddleware:
         async def in_time() -> Message:
             nonlocal is_complete, arrived, waited
             if is_complete:
-                # From here on only the end of the connection is waited for.
+                # Only the end of the connection is still awaited.
                 return await receive()
             began = time.monotonic()
             with anyio.move_on_after(self._patience(arrived, waited)) as waiting:
@@ -142,7 +142,7 @@ class BodyDeadlineMiddleware:
                 return message
             is_complete = True
             if has_begun:
-                # Too late for another response; whoever reads the body ends this one.
+                # Too late for another response; the reader of the body ends this one.
                 return {"type": "http.disconnect"}
             raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, _LATE, headers={"Connection": "close"})
 

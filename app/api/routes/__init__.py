@@ -1,1 +1,1 @@
-"""Endpoints, one router per noun."""
+"""Endpoints, one router per resource."""

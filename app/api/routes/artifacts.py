@@ -1,4 +1,4 @@
-"""`/jobs/{id}/report` and `/jobs/{id}/artifacts`: what a job has produced."""
+"""`/jobs/{id}/report` and `/jobs/{id}/artifacts`: results of a job."""
 
 import base64
 from email.utils import format_datetime
@@ -37,19 +37,19 @@ _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "bi
 def get_report(
     job_id: JobId, request: Request, response: Response, context: ContextDep, owner: OwnerDep
 ) -> object | Response:
-    """The report of a job that has succeeded: JSON, or by `Accept: text/html` a page that needs nothing beside it."""
+    """Return the report of a job that has succeeded: JSON, or a self-contained page for `Accept: text/html`."""
     body = outputs.get_report(context, owner, job_id)
     if not prefers_html(request.headers.get("accept")):
         response.headers["Vary"] = "Accept"
         return body
-    # What is in it was named by whoever made the model.
+    # The report contains names chosen by the model's author.
     headers = {"Vary": "Accept", "Content-Security-Policy": _REPORT_POLICY, "X-Content-Type-Options": "nosniff"}
     return HTMLResponse(render_report(CompressionReport.model_validate(body)), headers=headers)
 
 
 @router.get("/artifacts", responses=problems(404))
 def list_artifacts(job_id: JobId, context: ContextDep, owner: OwnerDep) -> ArtifactList:
-    """The files of a job that has succeeded."""
+    """List the files of a job that has succeeded."""
     return ArtifactList(data=[artifact_view(artifact) for artifact in outputs.list_artifacts(context, owner, job_id)])
 
 
@@ -72,13 +72,13 @@ def download_artifact(
     context: ContextDep,
     caller: CallerDep,
 ) -> Response:
-    """One file, or ranges of it; the ETag is that of its content and never changes."""
+    """Return a file, or ranges of it; the ETag is derived from its content and never changes."""
     download = outputs.open_artifact(context, caller.tenant, job_id, name)
     artifact = download.artifact
     headers = _headers(artifact)
     if is_known(request.headers.get("if-none-match"), headers["ETag"]):
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
-    # The store does not know our ETag: it would send a range of this file to add to the beginning of another.
+    # The store does not know our ETag: it would send a range of this file to be appended to the start of another.
     is_other = request.headers.get("if-range") not in {None, headers["ETag"], headers["Last-Modified"]}
     ranges = () if is_other else asked_ranges(request.headers.get("range"), artifact.size)
     if download.url is not None and request.method == "GET" and not is_other:

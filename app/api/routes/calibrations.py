@@ -1,4 +1,4 @@
-"""`/calibrations`: text to calibrate on, the server's and the caller's own."""
+"""`/calibrations`: calibration datasets, the server's and the caller's own."""
 
 import re
 from typing import Annotated, Any
@@ -63,7 +63,7 @@ async def save_upload(
     actor: ActorDep,
     suffix: Annotated[str, Depends(_suffix)],
 ) -> CalibrationView:
-    """Keeps the body as a calibration file, to be used as `upload/ID`; the same content has the same id."""
+    """Store the body as a calibration file, for use as `upload/ID`; the same content has the same id."""
     receptions: Receptions = request.app.state.receptions
     async with receptions.receive(request, caller) as (pieces, threads):
         upload, is_new = await threads.run(uploads.save_upload, context, actor, suffix, pieces)
@@ -75,18 +75,18 @@ async def save_upload(
 
 @router.get("", responses=problems())
 def list_calibrations(context: ContextDep, owner: OwnerDep) -> CalibrationList:
-    """Calibration datasets, as `calibration.dataset` takes them: the server's, then the caller's uploads."""
+    """List calibration datasets, as `calibration.dataset` takes them: the server's, then the caller's uploads."""
     offered = [CalibrationView(id=name) for name in catalog.list_calibrations(context.settings)]
     return CalibrationList(data=[*offered, *map(upload_view, uploads.list_uploads(context, owner))])
 
 
 @router.get("/{upload_id}", responses=problems(404))
 def get_upload(upload_id: UploadId, context: ContextDep, owner: OwnerDep) -> CalibrationView:
-    """One upload."""
+    """Return an upload."""
     return upload_view(uploads.get_upload(context, owner, upload_id))
 
 
 @router.delete("/{upload_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409))
 def delete_upload(upload_id: UploadId, context: ContextDep, actor: ActorDep) -> None:
-    """Deletes an upload that no job needs any more."""
+    """Delete an upload that no unfinished job needs."""
     uploads.delete_upload(context, actor, upload_id)

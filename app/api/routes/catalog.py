@@ -1,4 +1,4 @@
-"""`/models`: what this server offers by name."""
+"""`/models`: models that this server offers by name."""
 
 from fastapi import APIRouter
 
@@ -12,5 +12,5 @@ router = APIRouter(tags=["catalog"])
 
 @router.get("/models", responses=problems())
 def list_models(context: ContextDep) -> NamedList:
-    """Models of the operator's folder, as `model_id` takes them; the Hub's can be named as well."""
+    """List the models in the operator's folder, as `model_id` takes them; models of the Hub can be used as well."""
     return NamedList(data=[NamedView(id=name) for name in catalog.list_models(context.settings)])

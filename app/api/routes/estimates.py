@@ -1,4 +1,4 @@
-"""`/estimates`: what a job would take, without making one."""
+"""`/estimates`: the estimated resources of a job, without creating one."""
 
 from fastapi import APIRouter
 
@@ -16,5 +16,5 @@ router = APIRouter(prefix="/estimates", tags=["estimates"], route_class=JsonRout
 async def make_estimate(
     body: CompressionRequest, context: ContextDep, owner: OwnerDep, threads: AdmissionDep, hub_token: HubTokenDep
 ) -> Estimate:
-    """Judges a request as `POST /jobs` does, and tells from the model's config.json and headers what it would take."""
+    """Check a request as `POST /jobs` does, and estimate its needs from the model's config.json and weight headers."""
     return await threads.run(estimates.make_estimate, context, owner, body, hub_token)

@@ -1,6 +1,6 @@
-"""`/jobs/{id}/events`: a page of what happened, or a stream of what happens.
+"""`/jobs/{id}/events`: a page of past events, or a stream of events as they happen.
 
-The stream is one of the few asynchronous endpoints: it sleeps without a thread and asks the database in the pool.
+The stream is one of the few asynchronous endpoints: it sleeps without a thread and queries the database in the pool.
 """
 
 import asyncio
@@ -35,10 +35,10 @@ _MAX_SEQUENCE = 2**31 - 1
 
 
 class _CountedStream(StreamingResponse):
-    """A stream that is given back when it ends, however it ends."""
+    """A stream whose place is freed when it ends, however it ends."""
 
     def __init__(self, content: AsyncIterator[str], streams: Streams, caller: Caller) -> None:
-        # Buffering proxies would hold events back.
+        # Buffering proxies would delay events.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(content, media_type=_STREAM_TYPE, headers=headers)
         self._streams = streams
@@ -75,7 +75,7 @@ async def list_events(
         ),
     ] = None,
 ) -> EventList | Response:
-    """What happened to a job, oldest first; with `Accept: text/event-stream` also what happens, until the job ends."""
+    """List a job's events, oldest first; with `Accept: text/event-stream`, stream them until the job ends."""
     owner = caller.tenant
     page = await run_in_threadpool(jobs.list_events, context, owner, job_id, after=after, limit=limit)
     if _STREAM_TYPE in request.headers.get("accept", ""):
@@ -87,14 +87,14 @@ async def list_events(
 
 
 async def _follow(context: Context, streams: Streams, owner: str, job_id: str, after: int) -> AsyncIterator[str]:
-    """Events as they happen, progress as it changes, and `done` once there will be nothing more."""
+    """Yield events as they happen, progress as it changes, and `done` at the end."""
     told: ProgressView | None = None
     spoke = time.monotonic()
     while not streams.are_closing:
         try:
             page = await run_in_threadpool(jobs.list_events, context, owner, job_id, after=after, limit=_PAGE)
         except AppError:
-            # The answer has begun, so that it can only end; the client comes back and is told why.
+            # The response has started, so it can only end; the client reconnects and gets the error.
             return
         for event in page.events:
             yield _message(event.type, event_view(event), number=event.sequence)
@@ -115,6 +115,6 @@ async def _follow(context: Context, streams: Streams, owner: str, job_id: str, a
 
 
 def _message(kind: str, data: BaseModel, *, number: int | None = None) -> str:
-    # Progress has no number: a client that comes back is told of it anyway.
+    # Progress has no number: a client that reconnects gets the current progress anyway.
     head = "" if number is None else f"id: {number}\n"
     return f"{head}event: {kind}\ndata: {data.model_dump_json()}\n\n"

@@ -1,4 +1,4 @@
-"""`/healthz` and `/readyz`: for whoever keeps the service running."""
+"""`/healthz` and `/readyz`: health checks."""
 
 from http import HTTPStatus
 from typing import Literal
@@ -14,7 +14,7 @@ router = APIRouter(tags=["health"])
 
 
 class Alive(BaseModel):
-    """The process answers.
+    """The process is alive.
 
     Attributes:
         status: always `ok`.
@@ -26,10 +26,10 @@ class Alive(BaseModel):
 
 
 class Ready(Alive):
-    """Jobs can be accepted.
+    """The service can accept jobs.
 
     Attributes:
-        broker: `ok`, `in this process`, or that it cannot be reached and workers find their jobs by polling.
+        broker: `ok`, `in this process`, or that the broker is unreachable and workers find their jobs by polling.
     """
 
     broker: str
@@ -37,13 +37,13 @@ class Ready(Alive):
 
 @router.get("/healthz", responses=problems())
 async def is_alive() -> Alive:
-    """Whether the process answers."""
+    """Report whether the process is alive."""
     return Alive()
 
 
 @router.get("/readyz", response_model=Ready, responses=problems(503))
 def is_ready(request: Request) -> Ready | Response:
-    """Whether jobs can be accepted, and what is missing if not; told within seconds, whatever hangs."""
+    """Report whether jobs can be accepted, and what is missing if not; responds within seconds, whatever hangs."""
     checks = request.app.state.health
     assert isinstance(checks, health.Health)
     readiness = checks.check()

@@ -1,4 +1,4 @@
-"""`/jobs`: submitting, watching and steering."""
+"""`/jobs`: submitting, watching and controlling jobs."""
 
 import hashlib
 from typing import Annotated, Any
@@ -32,7 +32,7 @@ from app.shared.requests import CompressionRequest
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=JsonRoute)
 
-# The framework has no word for `metadata[key]=value`.
+# The framework cannot declare `metadata[key]=value`.
 _LABELS: dict[str, Any] = {
     "name": "metadata",
     "in": "query",
@@ -61,10 +61,10 @@ async def submit_job(
     hub_token: HubTokenDep,
     wait: WaitDep,
 ) -> JobView:
-    """Accepts a compression; a replay under the same `Idempotency-Key` answers 200 with the job of the first.
+    """Submit a compression job; a replay with the same `Idempotency-Key` returns 200 and the first request's job.
 
-    What the model's config.json and safetensors headers show to be impossible is refused here, with the code that the
-    job would fail with.
+    Requests that are impossible according to the model's config.json and safetensors headers are refused here, with the
+    code that the job would fail with.
     """
     return await accept_job(body, request, response, context, actor, threads, key, hub_token, wait)
 
@@ -78,7 +78,7 @@ def list_jobs(
     limit: PageSize = 20,
     status: Annotated[Status | None, Query(description="Only jobs of this status.")] = None,
 ) -> JobList:
-    """Jobs, newest first."""
+    """List jobs, newest first."""
     choice = JobFilter(status=status, metadata=labels)
     page, has_more = jobs.list_jobs(context, owner, choice, after=after, limit=limit)
     return JobList(
@@ -97,7 +97,7 @@ def list_jobs(
 async def get_job(
     job_id: JobId, request: Request, response: Response, context: ContextDep, owner: OwnerDep, wait: WaitDep
 ) -> JobView | Response:
-    """One job; `Retry-After` says when to look again."""
+    """Return a job; `Retry-After` says when to look again."""
     job = await run_in_threadpool(jobs.get_job, context, owner, job_id)
     job = await wait_for_end(request, response, context, job, wait)
     view = job_view(job)
@@ -114,7 +114,7 @@ async def get_job(
     responses=problems(404, 409) | {202: {"model": JobView, "description": "The worker was asked to stop"}},
 )
 def cancel_job(job_id: JobId, response: Response, context: ContextDep, actor: ActorDep) -> JobView:
-    """Cancels a job: at once (200) if it waits, as soon as its worker notices (202) if it runs."""
+    """Cancel a job: a queued one at once (200), a running one as soon as its worker notices (202)."""
     job = jobs.cancel_job(context, actor, job_id)
     if job.status == Status.CANCELLING:
         response.status_code = status.HTTP_202_ACCEPTED
@@ -126,20 +126,20 @@ def cancel_job(job_id: JobId, response: Response, context: ContextDep, actor: Ac
 def retry_job(
     job_id: JobId, response: Response, context: ContextDep, actor: ActorDep, hub_token: HubTokenDep
 ) -> JobView:
-    """Makes a new job of a failed or cancelled one; it goes on from the checkpoints. Repeating it changes nothing.
+    """Retry a failed or cancelled job as a new job, which resumes from the checkpoints. The call is idempotent.
 
-    A Hub token is forgotten when its job ends: a job that needs one gets it again with the retry.
+    A Hub token is deleted when its job ends: send it again with the retry of a job that needs one.
     """
     return accepted(response, jobs.retry_job(context, actor, job_id, hub_token).job)
 
 
 @router.delete("/{job_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409))
 def delete_job(job_id: JobId, context: ContextDep, actor: ActorDep) -> None:
-    """Deletes a job that has ended, with its artifacts."""
+    """Delete a job that has ended, with its artifacts."""
     jobs.delete_job(context, actor, job_id)
 
 
 @router.get("/{job_id}/layers", responses=problems(404))
 def list_layers(job_id: JobId, context: ContextDep, owner: OwnerDep) -> LayerList:
-    """The layers profiled so far: the candidates of each, and which it got."""
+    """List the layers profiled so far, with their candidates and the one chosen."""
     return LayerList(data=[layer_view(layer) for layer in outputs.list_layers(context, owner, job_id)])

@@ -1,4 +1,4 @@
-"""`/metrics`: what Prometheus collects. Who may read it is decided where every request is admitted."""
+"""`/metrics`: metrics for Prometheus. Access is checked by the access middleware."""
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import choose_encoder
@@ -14,6 +14,6 @@ router = APIRouter(tags=["health"])
     responses=problems() | {200: {"content": {"text/plain": {}}, "description": "Metrics in Prometheus' text format"}},
 )
 def read_metrics(request: Request) -> Response:
-    """Counters of this process, and what the database tells of the whole service."""
+    """Return the counters of this process, and figures of the whole service from the database."""
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(request.app.state.metrics), headers={"Content-Type": media_type})

@@ -1,4 +1,4 @@
-"""`/profiles`: what a model would be at any ratio, before a job is made of it."""
+"""`/profiles`: predicted sizes and errors of a model at any ratio, before a job is created."""
 
 from typing import Annotated
 
@@ -36,10 +36,10 @@ def list_profiles(
     after: AfterProfile = None,
     limit: PageSize = 20,
 ) -> ProfileList:
-    """Profiles that jobs have made, newest first.
+    """List profiles made by jobs, newest first.
 
-    Of more than `ROCKET_MAX_PROFILES` those go that were used longest ago, and all that no job has used for
-    `ROCKET_PROFILE_RETENTION_DAYS`, if that is set; never that of a job which has not ended.
+    Profiles beyond `ROCKET_MAX_PROFILES` are deleted, least recently used first, and those that no job has used for
+    `ROCKET_PROFILE_RETENTION_DAYS`, if that is set; never the profile of a job that has not ended.
     """
     page, has_more = profiles.list_profiles(context, owner, after=after, limit=limit)
     return ProfileList(
@@ -68,32 +68,32 @@ async def make_profile(
     hub_token: HubTokenDep,
     wait: WaitDep,
 ) -> JobView:
-    """Accepts a job that calibrates and profiles a model, and no more; its `profile_id` then names the profile.
+    """Submit a job that only calibrates and profiles a model; its `profile_id` then names the profile.
 
-    A later `POST /jobs` with the same model, calibration and options begins where this ends.
+    A later `POST /jobs` with the same model, calibration and options resumes from there.
     """
     return await accept_job(body.job_request(), request, response, context, actor, threads, key, hub_token, wait)
 
 
 @router.get("/{profile_id}", responses=problems(404))
 def get_profile(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) -> ProfileView:
-    """One profile."""
+    """Return a profile."""
     return profile_view(profiles.get_profile(context, owner, profile_id))
 
 
 @router.delete("/{profile_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404))
 def delete_profile(profile_id: ProfileId, context: ContextDep, actor: ActorDep) -> None:
-    """Deletes a profile; the jobs that made or used it stay."""
+    """Delete a profile; the jobs that made or used it remain."""
     profiles.delete_profile(context, actor, profile_id)
 
 
 @router.get("/{profile_id}/frontier", responses=problems(404))
 def get_frontier(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) -> Frontier:
-    """Size and predicted error at every hundredth, and at the largest ratio that can be reached."""
+    """Return the size and predicted error at every hundredth, and at the largest reachable ratio."""
     return frontier_view(*profiles.get_frontier(context, owner, profile_id))
 
 
 @router.post("/{profile_id}/allocations", dependencies=[JSON_BODY], responses=problems(400, 404, 413, 415, 422))
 def allocate(profile_id: ProfileId, body: AllocationRequest, context: ContextDep, owner: OwnerDep) -> AllocationView:
-    """What each layer would get at a ratio, within a size or within an error; nothing is made or kept."""
+    """Return the candidate of each layer for a ratio, a size or an error bound; nothing is computed or stored."""
     return allocation_view(profiles.allocate(context, owner, profile_id, body))

@@ -1,7 +1,7 @@
-"""What the kernel takes from a process that reads strangers' files: privileges, files, network, memory.
+"""Confinement of processes that read untrusted files: privileges, files, network, memory.
 
-None of this replaces care in the code that reads; it bounds what a mistake there can do. Linux only: elsewhere, and on
-kernels without Landlock or seccomp, less is enforced, and `Enforced` says what.
+This does not replace care in the code that reads; it limits the damage of a mistake there. Linux only: elsewhere, and
+on kernels without Landlock or seccomp, less is enforced, and `Enforced` says what.
 """
 
 from app.shared.confinement.memory import MemoryGroup, limit_memory

@@ -1,4 +1,4 @@
-"""System calls that Python has no names for."""
+"""System calls that Python does not provide."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ _LANDLOCK_RULE_PATH_BENEATH = 1
 
 _CAPABILITY_VERSION = 0x20080522
 # Kept for root: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, to read and write files of any owner. The others
-# lead around Landlock: with CAP_PERFMON, for instance, the environment of any process can be read.
+# would bypass Landlock: CAP_PERFMON, for instance, allows reading the environment of any process.
 _KEPT_CAPABILITIES = 0b11111
 
 
@@ -41,11 +41,11 @@ class _Capabilities(ctypes.Structure):
 
 
 def give_up_privileges() -> bool:
-    """Drop what root may do apart from reading files, and forbid to gain privileges; return whether the system does."""
+    """Drop root's privileges except access to files, and forbid gaining new ones; return whether the system does."""
     if sys.platform != "linux" or _libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return False
     header = _CapabilityHeader(version=_CAPABILITY_VERSION, pid=0)
-    # Numbers from 32 on are in the second element.
+    # Capabilities from 32 on are in the second element.
     held = (_Capabilities * 2)()
     if _libc().capget(ctypes.byref(header), held) != 0:
         return False
@@ -75,7 +75,7 @@ def create_ruleset(files: int, network: int, scopes: int) -> int:
 
 
 def allow_beneath(ruleset: int, descriptor: int, access: int) -> None:
-    """Allow access to a file, or to a folder and all below it.
+    """Allow access to a file, or to a folder and everything below it.
 
     Raises:
         OSError: the kernel refuses it.
@@ -85,7 +85,7 @@ def allow_beneath(ruleset: int, descriptor: int, access: int) -> None:
 
 
 def restrict_self(ruleset: int) -> None:
-    """Put the calling thread, and all that it starts, under a ruleset for good.
+    """Put the calling thread, and everything that it starts, under a ruleset, irrevocably.
 
     Raises:
         OSError: the kernel refuses it.
@@ -103,7 +103,7 @@ def call(number: int, *arguments: object) -> int:
 
 
 def _call(number: int, *arguments: object) -> int:
-    # As the kernel reads them: a plain int would be passed with 32 bits.
+    # With the kernel's width: a plain int would be passed with 32 bits.
     wide = (ctypes.c_long(value) if isinstance(value, int) else value for value in arguments)
     result: int = _libc().syscall(ctypes.c_long(number), *wide)
     if result < 0:

@@ -1,4 +1,4 @@
-"""Limits on the memory of a process: by a control group where one can be made, and by the process's own limit."""
+"""Memory limits of a process: by a control group where one can be created, and by the process's own limit."""
 
 import logging
 import os
@@ -13,13 +13,13 @@ _log = logging.getLogger(__name__)
 
 
 def limit_memory(byte_count: int) -> None:
-    """Limit the private memory of this process; above it an allocation fails with ENOMEM.
+    """Limit the private memory of this process; allocations above it fail with ENOMEM.
 
-    It counts what is reserved for writing (heap, anonymous mappings, stacks of threads), used or not, and neither files
-    that are mapped nor memory that is shared. May be called again, also to raise the limit.
+    Counts what is reserved for writing (heap, anonymous mappings, thread stacks), used or not; mapped files and shared
+    memory are not counted. May be called again, also to raise the limit.
 
     Args:
-        byte_count: of RLIMIT_DATA, > 0; a lower hard limit of the system's stays in force.
+        byte_count: value of RLIMIT_DATA, > 0; a lower hard limit of the system still applies.
     """
     _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = byte_count if hard == resource.RLIM_INFINITY else min(byte_count, hard)
@@ -28,12 +28,12 @@ def limit_memory(byte_count: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Names:
-    """What the two kinds of control groups call the same things.
+    """Names of the files in the two versions of control groups.
 
     Attributes:
         limit: file of the limit.
-        swap_limit: file of the limit on swap; not there where the system has no swap accounting.
-        counts_both: whether that counts memory and swap together.
+        swap_limit: file of the limit on swap; missing where the system has no swap accounting.
+        counts_both: whether that limit is on memory and swap together.
         events: file that counts killed processes.
     """
 
@@ -53,9 +53,9 @@ _FIRST = _Names(
 
 
 class MemoryGroup:
-    """A control group for one job's processes, which the kernel kills when they take more than the limit.
+    """A control group for one job's processes, which the kernel kills when they exceed the limit.
 
-    Unlike `limit_memory` it counts what is used, of all processes in it together, and cannot be lifted from within.
+    Unlike `limit_memory`, it counts used memory, of all its processes together, and cannot be lifted from within.
     """
 
     def __init__(self, folder: Path, names: _Names) -> None:
@@ -64,10 +64,10 @@ class MemoryGroup:
 
     @classmethod
     def try_create(cls, name: str, byte_count: int) -> "MemoryGroup | None":
-        """Return a new group, or None where this process may not make one, as in most containers.
+        """Return a new group, or None where this process may not create one, as in most containers.
 
         Args:
-            name: of the group's folder; that of no other one.
+            name: unique name of the group's folder.
             byte_count: the limit, > 0.
         """
         for parent, names in _parents():
@@ -88,16 +88,16 @@ class MemoryGroup:
 
     @classmethod
     def remove_left(cls, name: str) -> None:
-        """Remove the group of that name, if a process that was killed has left it; its processes must have ended."""
+        """Remove the group of that name, if a killed process has left it; its processes must have ended."""
         for parent, names in _parents():
             if (parent / name).is_dir():
                 cls(parent / name, names).remove()
 
     def add(self, pid: int) -> None:
-        """Move a process, with what it starts from now on, into the group.
+        """Move a process, and the children that it starts from now on, into the group.
 
         Raises:
-            OSError: it is gone, or may not be moved.
+            OSError: the process has ended, or may not be moved.
         """
         _write(self._folder / "cgroup.procs", str(pid))
 
@@ -111,7 +111,7 @@ class MemoryGroup:
         if not swap.exists():
             _write(limit, str(byte_count))
         elif self._names.counts_both:
-            # Both together may never be less than memory alone: raised first, lowered last.
+            # The combined limit may never be less than that of memory: raised first, lowered last.
             with suppress(OSError):
                 _write(swap, str(byte_count))
             _write(limit, str(byte_count))
@@ -130,7 +130,7 @@ class MemoryGroup:
         return int(counts.get("oom_kill", "0")) > 0
 
     def remove(self) -> None:
-        """Remove the group, whose processes must have ended; one that cannot be removed is logged and left."""
+        """Remove the group, whose processes must have ended; failures are logged only."""
         try:
             self._folder.rmdir()
         except FileNotFoundError:
@@ -140,14 +140,14 @@ class MemoryGroup:
 
 
 def _parents() -> list[tuple[Path, _Names]]:
-    """Return groups in which this process might make one of its own, the nearest first."""
+    """Return groups in which this process might create its own, the nearest first."""
     found: list[tuple[Path, _Names]] = []
     for line in _lines(_PROC / "self" / "cgroup"):
         _number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
             own = _CGROUPS / path.lstrip("/")
-            # A group with processes in it cannot pass its memory on to groups below; the one around it may.
+            # A group with processes in it cannot delegate memory to groups below; its parent may.
             found += [(group, _SECOND) for group in (own, own.parent) if _delegates_memory(group)]
         elif "memory" in controllers.split(","):
             found.append((_CGROUPS / "memory" / path.lstrip("/"), _FIRST))
@@ -166,7 +166,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _write(file: Path, text: str) -> None:
-    # In one write and without creating: a file that is missing is a limit that does not exist here.
+    # In one write and without creating: a missing file means that the limit does not exist here.
     descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode("ascii"))

@@ -1,7 +1,7 @@
-"""Confining this process to named files, without a network and without a way to gain privileges.
+"""A sandbox for this process: named files only, without network and without a way to gain privileges.
 
-Files are restricted by Landlock, which also keeps the process from tracing, and so from reading the environment of,
-processes outside; new sockets by seccomp. Both need no root and hold for everything that the process starts.
+Landlock restricts files, and also keeps the process from tracing processes outside, and so from reading their
+environment; seccomp refuses new sockets. Neither needs root, and both apply to everything that the process starts.
 """
 
 import os
@@ -22,13 +22,13 @@ _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
 _ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
 
-# What each version of Landlock's interface has learnt to handle.
+# Access rights that each version of Landlock's interface added.
 _FILES_SINCE = {1: (1 << 13) - 1, 2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
 _NETWORK_SINCE = {4: _BIND_TCP | _CONNECT_TCP}
 _SCOPES_SINCE = {6: _ABSTRACT_SOCKETS | _SIGNALS}
 
 _READ = _READ_FILE | _READ_DIR
-# Neither devices nor sockets; links and pipes do no harm, as what they lead to is checked when it is opened.
+# Neither devices nor sockets; links and pipes are harmless, as their targets are checked when opened.
 _WRITE = (
     _READ
     | _WRITE_FILE
@@ -41,11 +41,11 @@ _WRITE = (
     | _REFER
     | _TRUNCATE
 )
-# The kernel takes only these for something other than a folder.
+# The only rights that the kernel accepts for anything but a folder.
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
-# Programs, libraries, and what the system tells of itself. Of /etc and /dev only what libraries look for: the rest may
-# hold secrets, or be a disk.
+# Programs, libraries, and system information. Only the files of /etc and /dev that libraries need: the others may hold
+# secrets, or be a disk.
 _SYSTEM = (
     *("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/nix/store", "/proc", "/sys"),
     *("/etc/alternatives", "/etc/ca-certificates", "/etc/crypto-policies", "/etc/gai.conf", "/etc/group"),
@@ -56,19 +56,19 @@ _SYSTEM = (
 _READABLE_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 # Accelerators are driven by writing to their devices.
 _WRITABLE_DEVICES = ("/dev/null", "/dev/nvidia*", "/dev/nvidia-caps", "/dev/dri", "/dev/kfd")
-# Where this project's packages are; an editable install has them on no path.
+# The folder of this project's packages; an editable install does not have them on the path.
 _PROJECT = Path(__file__).resolve().parents[3]
-# Where semaphores of Python and of OpenMP are.
+# Semaphores of Python and of OpenMP.
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - not used for temporary files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sandbox:
-    """What a confined process may still use, next to the interpreter and the system's libraries.
+    """What a confined process may still use, in addition to the interpreter and the system's libraries.
 
     Attributes:
-        readable: files, and folders with all below them.
-        writable: the same, to read, write, create and remove in.
+        readable: files, and folders with everything below them.
+        writable: the same, for reading, writing, creating and removing.
         network: whether it may open sockets.
     """
 
@@ -79,12 +79,12 @@ class Sandbox:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Enforced:
-    """What the kernel enforces of a sandbox.
+    """The parts of a sandbox that the kernel enforces.
 
     Attributes:
-        privileges: none can be gained.
-        files: none but those of the sandbox can be opened, and no process outside be traced or signalled.
-        network: no socket can be opened; False too where the sandbox allows it.
+        privileges: no privileges can be gained.
+        files: only files of the sandbox can be opened, and no outside process can be traced or signalled.
+        network: no socket can be opened; also False if the sandbox allows it.
     """
 
     privileges: bool
@@ -99,16 +99,16 @@ class Enforced:
 
 
 def supported() -> Enforced:
-    """Return what this system could enforce; changes nothing."""
+    """Return what this system could enforce, without changing anything."""
     is_linux = sys.platform == "linux"
     return Enforced(privileges=is_linux, files=kernel.landlock_version() > 0, network=can_filter())
 
 
 def enter_sandbox(sandbox: Sandbox) -> Enforced:
-    """Confine this process, and all that it starts, for good.
+    """Confine this process, and everything that it starts, irrevocably.
 
     Call it while the process has one thread: files are restricted for the calling thread and those that it starts.
-    A path that does not exist is left out. What is open already stays usable.
+    Paths that do not exist are skipped. Open files stay usable.
 
     Raises:
         OSError: the kernel has Landlock and refuses the rules.
@@ -120,10 +120,10 @@ def enter_sandbox(sandbox: Sandbox) -> Enforced:
 
 
 def close_network() -> bool:
-    """End all connections of this process and refuse new sockets in all its threads for good.
+    """End all connections of this process and refuse new sockets in all its threads, irrevocably.
 
     Returns:
-        Whether the kernel does.
+        Whether the kernel enforces it.
     """
     if not (kernel.give_up_privileges() and refuse_calls(network=True)):
         return False
@@ -166,10 +166,10 @@ def _allow(ruleset: int, paths: Iterable[Path], access: int) -> None:
 
 
 def _interpreter() -> set[Path]:
-    """Return where Python, its packages and this project are.
+    """Return the paths of Python, its packages and this project.
 
-    Of a folder that only serves to import from, such as a checkout, the packages and modules and nothing else: the data
-    folder of a service may be in it.
+    From a folder that is only imported from, such as a checkout, only the packages and modules: it may contain a
+    service's data folder.
     """
     homes = {Path(home).resolve() for home in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
     found = set(homes)

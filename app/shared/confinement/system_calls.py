@@ -1,8 +1,8 @@
-"""A seccomp filter that refuses system calls which a computation on files never needs.
+"""A seccomp filter against system calls that computing on files never needs.
 
-Landlock restricts files, but neither UDP nor sockets that are files, such as that of a local database server. So every
-way to a new socket is refused, `io_uring` included, which would be a way around the filter; and calls that look into
-other processes or change the kernel.
+Landlock restricts files, but neither UDP nor Unix sockets, such as that of a local database server. So all ways to open
+a socket are refused, including `io_uring`, which would bypass the filter, and calls that inspect other processes or
+change the kernel.
 """
 
 import ctypes
@@ -25,10 +25,10 @@ _ERRNO = 0x00050000
 # Offsets in the kernel's `struct seccomp_data`.
 _NUMBER, _ARCHITECTURE = 0, 4
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-# Numbers from here on are the x32 calls of an x86-64 kernel.
+# Numbers from here on are x32 calls of an x86-64 kernel.
 _X32 = 0x40000000
 
-# By machine: the kernel's name of the architecture, the number of `seccomp`, and the refused calls.
+# By machine: architecture constants of the kernel, numbers of `seccomp`, and refused calls.
 _NETWORK = {
     "x86_64": {"socket": 41, "connect": 42, "accept": 43, "bind": 49, "listen": 50, "accept4": 288},
     "aarch64": {"socket": 198, "connect": 203, "accept": 202, "bind": 200, "listen": 201, "accept4": 242},
@@ -90,20 +90,20 @@ class _Program(ctypes.Structure):
 
 
 def can_filter() -> bool:
-    """Return whether system calls can be refused here."""
+    """Return whether system calls can be filtered here."""
     return sys.platform == "linux" and platform.machine() in _SECCOMP and Path("/proc/sys/kernel/seccomp").is_dir()
 
 
 def refuse_calls(*, network: bool) -> bool:
-    """Refuse system calls in all threads of this process for good; they fail with EACCES.
+    """Refuse system calls in all threads of this process, irrevocably; they fail with EACCES.
 
     Privileges must have been given up before.
 
     Args:
-        network: refuse new sockets and connections too.
+        network: also refuse new sockets and connections.
 
     Returns:
-        Whether the kernel does.
+        Whether the kernel enforces it.
     """
     if not can_filter():
         return False
@@ -112,28 +112,28 @@ def refuse_calls(*, network: bool) -> bool:
     code = _program(_AUDIT_NAMES[machine], refused)
     program = _Program(length=len(code) // 8, filter=code)
     try:
-        # The number of a thread that could not be included would come back as a positive result.
+        # A positive result is the id of a thread that could not be included.
         return kernel.call(_SECCOMP[machine], _SET_MODE_FILTER, _ALL_THREADS, ctypes.byref(program)) == 0
     except OSError:
         return False
 
 
 def end_connections() -> None:
-    """Shut down every network connection that this process has open."""
+    """Shut down all open network connections of this process."""
     with os.scandir("/proc/self/fd") as entries:
         descriptors = [int(entry.name) for entry in entries]
     for descriptor in descriptors:
-        # The one that listed them is closed by now, and a connection may have ended.
+        # The descriptor of the listing is closed by now, and connections may have ended.
         with suppress(OSError):
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                # A duplicate, because the object closes what it is given.
+                # A duplicate, because the object closes its descriptor.
                 with socket.socket(fileno=os.dup(descriptor)) as connection:
                     if connection.family in {socket.AF_INET, socket.AF_INET6}:
                         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _program(architecture: int, refused: list[int]) -> bytes:
-    """Return a classic BPF program: refuse some numbers, and all of another architecture; allow the rest."""
+    """Return a classic BPF program that refuses some calls and those of other architectures, and allows the rest."""
     count = len(refused)
     refuse = _ERRNO | errno.EACCES
     # Jumps count the instructions in between; the refusal is the last one.

@@ -1,11 +1,11 @@
-"""What can be asked of and done to the rows; every function works inside a transaction that its caller opened.
+"""Queries and changes of rows; every function works in a transaction that its caller has opened.
 
-`events`      what happened, numbered without gaps
+`events`      events of a job, numbered without gaps
 `jobs`        create, find, cancel, retry, delete
-`keys`        API keys: who may come in, as which tenant
-`leases`      claim, keep, let go, end: who may work on a job
+`keys`        API keys
+`leases`      claim, renew, release, end: which worker may work on a job
 `outputs`     progress, events, layers, allocations, artifacts, reports; writes only under a lease
-`statistics`  figures about all jobs, and about an attempt that is over
-`sweeps`      what the reconciler does: announce, reclaim, expire
-`tenants`     who owns jobs, and how much each may have
+`statistics`  figures about all jobs, and about ended attempts
+`sweeps`      work of the reconciler: notify, reclaim, expire
+`tenants`     owners of jobs, and their quotas
 """

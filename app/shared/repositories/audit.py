@@ -1,4 +1,4 @@
-"""The audit log: who did what, from where. Rows are only added; the database refuses to change or delete them."""
+"""The audit log: who did what, from where. It is append-only; the database refuses to change or delete rows."""
 
 import os
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Outcome = Literal["success", "failure"]
 
 
 class Action(StrEnum):
-    """What is recorded."""
+    """The recorded actions."""
 
     JOB_SUBMIT = "job.submit"
     JOB_CANCEL = "job.cancel"
@@ -39,14 +39,14 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Actor:
-    """Who does something, on whose behalf and from where.
+    """The originator of an action, on whose behalf and from where.
 
     Attributes:
-        tenant: the tenant; "" for none in particular.
+        tenant: the tenant; "" for no particular one.
         name: id of the API key, or one of `local` (a service without keys), `unknown` (not signed in), `worker`,
             `admin`.
-        address: IP address of the client; None if it did not come over the network.
-        request_id: the request, as the log of the service names it.
+        address: IP address of the client; None if the action did not come over the network.
+        request_id: id of the request, as in the service's log.
     """
 
     tenant: str
@@ -73,17 +73,17 @@ def record(
     outcome: Outcome = "success",
     detail: Mapping[str, str | int | None] = MappingProxyType({}),
 ) -> None:
-    """Record something, in the transaction that does it.
+    """Record an action, in the transaction that performs it.
 
     Args:
         session: a writing transaction.
-        actor: who does it.
-        action: what is done.
-        subject: id of what it is done to.
-        outcome: whether it was done.
-        detail: what else is worth knowing; no secrets, and no text that a client chose.
+        actor: originator of the action.
+        action: the action.
+        subject: id of the action's object.
+        outcome: whether the action succeeded.
+        detail: further details, without secrets and without text that a client chose.
     """
-    # Several people may have a shell on the machine.
+    # Several users may have a shell on the machine.
     account = {"uid": os.getuid()} if actor.name == ADMIN.name else {}
     row = AuditEvent(
         at=now(session),
@@ -112,10 +112,10 @@ def list_events(
 
     Args:
         session: a transaction.
-        tenant: only those of this one.
-        action: only these.
-        since: only those from this time on.
-        limit: how many at most.
+        tenant: only events of this tenant.
+        action: only this action.
+        since: only events from this time on.
+        limit: maximum number of events.
     """
     statement = select(AuditEvent).order_by(AuditEvent.id.desc()).limit(limit)
     if tenant is not None:

@@ -1,4 +1,4 @@
-"""Events of a job: numbered without gaps, so that a client can ask for what came after the last it saw."""
+"""Events of a job: numbered without gaps, so that a client can ask for those after the last it has seen."""
 
 from datetime import datetime
 
@@ -10,9 +10,9 @@ from app.shared.outcomes import NewEvent
 
 
 def append_event(session: Session, job_id: str, event: NewEvent, at: datetime) -> int:
-    """Adds an event and returns its number.
+    """Append an event and return its number.
 
-    The counter in the job's row serializes writers on both databases; `max + 1` would give two of them one number.
+    The counter in the job's row serializes writers on both databases; with `max + 1`, two events could get one number.
     """
     statement = update(Job).where(Job.id == job_id).values(last_event=Job.last_event + 1).returning(Job.last_event)
     sequence = session.execute(statement, execution_options={"synchronize_session": False}).scalar_one()
@@ -22,13 +22,13 @@ def append_event(session: Session, job_id: str, event: NewEvent, at: datetime) -
 
 
 def list_events(session: Session, job_id: str, *, after: int = 0, limit: int = 100) -> list[JobEvent]:
-    """Events in order.
+    """Return events in order.
 
     Args:
         session: a transaction.
         job_id: the job.
         after: number of the last event already seen.
-        limit: how many at most.
+        limit: maximum number of events.
     """
     statement = (
         select(JobEvent)
@@ -40,6 +40,6 @@ def list_events(session: Session, job_id: str, *, after: int = 0, limit: int = 1
 
 
 def list_stage_events(session: Session, job_id: str) -> list[JobEvent]:
-    """The stages that a job has gone into, in order: a handful among the events of hundreds of layers."""
+    """Return the events of the stages that a job has entered, in order: a handful among those of hundreds of layers."""
     statement = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == "stage").order_by(JobEvent.sequence)
     return list(session.scalars(statement))

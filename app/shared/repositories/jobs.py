@@ -1,4 +1,4 @@
-"""What a client does to a job."""
+"""Operations of clients on jobs."""
 
 import secrets
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Idempotency:
 
     Attributes:
         key: the client's key.
-        lifetime: how long it is remembered.
+        lifetime: how long it is stored.
     """
 
     key: str
@@ -57,7 +57,7 @@ class Submission:
 
     Attributes:
         job: the job.
-        created: False if an earlier request had already made it.
+        created: False if an earlier request had already created it.
     """
 
     job: Job
@@ -66,11 +66,11 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Removed:
-    """What a deleted job leaves in the file system.
+    """Files of a deleted job.
 
     Attributes:
-        storage_keys: its artifacts.
-        work_key: its folder of checkpoints; None if it had none.
+        storage_keys: keys of its artifacts.
+        work_key: key of its checkpoint folder; None if it has none.
     """
 
     storage_keys: tuple[str, ...]
@@ -79,11 +79,11 @@ class Removed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFilter:
-    """Which jobs of a list are wanted.
+    """A filter for lists of jobs.
 
     Attributes:
-        status: only those; None is all.
-        metadata: labels with their values, all of which a job must have.
+        status: only jobs with this status; None for all.
+        metadata: labels with their values; a job must have all of them.
     """
 
     status: str | None = None
@@ -103,16 +103,16 @@ def create_job(
     hub_token: str | None = None,
     default_queue: Queue = "cpu",
 ) -> Submission:
-    """Writes a job and its announcement, or finds the job that the same request made before.
+    """Create a job and its notification, or return the job that an identical earlier request created.
 
     Args:
         session: a writing transaction.
-        request: what is asked for.
-        max_attempts: how often it may start.
+        request: the job's request.
+        max_attempts: upper bound on the number of attempts.
         owner: the tenant.
-        idempotency: a key under which the request may come again; the token is no part of it.
+        idempotency: key under which the request may be repeated; the token is not compared.
         hub_token: the Hub token that came with it, encrypted.
-        default_queue: of a request that names none.
+        default_queue: queue of a request that names none.
 
     Raises:
         IdempotencyKeyReusedError: the key belongs to another request.
@@ -142,7 +142,7 @@ def create_job(
     session.add(job)
     session.flush()
     if idempotency is not None and not _remember(session, job, idempotency, request.fingerprint()):
-        # Another request with this key has committed since the look above.
+        # Another request with this key has committed since the check above.
         session.delete(job)
         session.flush()
         return create_job(
@@ -162,7 +162,7 @@ def create_job(
 
 
 def find_replayed(session: Session, request: JobRequest, *, owner: str, key: str) -> Job | None:
-    """The job that the same request made before under a key, if any.
+    """Return the job that the same request created before under a key, if any.
 
     Raises:
         IdempotencyKeyReusedError: the key belongs to another request.
@@ -179,10 +179,10 @@ def find_replayed(session: Session, request: JobRequest, *, owner: str, key: str
 
 
 def get_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Job:
-    """One job of a tenant, as it is now.
+    """Return a tenant's job, with its current state.
 
     Raises:
-        JobNotFoundError: there is none, or it is somebody else's.
+        JobNotFoundError: the job does not exist, or belongs to another tenant.
     """
     return _only(session, select(Job).where(Job.id == job_id, Job.owner == owner))
 
@@ -195,14 +195,14 @@ def list_jobs(
     after: str | None = None,
     limit: int = 20,
 ) -> list[Job]:
-    """Jobs of a tenant, newest first.
+    """Return the jobs of a tenant, newest first.
 
     Args:
         session: a transaction.
-        choice: which of them.
+        choice: the filter.
         owner: the tenant.
-        after: id of the last job already seen; it need not exist any more.
-        limit: how many at most.
+        after: id of the last job already seen, which may have been deleted.
+        limit: maximum number of jobs.
     """
     statement = select(Job).where(Job.owner == owner).order_by(Job.id.desc()).limit(limit)
     if after is not None:
@@ -215,17 +215,17 @@ def list_jobs(
 
 
 def count_active_jobs(session: Session, owner: str = LOCAL_OWNER) -> int:
-    """Jobs of a tenant that have not ended."""
+    """Return the number of a tenant's jobs that have not ended."""
     active = [status for status in Status if not status.is_terminal]
     statement = select(func.count()).select_from(Job).where(Job.owner == owner, Job.status.in_(active))
     return session.execute(statement).scalar_one()
 
 
 def cancel_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Job:
-    """Cancels a queued job at once, and asks the worker of a running one to stop; doing it twice changes nothing.
+    """Cancel a queued job at once, or ask the worker of a running one to stop; idempotent.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist, or belongs to another tenant.
         ConflictError: it has succeeded or failed.
     """
     at = now(session)
@@ -241,14 +241,14 @@ def cancel_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Job:
 def retry_job(
     session: Session, job_id: str, *, max_attempts: int, owner: str = LOCAL_OWNER, hub_token: str | None = None
 ) -> Submission:
-    """Makes a new job of a failed or cancelled one, which resumes from its checkpoints.
+    """Create a new job from a failed or cancelled one, which resumes from its checkpoints.
 
-    A new one, because a terminal status never changes and a job never starts more than `max_attempts` times. Retried
-    again, the same new job is the answer. The Hub token of the old job was forgotten when that ended: one that needs it
-    gets it again, or an event says that it has none.
+    A new one, because a terminal status never changes and a job never starts more than `max_attempts` times. Retrying
+    again returns the same new job. The old job's Hub token was deleted when it ended: a retry that needs one must be
+    given it again; an event tells if it is missing.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist, or belongs to another tenant.
         ConflictError: it has succeeded, or has not ended.
     """
     old = _locked(session, job_id, owner)
@@ -260,7 +260,7 @@ def retry_job(
     work_key, old.work_key = old.work_key, None
     session.flush()
     request = JobRequest.model_validate(old.request)
-    # Where the old one ran, whatever the default is by now.
+    # The queue of the old job, whatever the default is now.
     queue = cast("Queue", old.queue)
     job = create_job(
         session, request, max_attempts=max_attempts, owner=owner, hub_token=hub_token, default_queue=queue
@@ -269,7 +269,7 @@ def retry_job(
         append_event(session, job.id, _TOKEN_IS_GONE, now(session))
     job.retry_of = job_id
     if work_key is not None:
-        # Checkpoints have one owner; without any the new job starts afresh.
+        # Checkpoints have one owner; without any, the new job starts from scratch.
         job.work_key = work_key
         _inherit_layers(session, job_id, job.id)
     session.flush()
@@ -277,13 +277,13 @@ def retry_job(
 
 
 def delete_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Removed:
-    """Deletes a job that has ended, with all its rows.
+    """Delete a job that has ended, with all its rows.
 
     Returns:
-        The files to remove once the transaction is committed; a sweep finds those that a crash leaves.
+        The files to remove once the transaction is committed; a sweep finds any that a crash leaves.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist, or belongs to another tenant.
         ConflictError: it has not ended.
     """
     job = _locked(session, job_id, owner)
@@ -293,10 +293,10 @@ def delete_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Remov
 
 
 def delete_ended(session: Session, *, retention: timedelta, limit: int = 100) -> list[Removed]:
-    """Deletes jobs that ended longer ago than that, with all their rows.
+    """Delete jobs that ended longer ago than the retention time, with all their rows.
 
     Returns:
-        The files to remove once the transaction is committed, one entry per job; none means that there are no more.
+        The files to remove once the transaction is committed, one entry per job; empty once no jobs are left.
     """
     statement = (
         select(Job)
@@ -309,19 +309,19 @@ def delete_ended(session: Session, *, retention: timedelta, limit: int = 100) ->
 
 
 def announce(session: Session, job_id: str, at: datetime) -> None:
-    """Has the workers told of a job once this transaction is committed."""
+    """Notify the workers of a job once this transaction is committed."""
     session.add(OutboxRow(job_id=job_id, created_at=at))
     session.flush()
 
 
 def _had_token(session: Session, job_id: str) -> bool:
-    """Whether a Hub token came with a job, or with one that it repeats."""
+    """Return whether a Hub token came with a job, or with one that it retries."""
     told = select(JobEvent.sequence).where(JobEvent.job_id == job_id, JobEvent.type == _TOKEN_EVENT)
     return session.execute(told.limit(1)).first() is not None
 
 
 def _inherit_layers(session: Session, old_id: str, new_id: str) -> None:
-    """Copies what the checkpoints stand for: a job that finds all its layers done publishes none again."""
+    """Copy the rows that match the checkpoints: a job that finds all its layers done publishes none again."""
     for rows in (LayerProfileRow, AllocationRow):
         names = [column.name for column in rows.__table__.columns if column.name != "job_id"]
         copied = select(literal(new_id), *(getattr(rows, name) for name in names)).where(rows.job_id == old_id)
@@ -329,7 +329,7 @@ def _inherit_layers(session: Session, old_id: str, new_id: str) -> None:
 
 
 def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
-    # Key and value are bound, not part of a JSON path, in which a key could hold quotes.
+    # Key and value are bound parameters: in a JSON path, a key could contain quotes.
     if session.get_bind().dialect.name == "postgresql":
         return type_coerce(Job.request, postgresql.JSONB).contains({"metadata": {key: value}})
     label = func.json_each(Job.request, "$.metadata").table_valued("key", "value")
@@ -345,7 +345,7 @@ def _delete(session: Session, job: Job) -> Removed:
 
 
 def _locked(session: Session, job_id: str, owner: str) -> Job:
-    # Nobody else moves the job before this transaction is over; on SQLite that holds for every writing transaction.
+    # No other transaction changes the job before this one ends; on SQLite that holds for every writing transaction.
     return _only(session, select(Job).where(Job.id == job_id, Job.owner == owner).with_for_update())
 
 

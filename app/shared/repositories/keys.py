@@ -1,6 +1,6 @@
-"""API keys: made, shown once, used, revoked. Of a key only its id and a hash of its secret are kept.
+"""API keys: created, shown once, used, revoked. Only a key's id and a hash of its secret are stored.
 
-A plain SHA-256 is enough: a secret of 256 random bits cannot be guessed, so that a slow hash would protect nothing.
+A plain SHA-256 is enough: a secret of 256 random bits cannot be guessed, so a slow hash would add no protection.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from app.shared.models import ApiKey
 from app.shared.repositories.tenants import ensure_tenant
 
 Scope = Literal["read", "write", "metrics"]
-"""What a key may be used for: asking, changing, and the metrics of the whole service."""
+"""What a key may be used for: reading, changing, and the metrics of the whole service."""
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 DEFAULT_SCOPES: tuple[Scope, ...] = ("read", "write")
@@ -35,12 +35,12 @@ _USE_PRECISION = timedelta(minutes=1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewKey:
-    """A key that has just been made.
+    """A newly created key.
 
     Attributes:
-        row: what is kept of it.
-        text: the key itself, which nobody can show again.
-        is_new_tenant: whether its tenant was made with it.
+        row: its row.
+        text: the key itself, which cannot be shown again.
+        is_new_tenant: whether its tenant was created with it.
     """
 
     row: ApiKey
@@ -56,10 +56,10 @@ def create_key(
     label: str = "",
     lifetime: timedelta | None = None,
 ) -> NewKey:
-    """Makes a key, and its tenant if need be.
+    """Create a key, and its tenant if needed.
 
     Raises:
-        InvalidRequestError: name or label cannot be used, or there is no scope or an unknown one.
+        InvalidRequestError: the name or label is not valid, or scopes are missing or unknown.
     """
     if not scopes or not set(scopes) <= set(SCOPES):
         raise InvalidRequestError(f"a key has scopes, some of {', '.join(SCOPES)}", param="scope")
@@ -83,7 +83,7 @@ def create_key(
 
 
 def find_key(session: Session, text: str) -> ApiKey | None:
-    """The row of a key, if it is one that can be used now."""
+    """Return the row of a key, if it is currently valid."""
     parts = _KEY.fullmatch(text)
     if parts is None:
         return None
@@ -100,27 +100,27 @@ def find_named(session: Session, text: str) -> ApiKey | None:
 
 
 def find_usable(session: Session, key_id: str) -> ApiKey | None:
-    """The key of an id, unless it was revoked or has expired."""
+    """Return the key with an id, unless it was revoked or has expired."""
     return session.scalars(select(ApiKey).where(ApiKey.id == key_id, _is_usable(now(session)))).one_or_none()
 
 
 def has_keys(session: Session) -> bool:
-    """Whether a key was ever made; those that were revoked or have expired count."""
+    """Return whether a key was ever created, including those that were revoked or have expired."""
     return session.execute(select(exists(select(ApiKey.id)))).scalar_one()
 
 
 def has_usable_keys(session: Session) -> bool:
-    """Whether there is any key with which somebody could come in now."""
+    """Return whether any key is currently valid."""
     return session.execute(select(exists().where(_is_usable(now(session))))).scalar_one()
 
 
 def is_use_due(session: Session, row: ApiKey) -> bool:
-    """Whether the last use that was noted is too long ago to be left standing."""
+    """Return whether the last recorded use is too old to be kept."""
     return row.last_used_at is None or row.last_used_at <= now(session) - _USE_PRECISION
 
 
 def note_use(session: Session, key_id: str) -> None:
-    """Notes that a key is used, at most once a minute: who reads with it shall not write each time."""
+    """Record a use of a key, at most once a minute, so that not every read causes a write."""
     at = now(session)
     is_due = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at <= at - _USE_PRECISION)
     statement = update(ApiKey).where(ApiKey.id == key_id, is_due).values(last_used_at=at)
@@ -128,16 +128,16 @@ def note_use(session: Session, key_id: str) -> None:
 
 
 def list_keys(session: Session, tenant: str | None = None) -> list[ApiKey]:
-    """Keys of a tenant, or of all, oldest first; those that were revoked or have expired are among them."""
+    """Return the keys of a tenant, or of all, oldest first, including those that were revoked or have expired."""
     statement = select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)
     return list(session.scalars(statement if tenant is None else statement.where(ApiKey.tenant == tenant)))
 
 
 def revoke_key(session: Session, key_id: str) -> ApiKey:
-    """Ends the use of a key at once; doing it twice changes nothing.
+    """Revoke a key immediately; idempotent.
 
     Raises:
-        NotFoundError: there is no such key.
+        NotFoundError: the key does not exist.
     """
     row = session.get(ApiKey, key_id)
     if row is None:

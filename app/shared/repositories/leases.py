@@ -1,7 +1,7 @@
-"""Who may work on a job: one worker at a time, for as long as it reports, and never again after that.
+"""Leases: a job has one worker at a time, for as long as that reports, and never again after that.
 
-A claim gives the job a new fence. Whoever writes must name the fence that the row holds; a worker that slept past its
-lease finds another there, or none, and is refused.
+A claim gives the job a new fence. Every write must name the fence in the row; a worker whose lease has expired finds
+another fence there, or none, and is refused.
 """
 
 import secrets
@@ -22,18 +22,18 @@ from app.shared.repositories.events import append_event
 from app.shared.repositories.jobs import announce
 from app.shared.requests import QUEUES, Queue
 
-# Candidates read per look, so that workers that look at the same moment do not all fight for the oldest job.
+# Candidates read per query, so that concurrent workers do not all compete for the oldest job.
 _LOOK_AHEAD = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
-    """The right to work on a job.
+    """A worker's right to work on a job.
 
     Attributes:
         job_id: the job.
-        fence: what proves it.
-        claim_event: number of the event that tells of the claim; 0 where that does not matter.
+        fence: token that proves it.
+        claim_event: number of the event of the claim; 0 where that does not matter.
     """
 
     job_id: str
@@ -44,14 +44,14 @@ class Lease:
 def claim_job(
     session: Session, job_id: str, *, worker: str, lease_seconds: float, queues: Collection[Queue] = QUEUES
 ) -> Lease | None:
-    """Takes a queued job, or returns None if it is not to be had.
+    """Claim a queued job; return None if it is not available.
 
     Args:
         session: a writing transaction.
         job_id: the job.
-        worker: who takes it.
+        worker: name of the worker.
         lease_seconds: how long the worker may be silent.
-        queues: what the worker can run; a job of another queue is not to be had, whoever has sent it here.
+        queues: queues of the worker; jobs of other queues are not available to it, whatever messages it gets.
     """
     at = now(session)
     fence = secrets.token_hex(16)
@@ -81,7 +81,7 @@ def claim_job(
 def claim_next(
     session: Session, *, worker: str, lease_seconds: float, queues: Collection[Queue] = QUEUES
 ) -> Lease | None:
-    """Takes the oldest queued job that is to be had, if any: all a worker needs when no message arrives."""
+    """Claim the oldest available job, if any: all that a worker needs when no message arrives."""
     statement = (
         select(Job.id)
         .where(Job.status == Status.QUEUED, Job.available_at <= now(session), Job.queue.in_(queues))
@@ -96,7 +96,7 @@ def claim_next(
 
 
 def heartbeat(session: Session, lease: Lease, *, lease_seconds: float) -> Status:
-    """Says that the worker lives.
+    """Renew the lease.
 
     Returns:
         The job's status; `cancelling` asks the worker to stop.
@@ -113,7 +113,7 @@ def heartbeat(session: Session, lease: Lease, *, lease_seconds: float) -> Status
 
 
 def hold(session: Session, lease: Lease) -> Job:
-    """The job of a lease, which nobody can take or end before this transaction is over.
+    """Return the job of a lease, locked until the end of the transaction.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -126,7 +126,7 @@ def hold(session: Session, lease: Lease) -> Job:
 
 
 def change(session: Session, lease: Lease, **changes: Any) -> None:
-    """Writes columns of the job's row.
+    """Change columns of the job's row.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -139,10 +139,10 @@ def change(session: Session, lease: Lease, **changes: Any) -> None:
 
 
 def release_job(session: Session, lease: Lease) -> Status:
-    """Gives a job back in good order, as when the worker is told to stop; the attempt does not count.
+    """Release a job, e.g. when the worker is told to stop; the attempt does not count.
 
     Returns:
-        Where the job is now: `queued`, or `cancelled` if that had been asked for.
+        The job's new status: `queued`, or `cancelled` if that was requested.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -153,16 +153,16 @@ def release_job(session: Session, lease: Lease) -> Status:
 
 
 def fail_job(session: Session, lease: Lease, error: JobError, *, backoff_seconds: float = 0.0) -> Status:
-    """Ends an attempt with an error: a retryable one waits for the next attempt as long as there is one.
+    """End an attempt with an error: after a retryable one, the job is queued again if attempts are left.
 
     Args:
         session: a writing transaction.
-        lease: the worker's.
-        error: what went wrong.
-        backoff_seconds: wait before the second attempt; doubles with each further one.
+        lease: the worker's lease.
+        error: the error.
+        backoff_seconds: delay before the second attempt; doubles with each further one.
 
     Returns:
-        Where the job is now: `queued` or `failed`, or `cancelled` if that had been asked for.
+        The job's new status: `queued` or `failed`, or `cancelled` if that was requested.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -178,9 +178,9 @@ def fail_job(session: Session, lease: Lease, error: JobError, *, backoff_seconds
 
 
 def end_job(session: Session, job: Job, target: Status, at: datetime, **changes: Any) -> Status:
-    """Moves a held job to its end; one that is being cancelled ends cancelled, whatever it has reached.
+    """Move a held job to a final status, or to `cancelled`, whatever its result, if it is being cancelled.
 
-    The caller holds the job, see `hold`.
+    The caller must hold the job, see `hold`.
     """
     if job.status == Status.CANCELLING:
         target, changes = Status.CANCELLED, {}
@@ -191,9 +191,9 @@ def end_job(session: Session, job: Job, target: Status, at: datetime, **changes:
 
 
 def give_up(session: Session, job: Job, at: datetime, *, available_at: datetime, **changes: Any) -> Status:
-    """Puts a held job back into the queue and announces it, or ends it if it is being cancelled.
+    """Requeue a held job and notify the workers, or cancel it if it is being cancelled.
 
-    The caller holds the job, see `hold`.
+    The caller must hold the job, see `hold`.
     """
     if job.status == Status.CANCELLING:
         return end_job(session, job, Status.CANCELLED, at)
@@ -205,7 +205,7 @@ def give_up(session: Session, job: Job, at: datetime, *, available_at: datetime,
 
 
 def _held_by(lease: Lease) -> tuple[Any, ...]:
-    # Rows that nobody holds have no fence, see the table's check; comparing with None would find just those.
+    # The fence of rows that are not held is null; comparing it with None would match just those.
     return (Job.id == lease.job_id, Job.fence.is_not(None), Job.fence == lease.fence)
 
 

@@ -1,4 +1,4 @@
-"""What a worker writes about its job, under its lease, and what the API reads of it."""
+"""Results of a job: written by its worker under a lease, and read by the API."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -21,14 +21,14 @@ from rocket_core.report.schema import CompressionReport, StageReport, energy_tex
 def report_progress(
     session: Session, lease: Lease, *, stage: str, progress: float, finish_at: datetime | None = None
 ) -> None:
-    """Says where the job is; a new stage is an event.
+    """Record the job's progress; a new stage is an event.
 
     Args:
         session: a writing transaction.
-        lease: the worker's.
+        lease: the worker's lease.
         stage: downloading, preflight, calibrating, allocating, factorizing, exporting or evaluating.
-        progress: of the whole job, [0, 1]; a later attempt that has not caught up with an earlier one changes nothing.
-        finish_at: when it should be done; None if that cannot be told.
+        progress: of the whole job, [0, 1]; it never decreases while a later attempt catches up with an earlier one.
+        finish_at: estimated end; None if unknown.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -47,7 +47,7 @@ def report_progress(
 
 
 def add_event(session: Session, lease: Lease, event: NewEvent) -> int:
-    """Tells of something that happened and returns its number.
+    """Append an event and return its number.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -56,16 +56,16 @@ def add_event(session: Session, lease: Lease, event: NewEvent) -> int:
 
 
 def save_layer_profile(session: Session, lease: Lease, position: int, profile: LayerProfile) -> bool:
-    """Publishes a layer's candidates.
+    """Publish a layer's candidates.
 
     Args:
         session: a writing transaction.
-        lease: the worker's.
-        position: the layer's place in the model.
+        lease: the worker's lease.
+        position: index of the layer in the model.
         profile: its candidates.
 
     Returns:
-        False if an earlier attempt has published the layer already; what is published never changes.
+        False if an earlier attempt has already published the layer; published layers never change.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -82,15 +82,15 @@ def save_layer_profile(session: Session, lease: Lease, position: int, profile: L
 
 
 def save_allocation(session: Session, lease: Lease, chosen: Sequence[tuple[str, Candidate]]) -> bool:
-    """Publishes which candidate each layer got, all layers at once.
+    """Publish the chosen candidates, of all layers at once.
 
     Args:
         session: a writing transaction.
-        lease: the worker's.
+        lease: the worker's lease.
         chosen: layer names with their candidates, in the order of the model.
 
     Returns:
-        False if an earlier attempt has published it already.
+        False if an earlier attempt has already published them.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -110,7 +110,7 @@ def save_allocation(session: Session, lease: Lease, chosen: Sequence[tuple[str, 
 
 
 def discard_layers(session: Session, lease: Lease, reason: NewEvent) -> None:
-    """Takes back the layers and the allocation that a retry has inherited and cannot go on with.
+    """Discard the layers and the allocation that a retry has inherited and cannot resume from.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -122,7 +122,7 @@ def discard_layers(session: Session, lease: Lease, reason: NewEvent) -> None:
 
 
 def discard_inherited_layers(session: Session, lease: Lease, reason: NewEvent) -> None:
-    """Takes back the layers that a retry has copied from the job it repeats, if there are any; its own stay.
+    """Discard the layers that a retry has copied from the job it repeats, if any; its own remain.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -130,7 +130,7 @@ def discard_inherited_layers(session: Session, lease: Lease, reason: NewEvent) -
     job = hold(session, lease)
     discarded = 0
     for rows in (LayerProfileRow, AllocationRow):
-        # A copy is as old as what it was copied from.
+        # A copy keeps the creation time of the original.
         statement = delete(rows).where(rows.job_id == job.id, rows.created_at < job.created_at)
         result = session.execute(statement, execution_options={"synchronize_session": False})
         assert isinstance(result, CursorResult)
@@ -148,11 +148,11 @@ def succeed_job(
     artifacts: Sequence[NewArtifact],
     retention: timedelta,
 ) -> Status:
-    """Publishes report and artifacts and ends the job, all or nothing.
+    """Publish report and artifacts and end the job, atomically.
 
     Returns:
-        `succeeded`, or `cancelled` if that had been asked for: nothing is published then, and the stored files are the
-        caller's to remove.
+        `succeeded`, or `cancelled` if that was requested: then nothing is published, and the caller must remove the
+        stored files.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -168,18 +168,18 @@ def succeed_job(
         ]
         if rows:
             session.execute(insert(Artifact), rows)
-    # The checkpoints have served; without a key their folder is swept.
+    # The checkpoints are no longer needed; without a key their folder is swept.
     changes = {"result": result.model_dump(), "progress": 1.0, "work_key": None, "expires_at": expires_at}
     return end_job(session, job, Status.SUCCEEDED, at, **changes)
 
 
 def save_costs(session: Session, lease: Lease, stages: Sequence[StageReport]) -> None:
-    """Tells in an event what the stages of a job without a report have cost.
+    """Record in an event what the stages of a job without a report have cost.
 
     Args:
         session: a writing transaction.
-        lease: the worker's.
-        stages: their costs, earlier attempts included: of several such events the last one counts.
+        lease: the worker's lease.
+        stages: their costs, including earlier attempts: the last of several such events counts.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -192,10 +192,10 @@ def save_costs(session: Session, lease: Lease, stages: Sequence[StageReport]) ->
 
 
 def succeed_profile(session: Session, lease: Lease) -> Status:
-    """Ends a job that was to profile layers and no more, once its profile is saved.
+    """End a job that only profiles layers, once its profile is saved.
 
     Returns:
-        `succeeded`, or `cancelled` if that had been asked for.
+        `succeeded`, or `cancelled` if that was requested.
 
     Raises:
         FencedOutError: the job was taken away.
@@ -205,7 +205,7 @@ def succeed_profile(session: Session, lease: Lease) -> Status:
 
 
 def list_layer_profiles(session: Session, job_id: str) -> list[LayerProfile]:
-    """Layers published so far, in the order of the model."""
+    """Return the layers published so far, in the order of the model."""
     statement = select(LayerProfileRow).where(LayerProfileRow.job_id == job_id).order_by(LayerProfileRow.position)
     return [
         LayerProfile.model_validate({name: getattr(row, name) for name in LayerProfile.model_fields})
@@ -214,7 +214,7 @@ def list_layer_profiles(session: Session, job_id: str) -> list[LayerProfile]:
 
 
 def list_allocation(session: Session, job_id: str) -> list[tuple[str, Candidate]]:
-    """The candidate of each layer, in the order of the model; empty before the knapsack has run."""
+    """Return the candidate of each layer, in the order of the model; empty before the knapsack has run."""
     statement = select(AllocationRow).where(AllocationRow.job_id == job_id).order_by(AllocationRow.position)
     return [
         (row.name, Candidate.model_validate({name: getattr(row, name) for name in Candidate.model_fields}))
@@ -223,22 +223,22 @@ def list_allocation(session: Session, job_id: str) -> list[tuple[str, Candidate]
 
 
 def find_report(session: Session, job: Job) -> ReportRow | None:
-    """The report; None unless the job has succeeded."""
+    """Return the report; None unless the job has succeeded."""
     return session.get(ReportRow, job.id)
 
 
 def list_artifacts(session: Session, job: Job) -> list[Artifact]:
-    """Artifacts by name, expired ones too."""
+    """Return the artifacts by name, including expired ones."""
     return list(session.scalars(select(Artifact).where(Artifact.job_id == job.id).order_by(Artifact.name)))
 
 
 def find_artifact(session: Session, job: Job, name: str) -> Artifact:
-    """One artifact, expired or not.
+    """Return an artifact, expired or not.
 
     Raises:
-        ArtifactNotFoundError: the job has none of that name.
+        ArtifactNotFoundError: the job has no artifact of that name.
     """
-    # Postgres takes neither NUL nor lone surrogates, which a client's name may hold.
+    # Postgres rejects NUL and lone surrogates, which a client's name may contain.
     artifact = session.get(Artifact, (job.id, name)) if name.isprintable() else None
     if artifact is None:
         raise ArtifactNotFoundError("the job has no artifact of this name; GET /jobs/{id}/artifacts lists them")

@@ -1,4 +1,4 @@
-"""Profiles of models, each known by what it depends on, and how long they are kept."""
+"""Profiles of models, identified by a hash of what they depend on, and their retention."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -21,7 +21,7 @@ from app.shared.requests import JobRequest
 from rocket_core.candidates import SizePoint
 
 if TYPE_CHECKING:
-    # Brings numpy, which the web side needs only once it is asked about a profile.
+    # Imports numpy, which the web side needs only for queries about a profile.
     from rocket_core.allocation.predictor import ModelProfile
 
 PREFIX = "prof"
@@ -43,17 +43,17 @@ def save_profile(
     *,
     most: int,
 ) -> str:
-    """Keeps what a job has profiled, or finds that which an earlier job of the tenant has kept; names it in the job.
+    """Save the profile that a job has made, or reuse that of an earlier job of the tenant; store its id in the job.
 
-    Of more than the tenant may have, those used longest ago are deleted.
+    If the tenant has more than the maximum, the least recently used profiles are deleted.
 
     Args:
         session: a writing transaction.
-        lease: the worker's.
-        profile: all layers.
-        frontier: what it predicts at every ratio.
-        reachable_ratio: the largest of them.
-        most: how many the tenant may have; more only where jobs that have not ended name them.
+        lease: the worker's lease.
+        profile: the profile of all layers.
+        frontier: its prediction at every ratio.
+        reachable_ratio: the largest reachable ratio.
+        most: maximum number of the tenant's profiles; exceeded only for profiles of jobs that have not ended.
 
     Returns:
         The profile's id.
@@ -91,10 +91,10 @@ def save_profile(
 
 
 def get_profile(session: Session, profile_id: str, owner: str) -> Profile:
-    """One profile of a tenant, without its body and its frontier until they are asked for.
+    """Return a profile of a tenant; its body and its frontier are loaded on access.
 
     Raises:
-        ProfileNotFoundError: there is none, or it is somebody else's.
+        ProfileNotFoundError: the profile does not exist, or belongs to another tenant.
     """
     found = session.scalars(select(Profile).where(Profile.id == profile_id, Profile.owner == owner)).one_or_none()
     if found is None:
@@ -103,13 +103,13 @@ def get_profile(session: Session, profile_id: str, owner: str) -> Profile:
 
 
 def list_profiles(session: Session, owner: str, *, after: str | None = None, limit: int = 20) -> list[Profile]:
-    """Profiles of a tenant, newest first.
+    """Return the profiles of a tenant, newest first.
 
     Args:
         session: a transaction.
         owner: the tenant.
-        after: id of the last one already seen; it need not exist any more.
-        limit: how many at most.
+        after: id of the last profile already seen, which may have been deleted.
+        limit: maximum number of profiles.
     """
     statement = select(Profile).where(Profile.owner == owner).order_by(Profile.id.desc()).limit(limit)
     if after is not None:
@@ -118,26 +118,26 @@ def list_profiles(session: Session, owner: str, *, after: str | None = None, lim
 
 
 def list_profiles_of(session: Session, owner: str, model_id: str, *, limit: int = 50) -> list[Profile]:
-    """Profiles of a tenant for one model, newest first."""
+    """Return the profiles of a tenant for one model, newest first."""
     mine = (Profile.owner == owner, Profile.model_id == model_id)
     return list(session.scalars(select(Profile).where(*mine).order_by(Profile.id.desc()).limit(limit)))
 
 
 def delete_profile(session: Session, profile_id: str, owner: str) -> None:
-    """Deletes a profile; jobs that it was made for or used by stay.
+    """Delete a profile; the jobs that made or used it remain.
 
     Raises:
-        ProfileNotFoundError: there is none, or it is somebody else's.
+        ProfileNotFoundError: the profile does not exist, or belongs to another tenant.
     """
     found = get_profile(session, profile_id, owner)
     session.execute(delete(Profile).where(Profile.id == found.id), execution_options=_UNSYNCHRONIZED)
 
 
 def delete_unused(session: Session, *, retention: timedelta, limit: int = _BATCH) -> int:
-    """Deletes profiles that no job has made, found or ended with for that long; those of jobs under way stay.
+    """Delete profiles that no job has made, used or ended with for the retention time; those of active jobs remain.
 
     Returns:
-        How many; none means that there are no more.
+        Number of deleted profiles; 0 once none are left.
     """
     since = now(session) - retention
     old = select(Profile.id).where(Profile.used_at <= since).limit(limit)
@@ -145,9 +145,9 @@ def delete_unused(session: Session, *, retention: timedelta, limit: int = _BATCH
 
 
 def _insert_or_use(session: Session, row: dict[str, Any]) -> str:
-    """Writes a profile, or marks that of the same owner and fingerprint as used, and returns its id.
+    """Insert a profile, or mark that of the same owner and fingerprint as used, and return its id.
 
-    In one statement: what one finds, somebody else could delete before the next.
+    In one statement: between two, another transaction could delete the profile that was found.
     """
     insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     statement = (
@@ -168,10 +168,11 @@ def _make_room(session: Session, owner: str, most: int) -> None:
 
 
 def _delete_unless_named(session: Session, choice: Select[str], by: ColumnElement[bool]) -> int:
-    """Deletes the profiles of a choice that none of certain jobs names, and says how many.
+    """Delete the selected profiles that are not referred to by certain jobs, and return their number.
 
-    A job comes to name a profile in the transaction that marks it as used (`save_profile`). One that does so just now
-    holds the row, which is passed over; that no other has done so in between is asked once the rows are ours.
+    A job stores the id of a profile in the transaction that marks it as used (`save_profile`). While such a transaction
+    is open, it holds the row, which is skipped; whether another one has committed in between is checked with the rows
+    locked.
     """
     is_free = ~exists().where(Job.profile_id == Profile.id, by)
     ids = session.scalars(choice.where(is_free).with_for_update(skip_locked=True)).all()

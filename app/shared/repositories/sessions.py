@@ -1,4 +1,4 @@
-"""Sessions of people signed in to the pages. Of a session's token only its id and a hash of its secret are kept."""
+"""Sessions of users signed in to the pages. Only a token's id and a hash of its secret are stored."""
 
 import hashlib
 import hmac
@@ -24,10 +24,10 @@ _UNSYNCHRONIZED = {"synchronize_session": False}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewSession:
-    """A session that has just been opened.
+    """A newly opened session.
 
     Attributes:
-        row: what is kept of it.
+        row: its row.
         token: the token for the client, which cannot be shown again.
     """
 
@@ -36,7 +36,7 @@ class NewSession:
 
 
 def open_session(session: Session, key_id: str, *, lifetime: timedelta) -> NewSession:
-    """Open a session for a key; of more than a hundred of one key the oldest end."""
+    """Open a session for a key; if the key has more than a hundred, the oldest end."""
     at = now(session)
     mine = select(BrowserSession.id).where(BrowserSession.key_id == key_id)
     newest = mine.order_by(BrowserSession.created_at.desc(), BrowserSession.id).offset(_MAX_PER_KEY - 1)
@@ -62,7 +62,7 @@ def find_session(session: Session, token: str) -> tuple[BrowserSession, ApiKey] 
 
 
 def list_sessions(session: Session, tenant: str | None = None) -> list[tuple[BrowserSession, ApiKey]]:
-    """Return the sessions of a tenant, or all, oldest first; those that have expired only until they are swept."""
+    """Return the sessions of a tenant, or all, oldest first; expired ones are included until they are swept."""
     statement = select(BrowserSession, ApiKey).join(ApiKey, ApiKey.id == BrowserSession.key_id)
     if tenant is not None:
         statement = statement.where(ApiKey.tenant == tenant)
@@ -71,7 +71,7 @@ def list_sessions(session: Session, tenant: str | None = None) -> list[tuple[Bro
 
 
 def end_session(session: Session, session_id: str) -> bool:
-    """End a session; return whether there was one."""
+    """End a session; return whether it existed."""
     ended = delete(BrowserSession).where(BrowserSession.id == session_id).returning(BrowserSession.id)
     return session.execute(ended, execution_options=_UNSYNCHRONIZED).one_or_none() is not None
 
@@ -80,7 +80,7 @@ def revoke_session(session: Session, session_id: str) -> ApiKey:
     """End a session, and return its key.
 
     Raises:
-        NotFoundError: no such session exists.
+        NotFoundError: the session does not exist.
     """
     row = session.get(BrowserSession, session_id)
     key = None if row is None else session.get(ApiKey, row.key_id)
@@ -90,7 +90,7 @@ def revoke_session(session: Session, session_id: str) -> ApiKey:
 
 
 def forget_sessions(session: Session) -> None:
-    """Delete the sessions that have expired, and those of keys that were revoked or have expired."""
+    """Delete expired sessions, and those of revoked or expired keys."""
     at = now(session)
     unusable = select(ApiKey.id).where(or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at <= at))
     ended = or_(BrowserSession.expires_at <= at, BrowserSession.key_id.in_(unusable))

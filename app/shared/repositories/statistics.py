@@ -1,4 +1,4 @@
-"""Figures about all jobs, for whoever watches the service."""
+"""Figures about all jobs, for monitoring."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from app.shared.models import Artifact, Job, JobEvent, OutboxRow, Upload
 from app.shared.repositories.sweeps import LEASE_LOST
 
 _ACTIVE = tuple(status for status in Status if not status.is_terminal)
-# An attempt has no more stages, errors and changes of status than that; layers are not among them.
+# Upper bound on an attempt's stages, errors and status changes; layers are not counted.
 _MAX_EVENTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statistics:
-    """The service at one moment.
+    """The state of the service at one moment.
 
     Attributes:
         active_jobs: jobs that have not ended, by queue and status; pairs without any are missing.
-        waiting_seconds: by queue, how long the job that has waited longest could have been claimed.
+        waiting_seconds: by queue, how long the longest-waiting job could have been claimed.
         silent_seconds: by queue, the longest time since a held job's lease was renewed.
-        unannounced: rows of the outbox.
+        unannounced: number of rows of the outbox.
         artifact_bytes: size of all artifacts that have not expired.
         upload_bytes: size of all uploads.
     """
@@ -41,11 +41,11 @@ class Statistics:
 
 
 def read_statistics(session: Session, *, lease_seconds: float) -> Statistics:
-    """Counts and ages; what has ended is not counted, so that the cost does not rise with the history.
+    """Return counts and ages; ended jobs are not counted, so that the cost does not grow with the history.
 
     Args:
         session: a transaction.
-        lease_seconds: how long leases last, from which follows when they were renewed.
+        lease_seconds: duration of leases, from which the time of their renewal follows.
     """
     at = now(session)
     active = select(Job.queue, Job.status, func.count()).where(Job.status.in_(_ACTIVE)).group_by(Job.queue, Job.status)
@@ -68,15 +68,15 @@ def read_statistics(session: Session, *, lease_seconds: float) -> Statistics:
 
 
 def read_attempt(session: Session, job_id: str, *, after: int) -> AttemptRecord | None:
-    """What the events of a job tell of an attempt.
+    """Return the record of an attempt, according to the job's events.
 
     Args:
         session: a transaction.
         job_id: the job.
-        after: number of the job's last event when the attempt had been claimed.
+        after: number of the job's last event when the attempt was claimed.
 
     Returns:
-        None if the attempt is not over, or the job was deleted.
+        The record; None if the attempt has not ended, or the job was deleted.
     """
     statement = (
         select(JobEvent)
@@ -85,7 +85,7 @@ def read_attempt(session: Session, job_id: str, *, after: int) -> AttemptRecord 
         .limit(_MAX_EVENTS)
     )
     told = list(session.scalars(statement))
-    # Whatever comes after belongs to the next attempt, which another worker may have begun already.
+    # Later events belong to the next attempt, which another worker may have started already.
     ends = (
         number for number, event in enumerate(told) if event.type == "status" and event.message != Status.CANCELLING
     )
@@ -99,7 +99,7 @@ def read_attempt(session: Session, job_id: str, *, after: int) -> AttemptRecord 
         published = int(session.execute(sizes).scalar_one())
     moments = [(event.message, event.created_at) for event in told[:end] if event.type == "stage"]
     if outcome == Status.SUCCEEDED:
-        # Only then is the last stage finished, too.
+        # Only then has the last stage finished, too.
         moments.append(("", told[end].created_at))
     return AttemptRecord(outcome=outcome, stages=_durations(moments), published_bytes=published)
 

@@ -1,6 +1,6 @@
-"""What the reconciler does: announces jobs, takes them from dead workers, and forgets what is past its time.
+"""Work of the reconciler: notifies workers of jobs, reclaims jobs of dead workers, and deletes what has expired.
 
-Several reconcilers may sweep at once: each statement does its work once, whoever comes first.
+Several reconcilers may sweep at once: each statement does its work once, whichever comes first.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,7 +21,7 @@ from app.shared.repositories.leases import end_job, give_up
 from app.shared.requests import QUEUES, Queue
 
 LEASE_LOST = "lease_lost"
-"""Type of the event that says that a job was taken from a worker which no longer reports."""
+"""Type of the event for a job that was taken from a worker which no longer reports."""
 
 _BATCH = 100
 _MOST_PARAMETERS = 1000
@@ -30,12 +30,12 @@ _UNSYNCHRONIZED = {"synchronize_session": False}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announcement:
-    """A job that the workers must hear of.
+    """A job to notify the workers of.
 
     Attributes:
-        id: of the outbox row.
+        id: id of the outbox row.
         job_id: the job.
-        queue: which workers.
+        queue: its queue, whose workers are notified.
     """
 
     id: int
@@ -46,7 +46,7 @@ class Announcement:
 def list_announcements(
     session: Session, *, queues: Collection[Queue] = QUEUES, limit: int = _BATCH
 ) -> list[Announcement]:
-    """What has not reached the broker yet for the workers of some queues, oldest first."""
+    """Return the notifications for some queues that have not been sent yet, oldest first."""
     statement = (
         select(OutboxRow.id, OutboxRow.job_id, Job.queue)
         .join(Job, Job.id == OutboxRow.job_id)
@@ -58,9 +58,9 @@ def list_announcements(
 
 
 def forget_announcements(session: Session, sent: Sequence[Announcement]) -> None:
-    """Notes that the broker has these.
+    """Record that the broker has these notifications.
 
-    Called after sending: a crash in between sends a message twice, which is harmless, rather than never.
+    Called after sending: after a crash in between, a message is sent twice, which is harmless, rather than never.
     """
     at = now(session)
     session.execute(delete(OutboxRow).where(OutboxRow.id.in_([row.id for row in sent])))
@@ -69,10 +69,10 @@ def forget_announcements(session: Session, sent: Sequence[Announcement]) -> None
 
 
 def ring_again(session: Session, *, ring_seconds: float) -> int:
-    """Announces jobs that have waited for longer than that since they were last announced.
+    """Queue notifications for jobs that have waited longer than that since their last notification.
 
     Returns:
-        How many.
+        Number of notifications.
     """
     at = now(session)
     statement = (
@@ -94,36 +94,36 @@ def ring_again(session: Session, *, ring_seconds: float) -> int:
 
 
 def reclaim_expired(session: Session) -> list[str]:
-    """Takes the jobs of workers whose lease is over: queued again, failed if no attempt is left, or cancelled.
+    """Reclaim jobs whose lease has expired: they are queued again, failed if no attempt is left, or cancelled.
 
     Returns:
-        The jobs taken.
+        The ids of the reclaimed jobs.
     """
     return _reclaim(session, Job.lease_until <= now(session))
 
 
 def reclaim_from(session: Session, worker: str | None = None) -> list[str]:
-    """Takes the jobs of a worker that is known to be dead, without waiting for its leases.
+    """Reclaim the jobs of a worker that is known to be dead, without waiting for its leases.
 
     Args:
         session: a writing transaction.
-        worker: the worker; None means all, for a service that holds the lock on its data folder and so knows that no
-            worker of an earlier one is left.
+        worker: the worker; None for all, for a service that holds the lock on its data folder and so knows that no
+            worker of an earlier service is left.
 
     Returns:
-        The jobs taken.
+        The ids of the reclaimed jobs.
     """
     return _reclaim(session, Job.fence.is_not(None) if worker is None else Job.claimed_by == worker)
 
 
 def requeue_job(session: Session, job_id: str) -> Job:
-    """Takes a job from its worker, as when that hangs: what the worker still writes is refused, the attempt counts.
+    """Take a job from its worker, e.g. if that hangs: further writes of the worker are refused, the attempt counts.
 
     Returns:
-        The job as it is now: `queued`; `cancelled` if that had been asked for; `failed` if no attempt is left.
+        The job as it is now: `queued`; `cancelled` if that was requested; `failed` if no attempt is left.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist.
         ConflictError: no worker holds it.
     """
     statement = select(Job).where(Job.id == job_id).with_for_update().execution_options(populate_existing=True)
@@ -141,7 +141,7 @@ def requeue_job(session: Session, job_id: str) -> Job:
 
 
 def expire_artifacts(session: Session) -> list[str]:
-    """Forgets where expired artifacts lie.
+    """Delete the storage keys of expired artifacts.
 
     Returns:
         The storage keys to remove once the transaction is committed.
@@ -161,19 +161,19 @@ def expire_artifacts(session: Session) -> list[str]:
 
 
 def forget_checkpoints(session: Session, *, retention: timedelta) -> None:
-    """Lets go of the checkpoints of jobs that ended long ago; a retry then starts afresh."""
+    """Release the checkpoints of jobs that ended long ago; a retry then starts from scratch."""
     ended = Job.finished_at <= now(session) - retention
     statement = update(Job).where(ended, Job.work_key.is_not(None)).values(work_key=None)
     session.execute(statement, execution_options=_UNSYNCHRONIZED)
 
 
 def forget_idempotency_keys(session: Session) -> None:
-    """Deletes the keys that are past their time."""
+    """Delete expired idempotency keys."""
     session.execute(delete(IdempotencyKey).where(IdempotencyKey.expires_at <= now(session)))
 
 
 def find_orphans(session: Session, *, storage_keys: Collection[str], work_keys: Collection[str]) -> set[str]:
-    """Of the files and folders found on disk, those that belong to no row.
+    """Return those of the files and folders found in storage that do not belong to any row.
 
     Args:
         session: a transaction that began after the folders were listed.
@@ -183,7 +183,7 @@ def find_orphans(session: Session, *, storage_keys: Collection[str], work_keys: 
     stored, worked = set(storage_keys), set(work_keys)
     for column, keys in ((Artifact.storage_key, stored), (Upload.storage_key, stored), (Job.work_key, worked)):
         found = sorted(keys)
-        # No database takes as many parameters as a store may have files.
+        # Databases limit the number of parameters, and a store may have more files than that.
         for start in range(0, len(found), _MOST_PARAMETERS):
             part = found[start : start + _MOST_PARAMETERS]
             keys.difference_update(session.scalars(select(column).where(column.in_(part))))
@@ -191,7 +191,7 @@ def find_orphans(session: Session, *, storage_keys: Collection[str], work_keys: 
 
 
 def identity(session: Session) -> str:
-    """What tells the database from all others."""
+    """Return the database's unique id."""
     return session.scalars(select(Identity.id)).one()
 
 

@@ -1,4 +1,4 @@
-"""Tenants: who owns jobs, and how much each may have."""
+"""Tenants, which own jobs, and their quotas."""
 
 import re
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from app.shared.database import now
 from app.shared.errors import InvalidRequestError, NotFoundError
 from app.shared.models import Artifact, Job, Tenant, Upload
 
-# What is easy to type, to quote in a URL and to grep for; it never needs escaping.
+# Easy to type, to quote in a URL and to grep for; never needs escaping.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quotas:
-    """How much a tenant may have; None is no limit, in a row of the table the limit of the settings.
+    """Quotas of a tenant; None for no limit, or in a tenant's own row, for the default in the settings.
 
     Attributes:
         active_jobs: jobs that have not ended.
-        stored_bytes: artifacts and uploads.
-        model_bytes: weights of one model.
-        calibration_tokens: of one job.
+        stored_bytes: bytes of artifacts and uploads.
+        model_bytes: bytes of one model's weights.
+        calibration_tokens: calibration tokens of one job.
     """
 
     active_jobs: int | None = None
@@ -33,13 +33,13 @@ class Quotas:
 
 
 def ensure_tenant(session: Session, name: str) -> bool:
-    """Makes a tenant if there is none of that name.
+    """Create a tenant if no tenant has that name.
 
     Returns:
         Whether it is new.
 
     Raises:
-        InvalidRequestError: the name is none.
+        InvalidRequestError: the name is not valid.
     """
     if not _NAME.fullmatch(name):
         raise InvalidRequestError(
@@ -53,7 +53,7 @@ def ensure_tenant(session: Session, name: str) -> bool:
 
 
 def lock_tenant(session: Session, name: str) -> None:
-    """Makes other transactions that lock this tenant wait for the end of this one; what they read then is settled.
+    """Lock a tenant: other transactions that lock it wait for the end of this one, and then read its result.
 
     On SQLite every writing transaction waits for the others anyway.
     """
@@ -62,20 +62,20 @@ def lock_tenant(session: Session, name: str) -> None:
 
 
 def list_tenants(session: Session) -> list[Tenant]:
-    """All tenants, by name."""
+    """Return all tenants, by name."""
     return list(session.scalars(select(Tenant).order_by(Tenant.name)))
 
 
 def set_quotas(session: Session, name: str, **chosen: int | None) -> Tenant:
-    """Sets some quotas of a tenant.
+    """Set some quotas of a tenant.
 
     Args:
         session: a writing transaction.
         name: the tenant.
-        chosen: by their names in `Quotas`, each >= 0; None takes that of the settings again.
+        chosen: quotas by their names in `Quotas`, each >= 0; None for the default in the settings.
 
     Raises:
-        NotFoundError: there is no tenant of that name.
+        NotFoundError: the tenant does not exist.
     """
     tenant = session.get(Tenant, name)
     if tenant is None:
@@ -87,7 +87,7 @@ def set_quotas(session: Session, name: str, **chosen: int | None) -> Tenant:
 
 
 def find_quotas(session: Session, name: str) -> Quotas:
-    """The quotas that were set for a tenant; none if there is no such tenant."""
+    """Return the quotas that were set for a tenant; empty if the tenant does not exist."""
     tenant = session.get(Tenant, name)
     if tenant is None:
         return Quotas()
@@ -100,12 +100,12 @@ def find_quotas(session: Session, name: str) -> Quotas:
 
 
 def sum_stored_bytes(session: Session, name: str) -> int:
-    """Bytes of the artifacts and uploads that a tenant has in the store."""
+    """Return the bytes of the artifacts and uploads that a tenant has in the store."""
     artifacts = (
         select(func.coalesce(func.sum(Artifact.size), 0))
         .where(Artifact.storage_key.is_not(None))
         .where(exists().where(Job.id == Artifact.job_id, Job.owner == name))
     )
     uploads = select(func.coalesce(func.sum(Upload.size), 0)).where(Upload.owner == name)
-    # Postgres sums to a decimal number.
+    # Postgres returns sums as decimals.
     return int(session.execute(artifacts).scalar_one()) + int(session.execute(uploads).scalar_one())

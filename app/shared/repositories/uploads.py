@@ -1,4 +1,4 @@
-"""Calibration files that tenants have uploaded, each known by its content."""
+"""Calibration files that tenants have uploaded, identified by their content."""
 
 from dataclasses import dataclass
 
@@ -17,14 +17,14 @@ _ID_DIGITS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewUpload:
-    """A file that has been checked and stored.
+    """A checked and stored file.
 
     Attributes:
-        storage_key: its name in the store.
+        storage_key: its key in the store.
         sha256: hash of its content, hexadecimal.
-        size: bytes.
+        size: size in bytes.
         suffix: how it is read, `.jsonl` or `.txt`.
-        documents: how many it holds.
+        documents: number of documents.
     """
 
     storage_key: str
@@ -35,15 +35,15 @@ class NewUpload:
 
     @property
     def id(self) -> str:
-        """The name under which its owner finds it."""
+        """The id under which its owner finds it."""
         return self.sha256[:_ID_DIGITS]
 
 
 def save_upload(session: Session, owner: str, new: NewUpload) -> tuple[Upload, bool]:
-    """Keeps a file, or finds that of the same content which the tenant has uploaded before.
+    """Save a file, or return the tenant's earlier upload of the same content.
 
     Returns:
-        The upload, and whether it is new; if not, the stored file is the caller's to remove.
+        The upload, and whether it is new; if not, the caller must remove the stored file.
     """
     insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     values = {name: getattr(new, name) for name in ("storage_key", "sha256", "size", "suffix", "documents")}
@@ -58,15 +58,15 @@ def save_upload(session: Session, owner: str, new: NewUpload) -> tuple[Upload, b
 
 
 def is_uploaded(session: Session, owner: str, upload_id: str) -> bool:
-    """Whether a tenant has a file of that id."""
+    """Return whether a tenant has a file with that id."""
     return session.get(Upload, (owner, upload_id)) is not None
 
 
 def get_upload(session: Session, owner: str, upload_id: str) -> Upload:
-    """One file of a tenant.
+    """Return a file of a tenant.
 
     Raises:
-        UploadNotFoundError: there is none, or it is somebody else's.
+        UploadNotFoundError: the file does not exist, or belongs to another tenant.
     """
     upload = session.get(Upload, (owner, upload_id))
     if upload is None:
@@ -75,20 +75,20 @@ def get_upload(session: Session, owner: str, upload_id: str) -> Upload:
 
 
 def list_uploads(session: Session, owner: str) -> list[Upload]:
-    """All files of a tenant, oldest first."""
+    """Return all files of a tenant, oldest first."""
     return list(session.scalars(select(Upload).where(Upload.owner == owner).order_by(Upload.created_at, Upload.id)))
 
 
 def count_uploads(session: Session, owner: str) -> int:
-    """How many files a tenant has uploaded."""
+    """Return the number of a tenant's files."""
     return session.execute(select(func.count()).select_from(Upload).where(Upload.owner == owner)).scalar_one()
 
 
 def require_upload(session: Session, owner: str, upload_id: str) -> None:
-    """Makes sure that a file is there and stays until this transaction, which makes a job that needs it, is over.
+    """Raise an error unless a file exists, and lock it while this transaction creates a job that needs it.
 
     Raises:
-        UploadNotFoundError: there is none, or it is somebody else's.
+        UploadNotFoundError: the file does not exist, or belongs to another tenant.
     """
     mine = select(Upload.id).where(Upload.owner == owner, Upload.id == upload_id)
     if session.execute(mine.with_for_update(read=True)).one_or_none() is None:
@@ -96,14 +96,14 @@ def require_upload(session: Session, owner: str, upload_id: str) -> None:
 
 
 def delete_upload(session: Session, owner: str, upload_id: str) -> str:
-    """Forgets a file.
+    """Delete the row of a file.
 
     Returns:
-        Its storage key, to remove once the transaction is committed.
+        Its storage key, to be removed once the transaction is committed.
 
     Raises:
-        UploadNotFoundError: there is none, or it is somebody else's.
-        ConflictError: a job that has not ended needs it.
+        UploadNotFoundError: the file does not exist, or belongs to another tenant.
+        ConflictError: an unfinished job needs it.
     """
     mine = (Upload.owner == owner, Upload.id == upload_id)
     key = session.execute(select(Upload.storage_key).where(*mine).with_for_update()).scalar_one_or_none()

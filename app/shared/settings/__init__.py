@@ -1,4 +1,4 @@
-"""The settings of the service: one class, read from the environment, that refuses what cannot work."""
+"""The settings of the service: one class, read from the environment, that rejects invalid values."""
 
 from app.shared.settings.loading import SettingRow, describe, load_settings
 from app.shared.settings.model import DEFAULT_DATA_DIR, Settings

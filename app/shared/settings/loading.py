@@ -1,4 +1,4 @@
-"""Reading the settings from the environment, and describing them."""
+"""Loading of settings from the environment, and their description."""
 
 import difflib
 import os
@@ -12,19 +12,19 @@ from pydantic_core import PydanticUndefined
 from app.shared.errors import InvalidSettingsError
 from app.shared.settings.model import PREFIX, Settings, variable_of
 
-# Read by the client and by the tests, not by the service.
+# Variables of the client and of the tests, not of the service.
 _FOREIGN_VARIABLES = frozenset({"ROCKET_SERVER", "ROCKET_API_KEY"})
 _FOREIGN_PREFIXES = ("ROCKET_TEST_", "ROCKET_REQUIRE_")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettingRow:
-    """One line of the reference.
+    """One line of the settings reference.
 
     Attributes:
         variable: the environment variable.
-        default: its default as one would type it; empty if there is none.
-        meaning: what it does.
+        default: its default as one would type it; empty if it has none.
+        meaning: its description.
     """
 
     variable: str
@@ -33,13 +33,13 @@ class SettingRow:
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Reads the settings and refuses variables that look like settings but are none.
+    """Load the settings, and refuse variables that look like settings but are not.
 
     Args:
-        overrides: settings by name that go before the environment, such as options of the command line.
+        overrides: settings by name that take precedence over the environment, e.g. command line options.
 
     Raises:
-        InvalidSettingsError: with every variable that is wrong, and no value, as values may be secret.
+        InvalidSettingsError: names every invalid variable, but no values, as these may be secret.
     """
     known = {row.variable for row in describe()}
     problems = [_unknown(variable, known) for variable in sorted(os.environ) if _is_stray(variable, known)]
@@ -54,7 +54,7 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 def describe() -> tuple[SettingRow, ...]:
-    """The table of all settings, in the order of the class."""
+    """Return the table of all settings, in the order of the class."""
     return tuple(
         SettingRow(variable=variable_of(name), default=_default_text(field.default), meaning=field.description or "")
         for name, field in Settings.model_fields.items()

@@ -1,4 +1,4 @@
-"""The settings of the service as one class that refuses what cannot work."""
+"""The settings of the service as one class that rejects invalid values."""
 
 import ipaddress
 from base64 import urlsafe_b64decode
@@ -31,7 +31,7 @@ _KEY_BYTES = 32
 
 
 class Settings(BaseSettings):
-    """What an operator may choose. Each field is read from `ROCKET_` and its name in capitals.
+    """Settings of the operator. Each field is read from `ROCKET_` and its name in capitals.
 
     The description of a field is its line in the reference.
     """
@@ -325,7 +325,7 @@ class Settings(BaseSettings):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Names under which clients may reach the service, beside those of the loopback; in lower case."""
+        """Names under which clients may reach the service, in addition to the loopback's, in lower case."""
         return frozenset(name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip())
 
     @property
@@ -362,11 +362,11 @@ class Settings(BaseSettings):
 
     @property
     def heartbeat_seconds(self) -> float:
-        """Time between two heartbeats: three may be lost before the lease ends."""
+        """Time between two heartbeats: three may be lost before the lease expires."""
         return self.lease_seconds / 4
 
     def environment(self) -> dict[str, str]:
-        """These settings as environment variables, for a process that must have the same."""
+        """Return these settings as environment variables, for a process that must have the same."""
         values = {variable_of(name): getattr(self, name) for name in Settings.model_fields}
         return {
             variable: value.get_secret_value() if isinstance(value, SecretStr) else str(value)
@@ -375,7 +375,7 @@ class Settings(BaseSettings):
         }
 
     def secrets(self) -> tuple[str, ...]:
-        """What must never be logged."""
+        """Return the values that must never be logged."""
         chosen = (self.hf_token, self.secret_key)
         passwords = [self.database.password, *(secret.get_secret_value() for secret in chosen if secret is not None)]
         if "@" in self.broker:
@@ -384,6 +384,6 @@ class Settings(BaseSettings):
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     alias = Settings.model_fields[name].validation_alias
     return alias if isinstance(alias, str) else PREFIX + name.upper()

@@ -1,16 +1,16 @@
 """Files of the service: artifacts and uploads in a store, checkpoints in work folders.
 
-<data-dir>/                       a local store's folder, unless ROCKET_STORAGE_URL names another
-├── rocket.sqlite3                the database, unless it is elsewhere
+<data-dir>/                       folder of a local store, unless ROCKET_STORAGE_URL names another
+├── rocket.sqlite3                the database, unless ROCKET_DATABASE_URL names another
 ├── lock                          held by the running service
-├── database                      names the database whose files these are
-├── artifacts/<key>               one file per artifact and upload, never altered
-├── profiles/<fingerprint>/       what later jobs on the same model need not calibrate again
-└── work/<key>/                   a job's checkpoints and exports in the making
+├── database                      id of the database that these files belong to
+├── artifacts/<key>               one file per artifact and upload, never changed
+├── profiles/<fingerprint>/       profiles and statistics that spare later jobs on the same model the calibration
+└── work/<key>/                   checkpoints and unfinished exports of a job
 
-s3://BUCKET/PREFIX/database and s3://BUCKET/PREFIX/artifacts/<key> are the same elsewhere.
+s3://BUCKET/PREFIX/database and s3://BUCKET/PREFIX/artifacts/<key> are their equivalents in a bucket.
 
-Keys are 32 random hexadecimal digits. Names that a user chose are looked up in the database and never become a path.
+Keys are 32 random hexadecimal digits. Names chosen by users are looked up in the database and never become a path.
 """
 
 from pathlib import Path
@@ -34,11 +34,11 @@ __all__ = [
 
 
 def open_store(settings: Settings) -> ArtifactStore:
-    """The store that the settings name; one that does not answer at the moment can be opened all the same.
+    """Return the store that the settings name, even if it does not answer at the moment.
 
     Raises:
-        InvalidSettingsError: what it needs is not installed.
-        StorageError: its folder, or what the AWS tools are configured with, cannot be used.
+        InvalidSettingsError: a package that it needs is not installed.
+        StorageError: its folder, or the AWS configuration, cannot be used.
     """
     if settings.storage_url is None:
         return LocalStore(settings.data_dir)
@@ -46,7 +46,7 @@ def open_store(settings: Settings) -> ArtifactStore:
     if url.scheme == "file":
         return LocalStore(Path(unquote(url.path)))
     try:
-        # Not part of the base install.
+        # Not part of the base installation.
         from app.shared.storage.s3 import S3Store
     except ModuleNotFoundError as error:
         raise InvalidSettingsError(

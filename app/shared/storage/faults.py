@@ -1,4 +1,4 @@
-"""What the system says of files, as errors of ours."""
+"""Conversion of operating system errors to storage errors."""
 
 import errno
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from app.shared.errors import DiskFullError, StorageError
 
 @contextmanager
 def storage_errors(place: Path) -> Iterator[None]:
-    """Says of errors of the system which place they are about."""
+    """Convert operating system errors to errors that name the place they are about."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The data folder of one machine: whose it is, who uses it, and its work folders."""
+"""The data folder of one machine: its database, its lock, and its work folders."""
 
 import fcntl
 import os
@@ -15,20 +15,20 @@ _OWNER = "database"
 
 
 class WorkFolders:
-    """One folder per job for checkpoints and exports in the making.
+    """One folder per job for checkpoints and unfinished exports.
 
     Args:
-        folder: where; created if need be.
+        folder: the parent folder; created if needed.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         with storage_errors(folder):
-            # Models may be private. One that is there already stays as its owner has made it.
+            # Models may be private. The mode of an existing folder is left as it is.
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, key: str) -> Path:
-        """The folder of a key, created if need be.
+        """Return the folder of a key, created if needed.
 
         Raises:
             StorageError: it cannot be created.
@@ -39,7 +39,7 @@ class WorkFolders:
         return folder
 
     def remove(self, key: str) -> None:
-        """Removes a folder with all it holds; one that is gone already is no error.
+        """Remove a folder with its content; no-op if it does not exist.
 
         Raises:
             StorageError: it cannot be removed.
@@ -49,7 +49,7 @@ class WorkFolders:
             shutil.rmtree(folder)
 
     def keys(self, *, before: float) -> list[str]:
-        """Folders last changed before a time, in seconds since the epoch."""
+        """Return the folders last changed before a time, in seconds since the epoch."""
         with storage_errors(self._folder):
             return old_entries(self._folder, before=before)
 
@@ -60,7 +60,7 @@ class WorkFolders:
 
 
 def old_entries(folder: Path, *, before: float, suffix: str = "") -> list[str]:
-    """Entries of a folder that are named by a key and a suffix and were last changed before a time, sorted.
+    """Return the entries named by a key and a suffix that were last changed before a time, sorted.
 
     Raises:
         OSError: the folder cannot be read.
@@ -76,19 +76,19 @@ def old_entries(folder: Path, *, before: float, suffix: str = "") -> list[str]:
 
 
 def is_bound_to(folder: Path, database: str) -> bool:
-    """Whether the files below a folder are those of a database; the first one to ask makes them its own.
+    """Return whether the files below a folder belong to a database; the first one to ask becomes their owner.
 
-    To another database, an empty one for instance, all of them look as if they belonged to nothing.
+    To another database, for instance an empty one, all of them would look like orphans.
 
     Args:
         folder: a data folder, or that of a local store.
-        database: what tells the database from all others.
+        database: the database's unique id.
 
     Raises:
         StorageError: the folder cannot be used.
     """
     with storage_errors(folder), (folder / _OWNER).open("a+", encoding="utf-8") as stream:
-        # Several machines may share the folder, and one that dies in here leaves an empty file, which is nobody's.
+        # Several machines may share the folder; one that dies at this point leaves an empty file, which has no owner.
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.seek(0)
         owner = stream.read()
@@ -101,11 +101,11 @@ def is_bound_to(folder: Path, database: str) -> bool:
 
 @contextmanager
 def data_folder_lock(data_dir: Path, *, shared: bool = False) -> Iterator[None]:
-    """Holds the data folder for one service; the system lets go of it when the process dies, however it dies.
+    """Hold the lock on the data folder for one service; the OS releases it when the process dies, in whatever way.
 
     Args:
         data_dir: the folder.
-        shared: hold it with others that share it, and keep out only who wants it alone.
+        shared: share the lock with other shared holders; excludes only exclusive ones.
 
     Raises:
         DataFolderLockedError: another service holds it.

@@ -1,4 +1,4 @@
-"""Artifacts in a folder, of this machine or shared by several."""
+"""Artifacts in a folder, which several machines may share."""
 
 import errno
 import hashlib
@@ -30,26 +30,26 @@ class LocalStore(ArtifactStore):
     """Artifacts in `artifacts` below a folder.
 
     Args:
-        folder: created if need be.
+        folder: the parent folder; created if needed.
 
     Raises:
-        StorageError: the folder cannot be made.
+        StorageError: the folder cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:
         self._root = folder
         self._folder = folder / "artifacts"
         with storage_errors(self._folder):
-            # One that is there already stays as its owner has made it.
+            # The mode of an existing folder is left as it is.
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def put(self, source: Path) -> StoredFile:
-        """Stores a file; where the file system can, without a second copy."""
+        """Store a file; without a second copy where the file system supports that."""
         require_regular(source)
         return self._publish(lambda temporary: _link_or_copy(source, temporary))
 
     def put_stream(self, chunks: Iterable[bytes], *, max_bytes: int) -> StoredFile:
-        """Stores what comes."""
+        """Store a stream."""
 
         def write(temporary: Path) -> None:
             with temporary.open("xb") as stream:
@@ -59,7 +59,7 @@ class LocalStore(ArtifactStore):
         return self._publish(write)
 
     def read(self, key: str, start: int, stop: int) -> Iterator[bytes]:
-        """Bytes of a file."""
+        """Yield the bytes of a file."""
         with storage_errors(self._folder), self._open(key) as stream:
             stream.seek(start)
             left = stop - start
@@ -71,17 +71,17 @@ class LocalStore(ArtifactStore):
                 yield chunk
 
     def remove(self, key: str) -> None:
-        """Removes a file."""
+        """Remove a file."""
         with storage_errors(self._folder):
             (self._folder / require_key(key)).unlink(missing_ok=True)
 
     def keys(self, *, before: float) -> list[str]:
-        """Files stored before a time."""
+        """Return the files stored before a time."""
         with storage_errors(self._folder):
             return old_entries(self._folder, before=before)
 
     def remove_unfinished(self, *, before: float) -> int:
-        """Removes files half-written."""
+        """Remove partially written files."""
         with storage_errors(self._folder):
             names = old_entries(self._folder, before=before, suffix=_TEMPORARY)
             for name in names:
@@ -89,11 +89,11 @@ class LocalStore(ArtifactStore):
         return len(names)
 
     def is_bound_to(self, database: str) -> bool:
-        """Whether the files are those of a database."""
+        """Return whether the files belong to a database."""
         return is_bound_to(self._root, database)
 
     def check(self) -> None:
-        """Writes a file and removes it."""
+        """Write a file and remove it."""
         temporary = self._folder / (new_key() + _TEMPORARY)
         with storage_errors(self._folder):
             try:
@@ -102,7 +102,7 @@ class LocalStore(ArtifactStore):
                 temporary.unlink(missing_ok=True)
 
     def _publish(self, write: Callable[[Path], None]) -> StoredFile:
-        """Has a temporary file written, and gives it its key once its content is on the disk."""
+        """Write a temporary file, and rename it to its key once its content is on disk."""
         key = new_key()
         temporary = self._folder / (key + _TEMPORARY)
         try:

@@ -1,8 +1,8 @@
-"""Artifacts in a bucket of S3, or of a store that speaks its protocol.
+"""Artifacts in a bucket of S3, or of a compatible store.
 
-Who may write there is settled as for all AWS tools: environment variables, configuration files, the machine's role.
-Uploads that a crash has broken off become visible to nobody and are swept; a lifecycle rule of the bucket that aborts
-them after some days does no harm, and serves those stores that do not list them.
+Credentials are found as by all AWS tools: environment variables, configuration files, the machine's role. Uploads that
+a crash has interrupted are invisible and are swept; a lifecycle rule of the bucket that aborts them after some days is
+harmless, and useful for stores that cannot list them.
 """
 
 import hashlib
@@ -52,14 +52,14 @@ _PART_BYTES = 8 * 2**20
 _MOST_PARTS = 10_000
 _UPLOADS_AT_ONCE = 4
 _PRESIGNED_SECONDS = 300
-# Of one answer to /readyz, which has about a second.
+# Timeout of a check for /readyz, which has about a second.
 _CHECK_SECONDS = 0.8
 _PASSING = (BotoConnectionError, HTTPClientError, IncompleteReadError, CredentialRetrievalError)
 _PASSING_CODES = frozenset({"RequestTimeout", "SlowDown", "TooManyRequests", "Throttling", "ThrottlingException"})
 _FULL_CODES = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "ServiceQuotaExceeded"})
 _MISSING_CODES = frozenset({"NoSuchKey", "404"})
 _TAKEN_CODES = frozenset({"PreconditionFailed", "ConditionalRequestConflict"})
-# A session reads descriptions of all services, which takes longer than all else here.
+# Creating a session reads the descriptions of all services, which takes longer than everything else here.
 _SESSION_LOCK = threading.Lock()
 
 
@@ -67,15 +67,15 @@ class S3Store(ArtifactStore):
     """Artifacts in a bucket.
 
     Args:
-        bucket: its name; it must exist.
-        prefix: of all keys there; empty for none.
-        endpoint_url: address of a store that is not Amazon's.
-        connect_seconds: longest wait for a connection.
-        answer_seconds: longest silence within an answer.
-        attempts: how often a request that got no answer is sent.
+        bucket: name of an existing bucket.
+        prefix: prefix of all keys; empty for none.
+        endpoint_url: address of a store other than Amazon's.
+        connect_seconds: timeout for connecting.
+        answer_seconds: timeout for a silence within a response.
+        attempts: how often a request without a response is sent.
 
     Raises:
-        StorageError: what the AWS tools are configured with makes no sense.
+        StorageError: the AWS configuration is not valid.
     """
 
     def __init__(
@@ -96,20 +96,20 @@ class S3Store(ArtifactStore):
             self._impatient = _client(endpoint_url, _CHECK_SECONDS / 2, _CHECK_SECONDS / 2, 1)
 
     def put(self, source: Path) -> StoredFile:
-        """Stores a file."""
+        """Store a file."""
         require_regular(source)
         with storage_errors(source), source.open("rb") as stream:
             return self._upload(iter(partial(stream.read, CHUNK_BYTES), b""), source.stat().st_size)
 
     def put_stream(self, chunks: Iterable[bytes], *, max_bytes: int) -> StoredFile:
-        """Stores what comes."""
+        """Store a stream."""
         return self._upload(capped(chunks, max_bytes), max_bytes)
 
     def read(self, key: str, start: int, stop: int) -> Iterator[bytes]:
-        """Bytes of a file."""
+        """Yield the bytes of a file."""
         name = self._name(key)
         if start >= stop:
-            # No range says this.
+            # A range header cannot express an empty range.
             return
         with _errors(key):
             answer = self._client.get_object(Bucket=self._bucket, Key=name, Range=f"bytes={start}-{stop - 1}")
@@ -122,13 +122,13 @@ class S3Store(ArtifactStore):
             raise StorageError(f"artifact file {key} has not its length in the store; restore it")
 
     def remove(self, key: str) -> None:
-        """Removes a file."""
+        """Remove a file."""
         name = self._name(key)
         with _errors():
             self._client.delete_object(Bucket=self._bucket, Key=name)
 
     def keys(self, *, before: float) -> list[str]:
-        """Files stored before a time."""
+        """Return the files stored before a time."""
         pages = self._client.get_paginator("list_objects_v2")
         with _errors():
             return [
@@ -139,7 +139,7 @@ class S3Store(ArtifactStore):
             ]
 
     def remove_unfinished(self, *, before: float) -> int:
-        """Aborts uploads to which nothing was added for long."""
+        """Abort unfinished uploads to which nothing was added since a time."""
         pages = self._client.get_paginator("list_multipart_uploads")
         with _errors():
             old = [
@@ -153,7 +153,7 @@ class S3Store(ArtifactStore):
         return len(old)
 
     def is_bound_to(self, database: str) -> bool:
-        """Whether the files are those of a database."""
+        """Return whether the files belong to a database."""
         name = f"{self._prefix}database"
         with _errors():
             try:
@@ -165,12 +165,12 @@ class S3Store(ArtifactStore):
                 return body.read() == database.encode()
 
     def check(self) -> None:
-        """Writes an empty object."""
+        """Write an empty object."""
         with _errors():
             self._impatient.put_object(Bucket=self._bucket, Key=f"{self._prefix}check", Body=b"")
 
     def presigned_url(self, key: str, *, filename: str, media_type: str) -> str:
-        """Where a client can read a file for a few minutes."""
+        """Return an address where a client can read a file for a few minutes."""
         wanted = {
             "Bucket": self._bucket,
             "Key": self._name(key),
@@ -188,7 +188,7 @@ class S3Store(ArtifactStore):
             multipart_threshold=part_bytes, multipart_chunksize=part_bytes, max_concurrency=_UPLOADS_AT_ONCE
         )
         with _errors():
-            # In several parts if it is long, each with its hash; visible once all are there, and aborted on errors.
+            # Large files are sent in parts with their hashes; visible once complete, and aborted on errors.
             self._client.upload_fileobj(
                 cast("IO[bytes]", tally),
                 self._bucket,
@@ -200,9 +200,9 @@ class S3Store(ArtifactStore):
         return StoredFile(key=key, size=tally.size, sha256=tally.sha256)
 
     def _verify(self, key: str, tally: "_Tally") -> None:
-        """Compares what the store has with what was sent.
+        """Compare the stored content with what was sent.
 
-        Stores that know nothing of SHA-256 are made to send it all back.
+        From stores that do not support SHA-256, the content is read back.
         """
         with _errors():
             head = self._client.head_object(Bucket=self._bucket, Key=self._name(key), ChecksumMode="ENABLED")
@@ -221,7 +221,7 @@ class S3Store(ArtifactStore):
             )
 
     def _last_added(self, upload: "MultipartUploadTypeDef") -> float:
-        """When something was last added to an unfinished upload, in seconds since the epoch."""
+        """Return when something was last added to an unfinished upload, in seconds since the epoch."""
         pages = self._client.get_paginator("list_parts").paginate(
             Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
         )
@@ -236,7 +236,7 @@ class S3Store(ArtifactStore):
 
 
 class _Tally:
-    """A file-like object that hashes what is read of it, as a whole and in the parts that it is sent in.
+    """A file-like object that hashes what is read from it, as a whole and in the parts that it is sent in.
 
     Args:
         chunks: the content.
@@ -254,17 +254,17 @@ class _Tally:
 
     @property
     def sha256(self) -> str:
-        """Hash of all that was read, hexadecimal."""
+        """Hash of everything read, hexadecimal."""
         return self._whole.hexdigest()
 
     @property
     def checksums(self) -> set[str]:
-        """What a store may say that the content's SHA-256 is: of the whole, or of the hashes of the parts."""
+        """SHA-256 checksums that a store may report: of the whole content, or of the hashes of its parts."""
         parts = self._parts + (self._part.digest() if self.size % self._part_bytes else b"")
         return {b64encode(digest).decode() for digest in (self._whole.digest(), hashlib.sha256(parts).digest())}
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes, as many as asked for unless it ends; all if the size is negative."""
+        """Return the next bytes, fewer than requested only at the end; all if the size is negative."""
         while (size < 0 or len(self._ahead) < size) and (chunk := next(self._chunks, None)) is not None:
             self._ahead += chunk
         end = len(self._ahead) if size < 0 else size
@@ -293,13 +293,13 @@ def _client(endpoint_url: str | None, connect_seconds: float, answer_seconds: fl
         retries={"mode": "standard", "total_max_attempts": attempts},
         max_pool_connections=64,
         signature_version="s3v4",
-        # Names of buckets are subdomains at Amazon; elsewhere the name service knows nothing of them.
+        # At Amazon, bucket names are subdomains; elsewhere they usually do not resolve.
         s3={"addressing_style": "auto" if endpoint_url is None else "path"},
-        # Hashes are ours to ask for; many stores do not know those that would be added otherwise.
+        # Hashes are requested explicitly; many stores do not support those that would be added by default.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    # Clients may be used by several threads at once, what makes them may not.
+    # Clients are thread-safe; creating them is not.
     with _SESSION_LOCK:
         return _session().client("s3", endpoint_url=endpoint_url, config=config)
 
@@ -311,7 +311,7 @@ def _session() -> boto3.Session:
 
 @contextmanager
 def _errors(key: str | None = None) -> Iterator[None]:
-    """Turns errors of the AWS library into ours, which name neither bucket nor address: clients may read them."""
+    """Convert errors of the AWS library to ours, without bucket or address, as clients may read them."""
     try:
         yield
     except (NoCredentialsError, PartialCredentialsError) as error:

@@ -1,4 +1,4 @@
-"""What every artifact store can do, wherever its files lie."""
+"""The interface of all artifact stores."""
 
 import hashlib
 import os
@@ -13,10 +13,10 @@ from app.shared.errors import OverQuotaError, StorageError
 from app.shared.storage.faults import storage_errors
 
 KEY = re.compile(r"[0-9a-f]{32}")
-"""What every key looks like."""
+"""Format of keys."""
 
 CHUNK_BYTES = 2**18
-"""Size of the pieces that files are read in."""
+"""Size of the pieces that files are read in, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +24,8 @@ class StoredFile:
     """A file in the artifact store.
 
     Attributes:
-        key: its name there.
-        size: bytes.
+        key: its key in the store.
+        size: size in bytes.
         sha256: hash of its content, hexadecimal.
     """
 
@@ -35,47 +35,46 @@ class StoredFile:
 
 
 class ArtifactStore(ABC):
-    """Files that never change, under keys of the store's choice; each is there complete and durable, or not at all.
+    """Files that never change, under keys chosen by the store; each is complete and durable, or does not exist.
 
-    A store may be used by several threads, and by several machines at once. Each of its functions raises `StorageError`
-    if the store cannot do it, and the `StorageUnavailableError` among them, within a minute or so, if it does not
-    answer.
+    A store may be used by several threads and machines at once. Every method raises `StorageError` if the store fails;
+    if it does not answer, `StorageUnavailableError`, a subclass, within a minute or so.
     """
 
     @abstractmethod
     def put(self, source: Path) -> StoredFile:
-        """Stores a file that nobody writes to any more.
+        """Store a file that is no longer written to.
 
         Raises:
-            DiskFullError: there is no room.
-            StorageError: it is no regular file, or cannot be read or stored.
+            DiskFullError: the store is full.
+            StorageError: it is not a regular file, or cannot be read or stored.
         """
 
     @abstractmethod
     def put_stream(self, chunks: Iterable[bytes], *, max_bytes: int) -> StoredFile:
-        """Stores what comes, in constant memory; if `chunks` raises, nothing is stored.
+        """Store a stream, in constant memory; if `chunks` raises, nothing is stored.
 
         Args:
-            chunks: the content; another thread may ask for it.
-            max_bytes: how long it may be.
+            chunks: the content; may be iterated by another thread.
+            max_bytes: upper bound on its length.
 
         Raises:
-            OverQuotaError: it is longer.
-            DiskFullError: there is no room.
-            StorageError: it cannot be stored.
+            OverQuotaError: the content is longer.
+            DiskFullError: the store is full.
+            StorageError: the content cannot be stored.
         """
 
     @abstractmethod
     def read(self, key: str, start: int, stop: int) -> Iterator[bytes]:
-        """The bytes [start, stop) of a file, in pieces; close the iterator if they are not all wanted.
+        """Yield the bytes [start, stop) of a file, in pieces; close the iterator if not all are needed.
 
         Raises:
-            StorageError: there is no such file, or it is shorter.
+            StorageError: the file does not exist, or is shorter.
         """
 
     @abstractmethod
     def remove(self, key: str) -> None:
-        """Removes a file; one that is gone already is no error.
+        """Remove a file; no-op if it does not exist.
 
         Raises:
             StorageError: it cannot be removed.
@@ -83,58 +82,58 @@ class ArtifactStore(ABC):
 
     @abstractmethod
     def keys(self, *, before: float) -> list[str]:
-        """Files that were stored before a time.
+        """Return the files that were stored before a time.
 
         Args:
-            before: seconds since the epoch; younger files may await the row that will name them.
+            before: seconds since the epoch; younger files may not have their row yet.
         """
 
     @abstractmethod
     def remove_unfinished(self, *, before: float) -> int:
-        """Removes what crashes have left of files that were being stored, and says of how many.
+        """Remove files whose storing was interrupted by crashes, and return their number.
 
         Args:
-            before: seconds since the epoch; to what is still being stored, something was added after that.
+            before: seconds since the epoch; files that are still being stored have been added to since.
         """
 
     @abstractmethod
     def is_bound_to(self, database: str) -> bool:
-        """Whether the files are those of a database; the first one to ask makes them its own.
+        """Return whether the files belong to a database; the first one to ask becomes their owner.
 
-        To another database all of them look as if they belonged to nothing.
+        To another database, all of them would look like orphans.
 
         Args:
-            database: what tells the database from all others.
+            database: the database's unique id.
         """
 
     @abstractmethod
     def check(self) -> None:
-        """Writes to the store, without patience.
+        """Write to the store, with a short timeout.
 
         Raises:
             StorageError: it cannot be written.
         """
 
     def presigned_url(self, key: str, *, filename: str, media_type: str) -> str | None:  # noqa: ARG002
-        """Where a client can read a file from the store itself for a few minutes; None if it cannot.
+        """Return an address where clients can read a file from the store itself for a few minutes; None if unsupported.
 
         Args:
             key: the file.
             filename: the name under which a browser saves it.
-            media_type: what the store shall say that it is.
+            media_type: media type that the store is to respond with.
         """
         return None
 
     def fetch(self, stored: StoredFile, target: Path) -> None:
-        """Brings a file to this machine; the target is complete and has the right hash, or is not there.
+        """Copy a file to this machine; afterwards the target is complete and has the right hash, or does not exist.
 
         Args:
-            stored: the file, as it was when it was stored.
-            target: where; replaced if it is there.
+            stored: the file, as returned when it was stored.
+            target: path of the copy; replaced if it exists.
 
         Raises:
-            DiskFullError: there is no room.
-            StorageError: the file is missing or not what was stored, or the target cannot be written.
+            DiskFullError: the target's disk is full.
+            StorageError: the file is missing or damaged, or the target cannot be written.
         """
         partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
         digest = hashlib.sha256()
@@ -154,15 +153,15 @@ class ArtifactStore(ABC):
 
 
 def new_key() -> str:
-    """A key that no file has."""
+    """Return a new key."""
     return secrets.token_hex(16)
 
 
 def require_key(key: str) -> str:
-    """The key, if it is one.
+    """Return the key, if it is valid.
 
     Raises:
-        StorageError: it is none, and must not become part of a path.
+        StorageError: it is not valid, and must not become part of a path.
     """
     if not KEY.fullmatch(key):
         raise StorageError("a storage key is 32 hexadecimal digits; this one is not")
@@ -170,20 +169,20 @@ def require_key(key: str) -> str:
 
 
 def require_regular(source: Path) -> None:
-    """Lets only regular files become artifacts.
+    """Raise an error unless a file may become an artifact.
 
     Raises:
-        StorageError: it is something else, or a link.
+        StorageError: it is a link, or not a regular file.
     """
     if source.is_symlink() or not source.is_file():
         raise StorageError(f"{source.name} is not a regular file; only regular files can be artifacts")
 
 
 def capped(chunks: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
-    """The chunks, unless there are too many.
+    """Yield the chunks; raise an error if they are too long.
 
     Raises:
-        OverQuotaError: they are longer than `max_bytes` together.
+        OverQuotaError: together they are longer than `max_bytes`.
     """
     total = 0
     for chunk in chunks:

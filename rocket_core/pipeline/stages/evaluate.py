@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocket_core.calibration.datasets import documents, file_documents, held_out_text, local_path_of, token_windows
+from rocket_core.calibration.datasets import documents, file_documents, held_out_text, token_windows
 from rocket_core.calibration.inputs import DecoderText, EncoderText
 from rocket_core.config import BUILTIN_DATASET, EvaluationConfig, ExportKind
 from rocket_core.errors import EmptyCalibrationError
@@ -22,6 +22,7 @@ from rocket_core.evaluation import (
     open_model,
     read_text,
 )
+from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.work_folder import EvaluationRecord, WorkFolder

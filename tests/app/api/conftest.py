@@ -75,7 +75,7 @@ def worker(context, profile, model_profile, factored, report, result):
 
 @pytest.fixture
 def url(app):
-    """Where the service answers on a socket of its own."""
+    """Return the address of the service, served on its own socket."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

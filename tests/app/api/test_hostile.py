@@ -1,4 +1,4 @@
-"""What nobody should send, at every endpoint: it is refused in good order, and not repeated anywhere."""
+"""Malformed and hostile requests at every endpoint: they are refused properly, and not repeated anywhere."""
 
 import io
 import json

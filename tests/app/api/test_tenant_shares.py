@@ -121,7 +121,7 @@ def test_requests_that_wait_leave_streams_to_other_tenants(connect, authorized):
     threads = [threading.Thread(target=wait) for _ in range(GREEDY)]
     for thread in threads:
         thread.start()
-    # More than can wait, whoever asks: the others are answered at once.
+    # More requests than may wait in total: the others are answered at once.
     until = time.monotonic() + 30
     while len(answers) < GREEDY - MAX_STREAMS and time.monotonic() < until:
         time.sleep(0.05)

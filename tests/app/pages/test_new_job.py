@@ -98,9 +98,9 @@ def test_with_a_profile_the_preview_shows_the_frontier_and_the_map(page, client,
     assert f"/ui/profiles/{profile}" in text
     assert 'data-figure="size-frontier"' in text
     assert 'data-figure="allocation-map"' in text
-    # Of another calibration it knows nothing.
+    # It does not apply to another calibration.
     assert profile not in page("POST", "/ui/new/preview", data=FIELDS | {"samples": "9"}).text
-    # What comes behind a profile does not matter to it.
+    # Options that a profile does not depend on make no difference.
     assert profile in page("POST", "/ui/new/preview", data=FIELDS | {"export": "factored"}).text
 
 

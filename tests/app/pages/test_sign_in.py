@@ -1,4 +1,4 @@
-"""Who signs in, for how long, and what their cookie is good for."""
+"""Signing in: who can, for how long, and what the cookie allows."""
 
 import hashlib
 import re

@@ -68,7 +68,7 @@ def test_a_local_model_that_cannot_be_compressed_is_refused(client, settings, od
         if content is not None:
             (odd / name).write_text(content)
     answer = refused(client, BODY | {"model_id": "local/odd"}, 422, code)
-    # No folder of this machine is anybody's business.
+    # Clients must not learn the paths of this machine.
     assert str(settings.data_dir) not in answer.text
     assert "local/odd" in answer.json()["detail"]
 

@@ -38,7 +38,7 @@ def judges(settings):
 
 @pytest.fixture
 def hostile(monkeypatch):
-    """Has other processes answer; returns how to choose which."""
+    """Return a function that replaces the judging process by another one."""
     made = []
 
     def choose(name, **environment):

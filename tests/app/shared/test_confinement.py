@@ -1,4 +1,4 @@
-"""Each test confines a process of its own, as there is no way back."""
+"""Each test confines a separate process, as confinement cannot be undone."""
 
 import resource
 import socket

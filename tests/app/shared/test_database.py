@@ -171,7 +171,7 @@ def test_a_database_file_is_its_owners_alone(tmp_path):
         database = Database(f"sqlite:///{tmp_path}/data/rocket.sqlite3")
         with database.transaction() as session:
             session.execute(text("DELETE FROM outbox"))
-            # With what SQLite keeps beside it.
+            # Including SQLite's additional files.
             modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "data").iterdir()}
         database.close()
     finally:

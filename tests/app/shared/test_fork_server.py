@@ -45,7 +45,7 @@ def shared():
 
 @pytest.fixture
 def ask():
-    """Has a child do something; returns it and the socket to it."""
+    """Return a function that makes a child do something, and returns the child and a socket to it."""
     opened = []
 
     def ask(server, word):
@@ -118,7 +118,7 @@ def test_a_child_can_be_killed_and_signalled(shared, ask):
         killed.wait(0.05)
     killed.kill()
     assert killed.wait(60) == -signal.SIGKILL
-    # It is gone: another signal reaches nobody.
+    # It has ended: another signal has no effect.
     killed.kill()
 
     ended, channel = ask(shared, "sleep")

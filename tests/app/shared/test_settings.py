@@ -212,7 +212,7 @@ CHOSEN = {
 def test_a_process_that_is_given_the_environment_has_the_same_settings(monkeypatch, tmp_path, chosen):
     settings = load_settings(data_dir=tmp_path / "data", **chosen)
     environment = settings.environment()
-    # What is not chosen must not hide a default behind the text `None`.
+    # A setting that is not set must not become the text `None`.
     assert "None" not in environment.values()
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)

@@ -32,7 +32,12 @@ def test_defaults_are_those_of_the_library(rocket: Callable, pipeline: FakePipel
     assert call["resume"] is False
 
 
-def test_every_option_reaches_the_library(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+def test_every_option_reaches_the_library(
+    rocket: Callable, pipeline: FakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("story.txt", "held.txt"):
+        (tmp_path / name).touch()
     options = (
         "--ratio 0.45 --calibration story.txt --samples 7 --sequence-length 33 --seed 5 --device cuda:1 "
         "--dtype bfloat16 --precision float64 --objective whitened --ignore *.k_proj --ignore *.v_proj --revision v2 "

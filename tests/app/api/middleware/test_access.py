@@ -117,7 +117,7 @@ def test_beyond_the_loopback_nobody_comes_in_without_a_key_even_once_all_are_rev
 
 @pytest.mark.parametrize("address", ["192.168.1.5", "::ffff:192.168.1.5", "testclient", ""])
 def test_what_comes_from_elsewhere_needs_a_key_wherever_the_service_says_it_listens(app, address):
-    # As behind a proxy on this machine, which tells for whom it asks.
+    # As reported by a proxy on this machine for its client.
     with TestClient(app, base_url="http://localhost", client=(address, 1)) as client:
         assert client.get("/jobs").status_code == 401
         assert client.get("/healthz").status_code == 200

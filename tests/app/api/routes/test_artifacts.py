@@ -227,9 +227,9 @@ def test_a_file_that_was_lost_is_an_error_of_the_service(client, url, context, s
         context.artifacts.remove(key)
     answer = client.get(url)
     assert (answer.status_code, answer.json()["code"]) == (500, "storage_error")
-    # Where the service keeps its files is nobody else's business.
+    # Clients must not learn where the service stores its files.
     assert str(context.settings.data_dir) not in answer.text
-    # Whoever asks for the headers alone must not be promised what is not there.
+    # A HEAD request must not promise a file that is missing.
     assert client.head(url).status_code == 500
 
 

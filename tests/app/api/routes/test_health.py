@@ -43,7 +43,7 @@ def test_a_service_on_a_full_disk_is_not_ready(client, monkeypatch):
 
 @pytest.fixture
 def silent_port():
-    """A port on which somebody listens who never says a word."""
+    """Yield a port with a listener that never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
         yield server.getsockname()[1]
 

@@ -30,7 +30,7 @@ def test_a_job_names_the_profile_that_it_has_made(client, submitted, profile_id)
     assert (profile["object"], profile["model_id"], profile["layers"]) == ("profile", "local/tiny", 2)
     assert profile["calibration"] == job["calibration"]
     assert profile["options"] == job["options"]
-    # Of 128 parameters the smallest candidates keep 52.
+    # The smallest candidates keep 52 of 128 parameters.
     assert profile["reachable_ratio"] == pytest.approx(1 - 52 / 128, abs=1e-4)
     told = [event for event in client.get(f"/jobs/{submitted}/events").json()["data"] if event["type"] == "profile"]
     assert [event["data"] for event in told] == [{"profile": profile_id}]
@@ -232,5 +232,5 @@ def test_a_size_can_be_asked_for_in_place_of_a_ratio(client):
         for path in ("/jobs", "/estimates"):
             answer = client.post(path, json=body | change)
             assert answer.status_code == 422, change
-    # Of the last one, which nothing can make true.
+    # The last change is a target that cannot be reached.
     assert (answer.json()["code"], answer.json()["nearest_ratio"] > 0) == ("infeasible_budget", True)

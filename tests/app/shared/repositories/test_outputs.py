@@ -112,7 +112,7 @@ def test_a_job_being_cancelled_publishes_nothing_although_it_was_done(database, 
     with database.snapshot() as session:
         job = jobs.get_job(session, held.job_id)
         assert (job.status, job.result) == ("cancelled", None)
-        # A retry may go on from the checkpoints.
+        # A retry may resume from the checkpoints.
         assert job.work_key is not None
         assert outputs.list_artifacts(session, job) == []
         assert outputs.find_report(session, job) is None

@@ -1,4 +1,4 @@
-"""How long profiles are kept, and that no job under way loses its own, whoever else is at work."""
+"""Retention of profiles: no active job loses its own, whatever other transactions do."""
 
 import random
 import threading

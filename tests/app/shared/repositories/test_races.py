@@ -76,7 +76,7 @@ def assert_ended_once(database):
 
 
 class Duel:
-    """Two transactions: the first stays inside of its own until the second has begun to wait for it, or could have."""
+    """Two transactions: the first stays open until the second has started to wait for it, or could have."""
 
     def __init__(self, monkeypatch, module, name):
         self._inside, self._second_began = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""The same view of every kind of store: what lies in it, seen by other means than the store's own."""
+"""The same view of every kind of store: its content, read by other means than the store's own."""
 
 import pytest
 

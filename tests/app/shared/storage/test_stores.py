@@ -184,7 +184,7 @@ def test_a_store_belongs_to_the_first_database_that_asks(store, another_store, v
     assert store.is_bound_to("one")
     assert not another_store().is_bound_to("two")
     assert another_store().is_bound_to("one")
-    # Whose it is does not look like a file of it.
+    # The file that names the owner does not count as a stored file.
     assert store.keys(before=half_a_minute_ahead()) == []
 
 
