@@ -72,7 +72,7 @@ class Result:
 def instance(
     shapes: list[tuple[int, int]], *, objective: str, rounded: bool, ratio: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Costs, errors and budget."""
+    """Cost, errors and budget."""
     generator = np.random.default_rng(seed)
     d_in, d_out = np.array(shapes, dtype=np.int64).T[:, :, None]
     sizes, layers, steps = d_in * d_out, len(shapes), np.arange(1, 15)
@@ -96,7 +96,7 @@ def instance(
 
 
 def measure(model: Model, objective: str) -> Result:
-    """Solves the model's instances at all ratios."""
+    """Solve the model's instances at all ratios."""
     seconds, speedups, excesses, proven = [], [], [], 0
     for ratio in RATIOS:
         for rounded in (False, True):
@@ -148,7 +148,7 @@ def _line(model: Model, objective: str, result: Result) -> str:
 
 
 def main() -> None:
-    """Prints one line per model and objective."""
+    """Print one line per model and objective."""
     print(f"allocating, one thread (reference: plain dynamic programme on {BINS:,} bins, costs rounded up)")
     for model in MODELS:
         for objective in OBJECTIVES:

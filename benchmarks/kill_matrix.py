@@ -33,7 +33,7 @@ _SECONDS = 300.0
 
 
 def main() -> None:
-    """Runs all combinations, or those asked for; raises at the first promise that is broken."""
+    """Run all combinations, or those asked for; raises at the first promise that is broken."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=[point.name for point in POINTS], help="one place")
     parser.add_argument("--servers", choices=["embedded", "postgres"], help="one kind of service")

@@ -80,7 +80,7 @@ class Stack:
         self._jobs: list[psutil.Process] = []
 
     def kill_job(self, chance: random.Random) -> bool:
-        """Kills a job's process, if one runs."""
+        """Kill a job's process, if one runs."""
         running = [job for worker in self.workers for job in self._jobs_of(worker)]
         if running:
             with suppress(psutil.NoSuchProcess):
@@ -88,7 +88,7 @@ class Stack:
         return bool(running)
 
     def kill_worker(self, chance: random.Random) -> None:
-        """Kills a worker and starts another; its job's process must take its own life."""
+        """Kill a worker and starts another; its job's process must take its own life."""
         number = chance.randrange(len(self.workers))
         self._jobs += self._jobs_of(self.workers[number])
         self.workers[number].kill()
@@ -96,7 +96,7 @@ class Stack:
         self.workers[number] = self._start("worker", "--queue", "cpu")[0]
 
     def close(self) -> list[str]:
-        """Stops all in good order; returns what is wrong about how they end."""
+        """Stop all in good order; returns what is wrong about how they end."""
         wrong = []
         for worker in self.workers:
             self._jobs += self._jobs_of(worker)
@@ -164,7 +164,7 @@ class Readers:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Asks as long as the context lasts."""
+        """Ask as long as the context lasts."""
         self._thread.start()
         try:
             yield
@@ -205,7 +205,7 @@ class Readers:
 
 
 def main() -> int:
-    """Runs the load and returns the exit code."""
+    """Run the load and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seconds-between-kills", type=float, help="on average; default twice as long as a job takes")
@@ -255,7 +255,7 @@ def servers() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def run(stack: Stack, given: argparse.Namespace) -> dict:
-    """Submits, kills, waits, and judges."""
+    """Submit, kills, waits, and judges."""
     chance = random.Random(given.seed)  # noqa: S311  # moments, no secrets
     began = time.monotonic()
     clients = [httpx2.Client(base_url=url, timeout=60) for url in stack.urls]
@@ -310,7 +310,7 @@ def run(stack: Stack, given: argparse.Namespace) -> dict:
 
 @contextmanager
 def suppressed_interrupt(seen: list[KeyboardInterrupt]) -> Iterator[None]:
-    """Ends the block early when the run is interrupted, so that what it has found so far is told."""
+    """End the block early when the run is interrupted, so that what it has found so far is told."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -318,7 +318,7 @@ def suppressed_interrupt(seen: list[KeyboardInterrupt]) -> Iterator[None]:
 
 
 def submit(clients: list[httpx2.Client], number: int) -> str:
-    """Submits a job at every process of the API, under one key."""
+    """Submit a job at every process of the API, under one key."""
     answers = [client.post("/jobs", json=REQUEST, headers={"Idempotency-Key": f"job {number}"}) for client in clients]
     assert {answer.status_code for answer in answers} == {202, 200}, answers[0].text
     [job_id] = {answer.json()["id"] for answer in answers}

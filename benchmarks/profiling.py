@@ -63,7 +63,7 @@ def compare(d_in: int, d_out: int) -> tuple[float, float, float, float]:
 
 
 def main(shapes: tuple[tuple[int, int], ...] = SHAPES) -> None:
-    """Prints one line per shape."""
+    """Print one line per shape."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     print("profiling one layer, objective weight, one thread (reference: explicit, full grid, float64)")

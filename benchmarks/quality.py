@@ -47,7 +47,7 @@ _MOST_DRIFT: Mapping[float, float] = {0.3: 0.25, 0.5: 0.5}
 
 
 def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed: int) -> dict[str, Any]:
-    """Compresses and measures once."""
+    """Compresse and measures once."""
     config = compression_config(
         ratio=ratio,
         budget=budget,
@@ -242,7 +242,7 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Runs what is not there yet, and writes the table."""
+    """Run what is not there yet, and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("model", "calibrate", "measure", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)

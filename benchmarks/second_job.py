@@ -89,7 +89,7 @@ def main(
     samples: int | None = None,
     threads: int = 1,
 ) -> None:
-    """Prints both runs, and the second as a part of the first."""
+    """Print both runs, and the second as a part of the first."""
     print(f"a second job on a kept profile: {model}, ratio {ratios[0]} and then {ratios[1]}, threads: {threads}")
     first, second = measure(model, dataset, ratios, samples=samples, threads=threads)
     print(first.line("first"))

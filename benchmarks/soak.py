@@ -21,7 +21,7 @@ LAYERS = 42
 
 
 def main() -> None:
-    """Strikes and checks; raises at the first thing that is not as it should be."""
+    """Strike and checks; raises at the first thing that is not as it should be."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--strikes", type=int, default=5, help="per round")
@@ -69,7 +69,7 @@ def soak(service: Service, chance: random.Random, *, rounds: int, strikes: int) 
 
 
 def strike(service: Service, job_id: str, chance: random.Random, struck_at: Counter[str]) -> None:
-    """Kills the job's process, the service, or stops the service in good order."""
+    """Kill the job's process, the service, or stops the service in good order."""
     job = service.job(job_id)
     place = job["stage"] if job["status"] == "running" and job["stage"] else job["status"]
     how = chance.choice(["job", "service", "stop"])

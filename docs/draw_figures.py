@@ -47,7 +47,7 @@ Chosen = Sequence[tuple[LayerProfile, Candidate]]
 
 
 def main() -> None:
-    """Compresses the model, and draws what came of it."""
+    """Compresse the model, and draws what came of it."""
     profile, tokens = profiled()
     # What the search of the default run leaves out, as pruning is so far ahead on this model.
     alone = {kind: profiled(kinds=(kind,), ignore=OTHERS)[0].layers[0] for kind in ("low_rank", "factored")}
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def profiled(**settings: object) -> tuple[ModelProfile, int]:
-    """Compresses the model, and returns its profile and the calibration tokens behind it.
+    """Compresse the model, and returns its profile and the calibration tokens behind it.
 
     Args:
         settings: of the compression, beside ratio and calibration.
@@ -84,7 +84,7 @@ def profiled(**settings: object) -> tuple[ModelProfile, int]:
 
 
 def draw(what_if: WhatIf, allocation: Allocation, folder: Path, alone: Mapping[str, LayerProfile]) -> None:
-    """Draws all figures into a folder.
+    """Draw all figures into a folder.
 
     Args:
         what_if: the profiled model.

@@ -98,7 +98,7 @@ class Server:
 
 
 def main() -> int:
-    """Runs the demo and returns the exit code."""
+    """Run the demo and returns the exit code."""
     # However the demo is ended, it ends the service that it has started.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -143,7 +143,7 @@ def run() -> Path:
 
 
 def install_model(models_folder: Path) -> str:
-    """Puts the bundled model where the service offers it, unless it is there, and returns its id."""
+    """Put the bundled model where the service offers it, unless it is there, and returns its id."""
     target = models_folder / MODEL.name
     if not target.exists():
         models_folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def install_model(models_folder: Path) -> str:
 
 @contextmanager
 def service(log: Path) -> Iterator[Server]:
-    """Runs `rocket serve` on a free port while the block runs."""
+    """Run `rocket serve` on a free port while the block runs."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as stream:
         # A session of its own: Ctrl-C reaches the demo alone, which then stops the service in good order.
@@ -175,7 +175,7 @@ def service(log: Path) -> Iterator[Server]:
 
 
 def compress(rocket: Rocket, model_id: str) -> str:
-    """Submits the model, shows the job until it has succeeded, and returns its id."""
+    """Submit the model, shows the job until it has succeeded, and returns its id."""
     job = rocket.submit(model_id, ratio=RATIO, calibration={"samples": SAMPLES, "sequence_length": WINDOW})
     say(f"{job.id}: {model_id} at ratio {RATIO}, calibrated on {SAMPLES} windows of {WINDOW} tokens")
     job = follow_job(rocket, job, OutageNotice(rocket.server, quiet=False), quiet=False)
@@ -186,7 +186,7 @@ def compress(rocket: Rocket, model_id: str) -> str:
 
 
 def download(rocket: Rocket, job_id: str) -> Path:
-    """Downloads what a job made into a folder of its own below the current one."""
+    """Download what a job made into a folder of its own below the current one."""
     folder = (DOWNLOADS / job_id).absolute()
     with progress_view(quiet=False) as view:
         notice = OutageNotice(rocket.server, quiet=False)
@@ -196,7 +196,7 @@ def download(rocket: Rocket, job_id: str) -> Path:
 
 
 def measure(name: str, folder: Path, parameters: int) -> Measured:
-    """Loads a model with transformers and reads the held-out text with it."""
+    """Load a model with transformers and reads the held-out text with it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -248,7 +248,7 @@ def layer_table(layers: Sequence[LayerReport]) -> Table:
 
 
 def require_success(models: Sequence[Measured], report: CompressionReport) -> None:
-    """Refuses figures that cannot be right.
+    """Refuse figures that cannot be right.
 
     Raises:
         DemoError: there are such figures.
@@ -263,7 +263,7 @@ def require_success(models: Sequence[Measured], report: CompressionReport) -> No
 
 
 def say(text: str) -> None:
-    """Tells what happens."""
+    """Tell what happens."""
     print(f"demo: {text}", flush=True)
 
 

@@ -63,7 +63,7 @@ class Figures:
 
 
 def train_tokenizer(texts: list[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer; one token both opens and ends a document."""
+    """Train a byte-level BPE tokenizer; one token both opens and ends a document."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -90,7 +90,7 @@ def train_tokenizer(texts: list[str], *, vocabulary: int) -> PreTrainedTokenizer
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Saves under the class name that transformers 4, and what is built on it, knows too."""
+    """Save under the class name that transformers 4, and what is built on it, knows too."""
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -98,7 +98,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Makes a Llama with random weights from torch's global generator."""
+    """Make a Llama with random weights from torch's global generator."""
     boundary = tokenizer.bos_token_id
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -117,7 +117,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def batches(tokens: torch.Tensor, recipe: Recipe) -> Iterator[torch.Tensor]:
-    """Gives `recipe.steps` batches of windows that begin anywhere in the tokens."""
+    """Give `recipe.steps` batches of windows that begin anywhere in the tokens."""
     generator = torch.Generator().manual_seed(recipe.seed)
     offsets = torch.arange(recipe.window)
     for _ in range(recipe.steps):
@@ -134,7 +134,7 @@ def learning_rate_factor(step: int, recipe: Recipe) -> float:
 
 
 def train(model: LlamaForCausalLM, tokens: torch.Tensor, held_out: torch.Tensor, recipe: Recipe) -> None:
-    """Trains in place; the held-out windows are only watched, nothing is chosen by them."""
+    """Train in place; the held-out windows are only watched, nothing is chosen by them."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     norms = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     optimizer = torch.optim.AdamW(
@@ -173,7 +173,7 @@ def unigram_perplexity(windows: torch.Tensor, tokens: torch.Tensor, *, vocabular
 
 
 def model_card(figures: Figures, recipe: Recipe) -> str:
-    """Writes the card; its figures come from the run that made the weights."""
+    """Write the card; its figures come from the run that made the weights."""
     trained_on = recipe.steps * recipe.batch * recipe.window
     return f"""---
 license: apache-2.0
@@ -238,7 +238,7 @@ copyright the Python Software Foundation, under the
 
 
 def main() -> None:
-    """Trains, measures and writes the folder."""
+    """Train, measures and writes the folder."""
     parser = argparse.ArgumentParser(description="Train examples/tiny-llama on CPython's documentation.")
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder to write (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=Recipe().steps, help="optimizer steps (default: %(default)s)")

@@ -103,7 +103,7 @@ def hub_token(variable: str | None) -> str | None:
 def explain_names(
     rocket: "Rocket", error: ProblemError, *, model_id: str, datasets: Sequence[str | None]
 ) -> ProblemError:
-    """Adds to a refusal of a name what the server has, and what is nearest; any other error stays as it is."""
+    """Add to a refusal of a name what the server has, and what is nearest; any other error stays as it is."""
     if error.code == "hub_unavailable":
         return _explain_outage(rocket, error, model_id)
     if error.code == "model_not_found" or error.param == "model_id":

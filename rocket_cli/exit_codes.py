@@ -183,7 +183,7 @@ def _no_advice(code: ExitCode) -> None:
 
 @contextmanager
 def reported_failures(*, as_json: bool, advice: Callable[[ExitCode], None] = _no_advice) -> Iterator[None]:
-    """Ends the command with one message and an exit code for every error that is not a bug of ours.
+    """End the command with one message and an exit code for every error that is not a bug of ours.
 
     Bugs pass through: Python prints their traceback and exits with 1.
 
@@ -214,7 +214,7 @@ def reported_failures(*, as_json: bool, advice: Callable[[ExitCode], None] = _no
 
 
 def report_failure(failure: Failure, *, as_json: bool) -> None:
-    """Writes the message to stderr, and as JSON to stdout."""
+    """Write the message to stderr, and as JSON to stdout."""
     if as_json:
         typer.echo(json.dumps({"error": {"code": failure.code, "message": failure.message, **failure.details}}))
     severity = "" if failure.exit_code in _NO_ERRORS else "error: "
@@ -222,7 +222,7 @@ def report_failure(failure: Failure, *, as_json: bool) -> None:
 
 
 def describe(error: BaseException) -> Failure | None:
-    """Says what an error means to the user; None if it is a bug of ours."""
+    """Say what an error means to the user; None if it is a bug of ours."""
     failure: Failure | None
     match error:
         case errors.RocketError():

@@ -30,7 +30,7 @@ class JobView:
         self._stage = ""
 
     def show(self, news: Event | Progress | Job) -> None:
-        """Shows what is new."""
+        """Show what is new."""
         if isinstance(news, Event):
             self._note(news)
             return
@@ -48,7 +48,7 @@ class JobView:
 
 
 def follow_job(rocket: "Rocket", job: Job, notice: OutageNotice, *, quiet: bool) -> Job:
-    """Shows a job until it ends, and returns it as it ended.
+    """Show a job until it ends, and returns it as it ended.
 
     Raises:
         DetachedError: the user pressed Ctrl-C.
@@ -71,7 +71,7 @@ def follow_job(rocket: "Rocket", job: Job, notice: OutageNotice, *, quiet: bool)
 
 
 def report_end(job: Job, server: str, *, as_json: bool) -> ExitCode:
-    """Writes how a job ended, and returns the exit code that says the same."""
+    """Write how a job ended, and returns the exit code that says the same."""
     if as_json:
         typer.echo(job.model_dump_json(indent=2))
     if job.status == "succeeded":

@@ -95,7 +95,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits with its code.
+    """Run a command and exits with its code.
 
     Args:
         arguments: what follows `rocket`; None takes the process's own.

@@ -64,7 +64,7 @@ Size = Annotated[
 
 
 def require_target(ratio: float | None, size: int | None) -> None:
-    """Ends the command unless one of `--ratio` and `--size` is given."""
+    """End the command unless one of `--ratio` and `--size` is given."""
     if (ratio is None) == (size is None):
         raise typer.BadParameter("give one of them: how small shall the model become?", param_hint="--ratio or --size")
 

@@ -23,7 +23,7 @@ class ProgressView(Protocol):
     """Shows how far a run is."""
 
     def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
-        """Shows the state of the run.
+        """Show the state of the run.
 
         Args:
             stage: what is being done.
@@ -33,17 +33,17 @@ class ProgressView(Protocol):
         """
 
     def announce_stop(self) -> None:
-        """Says that the run is about to stop; safe within a signal handler."""
+        """Say that the run is about to stop; safe within a signal handler."""
 
 
 class SilentView:
     """Shows nothing; for programs that read stdout and keep stderr."""
 
     def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
-        """Shows nothing."""
+        """Show nothing."""
 
     def announce_stop(self) -> None:
-        """Shows nothing."""
+        """Show nothing."""
 
 
 class LineView:
@@ -55,7 +55,7 @@ class LineView:
         self._written_at = -math.inf
 
     def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
-        """Writes a line if one is due."""
+        """Write a line if one is due."""
         now = self._clock()
         if stage == self._stage and now - self._written_at < _SECONDS_BETWEEN_LINES:
             return
@@ -64,7 +64,7 @@ class LineView:
         print_line(" ".join(part for part in (f"{percentage(fraction)}{left}:", stage, detail) if part))
 
     def announce_stop(self) -> None:
-        """Writes past the stream, which may be in the middle of a write."""
+        """Write past the stream, which may be in the middle of a write."""
         os.write(2, f"rocket: {STOPPING}\n".encode())
 
 
@@ -97,7 +97,7 @@ class BarView:
         self._progress.stop()
 
     def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
-        """Hands the state to the thread that draws."""
+        """Hand the state to the thread that draws."""
         self._progress.update(
             self._task,
             description=stage,
@@ -108,7 +108,7 @@ class BarView:
         )
 
     def announce_stop(self) -> None:
-        """Leaves a note that is drawn with the next frame."""
+        """Leave a note that is drawn with the next frame."""
         self._progress.notice = STOPPING
 
 
@@ -122,7 +122,7 @@ class _BarWithNotice(Progress):
 
 
 def progress_view(*, quiet: bool) -> AbstractContextManager[ProgressView]:
-    """Chooses how to show progress.
+    """Choose how to show progress.
 
     Args:
         quiet: show nothing unless stderr is a terminal.
@@ -134,14 +134,14 @@ def progress_view(*, quiet: bool) -> AbstractContextManager[ProgressView]:
 
 
 def hide_library_bars() -> None:
-    """Stops the bars of transformers and of the hub's client, which would be drawn over ours. Imports transformers."""
+    """Stop the bars of transformers and of the hub's client, which would be drawn over ours. Imports transformers."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
 
 
 def print_line(text: str) -> None:
-    """Writes a line to stderr."""
+    """Write a line to stderr."""
     sys.stderr.write(f"rocket: {text}\n")
     sys.stderr.flush()
 

@@ -38,7 +38,7 @@ _SAMPLES: dict[InputKind, tuple[str, str]] = {
 
 
 def print_report(report: CompressionReport, output: Path, *, fetched_by: str | None = None) -> None:
-    """Writes the report to stdout: a row for each layer, totals, folders, and how to load them.
+    """Write the report to stdout: a row for each layer, totals, folders, and how to load them.
 
     Args:
         report: of a finished compression.
@@ -68,12 +68,12 @@ def print_report(report: CompressionReport, output: Path, *, fetched_by: str | N
 
 
 def wide_console() -> Console:
-    """Writes to stdout without breaking lines, and takes text as it is."""
+    """Write to stdout without breaking lines, and takes text as it is."""
     return Console(width=_UNBOUNDED_WIDTH, markup=False, highlight=False, emoji=False)
 
 
 def print_names(names: Sequence[str], kind: str, *, as_json: bool) -> None:
-    """Writes names to stdout, one on each line; as JSON in the form in which the server lists them."""
+    """Write names to stdout, one on each line; as JSON in the form in which the server lists them."""
     if as_json:
         typer.echo(json.dumps({"data": [{"id": name} for name in names]}, indent=2))
     elif names:

@@ -12,7 +12,7 @@ class StopRequest:
     """Whether the user has asked to stop."""
 
     def __init__(self, announce: Callable[[], None]) -> None:
-        """Remembers what to do when asked.
+        """Remember what to do when asked.
 
         Args:
             announce: tells the user that the wish is understood. It runs within a signal handler, perhaps in the
@@ -26,7 +26,7 @@ class StopRequest:
         return self._made
 
     def handle(self, signal_number: int, frame: FrameType | None) -> None:
-        """Takes the first signal as a request; the second raises KeyboardInterrupt, a third one kills."""
+        """Take the first signal as a request; the second raises KeyboardInterrupt, a third one kills."""
         del signal_number, frame
         if self._made:
             for number in _SIGNALS:
@@ -38,7 +38,7 @@ class StopRequest:
 
 @contextmanager
 def stopping_on_signals(announce: Callable[[], None]) -> Iterator[StopRequest]:
-    """Handles SIGINT and SIGTERM while the block runs; main thread only."""
+    """Handle SIGINT and SIGTERM while the block runs; main thread only."""
     request = StopRequest(announce)
     previous = [(number, signal.signal(number, request.handle)) for number in _SIGNALS]
     try:

@@ -65,7 +65,7 @@ def explained_refusals(rocket: "Rocket", values: Mapping[str, Any]) -> Iterator[
 
 
 def _naming_pattern(error: ProblemError, patterns: Sequence[str]) -> ProblemError:
-    """Says which `--ignore` is refused: the server repeats nothing of what was sent, but says where it stands."""
+    """Say which `--ignore` is refused: the server repeats nothing of what was sent, but says where it stands."""
     member, _, position = (error.param or "").rpartition(".")
     if member != "options.ignore" or not position.isdecimal() or int(position) >= len(patterns):
         return error
@@ -73,7 +73,7 @@ def _naming_pattern(error: ProblemError, patterns: Sequence[str]) -> ProblemErro
 
 
 def read_labels(pairs: Sequence[str]) -> dict[str, str]:
-    """Labels from `KEY=VALUE`; ends the command where that is none."""
+    """Label from `KEY=VALUE`; ends the command where that is none."""
     labels = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -84,7 +84,7 @@ def read_labels(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def follow_submission(rocket: "Rocket", job: Job, notice: OutageNotice, *, watch: bool, quiet: bool) -> Job:
-    """Writes the id of a job that was just made, and stays until it ends if that is wanted."""
+    """Write the id of a job that was just made, and stays until it ends if that is wanted."""
     notice.end()
     if not quiet:
         typer.echo(job.id)
@@ -92,7 +92,7 @@ def follow_submission(rocket: "Rocket", job: Job, notice: OutageNotice, *, watch
 
 
 def end_submission(job: Job, server: str, *, watched: bool, as_json: bool) -> None:
-    """Writes what became of it, and exits as the job ended if it was watched."""
+    """Write what became of it, and exits as the job ended if it was watched."""
     if watched:
         raise typer.Exit(report_end(job, server, as_json=as_json))
     if as_json:

@@ -21,4 +21,4 @@ def address_and_key(server: str | None, api_key: str | None) -> tuple[str, str |
 
 
 def ignore(told: object) -> None:
-    """Hears what is told, and does nothing: the default where somebody may be told something."""
+    """Hear what is told, and does nothing: the default where somebody may be told something."""

@@ -10,7 +10,7 @@ from rocket_client.models import Artifact, Job
 
 
 def fetch_artifacts(transport: Transport, order: Order) -> list[DownloadedFile]:
-    """Brings artifacts into a folder, which is made if need be.
+    """Bring artifacts into a folder, which is made if need be.
 
     Args:
         transport: the way to the server.

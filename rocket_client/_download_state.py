@@ -141,7 +141,7 @@ class Target:
         return self._outcome is Outcome.KEPT
 
     def look(self) -> None:
-        """Finds out whether the file is there already."""
+        """Find out whether the file is there already."""
         if not self._path.exists():
             return
         is_whole = self._path.is_file() and self._path.stat().st_size == self.artifact.size
@@ -156,7 +156,7 @@ class Target:
         return max(0, self.artifact.size - present)
 
     def next_request(self) -> Request | None:
-        """Asks for the bytes that lack; None once the file is whole, right, and in its place.
+        """Ask for the bytes that lack; None once the file is whole, right, and in its place.
 
         Raises:
             DigestMismatchError: it is whole, and not what the server announced.
@@ -179,7 +179,7 @@ class Target:
                     )
 
     def expect(self, response: httpx2.Response) -> None:
-        """Makes ready for what an answer brings."""
+        """Make ready for what an answer brings."""
         stream = self._opened()
         if response.status_code != _PARTIAL_CONTENT:
             self._empty(stream)
@@ -187,7 +187,7 @@ class Target:
             raise self._wire.unexpected("another range of a file than was asked for")
 
     def write(self, piece: bytes) -> None:
-        """Appends what has come."""
+        """Append what has come."""
         stream = self._opened()
         self.left.renew()
         with _named_errors(self._part):
@@ -202,7 +202,7 @@ class Target:
         self.done = stream.tell()
 
     def require_end(self) -> None:
-        """Refuses an answer that ended before the file did."""
+        """Refuse an answer that ended before the file did."""
         if self.done < self.artifact.size:
             raise self._wire.broken_off("a file ended early")
 
@@ -211,7 +211,7 @@ class Target:
         return DownloadedFile(artifact=self.artifact, path=self._path, outcome=self._outcome)
 
     def close(self) -> None:
-        """Lets go of the part, which stays for the next download."""
+        """Let go of the part, which stays for the next download."""
         if self._stream is not None:
             with _named_errors(self._part):
                 self._stream.close()
@@ -269,7 +269,7 @@ class Download:
         return found
 
     def tell(self, target: Target) -> None:
-        """Tells how far it is."""
+        """Tell how far it is."""
         self._order.on_progress(
             DownloadProgress(
                 name=target.artifact.name,
@@ -284,7 +284,7 @@ class Download:
         return [target.file() for target in self.targets]
 
     def close(self) -> None:
-        """Lets go of all of them."""
+        """Let go of all of them."""
         for target in self.targets:
             target.close()
 
@@ -305,7 +305,7 @@ def begun(wire: Wire, order: Order) -> Iterator[Download]:
 
 @contextmanager
 def _only_download(folder: Path) -> Iterator[None]:
-    """Holds the folder, so that no two downloads write to one part."""
+    """Hold the folder, so that no two downloads write to one part."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -326,7 +326,7 @@ def _sha256(file: Path) -> str:
 
 @contextmanager
 def _named_errors(file: Path) -> Iterator[None]:
-    """Adds to errors of writing which file it was: the system tells that of opening only."""
+    """Add to errors of writing which file it was: the system tells that of opening only."""
     try:
         yield
     except OSError as error:

@@ -33,14 +33,14 @@ _UPLOAD_TYPES = {".txt": "text/plain", ".jsonl": "application/jsonl"}
 def submit(
     model_id: str, given: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
 ) -> Call[Job]:
-    """Makes a job that compresses; what is given beside the model stands in the body as it is."""
+    """Make a job that compresses; what is given beside the model stands in the body as it is."""
     return _new_job("/jobs", request_body(model_id, given), idempotency_key, hub_token)
 
 
 def profile(
     model_id: str, given: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
 ) -> Call[Job]:
-    """Makes a job that profiles and no more; likewise."""
+    """Make a job that profiles and no more; likewise."""
     return _new_job("/profiles", request_body(model_id, given), idempotency_key, hub_token)
 
 
@@ -51,7 +51,7 @@ def estimate(model_id: str, given: Mapping[str, object], *, hub_token: str | Non
 
 
 def upload(file: Path) -> Call[Upload]:
-    """Brings a calibration file; raises InvalidArgumentError for one of a kind that cannot be uploaded."""
+    """Bring a calibration file; raises InvalidArgumentError for one of a kind that cannot be uploaded."""
     kind = _UPLOAD_TYPES.get(file.suffix.lower())
     if kind is None:
         raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only those can be uploaded")
@@ -64,7 +64,7 @@ def get_upload(upload_id: str) -> Call[Upload]:
 
 
 def delete_upload(upload_id: str) -> Request:
-    """Deletes an upload; raises InvalidArgumentError if that is no upload's id."""
+    """Delete an upload; raises InvalidArgumentError if that is no upload's id."""
     return _delete(_upload_path(upload_id))
 
 
@@ -83,17 +83,17 @@ def list_jobs(
 
 
 def cancel(job_id: str) -> Call[Job]:
-    """Cancels a job."""
+    """Cancel a job."""
     return Call(method="POST", path=job_path(job_id, "cancel"), answer=Job)
 
 
 def retry(job_id: str, *, hub_token: str | None) -> Call[Job]:
-    """Repeats a job."""
+    """Repeat a job."""
     return Call(method="POST", path=job_path(job_id, "retry"), headers=token_header(hub_token), answer=Job)
 
 
 def delete(job_id: str) -> Request:
-    """Deletes a job."""
+    """Delete a job."""
     return _delete(job_path(job_id))
 
 
@@ -139,7 +139,7 @@ def allocate(
 
 
 def delete_profile(profile_id: str) -> Request:
-    """Deletes a profile."""
+    """Delete a profile."""
     return _delete(profile_path(profile_id))
 
 

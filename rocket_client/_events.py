@@ -82,7 +82,7 @@ class _Stream:
         self.is_done = False
 
     def request(self) -> Request:
-        """Asks for what has not been told."""
+        """Ask for what has not been told."""
         headers = {"Accept": _STREAM_TYPE, "Cache-Control": "no-store", "Last-Event-ID": str(self._after)}
         return Request(method="GET", path=self._path, headers=headers, read_seconds=_LONGEST_SILENCE_SECONDS)
 

@@ -28,7 +28,7 @@ class Patience:
         return max(0.0, self._deadline - self._clock())
 
     def renew(self) -> None:
-        """Begins anew, as there was an answer."""
+        """Begin anew, as there was an answer."""
         self._deadline = self._clock() + self._seconds
         self._longest = _FIRST_SECONDS
 

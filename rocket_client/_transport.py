@@ -32,15 +32,15 @@ class Transport(Wire):
         self._http = httpx2.Client(**self.options)
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self._http.close()
 
     def call(self, call: Call[Answer], *, patience: float | None = None) -> Answer:
-        """Sends a request and gives what answers it; raises as `send`."""
+        """Send a request and gives what answers it; raises as `send`."""
         return self.parse(self.send(call, patience=patience).content, call.answer)
 
     def send(self, request: Request, *, patience: float | None = None) -> httpx2.Response:
-        """Sends a request, again and again while the server does not answer or asks for time.
+        """Send a request, again and again while the server does not answer or asks for time.
 
         Args:
             request: what to send.
@@ -64,7 +64,7 @@ class Transport(Wire):
 
     @contextmanager
     def open(self, request: Request) -> Iterator[httpx2.Response]:
-        """Sends a request once and gives its answer to be read; what happens while it is read is told alike.
+        """Send a request once and gives its answer to be read; what happens while it is read is told alike.
 
         Raises:
             ServerUnreachableError: there is no answer, or it breaks off.
@@ -97,7 +97,7 @@ class Transport(Wire):
             raise store.unreachable(error) from error
 
     def wait_out(self, error: ClientError, patience: Patience, request: Request | None = None) -> None:
-        """Waits before a request is sent again; arguments and errors are those of `seconds_to_wait`."""
+        """Wait before a request is sent again; arguments and errors are those of `seconds_to_wait`."""
         time.sleep(self.seconds_to_wait(error, patience, request))
 
 
@@ -111,7 +111,7 @@ class AsyncTransport(Wire):
         self._http = httpx2.AsyncClient(**self.options)
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         await self._http.aclose()
 
     async def call(self, call: Call[Answer], *, patience: float | None = None) -> Answer:

@@ -112,7 +112,7 @@ class KeyAuth(httpx2.Auth):
         self._origin = server.origin
 
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        """Adds the header on the first and only round."""
+        """Add the header on the first and only round."""
         if request.url.origin == self._origin:
             request.headers["Authorization"] = self._header
         yield request
@@ -260,7 +260,7 @@ class Store:
         self.arguments: dict[str, Any] = {"method": "GET", "url": url, "headers": headers}
 
     def require_success(self, response: httpx2.Response) -> None:
-        """Refuses an answer without the file.
+        """Refuse an answer without the file.
 
         Raises:
             StoreUnreachableError: it is one.
@@ -276,7 +276,7 @@ class Store:
 
 
 def file_request(path: str, *, start: int, etag: str, read_seconds: float) -> Request:
-    """Asks for the bytes of a file, from the server or from the store that it sends clients to.
+    """Ask for the bytes of a file, from the server or from the store that it sends clients to.
 
     Args:
         path: below the server's address.

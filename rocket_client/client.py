@@ -73,7 +73,7 @@ class Rocket:
         return self._transport.server
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -99,7 +99,7 @@ class Rocket:
         idempotency_key: str | None = None,
         hub_token: str | None = None,
     ) -> Job:
-        """Submits a job; what is not given takes the server's default.
+        """Submit a job; what is not given takes the server's default.
 
         Args:
             model_id: `namespace/name` on the Hub, or `local/NAME` of `models`.
@@ -182,7 +182,7 @@ class Rocket:
         return self._transport.call(_endpoints.estimate(model_id, given, hub_token=hub_token))
 
     def upload(self, file: Path) -> Upload:
-        """Brings a calibration file to the server; the same content again is the same upload.
+        """Bring a calibration file to the server; the same content again is the same upload.
 
         Args:
             file: a `.txt` file, or a `.jsonl` file with an object with a string `text` on each line.
@@ -203,7 +203,7 @@ class Rocket:
         return self._transport.call(_endpoints.get_upload(upload_id))
 
     def delete_upload(self, upload_id: str) -> None:
-        """Deletes an upload that no job needs any more.
+        """Delete an upload that no job needs any more.
 
         Args:
             upload_id: `upload/ID`.
@@ -221,7 +221,7 @@ class Rocket:
         patience: float = LASTING_PATIENCE,
         on_news: Callable[[Event | Progress], None] = ignore,
     ) -> Job:
-        """Waits until a job has ended, however often the server goes away and comes back meanwhile.
+        """Wait until a job has ended, however often the server goes away and comes back meanwhile.
 
         Args:
             job_id: the job.
@@ -266,11 +266,11 @@ class Rocket:
             after = page.last_id
 
     def cancel(self, job_id: str) -> Job:
-        """Cancels a job: at once if it waits, as soon as its worker notices if it runs (`cancelling`)."""
+        """Cancel a job: at once if it waits, as soon as its worker notices if it runs (`cancelling`)."""
         return self._transport.call(_endpoints.cancel(job_id))
 
     def retry(self, job_id: str, *, hub_token: str | None = None) -> Job:
-        """Makes a new job of one that failed or was cancelled; it goes on from the checkpoints.
+        """Make a new job of one that failed or was cancelled; it goes on from the checkpoints.
 
         Args:
             job_id: the job.
@@ -279,11 +279,11 @@ class Rocket:
         return self._transport.call(_endpoints.retry(job_id, hub_token=hub_token))
 
     def delete(self, job_id: str) -> None:
-        """Deletes a job that has ended, with its artifacts."""
+        """Delete a job that has ended, with its artifacts."""
         self._transport.send(_endpoints.delete(job_id))
 
     def events(self, job_id: str, *, after: int = 0, patience: float = LASTING_PATIENCE) -> Iterator[Event | Progress]:
-        """Follows a job until it ends; survives that the server goes away and comes back.
+        """Follow a job until it ends; survives that the server goes away and comes back.
 
         Args:
             job_id: the job.
@@ -341,7 +341,7 @@ class Rocket:
         return self._transport.call(call)
 
     def delete_profile(self, profile_id: str) -> None:
-        """Deletes a profile; the jobs that made or used it stay."""
+        """Delete a profile; the jobs that made or used it stay."""
         self._transport.send(_endpoints.delete_profile(profile_id))
 
     def report(self, job_id: str) -> CompressionReport:
@@ -361,7 +361,7 @@ class Rocket:
         patience: float = LASTING_PATIENCE,
         on_progress: Callable[[DownloadProgress], None] = ignore,
     ) -> list[DownloadedFile]:
-        """Brings the artifacts of a job into a folder; called again, it goes on where it stopped.
+        """Bring the artifacts of a job into a folder; called again, it goes on where it stopped.
 
         Args:
             job_id: a job that has succeeded.

@@ -98,7 +98,7 @@ def push_export(
     on_progress: Callable[[DownloadProgress], None] = ignore,
     on_upload: Callable[[Sequence[DownloadedFile]], None] = ignore,
 ) -> PushedExport:
-    """Brings an export of a job that has succeeded to the Hub.
+    """Bring an export of a job that has succeeded to the Hub.
 
     Args:
         rocket: a client of the server that has the job.
@@ -203,7 +203,7 @@ def _prepare(api: HfApi, destination: Destination) -> str:
 
 @contextmanager
 def _hub_errors(destination: Destination) -> Iterator[None]:
-    """Turns what the Hub's client raises into errors of ours."""
+    """Turn what the Hub's client raises into errors of ours."""
     name = destination.repository
     try:
         # Such as of a model card without some label: nothing that whoever pushes could do about.

@@ -32,7 +32,7 @@ BAR_MILLISECONDS = 200.0
 
 
 def attack(target: Target, attacks: tuple[Callable[[Target], str], ...]) -> bool:
-    """Runs attacks one after another; returns whether all were warded off."""
+    """Run attacks one after another; returns whether all were warded off."""
     probe = Probe(target.url)
     is_safe = True
     try:
@@ -95,7 +95,7 @@ def _started(folder: Path, settings: dict[str, str], kind: type[Service] = Servi
 
 
 def main() -> None:
-    """Attacks both kinds of service."""
+    """Attack both kinds of service."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=[one.__name__ for one in ATTACKS], help="one attack")
     parser.add_argument("--servers", choices=["embedded", "postgres"], help="one kind of service")

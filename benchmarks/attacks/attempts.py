@@ -139,7 +139,7 @@ def tokenizer_that_multiplies(target: Target) -> str:
 
 
 def slow_uploads(target: Target) -> str:
-    """Uploads that send one byte, more of them than there are threads; another tenant uploads meanwhile."""
+    """Upload that send one byte, more of them than there are threads; another tenant uploads meanwhile."""
     lines = ("Content-Type: text/plain", "Content-Length: 1000")
     with ExitStack() as open_ones:
         for _ in range(16):

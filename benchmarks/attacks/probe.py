@@ -45,7 +45,7 @@ class Probe:
         return max((took for at, took in self._seen if at >= since), default=float("inf"))
 
     def close(self) -> None:
-        """Stops asking."""
+        """Stop asking."""
         self._process.terminate()
         self._process.wait()
         self._thread.join()

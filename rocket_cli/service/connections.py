@@ -211,7 +211,7 @@ class LimitedProtocol(H11Protocol):
         return cast("LimitedState", self.server_state)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Admits the connection, or refuses it."""
+        """Admit the connection, or refuses it."""
         super().connection_made(transport)
         refusal = self._state.admit(self, self.client[0] if self.client else "")
         if refusal is not None:
@@ -223,14 +223,14 @@ class LimitedProtocol(H11Protocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends all timers."""
+        """End all timers."""
         self._cancel_head_timer()
         self._cancel_send_timer()
         self._state.forget(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Starts the deadline with the first byte of a head, and ends it with its last."""
+        """Start the deadline with the first byte of a head, and ends it with its last."""
         super().data_received(data)
         self._update()
         if not self._is_answering() and self._head_timer is None:
@@ -238,12 +238,12 @@ class LimitedProtocol(H11Protocol):
             self._expect_head()
 
     def on_response_complete(self) -> None:
-        """Lets the connection be closed to make room, unless the next request is there already."""
+        """Let the connection be closed to make room, unless the next request is there already."""
         super().on_response_complete()
         self._update()
 
     def pause_writing(self) -> None:
-        """Starts the deadline for a client that does not read."""
+        """Start the deadline for a client that does not read."""
         super().pause_writing()
         self._unsent = self._count_unsent()
         self._cancel_send_timer()
@@ -251,13 +251,13 @@ class LimitedProtocol(H11Protocol):
         self._update()
 
     def resume_writing(self) -> None:
-        """Ends the deadline, as the client has read."""
+        """End the deadline, as the client has read."""
         super().resume_writing()
         self._cancel_send_timer()
         self._update()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is not HTTP, if there is no other response yet."""
+        """Answer what is not HTTP, if there is no other response yet."""
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             super().send_400_response(msg)
         else:

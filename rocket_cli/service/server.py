@@ -58,7 +58,7 @@ def service_settings(*, as_json: bool = False, **overrides: object) -> Iterator[
 
 
 def require_schema(settings: "Settings") -> None:
-    """Refuses a database that another version of the code has made, or nobody yet.
+    """Refuse a database that another version of the code has made, or nobody yet.
 
     Raises:
         InvalidConfigError: its schema is not that of this version.
@@ -100,7 +100,7 @@ def listen(settings: "Settings", host: str, port: int) -> socket.socket:
 
 
 def announce_address(listener: socket.socket) -> None:
-    """Prints where the service is: the first line of standard output, which scripts read; the log goes elsewhere."""
+    """Print where the service is: the first line of standard output, which scripts read; the log goes elsewhere."""
     host, port = listener.getsockname()[:2]
     typer.echo(f"Serving on http://{f'[{host}]' if ':' in host else host}:{port}")
 
