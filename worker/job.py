@@ -276,7 +276,7 @@ class Attempt:
         _log.info("the job has %s", status)
 
     def _remove_unpublished(self, artifacts: Sequence[NewArtifact]) -> None:
-        # If the answer to a commit was lost, the job has ended and the retry is refused, but its artifacts are published.
+        # If the answer to a commit was lost, the job has ended and a retry is refused, but the artifacts are published.
         keys = {artifact.storage_key for artifact in artifacts}
         with self._database.snapshot() as session:
             orphans = sweeps.find_orphans(session, storage_keys=keys, work_keys=())

@@ -57,7 +57,7 @@ def adopt_orphans() -> None:
 
 
 def kill_orphans() -> None:
-    """Kill all descendants of this process if it has called `adopt_orphans`; other processes may have unrelated ones."""
+    """Kill all descendants of this process if it called `adopt_orphans`; others may have unrelated children."""
     if not _adopts_orphans():
         return
     import psutil
