@@ -33,7 +33,7 @@ _PARTIAL_CONTENT = 206
 
 
 class Outcome(StrEnum):
-    """What a download did with a file."""
+    """Outcome of a download for one file."""
 
     KEPT = "kept"
     DOWNLOADED = "downloaded"

@@ -313,7 +313,7 @@ class Rocket:
         return self._transport.call(_endpoints.get_profile(profile_id))
 
     def frontier(self, profile_id: str) -> Frontier:
-        """Return size and predicted error of a profiled model at every hundredth of the reachable ratio."""
+        """Return size and predicted error of a profiled model at every hundredth up to the largest reachable ratio."""
         return self._transport.call(_endpoints.frontier(profile_id))
 
     def allocate(

@@ -63,7 +63,7 @@ class Child(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts processes; tests pass a different one to an attempt."""
+    """A callable that starts processes, which tests replace."""
 
     def __call__(self, program: Sequence[str], environment: Mapping[str, str], name: str) -> Child:
         """Start a program.
@@ -127,7 +127,7 @@ class ChildProcess:
 
 
 class _Output:
-    """Forwards the output of a process line by line, and keeps the last lines."""
+    """Forwarder of a process's output, line by line, which keeps the last lines."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream

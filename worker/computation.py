@@ -90,7 +90,7 @@ class Computation:
         """Compute, and send the outcome.
 
         Raises:
-            ChannelError: the attempt is gone.
+            ChannelError: the attempt has ended.
         """
         try:
             failure = failure_of(self._work, place=lambda: (None, None), hidden={})

@@ -31,7 +31,7 @@ def run(channel: Channel) -> None:
         channel: connection to the attempt.
 
     Raises:
-        ChannelError: the attempt is gone.
+        ChannelError: the attempt has ended.
     """
     stop = threading.Event()
     set_on_sigterm(stop)

@@ -28,7 +28,7 @@ def run(channel: Channel) -> None:
     """Confine this process and download a model.
 
     Raises:
-        ChannelError: the attempt is gone.
+        ChannelError: the attempt has ended.
     """
     stop = threading.Event()
     set_on_sigterm(stop)

@@ -266,7 +266,7 @@ class Attempt:
             self._remove_unpublished(finished.artifacts)
             raise
         except DiskFullError:
-            # After an unavailable database it is unknown whether the artifacts are published; a sweep finds out.
+            # If the database did not answer, it is unknown whether the artifacts are published; a sweep finds out.
             self._remove(finished.artifacts)
             raise
         if status == Status.SUCCEEDED:

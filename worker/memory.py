@@ -50,7 +50,7 @@ class MemoryLimit:
     def add(self, pid: int) -> None:
         """Put a process into the group."""
         if self._group is not None:
-            # A process that has already ended is noticed elsewhere.
+            # A process that has already ended closes its channel, which is noticed there.
             with suppress(ProcessLookupError):
                 self._group.add(pid)
 

@@ -59,7 +59,7 @@ class Logging(Message):
 
 
 class FetchRequest(Message):
-    """Which model to download.
+    """Request for a download of a model.
 
     Attributes:
         logging: how to log.
@@ -83,7 +83,7 @@ class FetchRequest(Message):
 
 
 class ComputeRequest(Message):
-    """What to compute.
+    """Request for a computation.
 
     Attributes:
         logging: how to log.

@@ -70,7 +70,7 @@ def _is_complaint(told):
 
 
 def look_at(page, name):
-    """Save a screenshot of a page at this width and in this scheme, and assert that it has no accessibility problems."""
+    """Save a screenshot of a page at this width and in this scheme, and assert that it has no serious violations."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     size, scheme = page.viewport_size["width"], page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
     page.wait_for_timeout(300)
