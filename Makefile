@@ -21,6 +21,7 @@ test-all: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python .ci/check_english.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

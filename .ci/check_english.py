@@ -40,6 +40,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("docs/how-to/service.md", "behind [after]"): "a service is behind a proxy",
     ("docs/how-to/production.md", "behind [after]"): "a service is behind a proxy",
     ("rocket_core/models/block_calls.py", "beside [next to, with]"): "the name of a parameter",
+    ("examples/tiny-llama/README.md", "of ours [our]"): "written by train_tiny_llama.py with the model",
     ("SECURITY.md", "behind [after]"): "a service is behind a proxy",
 }
 _FENCE = re.compile(r"^(```|~~~)")

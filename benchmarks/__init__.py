@@ -1,1 +1,1 @@
-"""Speed and quality, measured: `python -m benchmarks` runs all."""
+"""Benchmarks of speed and quality: `python -m benchmarks` runs those of speed."""

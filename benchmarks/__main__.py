@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark in turn; figures are ratios within one run, as machines differ."""
+"""The benchmarks of `make bench`; figures are ratios within one run, as machines differ."""
 
 from benchmarks import allocation, profiling, second_job
 

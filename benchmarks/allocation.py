@@ -1,8 +1,8 @@
-"""Allocating a budget to proven optimality, on the layer shapes of real models, against a plain dynamic programme.
+"""Allocation of a budget to proven optimality on layer shapes of real models, compared with plain dynamic programming.
 
-Costs are those of profiles: a dense candidate, and one per ratio 0.05, 0.10 ... 0.70 that spends the layer's budget to
+Costs are as in profiles: a dense candidate, and one per ratio 0.05, 0.10 ... 0.70 that spends the layer's budget to
 the last parameter or, in half of the instances, is rounded down to whole atoms and whole nonzeros per column. Errors
-follow measured curves, with a scale, a curvature and noise of each layer's own. Objectives: `whitened` squares them,
+follow measured curves, with a separate scale, curvature and noise for each layer. Objectives: `whitened` squares them,
 `weight` caps them at 1.01 times the smallest feasible cap, `correlated` makes a layer's error an affine function of
 what the layer loses, which knapsack solvers find hardest.
 
@@ -32,7 +32,7 @@ _EXPERTS = [(2048, 768), (2048, 768), (768, 2048)] * 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """Layer shapes, how often an instance is timed, and how many seconds it may take."""
+    """Layer shapes, the number of timed runs per instance, and the seconds that the slowest instance may take."""
 
     name: str
     shapes: list[tuple[int, int]]
@@ -53,12 +53,12 @@ class Result:
     """Timings of one model under one objective.
 
     Attributes:
-        median: seconds, over all instances, of the median run.
-        slowest: the same of the slowest instance.
-        proven: instances solved to proven optimality.
-        instances: all of them.
-        speedup: how often an instance is solved while the dynamic programme solves it once; the median.
-        reference_excess: by how much the dynamic programme's rounding raises the error; the largest.
+        median: median over all instances of the seconds of the median run.
+        slowest: seconds of the median run of the slowest instance.
+        proven: number of instances solved to proven optimality.
+        instances: number of instances.
+        speedup: median speedup over the dynamic programme.
+        reference_excess: largest relative increase of the error by the dynamic programme's rounding.
     """
 
     median: float
@@ -72,7 +72,7 @@ class Result:
 def instance(
     shapes: list[tuple[int, int]], *, objective: str, rounded: bool, ratio: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Costs, errors and budget."""
+    """Return costs, errors and budget of an instance."""
     generator = np.random.default_rng(seed)
     d_in, d_out = np.array(shapes, dtype=np.int64).T[:, :, None]
     sizes, layers, steps = d_in * d_out, len(shapes), np.arange(1, 15)
@@ -96,7 +96,7 @@ def instance(
 
 
 def measure(model: Model, objective: str) -> Result:
-    """Solves the model's instances at all ratios."""
+    """Solve the model's instances at all ratios."""
     seconds, speedups, excesses, proven = [], [], [], 0
     for ratio in RATIOS:
         for rounded in (False, True):
@@ -130,7 +130,7 @@ def measure(model: Model, objective: str) -> Result:
 
 
 def run() -> dict[tuple[str, str], Result]:
-    """Results by model and objective."""
+    """Return the results by model and objective."""
     return {(model.name, objective): measure(model, objective) for model in MODELS for objective in OBJECTIVES}
 
 
@@ -148,7 +148,7 @@ def _line(model: Model, objective: str, result: Result) -> str:
 
 
 def main() -> None:
-    """Prints one line per model and objective."""
+    """Print one line per model and objective."""
     print(f"allocating, one thread (reference: plain dynamic programme on {BINS:,} bins, costs rounded up)")
     for model in MODELS:
         for objective in OBJECTIVES:

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.before_after`: a model before and after compression, as the table of the README.
+"""The README's table of a model before and after compression: `python -m benchmarks.before_after`.
 
-File size, memory of the loaded weights, tokens per second of greedy decoding (batch 1, one thread; the variants take
-turns, so that a busy machine slows all alike), and perplexity on a text that was not calibrated on.
+It has file size, memory of the loaded weights, tokens per second of greedy decoding (batch 1, one thread; the variants
+take turns, so that a busy machine slows all equally), and perplexity on a text that was not used for calibration.
 """
 
 import argparse
@@ -31,8 +31,8 @@ class Variant:
     """A model to measure.
 
     Attributes:
-        name: for the table.
-        folder: where its files are.
+        name: name in the table.
+        folder: folder with its files.
         is_packed: whether coefficients stay packed in memory.
     """
 

@@ -1,6 +1,6 @@
-"""The kill matrix of `make soak`: every process is killed at every place, one job for each, on both kinds of service.
+"""Kill matrix of `make soak`: every process is killed at every failpoint, with one job each, on both kinds of service.
 
-`make test` kills, on Postgres and Redis, only the process that comes to a place, and all places hit one job.
+`make test` kills, on Postgres and Redis, only the process that reaches a failpoint, and uses one job for all.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _SECONDS = 300.0
 
 
 def main() -> None:
-    """Runs all combinations, or those asked for; raises at the first promise that is broken."""
+    """Run all or the requested combinations; raises AssertionError at the first broken promise."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=[point.name for point in POINTS], help="one place")
     parser.add_argument("--servers", choices=["embedded", "postgres"], help="one kind of service")
@@ -43,8 +43,8 @@ def main() -> None:
 
 
 def run(kinds: list[str], points: list[Failpoint]) -> None:
-    """All combinations of these."""
-    # As the services do: bytes are compared, and equal only at an equal number of threads.
+    """Run all combinations of services and failpoints."""
+    # Like the services: the results are equal byte by byte only with the same number of threads.
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, FakeHub() as hub, _servers("postgres" in kinds) as servers:
         folder = Path(name)
@@ -64,14 +64,14 @@ def _victims(kind: str, point: Failpoint) -> tuple[str, ...]:
     if point.where not in ATTEMPT_PROCESSES - {"worker"}:
         return (point.where,)
     below = (point.where, "worker") if point.where == "job" else (point.where, "job", "worker")
-    # Embedded, API and worker are one process.
+    # In the embedded service, API and worker are one process.
     return below if kind == "embedded" else (*below, "api")
 
 
 def _strike(
     case: Path, servers: tuple[Postgres, Redis] | None, point: dict, hub: FakeHub, expected: dict[str, str]
 ) -> int:
-    """One job that is struck at one place; returns how many attempts it took."""
+    """Run one job with a kill at one failpoint, and return the number of attempts."""
     data_dir, marks = case / "data", case / "marks"
     (data_dir / "models").mkdir(parents=True)
     given = environment(marks, [point], hub.url, case / "hub")

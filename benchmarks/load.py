@@ -1,9 +1,8 @@
-"""`python -m benchmarks.load`: many small jobs, two API processes, two workers, and a kill every few seconds.
+"""Load test with many small jobs, two API processes, two workers, and frequent kills: `python -m benchmarks.load`.
 
-On Postgres and Redis if the tests' servers are installed, on an SQLite file and polling if not. All the time
-`GET /jobs/{id}` is asked at a steady rate, on time whether or not the answers before have come, so that a stall is
-counted against every request that it delays. The last thing on standard output is a JSON summary; a promise that was
-broken makes the exit code 1.
+It uses Postgres and Redis if the tests' servers are installed, otherwise SQLite and polling. Meanwhile `GET /jobs/{id}`
+is requested at a steady rate, regardless of whether earlier answers have arrived, so that a stall counts against every
+request that it delays. Standard output ends with a JSON summary; if a promise was broken, the exit code is 1.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from tests.reference.tiny_models import save_tiny_model
 ROCKET = Path(sys.executable).parent / "rocket"
 TERMINAL = {"succeeded", "failed", "cancelled"}
 MAX_ATTEMPTS = 25
-# Two layers of a tiny model: what takes time is the start of a job's process.
+# Two layers of a tiny model, so that most of the time is the start of a job's process.
 REQUEST = {
     "model_id": "local/tiny",
     "ratio": 0.3,
@@ -43,8 +42,8 @@ LAYERS = 2
 READERS = 32
 WORKERS = 2
 FIRST_SECONDS = 300.0
-# Readers, servers and both workers may share two cores, and what a kill undoes is done again: this many times as long
-# as one job has taken by itself is no sign of a loss yet.
+# Readers, servers and both workers may share two cores, and work lost by a kill is repeated: only jobs that take longer
+# than this multiple of the time of a single job count as lost.
 SLOWNESS = 6
 KILLS_APART = 2
 SETTINGS = {
@@ -61,11 +60,11 @@ SETTINGS = {
 
 
 class Stack:
-    """Processes of a service: two of the API, two workers.
+    """Processes of a service: two for the API, and two workers.
 
     Args:
-        folder: for everything they write.
-        settings: environment variables that say where database and broker are.
+        folder: folder for everything that they write.
+        settings: environment variables with the addresses of database and broker.
     """
 
     def __init__(self, folder: Path, settings: dict[str, str]) -> None:
@@ -80,7 +79,7 @@ class Stack:
         self._jobs: list[psutil.Process] = []
 
     def kill_job(self, chance: random.Random) -> bool:
-        """Kills a job's process, if one runs."""
+        """Kill a job's process, if one is running."""
         running = [job for worker in self.workers for job in self._jobs_of(worker)]
         if running:
             with suppress(psutil.NoSuchProcess):
@@ -88,7 +87,7 @@ class Stack:
         return bool(running)
 
     def kill_worker(self, chance: random.Random) -> None:
-        """Kills a worker and starts another; its job's process must take its own life."""
+        """Kill a worker and start another; its job's process must exit by itself."""
         number = chance.randrange(len(self.workers))
         self._jobs += self._jobs_of(self.workers[number])
         self.workers[number].kill()
@@ -96,11 +95,11 @@ class Stack:
         self.workers[number] = self._start("worker", "--queue", "cpu")[0]
 
     def close(self) -> list[str]:
-        """Stops all in good order; returns what is wrong about how they end."""
+        """Stop all processes in order, and return what went wrong."""
         wrong = []
         for worker in self.workers:
             self._jobs += self._jobs_of(worker)
-        # One that was just being started, too.
+        # Including one that was just being started.
         running = [process for process in self._started if process.returncode is None]
         for process in running:
             process.send_signal(signal.SIGTERM)
@@ -112,7 +111,7 @@ class Stack:
         return wrong
 
     def log(self) -> str:
-        """The end of what they have logged."""
+        """Return the end of their log."""
         return self._log.read_text()[-5000:]
 
     def _jobs_of(self, worker: "subprocess.Popen[bytes]") -> list[psutil.Process]:
@@ -126,7 +125,7 @@ class Stack:
             process = subprocess.Popen([ROCKET, *command], stdout=subprocess.PIPE, stderr=log, env=self._environment)  # noqa: S603
         self._started.append(process)
         assert process.stdout is not None
-        # Ends with the process, too, so that one that does not start is no endless wait.
+        # This returns when the process exits, too, so that a process that does not start cannot block.
         line = process.stdout.readline().decode()
         assert line, self.log()
         return process, line
@@ -144,10 +143,10 @@ class Stack:
 
 
 class Readers:
-    """Clients that ask for jobs at a steady rate, and watch that an end is an end.
+    """Clients that request jobs at a steady rate, and check that final statuses do not change.
 
     Args:
-        urls: where to ask.
+        urls: addresses of the API processes.
         job_ids: the jobs.
         rate: requests per second.
     """
@@ -164,7 +163,7 @@ class Readers:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Asks as long as the context lasts."""
+        """Send requests while the context lasts."""
         self._thread.start()
         try:
             yield
@@ -186,7 +185,7 @@ class Readers:
 
     def _ask(self, client: httpx2.Client, job_id: str, due: float) -> None:
         if self._done.is_set():
-            # Was due, and could not be sent in time: it has waited at least for so long.
+            # It was due but could not be sent in time: it has waited at least this long.
             self.unsent.append(1000 * (time.monotonic() - due))
             return
         try:
@@ -194,7 +193,7 @@ class Readers:
         except httpx2.HTTPError as error:
             self.wrong.append(f"GET /jobs/ID: {type(error).__name__}")
             return
-        # From when it should have been sent: a client that waits for another's answer waits, too.
+        # Measured from when it was due, to include the wait for a free client.
         self.milliseconds.append(1000 * (time.monotonic() - due))
         if answer.status_code != httpx2.codes.OK:
             self.wrong.append(f"GET /jobs/ID: {answer.status_code}")
@@ -205,7 +204,7 @@ class Readers:
 
 
 def main() -> int:
-    """Runs the load and returns the exit code."""
+    """Run the load test and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seconds-between-kills", type=float, help="on average; default twice as long as a job takes")
@@ -213,7 +212,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="after which what has not ended is lost; default from one job")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     given = parser.parse_args()
-    # So that nothing is left running.
+    # So that no process is left running.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as name, servers() as (kind, settings):
         folder = Path(name)
@@ -235,7 +234,7 @@ def main() -> int:
 
 @contextmanager
 def servers() -> Iterator[tuple[str, dict[str, str]]]:
-    """A Postgres and a Redis of its own, or nothing where they are not installed."""
+    """Yield the kind and the settings of a new Postgres and Redis, or of SQLite if they are not installed."""
     from tests.servers import MissingServerError, Postgres, Redis
 
     with ExitStack() as running:
@@ -255,11 +254,11 @@ def servers() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def run(stack: Stack, given: argparse.Namespace) -> dict:
-    """Submits, kills, waits, and judges."""
+    """Submit, kills, waits, and judges."""
     chance = random.Random(given.seed)  # noqa: S311  # moments, no secrets
     began = time.monotonic()
     clients = [httpx2.Client(base_url=url, timeout=60) for url in stack.urls]
-    # Nothing happens to the first: it tells what the others must give, and how long one takes.
+    # The first job is not interrupted: it gives the expected result and the time of a job.
     first = submit(clients, -1)
     while look(clients[0], first)["status"] not in TERMINAL:
         assert time.monotonic() < began + FIRST_SECONDS, "the first job has not ended"
@@ -283,7 +282,7 @@ def run(stack: Stack, given: argparse.Namespace) -> dict:
             waiting -= {job_id for job_id in waiting if look(clients[0], job_id)["status"] in TERMINAL}
             print(f"{len(waiting)} of {given.jobs} jobs are left, {sum(kills.values())} kills", file=sys.stderr)
     seconds = time.monotonic() - began
-    # What an interrupt has not let end is no loss, but no proof either.
+    # Jobs that had not ended at an interrupt are not lost, but prove nothing either.
     judged = [judge(clients[1], job_id) for job_id in job_ids if not (interrupted and job_id in waiting)]
     attempts = [job["attempt"] for job in judged]
     expected = judge(clients[1], first)["files"]
@@ -310,7 +309,7 @@ def run(stack: Stack, given: argparse.Namespace) -> dict:
 
 @contextmanager
 def suppressed_interrupt(seen: list[KeyboardInterrupt]) -> Iterator[None]:
-    """Ends the block early when the run is interrupted, so that what it has found so far is told."""
+    """End the block early when the run is interrupted, so that the results so far are reported."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -318,7 +317,7 @@ def suppressed_interrupt(seen: list[KeyboardInterrupt]) -> Iterator[None]:
 
 
 def submit(clients: list[httpx2.Client], number: int) -> str:
-    """Submits a job at every process of the API, under one key."""
+    """Submit a job to every API process, with the same idempotency key."""
     answers = [client.post("/jobs", json=REQUEST, headers={"Idempotency-Key": f"job {number}"}) for client in clients]
     assert {answer.status_code for answer in answers} == {202, 200}, answers[0].text
     [job_id] = {answer.json()["id"] for answer in answers}
@@ -326,13 +325,13 @@ def submit(clients: list[httpx2.Client], number: int) -> str:
 
 
 def look(client: httpx2.Client, job_id: str, part: str = "") -> dict:
-    """A job, or a part of it."""
+    """Return a job, or a part of it."""
     answer: dict = client.get(f"/jobs/{job_id}{part}").raise_for_status().json()
     return answer
 
 
 def judge(client: httpx2.Client, job_id: str) -> dict:
-    """What has become of a job, and which promises that breaks."""
+    """Return the outcome of a job, and the promises that it breaks."""
     job = look(client, job_id)
     events = look(client, job_id, "/events?limit=1000")["data"]
     artifacts = look(client, job_id, "/artifacts")["data"]
@@ -347,7 +346,7 @@ def judge(client: httpx2.Client, job_id: str) -> dict:
         "events are not numbered 1, 2, 3 ...": [event["id"] for event in events] == [*range(1, len(events) + 1)],
         "layers are missing": len(look(client, job_id, "/layers")["data"]) == LAYERS,
     }
-    # Report and card tell times.
+    # Report and model card contain times.
     told = ("report.json", "report.html", ".md")
     files = {file["name"]: file["sha256"] for file in artifacts if not file["name"].endswith(told)}
     return {
@@ -361,7 +360,7 @@ def judge(client: httpx2.Client, job_id: str) -> dict:
 
 
 def quantiles(milliseconds: list[float]) -> dict[str, float]:
-    """How long reading took."""
+    """Return quantiles of the response times."""
     ordered = sorted(milliseconds)
     places = {"p50_ms": 0.5, "p99_ms": 0.99, "max_ms": 1.0}
     found = {name: round(ordered[min(len(ordered) - 1, int(part * len(ordered)))], 1) for name, part in places.items()}

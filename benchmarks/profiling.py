@@ -1,4 +1,4 @@
-"""Profiling a layer against the explicit procedure of the paper, in one run on one thread.
+"""Profiling of a layer, compared with the explicit procedure of the paper in one run on one thread.
 
 The reference evaluates the same 14 ratios by 21 rank/nnz ratios with an explicit mask, dictionary and reconstruction of
 every candidate in float64 (`tests/reference/factorization.py`). It shares the mask rule and the exact nnz, so that the
@@ -24,7 +24,7 @@ BAR = 10.0
 
 
 def synthetic_layer(d_in: int, d_out: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """A Gaussian weight, and a Gram matrix whose spectrum falls by e^6 as those of real activations do."""
+    """Return a Gaussian weight, and a Gram matrix whose spectrum falls by e^6, as for real activations."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(d_in, d_out, generator=generator, dtype=torch.float64) / d_in**0.5
     rotation, _ = torch.linalg.qr(torch.randn(d_in, d_in, generator=generator, dtype=torch.float64))
@@ -33,7 +33,7 @@ def synthetic_layer(d_in: int, d_out: int, seed: int = 0) -> tuple[torch.Tensor,
 
 
 def compare(d_in: int, d_out: int) -> tuple[float, float, float, float]:
-    """Seconds of the library and of the reference, largest and smallest relative deviation of the best error."""
+    """Return seconds of library and reference, and the largest and smallest relative deviation of the best error."""
     weight, gram = synthetic_layer(d_in, d_out)
     began = time.perf_counter()
     layer = prepare_layer(weight, eigenbasis(weight, gram), FactorizerSettings(), dtype=torch.float32)
@@ -63,7 +63,7 @@ def compare(d_in: int, d_out: int) -> tuple[float, float, float, float]:
 
 
 def main(shapes: tuple[tuple[int, int], ...] = SHAPES) -> None:
-    """Prints one line per shape."""
+    """Print one line per shape."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     print("profiling one layer, objective weight, one thread (reference: explicit, full grid, float64)")

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.quality`: quality of presets and methods on one model, at equal parameters or equal bytes.
+"""Quality of presets and methods on one model, at equal parameters or equal bytes.
 
     python -m benchmarks.quality --model FOLDER --calibrate FILE --measure FILE --out FOLDER
 
-Writes OUT/quality.json with every run, OUT/quality.md with tables, and a plot for either budget: for decoders
-perplexity over the dense model's, for encoders the mean cosine drift of the pooled output; mean over seeds, with half
-the distance of largest and least. Each run is kept as it ends, and a run that is there is not made again.
+It writes OUT/quality.json with every run, OUT/quality.md with tables, and a plot for each budget: for decoders the
+ratio of perplexity to the dense model's, for encoders the mean cosine drift of the pooled output; mean over seeds, with
+half the difference between largest and smallest. Each run is saved when it ends, and saved runs are not repeated.
 """
 
 import argparse
@@ -38,7 +38,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 BASELINES = ("svd-llm", "cospadi", "rocket-uniform", "magnitude", "wanda")
 
-# Excess over the dense model, at equal parameters, as a part of that of `paper`.
+# Upper bounds on the excess over the dense model, at equal parameters, as a fraction of that of `paper`.
 _MOST_EXCESS: Mapping[str, Mapping[float, float]] = {
     "best": dict.fromkeys((0.2, 0.3, 0.4, 0.5), 0.1),
     "best, factored only": dict.fromkeys((0.2, 0.3, 0.4, 0.5), 1 / 3),
@@ -47,7 +47,7 @@ _MOST_DRIFT: Mapping[float, float] = {0.3: 0.25, 0.5: 0.5}
 
 
 def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed: int) -> dict[str, Any]:
-    """Compresses and measures once."""
+    """Compress and measure once."""
     config = compression_config(
         ratio=ratio,
         budget=budget,
@@ -66,7 +66,7 @@ def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed
     seconds: list[float] = []
 
     def note(progress: Progress) -> None:
-        """What measuring takes is no cost of the method."""
+        """Record the time before the evaluation, which is not a cost of the method."""
         if progress.stage == "evaluating" and not seconds:
             seconds.append(time.process_time() - began)
 
@@ -95,10 +95,10 @@ def run(given: argparse.Namespace, variant: str, ratio: float, budget: str, seed
 
 
 class Results:
-    """Runs, looked up by what was run.
+    """Runs, indexed by variant, budget and ratio.
 
     Args:
-        rows: what `run` returned.
+        rows: the results of `run`.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -109,7 +109,7 @@ class Results:
         self.measure = next((row["measure"] for row in rows if "measure" in row), "")
 
     def values(self, variant: str, budget: str, ratio: float | None = None, *, of: str = "quality") -> list[float]:
-        """One for each seed, and for each ratio if none is given; none where the budget is out of reach."""
+        """Return a value for each seed, and for each ratio unless one is given; runs out of reach have no value."""
         return [
             row[of]
             for row in self._rows
@@ -117,28 +117,28 @@ class Results:
         ]
 
     def rows(self, variant: str, budget: str) -> list[Mapping[str, Any]]:
-        """Those within reach."""
+        """Return the runs whose budget is within reach."""
         return [row for row in self._rows if (row["variant"], row["budget"]) == (variant, budget) and "quality" in row]
 
     def excess(self, variant: str, budget: str, ratio: float) -> float | None:
-        """What the mean is above that of the dense model."""
+        """Return the excess of the mean over the dense model."""
         values = self.values(variant, budget, ratio)
         return statistics.mean(values) - (0 if self.measure == "drift" else 1) if values else None
 
     def missing(self, variant: str, budget: str, ratio: float) -> str:
-        """What stands where there is no value."""
+        """Return the text for a missing value."""
         sought = (variant, budget, ratio)
         tried = any((row["variant"], row["budget"], row["ratio"]) == sought for row in self._rows)
         return "out of reach" if tried else "not run"
 
     def seconds(self, variant: str, budget: str) -> float | None:
-        """Median CPU time of a run."""
+        """Return the median CPU time of a run."""
         values = self.values(variant, budget, of="cpu_seconds")
         return statistics.median(values) if values else None
 
 
 def table(results: Results, budget: str) -> Iterator[str]:
-    """The results as Markdown."""
+    """Yield the lines of a Markdown table of the results."""
     yield f"\nAt equal {budget}, {results.measure}:\n"
     yield f"| | {' | '.join(f'{ratio:g}' for ratio in results.ratios)} | CPU s |"
     yield "|---" * (len(results.ratios) + 2) + "|"
@@ -151,7 +151,7 @@ def table(results: Results, budget: str) -> Iterator[str]:
 
 
 def comparison(results: Results, budget: str) -> Iterator[str]:
-    """What is left of the excess of `paper` and of the best baseline, as Markdown."""
+    """Yield the lines of a Markdown table of excesses relative to `paper` and to the best baseline."""
     yield f"\nExcess over the dense model, as a part of another's, at equal {budget}:\n"
     yield f"| | {' | '.join(f'{ratio:g}' for ratio in results.ratios)} | CPU time |"
     yield "|---" * (len(results.ratios) + 2) + "|"
@@ -170,7 +170,7 @@ def comparison(results: Results, budget: str) -> Iterator[str]:
 
 
 def bars(results: Results) -> Iterator[str]:
-    """What `best` is held to, as Markdown: what was asked, what was found, and whether that holds."""
+    """Yield the lines of a Markdown table of requirements on `best`: bound, measured value, and whether it holds."""
     yield "\n| `best` | asked | found | |"
     yield "|---|---|---|---|"
     drift = results.measure == "drift"
@@ -205,7 +205,7 @@ def _bar(what: str, found: float, most: float) -> str:
 
 
 def plot(results: Results, budget: str, file: Path) -> None:
-    """Excess over ratio, a line for each variant, bars from the least to the largest seed."""
+    """Plot the excess over the ratio, with a line for each variant, and bars from the smallest to the largest seed."""
     mpl.rcParams.update({"svg.hashsalt": "rocket", "svg.fonttype": "none"})
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     dense = 0 if results.measure == "drift" else 1
@@ -242,7 +242,7 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Runs what is not there yet, and writes the table."""
+    """Run the missing combinations, and write the tables and plots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("model", "calibrate", "measure", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)

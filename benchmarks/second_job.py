@@ -1,7 +1,7 @@
-"""A model compressed at one ratio and then, on the profile that was kept, at another: what the second run is spared.
+"""Time saved by a cached profile, when a model is compressed at one ratio and then at another.
 
-The second run neither calibrates nor profiles; what it still does is to allocate, to compress the chosen layers and to
-write them. Each run is a process of its own, as jobs are, on one thread unless told otherwise.
+The second run neither calibrates nor profiles; it only allocates, compresses the chosen layers and writes them. Each
+run is a separate process, as jobs are, on one thread by default.
 
     python -m benchmarks.second_job [--model examples/tiny-llama] [--dataset builtin] [--ratios 0.3 0.5]
 """
@@ -26,11 +26,11 @@ BAR = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What a run took.
+    """Cost of a run.
 
     Attributes:
-        seconds: by the clock.
-        cpu_seconds: of the process, loading included.
+        seconds: wall-clock time.
+        cpu_seconds: CPU time of the process, including loading.
         stages: seconds of each stage.
     """
 
@@ -39,20 +39,20 @@ class Job:
     stages: dict[str, float]
 
     def line(self, name: str) -> str:
-        """For people."""
+        """Return a line for people."""
         stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in self.stages.items() if seconds >= 0.05)
         return f"  {name}: {sum(self.stages.values()):.1f} s of stages ({stages}); {self.cpu_seconds:.1f} s of CPU time"
 
 
 def measure(model: str, dataset: str, ratios: tuple[float, float], *, samples: int | None, threads: int) -> list[Job]:
-    """Two runs, the second on the profile of the first.
+    """Run twice, the second time with the profile of the first, and return the costs.
 
     Args:
         model: folder of a checkpoint.
-        dataset: what to calibrate on.
-        ratios: of either run.
+        dataset: calibration data.
+        ratios: compression ratios of the two runs.
         samples: calibration samples; None takes the default.
-        threads: of either run.
+        threads: number of threads in each run.
     """
     with tempfile.TemporaryDirectory(prefix="rocket-second-job-") as folder:
         return [
@@ -89,7 +89,7 @@ def main(
     samples: int | None = None,
     threads: int = 1,
 ) -> None:
-    """Prints both runs, and the second as a part of the first."""
+    """Print both runs, and the second as a fraction of the first."""
     print(f"a second job on a kept profile: {model}, ratio {ratios[0]} and then {ratios[1]}, threads: {threads}")
     first, second = measure(model, dataset, ratios, samples=samples, threads=threads)
     print(first.line("first"))

@@ -1,6 +1,7 @@
-"""`make soak`: kills jobs and services at random moments, for as long as one likes, and checks what must hold.
+"""Soak test of `make soak`, which kills jobs and services at random moments and checks invariants.
 
-Each round submits a job, strikes at random times, and compares what comes out with an uninterrupted job, byte by byte.
+Each round submits a job, strikes at random times, and compares the result with that of an uninterrupted job, byte by
+byte.
 """
 
 import argparse
@@ -21,7 +22,7 @@ LAYERS = 42
 
 
 def main() -> None:
-    """Strikes and checks; raises at the first thing that is not as it should be."""
+    """Strike and checks; raises at the first thing that is not as it should be."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--strikes", type=int, default=5, help="per round")
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def soak(service: Service, chance: random.Random, *, rounds: int, strikes: int) -> None:
-    """All rounds."""
+    """Run all rounds."""
     began = time.monotonic()
     first = service.submit(**REQUEST)
     assert service.finished(first)["status"] == "succeeded"
@@ -69,7 +70,7 @@ def soak(service: Service, chance: random.Random, *, rounds: int, strikes: int) 
 
 
 def strike(service: Service, job_id: str, chance: random.Random, struck_at: Counter[str]) -> None:
-    """Kills the job's process, the service, or stops the service in good order."""
+    """Kill the job's process or the service, or stop the service in order."""
     job = service.job(job_id)
     place = job["stage"] if job["status"] == "running" and job["stage"] else job["status"]
     how = chance.choice(["job", "service", "stop"])
@@ -85,7 +86,7 @@ def strike(service: Service, job_id: str, chance: random.Random, struck_at: Coun
 
 
 def check_rows(service: Service, job_id: str) -> None:
-    """Every layer once, events without gaps, files on disk exactly those of the rows."""
+    """Check that every layer occurs once, that events have no gaps, and that no work folder is left."""
     events: list[dict] = []
     while page := service.client.get(f"/jobs/{job_id}/events", params={"after": len(events)}).json()["data"]:
         events += page

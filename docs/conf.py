@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: `make docs`."""
+"""Configuration of Sphinx: `make docs`."""
 
 import re
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-# Sphinx imports what it documents, and the extension that lies beside this file.
+# Sphinx imports the documented packages, and the extension in the folder of this file.
 sys.path[:0] = [str(FOLDER.parent), str(FOLDER)]
 
 import rocket_core  # noqa: E402
@@ -19,12 +19,12 @@ version = release = rocket_core.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference_pages"]
 exclude_patterns = ["reference_pages", "static"]
 
-# `--option` has two hyphens, and no dash.
+# Do not turn the two hyphens of `--option` into a dash.
 smartquotes = False
-# Links to headings, as GitHub makes their anchors.
+# Headings have the same anchors as on GitHub.
 myst_heading_anchors = 4
 
-# A service on the reader's own machine.
+# A service on the reader's machine.
 linkcheck_ignore = [r"http://127\.0\.0\.1"]
 
 html_theme = "furo"
@@ -43,10 +43,10 @@ autodoc_default_options = {"members": True, "exclude-members": "model_config"}
 maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
-# Attributes come as a list below the class; what they are is in its signature or its schema.
+# Attributes are a list below the class; their types are in its signature or its schema.
 napoleon_use_ivar = True
 
-# Types of other projects, and of ours that no page describes.
+# Types of other projects, and our own types without a page.
 nitpick_ignore_regex = [("py:.*", r"(?!rocket_core\.(pipeline|config|errors|report)\.|rocket_client\.client\.).*")]
 
 _ANNOTATED = "Annotated["
@@ -55,17 +55,17 @@ _TO_THE_ROOT = re.compile(r"\]\(((?:\.\./)*)\.\./(CHANGELOG|CONTRIBUTING|SECURIT
 
 
 def _link_to_pages(_app: Any, _page: str, content: list[str]) -> None:
-    """Turn links to files of the root that are pages of the site too into links to these pages."""
+    """Turn links to files in the root that are also pages of the site into links to these pages."""
     content[0] = _TO_THE_ROOT.sub(lambda link: f"]({link[1]}{link[2].lower()}.md", content[0])
 
 
 def _leave_out_fields(_app: Any, what: str, _name: str, thing: Any, *_rest: Any) -> tuple[str, None] | None:
-    """The signature of a model repeats its fields, which are listed below with what they mean."""
+    """Remove the signature of a model, which repeats the fields that are listed below it."""
     return ("", None) if what == "class" and hasattr(thing, "model_fields") else None
 
 
 def _as_restructured_text(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
-    """Indented blocks and drawn trees in docstrings are code, as in Markdown."""
+    """Turn indented blocks and drawn trees in docstrings into code, as in Markdown."""
     written: list[str] = []
     for number, line in enumerate(lines):
         below, further, *_rest = [*lines[number + 1 :], "", ""]
@@ -84,7 +84,7 @@ def _as_restructured_text(_app: Any, _what: str, _name: str, _thing: Any, _optio
 
 
 def _name_plain_types(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
-    """Ranges are in the words beside a type; `Annotated[float, FieldInfo(...)]` is `float`."""
+    """Turn `Annotated[float, FieldInfo(...)]` into `float`, as ranges are in the description of a field."""
     lines[:] = [_without_annotations(line) if line.startswith(":vartype ") else line for line in lines]
 
 
@@ -102,9 +102,9 @@ def _without_annotations(text: str) -> str:
 
 
 def setup(app: Any) -> None:
-    """Called by Sphinx."""
+    """Connect the functions above to Sphinx's events."""
     app.connect("autodoc-process-docstring", _name_plain_types, priority=600)
-    # Before napoleon, which writes fields that are indented, too.
+    # This must run before napoleon, which also writes indented fields.
     app.connect("autodoc-process-docstring", _as_restructured_text, priority=400)
     app.connect("source-read", _link_to_pages)
     app.connect("autodoc-process-signature", _leave_out_fields)

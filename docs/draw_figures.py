@@ -1,7 +1,7 @@
-"""Draws the figures of `method.md` from one real compression of the bundled model: `python docs/draw_figures.py`.
+"""Figures of `method.md`, drawn from a real compression of the bundled model: `python docs/draw_figures.py`.
 
-Prints the numbers that the text quotes. Takes a minute or two on one core; on the same machine equal runs draw equal
-files.
+The program also prints the numbers that the text quotes. It takes a minute or two on one core, and draws the same files
+in every run on the same machine.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-# Draws to files alone, with a display or without.
+# Draw to files only, with or without a display.
 mpl.use("svg")
 
 from matplotlib import pyplot
@@ -32,13 +32,13 @@ MODEL = Path(__file__).parents[1] / "examples" / "tiny-llama"
 RATIO = 0.5
 CALIBRATION = {"samples": 64, "sequence_length": 256}
 LAYER = "model.layers.3.mlp.down_proj"
-# All layers but that one.
+# All layers except that one.
 OTHERS = ("model.layers.[0124-9].*", "*.self_attn.*", "*.gate_proj", "*.up_proj")
 
 _LABELS = {"low_rank": "low-rank", "factored": "dictionary", "shared": "shared dictionary", "sparse": "sparse"}
-# By Okabe and Ito, apart for every kind of eye.
+# By Okabe and Ito, distinguishable with colour blindness.
 _COLOURS = {"low_rank": "#E69F00", "factored": "#0072B2", "shared": "#CC79A7", "sparse": "#009E73"}
-# Light, so that the words in it can be read.
+# Light, so that the text on it is legible.
 _SHADES = LinearSegmentedColormap.from_list("kept", ["#FFFFFF", "#56B4E9"])
 _MARKERS = {"low_rank": "s", "factored": "o", "shared": "D", "sparse": "^"}
 _SHORT = {"dense": "dense", "low_rank": "low-rank", "factored": "dict.", "shared": "shared", "sparse": "sparse"}
@@ -47,9 +47,9 @@ Chosen = Sequence[tuple[LayerProfile, Candidate]]
 
 
 def main() -> None:
-    """Compresses the model, and draws what came of it."""
+    """Compress the model, draw the figures and print the numbers."""
     profile, tokens = profiled()
-    # What the search of the default run leaves out, as pruning is so far ahead on this model.
+    # The search of the default run leaves these kinds out, because pruning is far better on this model.
     alone = {kind: profiled(kinds=(kind,), ignore=OTHERS)[0].layers[0] for kind in ("low_rank", "factored")}
     what_if = profile.what_if()
     allocation = what_if.at_ratio(RATIO)
@@ -70,10 +70,10 @@ def main() -> None:
 
 
 def profiled(**settings: object) -> tuple[ModelProfile, int]:
-    """Compresses the model, and returns its profile and the calibration tokens behind it.
+    """Compress the model, and return its profile and the number of calibration tokens.
 
     Args:
-        settings: of the compression, beside ratio and calibration.
+        settings: further settings of the compression.
     """
     profiles: list[ModelProfile] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -84,15 +84,15 @@ def profiled(**settings: object) -> tuple[ModelProfile, int]:
 
 
 def draw(what_if: WhatIf, allocation: Allocation, folder: Path, alone: Mapping[str, LayerProfile]) -> None:
-    """Draws all figures into a folder.
+    """Draw all figures into a folder.
 
     Args:
         what_if: the profiled model.
         allocation: one of its allocations.
-        folder: where to.
-        alone: by kind, one of the layers with candidates of that kind only.
+        folder: target folder.
+        alone: by kind, the profile of one layer with candidates of only that kind.
     """
-    # Text stays text, and no identifier is random.
+    # Keep text as text, and avoid random identifiers.
     mpl.rcParams.update({"svg.hashsalt": "rocket", "svg.fonttype": "none", "font.size": 11})
     folder.mkdir(parents=True, exist_ok=True)
     chosen = what_if.chosen(allocation)
@@ -111,9 +111,9 @@ def draw(what_if: WhatIf, allocation: Allocation, folder: Path, alone: Mapping[s
 
 
 def uniform_error(profiles: Sequence[LayerProfile], ratio: float) -> float:
-    """The sum of errors where every layer is compressed by itself at the ratio, with its best candidate within it.
+    """Return the sum of errors if every layer is compressed at the ratio by itself, with its best candidate.
 
-    Infinite where a layer has none that small.
+    It is infinite if a layer has no candidate that small.
     """
 
     def least(profile: LayerProfile) -> float:
@@ -132,7 +132,7 @@ def _save(file: Path, size: tuple[float, float], paint: Any) -> None:
 
 
 def _draw_candidates(axes: Axes, profiles: Mapping[str, LayerProfile], chosen: Candidate, label: str) -> None:
-    """Error over kept parameters of one layer's candidates of each kind, with their hull and the one chosen."""
+    """Draw error over kept parameters of one layer's candidates of each kind, their hull, and the chosen candidate."""
     found: dict[str, list[tuple[float, float]]] = {}
     for kind, profile in profiles.items():
         for candidate in profile.candidates:
@@ -160,7 +160,7 @@ def _ring(axes: Axes, point: tuple[float, float], label: str) -> None:
 
 
 def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The falling part of the lower convex hull, on linear scales."""
+    """Return the falling part of the lower convex hull, on linear scales."""
     hull: list[tuple[float, float]] = []
     for x, y in sorted(points):
         if hull and y >= hull[-1][1]:
@@ -174,7 +174,7 @@ def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
 
 
 def _draw_map(axes: Axes, chosen: Chosen) -> None:
-    """Kept part and kind of every layer, blocks over projections."""
+    """Draw kept fraction and kind of every layer, with a row per block and a column per projection."""
     cells: dict[str, dict[str, tuple[float, str]]] = {}
     for profile, candidate in chosen:
         block, name = _block_and_name(profile.name)
@@ -194,7 +194,7 @@ def _draw_map(axes: Axes, chosen: Chosen) -> None:
 
 
 def _draw_frontier(axes: Axes, what_if: WhatIf, allocation: Allocation) -> None:
-    """Predicted error of the model over its ratio."""
+    """Draw the predicted error of the model over its ratio."""
     points = [(point.ratio, point.error) for point in what_if.frontier() if point.error > 0]
     axes.plot(*zip(*points, strict=True), color=_COLOURS["factored"], label="one knapsack over all layers")
     ratios = [step / 20 for step in range(2, 15)]

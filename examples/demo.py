@@ -1,7 +1,7 @@
-"""A small model becomes smaller, through the real service: `make demo`, or `python examples/demo.py`.
+"""Compression of a small model with the real service: `make demo`, or `python examples/demo.py`.
 
-Starts the service on its embedded default, submits the bundled model over HTTP, downloads what comes out, loads it with
-transformers and compares it with the original. The last line of all output is the download folder.
+The demo starts the embedded service, submits the bundled model over HTTP, downloads the result, loads it with
+transformers and compares it with the original. The last line of output is the download folder.
 """
 
 import math
@@ -53,18 +53,18 @@ _SERVE = "from rocket_cli.main import main; main()"
 
 
 class DemoError(Exception):
-    """A step of the demo has failed; the message says which and what to do."""
+    """A step of the demo failed; the message says which and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """A model as it lies on disk.
+    """A measured model.
 
     Attributes:
-        name: what it is.
-        parameters: how many it has.
-        stored_bytes: of its safetensors.
-        perplexity: on the held-out text.
+        name: its name in the table.
+        parameters: number of its parameters.
+        stored_bytes: bytes of its safetensors.
+        perplexity: perplexity on the held-out text.
     """
 
     name: str
@@ -78,8 +78,8 @@ class Server:
     """A running service.
 
     Attributes:
-        address: where it listens.
-        process: `rocket serve`.
+        address: its address.
+        process: the process of `rocket serve`.
         log: its log.
     """
 
@@ -88,18 +88,18 @@ class Server:
     log: Path
 
     def require_alive(self, waiting: Waiting) -> None:
-        """Nobody starts this service again: what waits for it would wait in vain.
+        """Raise an error if the service has ended, as waiting for it would be in vain.
 
         Raises:
-            DemoError: it has ended.
+            DemoError: the service has ended.
         """
         if self.process.poll() is not None:
             raise DemoError(f"the service has ended ({waiting.reason})\n{_tail(self.log)}")
 
 
 def main() -> int:
-    """Runs the demo and returns the exit code."""
-    # However the demo is ended, it ends the service that it has started.
+    """Run the demo and return the exit code."""
+    # However the demo ends, it must stop the service that it started.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     began = time.monotonic()
@@ -120,7 +120,7 @@ def main() -> int:
 
 
 def run() -> Path:
-    """All steps in order; returns the download folder."""
+    """Run all steps in order, and return the download folder."""
     settings = load_settings()
     model_id = install_model(settings.models_folder)
     with (
@@ -143,11 +143,11 @@ def run() -> Path:
 
 
 def install_model(models_folder: Path) -> str:
-    """Puts the bundled model where the service offers it, unless it is there, and returns its id."""
+    """Copy the bundled model to the service's models folder unless it is there, and return its id."""
     target = models_folder / MODEL.name
     if not target.exists():
         models_folder.mkdir(parents=True, exist_ok=True)
-        # Half a model must never be offered, should the copy be interrupted; names with a dot are not.
+        # An incomplete copy must never be offered, even after an interruption; names that start with a dot are not.
         with tempfile.TemporaryDirectory(prefix=".", dir=models_folder) as made:
             shutil.copytree(MODEL, Path(made) / MODEL.name)
             (Path(made) / MODEL.name).rename(target)
@@ -157,10 +157,10 @@ def install_model(models_folder: Path) -> str:
 
 @contextmanager
 def service(log: Path) -> Iterator[Server]:
-    """Runs `rocket serve` on a free port while the block runs."""
+    """Run `rocket serve` on a free port in the context."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as stream:
-        # A session of its own: Ctrl-C reaches the demo alone, which then stops the service in good order.
+        # A new session: Ctrl-C reaches only the demo, which then stops the service in order.
         process = subprocess.Popen(  # noqa: S603 - this very interpreter
             [sys.executable, "-c", _SERVE, "serve", "--port", "0"],
             stdout=subprocess.PIPE,
@@ -175,7 +175,7 @@ def service(log: Path) -> Iterator[Server]:
 
 
 def compress(rocket: Rocket, model_id: str) -> str:
-    """Submits the model, shows the job until it has succeeded, and returns its id."""
+    """Submit the model, show the job until it has succeeded, and return its id."""
     job = rocket.submit(model_id, ratio=RATIO, calibration={"samples": SAMPLES, "sequence_length": WINDOW})
     say(f"{job.id}: {model_id} at ratio {RATIO}, calibrated on {SAMPLES} windows of {WINDOW} tokens")
     job = follow_job(rocket, job, OutageNotice(rocket.server, quiet=False), quiet=False)
@@ -186,7 +186,7 @@ def compress(rocket: Rocket, model_id: str) -> str:
 
 
 def download(rocket: Rocket, job_id: str) -> Path:
-    """Downloads what a job made into a folder of its own below the current one."""
+    """Download a job's artifacts into a new folder below the current one."""
     folder = (DOWNLOADS / job_id).absolute()
     with progress_view(quiet=False) as view:
         notice = OutageNotice(rocket.server, quiet=False)
@@ -196,7 +196,7 @@ def download(rocket: Rocket, job_id: str) -> Path:
 
 
 def measure(name: str, folder: Path, parameters: int) -> Measured:
-    """Loads a model with transformers and reads the held-out text with it."""
+    """Load a model with transformers and measure its perplexity on the held-out text."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -214,7 +214,7 @@ def measure(name: str, folder: Path, parameters: int) -> Measured:
 
 
 def print_tables(models: Sequence[Measured], report: CompressionReport) -> None:
-    """What became of the model, as a whole and layer by layer."""
+    """Print the result for the whole model and for each layer."""
     sizes = Table(box=None, padding=(0, 2), pad_edge=False)
     sizes.add_column("")
     for column in ("parameters", "bytes on disk", "held-out perplexity"):
@@ -230,7 +230,7 @@ def print_tables(models: Sequence[Measured], report: CompressionReport) -> None:
 
 
 def layer_table(layers: Sequence[LayerReport]) -> Table:
-    """A row for each block, a column for each kind of layer; rank and sparsity, or `dense` where it stays as it is."""
+    """Return a table of rank and sparsity or `dense`, with a row for each block and a column for each kind of layer."""
     cells: dict[str, dict[str, str]] = {}
     for layer in layers:
         block, name = _block_and_name(layer.name)
@@ -248,7 +248,7 @@ def layer_table(layers: Sequence[LayerReport]) -> Table:
 
 
 def require_success(models: Sequence[Measured], report: CompressionReport) -> None:
-    """Refuses figures that cannot be right.
+    """Raise an error for figures that cannot be right.
 
     Raises:
         DemoError: there are such figures.
@@ -263,7 +263,7 @@ def require_success(models: Sequence[Measured], report: CompressionReport) -> No
 
 
 def say(text: str) -> None:
-    """Tells what happens."""
+    """Print a message of the demo."""
     print(f"demo: {text}", flush=True)
 
 
@@ -294,7 +294,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
     try:
         process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        # With the whole session, so that no job outlives it.
+        # Kill the whole session, so that no job outlives the service.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -309,7 +309,7 @@ def _parameters_left(report: CompressionReport) -> int:
 
 
 def _block_and_name(layer: str) -> tuple[str, str]:
-    """`model.layers.3.mlp.up_proj` is `up_proj` of block 3."""
+    """Return block and name of a layer: `3` and `up_proj` for `model.layers.3.mlp.up_proj`."""
     parts = layer.split(".")
     return next((part for part in parts if part.isdecimal()), ""), parts[-1]
 

@@ -1,8 +1,8 @@
-"""Trains `examples/tiny-llama` from nothing: `python examples/train_tiny_llama.py`.
+"""Training of `examples/tiny-llama` from scratch: `python examples/train_tiny_llama.py`.
 
-The text is CPython's own documentation, so no download is needed: its help topics and the docstrings of its standard
-library, without the held-out topics on which the result is measured. Everything in the folder is written by this
-program, the figures of the model card included. On two idle cores it takes about ten minutes.
+The text is CPython's documentation, so no download is needed: its help topics and the docstrings of its standard
+library, without the held-out topics on which the result is measured. This program writes everything in the folder,
+including the figures of the model card. On two idle cores it takes about ten minutes.
 """
 
 import argparse
@@ -27,17 +27,17 @@ BOUNDARY = "<|endoftext|>"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """What decides the result, besides the text.
+    """Hyperparameters, which determine the result together with the text.
 
     Attributes:
-        seed: of initial weights, document order and window order.
-        vocabulary: entries of the tokenizer.
+        seed: seed of initial weights, document order and window order.
+        vocabulary: number of entries of the tokenizer.
         window: tokens per training sequence.
         batch: sequences per step.
         steps: optimizer steps.
-        warmup: steps until the learning rate is at its peak; it then falls along a cosine to a tenth.
-        learning_rate: the peak.
-        weight_decay: of the matrices; norms have none.
+        warmup: steps until the learning rate reaches its peak; it then falls along a cosine to a tenth of it.
+        learning_rate: peak of the learning rate.
+        weight_decay: weight decay of the matrices; that of norms is 0.
     """
 
     seed: int = 0
@@ -52,7 +52,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """What the model card reports."""
+    """Figures of the model card."""
 
     parameters: int
     training_tokens: int
@@ -63,7 +63,7 @@ class Figures:
 
 
 def train_tokenizer(texts: list[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer; one token both opens and ends a document."""
+    """Train a byte-level BPE tokenizer, with one token for both start and end of a document."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -90,7 +90,7 @@ def train_tokenizer(texts: list[str], *, vocabulary: int) -> PreTrainedTokenizer
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Saves under the class name that transformers 4, and what is built on it, knows too."""
+    """Save the tokenizer under a class name that transformers 4 and software based on it support too."""
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -98,7 +98,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Makes a Llama with random weights from torch's global generator."""
+    """Return a Llama with random weights from torch's global generator."""
     boundary = tokenizer.bos_token_id
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -117,7 +117,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def batches(tokens: torch.Tensor, recipe: Recipe) -> Iterator[torch.Tensor]:
-    """Gives `recipe.steps` batches of windows that begin anywhere in the tokens."""
+    """Yield `recipe.steps` batches of windows that start anywhere in the tokens."""
     generator = torch.Generator().manual_seed(recipe.seed)
     offsets = torch.arange(recipe.window)
     for _ in range(recipe.steps):
@@ -126,7 +126,7 @@ def batches(tokens: torch.Tensor, recipe: Recipe) -> Iterator[torch.Tensor]:
 
 
 def learning_rate_factor(step: int, recipe: Recipe) -> float:
-    """Rises linearly to 1, then falls along a cosine to 0.1."""
+    """Return the factor at a step, which rises linearly to 1 and then falls along a cosine to 0.1."""
     if step < recipe.warmup:
         return (step + 1) / recipe.warmup
     progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
@@ -134,7 +134,7 @@ def learning_rate_factor(step: int, recipe: Recipe) -> float:
 
 
 def train(model: LlamaForCausalLM, tokens: torch.Tensor, held_out: torch.Tensor, recipe: Recipe) -> None:
-    """Trains in place; the held-out windows are only watched, nothing is chosen by them."""
+    """Train in place; the held-out windows are only monitored, and no setting is chosen by them."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     norms = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     optimizer = torch.optim.AdamW(
@@ -167,13 +167,13 @@ def train(model: LlamaForCausalLM, tokens: torch.Tensor, held_out: torch.Tensor,
 
 
 def unigram_perplexity(windows: torch.Tensor, tokens: torch.Tensor, *, vocabulary: int) -> float:
-    """Perplexity of a model that knows only how frequent each token is in the training text, plus one."""
+    """Return the perplexity of a unigram model: the counts of each token in the training text, plus one."""
     counts = torch.bincount(tokens, minlength=vocabulary).double() + 1
     return math.exp(-(counts / counts.sum()).log()[windows[:, 1:]].mean().item())
 
 
 def model_card(figures: Figures, recipe: Recipe) -> str:
-    """Writes the card; its figures come from the run that made the weights."""
+    """Return the model card, with the figures of the run that trained the weights."""
     trained_on = recipe.steps * recipe.batch * recipe.window
     return f"""---
 license: apache-2.0
@@ -238,7 +238,7 @@ copyright the Python Software Foundation, under the
 
 
 def main() -> None:
-    """Trains, measures and writes the folder."""
+    """Train, measure and write the folder."""
     parser = argparse.ArgumentParser(description="Train examples/tiny-llama on CPython's documentation.")
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder to write (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=Recipe().steps, help="optimizer steps (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""Locked requirements of the images, with hashes: `make lock`."""
+"""Lock files of the images' requirements, with hashes: `make lock`."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "requirements"
 EXTRAS = {"api": ("s3",), "worker": ("worker", "s3", "vision", "evaluation")}
-"""Extras of the project that each image has."""
+"""Extras of the project in each image."""
 TARGETS = tuple(
     {
         "python_version": python.rpartition(".")[0],
@@ -34,7 +34,7 @@ TARGETS = tuple(
     for python in ("3.11.7", "3.12.0", "3.13.0")
     for machine in ("x86_64", "aarch64")
 )
-"""Environments that the files are for, as markers see them."""
+"""Environments that the files are for, as values of markers."""
 
 _TORCH = "torch"
 _HEADER = """\
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the locked requirements.
 
     Args:
-        arguments: of the command line; None takes those of this process.
+        arguments: command line arguments; None takes those of this process.
     """
     parser = argparse.ArgumentParser(description="Locks what the images install.")
     parser.add_argument("--torch-index", help="URL of an index of torch builds: locks torch from there, nothing else")
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lock(options.output, [_TORCH], without=pinned - {_TORCH}, index=index)
         return
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    # Torch, and what only its builds for GPUs require: one from another index may need none of that.
+    # Torch and the packages that only its GPU builds require, which builds from another index may not need.
     torch = lock(FOLDER / "torch.txt", [_TORCH], without=pinned - {_TORCH})
     lock(FOLDER / "build.txt", project["build-system"]["requires"])
     for image, extras in EXTRAS.items():
@@ -69,26 +69,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def requirements_of(metadata: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
-    """Return what the project requires with these extras, without itself."""
+    """Return the project's requirements with these extras, without the project itself."""
     optional = metadata["optional-dependencies"]
     wanted = [*metadata["dependencies"], *(text for extra in extras for text in optional[extra])]
-    # An extra that includes another one names the project, which is built from source.
+    # An extra that includes another names the project, which is built from source.
     return [text for text in wanted if Requirement(text).name != metadata["name"]]
 
 
 def lock(
     file: Path, wanted: Iterable[str], *, without: Set[str] = frozenset(), index: Sequence[str] = ()
 ) -> frozenset[str]:
-    """Write the packages that requirements bring, each with its version and hashes.
+    """Write the packages that requirements resolve to, with versions and hashes.
 
-    Versions come from constraints.txt. Those that are not there (what torch's builds for GPUs need) stay as the file
-    has them already, where torch allows it.
+    Versions come from constraints.txt. Packages that are not in it (those of torch's GPU builds) keep their version
+    in the existing file, where torch allows it.
 
     Args:
         file: the file to write.
         wanted: the requirements.
-        without: packages that another file has.
-        index: options of uv that name further indexes.
+        without: packages that are in another file.
+        index: options of uv that add indexes.
 
     Returns:
         The names of the packages in the file.
@@ -114,13 +114,13 @@ def lock(
 
 
 def _pinned() -> frozenset[str]:
-    """Return the packages that constraints.txt has a version of."""
+    """Return the packages whose versions are in constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return frozenset(canonicalize_name(Requirement(line).name) for line in lines)
 
 
 def _packages(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each package that any of the targets needs and its lines, with the marker only where it matters."""
+    """Yield each package that a target needs with its lines, and with a marker only if some targets do not need it."""
     for block in re.findall(r"^\S.*\\\n(?:    --hash=.*\n)+", text, flags=re.MULTILINE):
         first, _, hashes = block.partition(" \\\n")
         requirement = Requirement(first)

@@ -1,4 +1,4 @@
-"""Digests of the images that others publish, written into `.env`: `make pin-images`."""
+"""Pinning of third-party images by digest in `.env`: `make pin-images`."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Look up the digest of each image and write the pinned references.
 
     Args:
-        arguments: of the command line; None takes those of this process.
+        arguments: command line arguments; None takes those of this process.
     """
     parser = argparse.ArgumentParser(description="Pins the images of docker-compose.yml by digest.")
     parser.add_argument("--env-file", type=Path, default=ROOT / ".env", help="file to write into; default .env")
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     docker = shutil.which("docker")
     if docker is None:
         raise SystemExit("pin-images needs docker with buildx; install it, or write the digests into .env by hand")
-    # Every digest is known before anything is written.
+    # Look up every digest before anything is written.
     pinned = {name: f"{image}@{_digest(docker, image)}" for name, image in default_images().items()}
     if options.print:
         print("\n".join(f"{name}={image}" for name, image in pinned.items()))  # noqa: T201 - what was asked for
@@ -37,27 +37,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def default_images() -> dict[str, str]:
-    """Return the images that docker-compose.yml uses unless a variable says otherwise, by that variable."""
+    """Return the default images of docker-compose.yml, by the variable that overrides each."""
     return dict(_REFERENCE.findall((ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
 
 
 def write(file: Path, variables: dict[str, str]) -> None:
-    """Set variables in an environment file, and leave its other lines as they are.
+    """Set variables in an environment file, and keep its other lines.
 
     Args:
-        file: the file; it is created where there is none.
-        variables: name and value.
+        file: the file; created if it does not exist.
+        variables: values by name.
     """
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     kept = [line for line in lines if line.partition("=")[0].strip() not in variables]
     text = "\n".join([*kept, *(f"{name}={value}" for name, value in variables.items())]) + "\n"
-    # A new file has no other reader than its owner: passwords come into it later.
+    # Only the owner may read a new file, as it will contain passwords.
     file.touch(mode=0o600)
     file.write_text(text, encoding="utf-8")
 
 
 def _digest(docker: str, image: str) -> str:
-    """Return the digest of an image in its registry, of all its platforms together."""
+    """Return the digest of a multi-platform image in its registry."""
     command = [docker, "buildx", "imagetools", "inspect", image, "--format", "{{json .Manifest.Digest}}"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)

@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the bill of materials of each image and validate it against the schema.
 
     Args:
-        arguments: of the command line; None takes those of this process.
+        arguments: command line arguments; None takes those of this process.
     """
     parser = argparse.ArgumentParser(description="Lists what the images install, in CycloneDX.")
     parser.add_argument("--image", choices=("api", "worker"), help="only this one; default both")

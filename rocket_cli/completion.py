@@ -1,4 +1,4 @@
-"""What a shell offers at the Tab key: names that the server knows, if it says so quickly; otherwise nothing."""
+"""Shell completion with names that the server knows, if it answers quickly; otherwise no completion."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from rocket_client.client import Rocket
     from rocket_client.models import Job
 
-# Somebody is waiting with a finger on the key.
+# Short, as the user is waiting.
 _SECONDS = 1.5
 _MANY = 100
 _STATUSES = ("queued", "running", "cancelling", "succeeded", "failed", "cancelled")
 
 
-# A name, or a name and what tells it from others.
+# A name, or a name and its description.
 Offer = str | tuple[str, str]
 
 
 def job_ids(context: typer.Context, incomplete: str) -> list[Offer]:
-    """Jobs, newest first, each with what tells it from the others."""
+    """Return jobs, newest first, with descriptions."""
 
     def ask(rocket: "Rocket") -> Iterable[Offer]:
         return [(job.id, _told(job)) for job in rocket.list_jobs(limit=_MANY).data]
@@ -33,7 +33,7 @@ def job_ids(context: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def jobs_and_profiles(context: typer.Context, incomplete: str) -> list[Offer]:
-    """Jobs that have a profile, and profiles."""
+    """Return jobs that have a profile, and profiles."""
 
     def ask(rocket: "Rocket") -> Iterable[Offer]:
         jobs = [job for job in rocket.list_jobs(limit=_MANY).data if job.profile_id is not None]
@@ -46,33 +46,33 @@ def jobs_and_profiles(context: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def model_ids(context: typer.Context, incomplete: str) -> list[Offer]:
-    """Models of the server's own folder."""
+    """Return the models in the server's folder."""
     return _offered(context, incomplete, lambda rocket: rocket.models())
 
 
 def calibration_names(context: typer.Context, incomplete: str) -> list[Offer]:
-    """Calibration data that the server offers, uploads among them."""
+    """Return the calibration data that the server offers, including uploads."""
     return _offered(context, incomplete, lambda rocket: rocket.calibrations())
 
 
 def statuses(incomplete: str) -> list[str]:
-    """What a job can be, which no server need be asked for."""
+    """Return the statuses of jobs, without a request to the server."""
     return [status for status in _STATUSES if status.startswith(incomplete)]
 
 
 def _offered(context: typer.Context, incomplete: str, ask: Callable[["Rocket"], Iterable[Offer]]) -> list[Offer]:
-    """What the server of the command line answers within the time, of that which begins so."""
+    """Return the names from the command line's server that start with `incomplete`; empty after a timeout."""
     server = context.params.get("server")
     found: list[Offer] = []
 
     def run() -> None:
         from rocket_client.client import Rocket
 
-        # Nothing to say to somebody who is in the middle of a line.
+        # Errors must not be printed while the user is typing a line.
         with suppress(ClientError), Rocket(server, patience=0) as rocket:
             found.extend(ask(rocket))
 
-    # A thread that is left behind: neither a name server nor a silent host knows of our hurry.
+    # An abandoned daemon thread: name resolution and unresponsive hosts would exceed the timeout.
     thread = Thread(target=run, daemon=True)
     thread.start()
     thread.join(_SECONDS)

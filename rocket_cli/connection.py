@@ -1,4 +1,4 @@
-"""What commands share that talk to a server: the connection, its outages, and refusals in the command line's words."""
+"""Connection of commands to a server: outages, and refusals in terms of the command line."""
 
 import difflib
 import os
@@ -24,11 +24,11 @@ _NAMES_SHOWN = 12
 
 
 class OutageNotice:
-    """Says once that the server does not answer, and once that it does again.
+    """Notice that is printed once when the server does not answer, and once when it does again.
 
     Args:
-        server: its address.
-        quiet: say nothing.
+        server: the server's address.
+        quiet: whether to print nothing.
     """
 
     def __init__(self, server: str, *, quiet: bool) -> None:
@@ -37,7 +37,7 @@ class OutageNotice:
         self._reason: str | None = None
 
     def begin(self, waiting: "Waiting") -> None:
-        """There is no answer."""
+        """Note a missing answer."""
         if self._reason is None and not self._quiet:
             left = duration(round(waiting.seconds_left))
             state = "is busy" if waiting.has_answered else "does not answer"
@@ -45,7 +45,7 @@ class OutageNotice:
         self._reason = waiting.reason
 
     def end(self) -> None:
-        """There is an answer, perhaps one of many."""
+        """Note an answer; may be called for every answer."""
         if self._reason is not None and not self._quiet:
             print_line(f"{self._server} answers again")
         self._reason = None
@@ -55,13 +55,13 @@ class OutageNotice:
 def connected(
     server: str, *, as_json: bool, job_id: str | None = None, notice: OutageNotice | None = None
 ) -> Iterator["Rocket"]:
-    """A client whose errors end the command with a message and an exit code.
+    """Yield a client whose errors end the command with a message and an exit code.
 
     Args:
         server: the server's address.
-        as_json: write errors as JSON too.
+        as_json: whether to write errors as JSON too.
         job_id: the job that the command is about.
-        notice: told of outages; None makes one.
+        notice: notified of outages; None creates one.
     """
     from rocket_client.client import Rocket
 
@@ -77,22 +77,22 @@ def connected(
 
 
 def command(server: str, *arguments: str) -> str:
-    """A command line to go on with, quoted for a shell; it names the server where that is not understood."""
+    """Return a command line for the user, quoted for a shell; it names the server unless that is the default."""
     usual = os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
     return shlex.join(["rocket", *arguments, *(() if server == usual else ("--server", server))])
 
 
 def hub_token(variable: str | None) -> str | None:
-    """The Hub token in an environment variable: on a command line everybody could read it.
+    """Return the Hub token from an environment variable; other users could read it on a command line.
 
     Raises:
-        typer.BadParameter: there is no such variable.
+        typer.BadParameter: the variable is not set.
     """
     if variable is None:
         return None
     token = os.environ.get(variable)
     if not token:
-        # Not repeated: it may be the token itself.
+        # The value is not repeated: it may be the token itself.
         raise typer.BadParameter(
             "the environment has no variable of that name; name the variable, not the token",
             param_hint="--hub-token-env",
@@ -103,7 +103,7 @@ def hub_token(variable: str | None) -> str | None:
 def explain_names(
     rocket: "Rocket", error: ProblemError, *, model_id: str, datasets: Sequence[str | None]
 ) -> ProblemError:
-    """Adds to a refusal of a name what the server has, and what is nearest; any other error stays as it is."""
+    """Return a refusal of a name with the server's names and the nearest one; return any other error unchanged."""
     if error.code == "hub_unavailable":
         return _explain_outage(rocket, error, model_id)
     if error.code == "model_not_found" or error.param == "model_id":
@@ -112,14 +112,14 @@ def explain_names(
     if given and (error.code == "unknown_dataset" or (error.param or "").endswith(".dataset")):
         with suppress(ClientError):
             offered = rocket.calibrations()
-            # Of several names, that which the server has not.
+            # Explain first the name that the server does not have.
             given.sort(key=lambda name: name in offered)
         return _explain_name(error, given[0], rocket.calibrations, "datasets")
     return error
 
 
 def _explain_outage(rocket: "Rocket", error: ProblemError, model_id: str) -> ProblemError:
-    """Whoever misspells `local/NAME` asks for a repository of the Hub."""
+    """Return the error with a suggestion, as a misspelt `local/NAME` is taken for a repository on the Hub."""
     with suppress(ClientError):
         near = _nearest(model_id, rocket.models())
         if near is not None:

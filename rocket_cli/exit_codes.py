@@ -1,4 +1,4 @@
-"""What a command says and with which code it exits when it cannot do what it was asked."""
+"""Exit codes and error reporting of commands."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from rocket_core import errors
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every command. 75 and 77 are those of sysexits.h, 130 is what shells give for Ctrl-C."""
+    """Exit codes of all commands. 75 and 77 are from sysexits.h; 130 is what shells use for Ctrl-C."""
 
     OK = 0
     INTERNAL = 1
@@ -75,7 +75,7 @@ EXIT_CODES: Mapping[type[errors.RocketError], ExitCode] = {
     errors.CompressionCancelledError: ExitCode.INTERRUPTED,
 }
 
-# What a server says by the codes of `app.shared.errors`, which a client does not import.
+# Codes of `app.shared.errors`, which a client does not import.
 SERVICE_CODES: Mapping[str, ExitCode] = {
     "app_error": ExitCode.INTERNAL,
     "invalid_settings": ExitCode.INVALID,
@@ -131,7 +131,7 @@ CLIENT_EXIT_CODES: Mapping[type[client_errors.ClientError], ExitCode] = {
 }
 
 _BY_CODE: Mapping[str, ExitCode] = {**{kind.code: exit_code for kind, exit_code in EXIT_CODES.items()}, **SERVICE_CODES}
-# For codes that a newer server may add, and for those of its web framework.
+# For codes that a newer server adds, and for errors of its web framework.
 _BY_STATUS: Mapping[int | None, ExitCode] = {
     401: ExitCode.NOT_ALLOWED,
     403: ExitCode.NOT_ALLOWED,
@@ -143,7 +143,7 @@ _BY_STATUS: Mapping[int | None, ExitCode] = {
     503: ExitCode.TEMPORARY,
 }
 
-# What the `worker` extra brings; a base install lacks them.
+# Packages of the `worker` extra, which a base install does not have.
 _WORKER_PACKAGES = frozenset(
     {
         "accelerate",
@@ -156,19 +156,19 @@ _WORKER_PACKAGES = frozenset(
     }
 )
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# What the user wanted.
+# Outcomes that the user asked for.
 _NO_ERRORS = frozenset({ExitCode.INTERRUPTED, ExitCode.CANCELLED})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """What the user is told.
+    """An error as it is reported to the user.
 
     Attributes:
         code: stable name of the problem, for programs.
         message: what is wrong and what to do.
         exit_code: the command's exit code.
-        details: what else is known of it, for programs.
+        details: further details, for programs.
     """
 
     code: str
@@ -178,18 +178,18 @@ class Failure:
 
 
 def _no_advice(code: ExitCode) -> None:
-    """Default of `advice`."""
+    """Do nothing: the default of `advice`."""
 
 
 @contextmanager
 def reported_failures(*, as_json: bool, advice: Callable[[ExitCode], None] = _no_advice) -> Iterator[None]:
-    """Ends the command with one message and an exit code for every error that is not a bug of ours.
+    """End the command with a message and an exit code for every error except a bug.
 
-    Bugs pass through: Python prints their traceback and exits with 1.
+    Bugs are raised: Python prints their traceback and exits with 1.
 
     Args:
-        as_json: also write `{"error": {"code", "message", ...}}` to stdout.
-        advice: called behind the message with the exit code, to write what the user can do next.
+        as_json: whether to also write `{"error": {"code", "message", ...}}` to stdout.
+        advice: called after the message with the exit code, to write what the user can do next.
 
     Raises:
         typer.Exit: with the exit code, once the message is written.
@@ -214,7 +214,7 @@ def reported_failures(*, as_json: bool, advice: Callable[[ExitCode], None] = _no
 
 
 def report_failure(failure: Failure, *, as_json: bool) -> None:
-    """Writes the message to stderr, and as JSON to stdout."""
+    """Write the message to stderr, and as JSON to stdout."""
     if as_json:
         typer.echo(json.dumps({"error": {"code": failure.code, "message": failure.message, **failure.details}}))
     severity = "" if failure.exit_code in _NO_ERRORS else "error: "
@@ -222,7 +222,7 @@ def report_failure(failure: Failure, *, as_json: bool) -> None:
 
 
 def describe(error: BaseException) -> Failure | None:
-    """Says what an error means to the user; None if it is a bug of ours."""
+    """Return the failure that an error is reported as; None if the error is a bug."""
     failure: Failure | None
     match error:
         case errors.RocketError():
@@ -250,16 +250,16 @@ def describe(error: BaseException) -> Failure | None:
 
 
 def exit_code_of(error: errors.RocketError) -> ExitCode:
-    """Exit code of an error; that of its nearest known base where the table does not have its class."""
+    """Return the exit code of an error, or of its nearest base class in the table."""
     return next(EXIT_CODES[base] for base in type(error).__mro__ if base in EXIT_CODES)
 
 
 def exit_code_of_code(code: str, status: int | None = None) -> ExitCode:
-    """Exit code of a problem that a server tells of, or with which a job has failed.
+    """Return the exit code of a problem that a server reports, or of a job's error.
 
     Args:
         code: stable code of the problem.
-        status: HTTP status it came with; None if it came with none.
+        status: HTTP status; None for a job's error.
     """
     if code in _BY_CODE:
         return _BY_CODE[code]

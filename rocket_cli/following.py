@@ -1,4 +1,4 @@
-"""How a job comes along, and how it ends: what `rocket watch` and `rocket submit --wait` show."""
+"""Progress and outcome of a job, as `rocket watch` and `rocket submit --watch` show them."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class JobView:
-    """Puts together what a job's stream of events tells, for a progress view.
+    """Adapter from a job's stream of events to a progress view.
 
     Args:
-        view: what to draw on.
+        view: the progress view.
     """
 
     def __init__(self, view: ProgressView) -> None:
@@ -30,11 +30,11 @@ class JobView:
         self._stage = ""
 
     def show(self, news: Event | Progress | Job) -> None:
-        """Shows what is new."""
+        """Show an update."""
         if isinstance(news, Event):
             self._note(news)
             return
-        # A job that is being cancelled still names its last stage, which is not what matters now.
+        # A job that is being cancelled still has its last stage, but its status matters more.
         stage = news.stage if news.status == "running" and news.stage else news.status
         if stage != self._stage:
             self._stage, self._layer = stage, ""
@@ -48,7 +48,7 @@ class JobView:
 
 
 def follow_job(rocket: "Rocket", job: Job, notice: OutageNotice, *, quiet: bool) -> Job:
-    """Shows a job until it ends, and returns it as it ended.
+    """Show the progress of a job until it ends, and return the ended job.
 
     Raises:
         DetachedError: the user pressed Ctrl-C.
@@ -71,7 +71,7 @@ def follow_job(rocket: "Rocket", job: Job, notice: OutageNotice, *, quiet: bool)
 
 
 def report_end(job: Job, server: str, *, as_json: bool) -> ExitCode:
-    """Writes how a job ended, and returns the exit code that says the same."""
+    """Write the outcome of a job, and return the matching exit code."""
     if as_json:
         typer.echo(job.model_dump_json(indent=2))
     if job.status == "succeeded":
@@ -79,13 +79,13 @@ def report_end(job: Job, server: str, *, as_json: bool) -> ExitCode:
             _print_result(job, server)
         return ExitCode.OK
     failure = _failure(job, server)
-    # As JSON the job has been written already, with its error.
+    # The JSON of the job, written above, includes its error.
     report_failure(failure, as_json=False)
     return failure.exit_code
 
 
 def seconds_until(at: datetime | None) -> float | None:
-    """Seconds from now; None if it is not known when."""
+    """Return the seconds from now, >= 0; None if the time is unknown."""
     return None if at is None else max(0.0, (at - datetime.now(UTC)).total_seconds())
 
 

@@ -1,4 +1,4 @@
-"""The console script `rocket`. Commands import torch only once they run, so that help and completion are instant."""
+"""The console script `rocket`. Commands import torch only when they run, so that help and completion are fast."""
 
 import json
 import sys
@@ -27,12 +27,12 @@ from rocket_core import __version__
 
 _EXIT_CODES = "\n".join(["Exit codes:", *(f"{int(code):>3}  {meaning}" for code, meaning in MEANINGS.items())])
 
-# Behind it stands click's own error, or that of the copy which newer versions of typer bring.
+# The base class from click, or from the copy of click in newer versions of typer.
 _WrongUsage: Any = typer.BadParameter.__mro__[1]
 
 
 class _Commands(TyperGroup):
-    """Tells of wrong usage as JSON too, where the command line asks for JSON."""
+    """Group of commands that also reports wrong usage as JSON if the command line asks for JSON."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -50,7 +50,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-# In the order in which a newcomer meets them; each is named as its function.
+# In the order in which a new user needs them; each is named after its function.
 for _command in (
     compress.compress,
     evaluate.evaluate,
@@ -95,11 +95,11 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits with its code.
+    """Run a command and exit with its code.
 
     Args:
-        arguments: what follows `rocket`; None takes the process's own.
+        arguments: arguments of `rocket`; None takes those of the process.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    # Commands get the arguments as `context.obj`, to tell how an interrupted one is resumed.
+    # Commands get the arguments as `context.obj`, to print the command line that resumes an interrupted run.
     app(args=given, prog_name="rocket", obj=tuple(given))

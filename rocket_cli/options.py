@@ -13,14 +13,14 @@ from rocket_core import config
 
 
 class QueueChoice(StrEnum):
-    """The queues of a service: typer takes an enumeration, but not a Literal."""
+    """The queues of a service, as an enumeration because typer does not support Literals."""
 
     CPU = "cpu"
     GPU = "gpu"
 
 
 class ExportChoice(StrEnum):
-    """The values of `ExportKind`: typer takes a list of an enumeration, but not of a Literal."""
+    """The values of `ExportKind`, as an enumeration because typer does not support lists of Literals."""
 
     FACTORED = "factored"
     DENSE = "dense"
@@ -64,7 +64,7 @@ Size = Annotated[
 
 
 def require_target(ratio: float | None, size: int | None) -> None:
-    """Ends the command unless one of `--ratio` and `--size` is given."""
+    """Raise an error unless exactly one of `--ratio` and `--size` is given."""
     if (ratio is None) == (size is None):
         raise typer.BadParameter("specify exactly one of them", param_hint="--ratio or --size")
 
@@ -171,7 +171,7 @@ _TASKS = (
 )
 Tasks = Annotated[list[str] | None, typer.Option("--task", metavar="NAME_OR_FILE", help=_TASKS % ".jsonl")]
 
-# Of an evaluation within a compression.
+# Options of an evaluation within a compression.
 _EVALUATION = config.EvaluationConfig()
 EvaluateOn = Annotated[
     str | None,
@@ -205,11 +205,11 @@ JsonErrors = Annotated[
 
 
 def evaluation(**given: Any) -> dict[str, Any] | None:
-    """The settings of an evaluation: what is not given takes its default, and where nothing is there is none."""
+    """Return the given settings of an evaluation, without those that are None; None if no setting is given."""
     return {name: value for name, value in given.items() if value is not None} or None
 
 
-# Of commands that talk to a server. What is not given is not sent: the defaults are the server's.
+# Options of commands that talk to a server. Only given options are sent; the server has the defaults.
 Server = Annotated[
     str, typer.Option(metavar="URL", envvar=SERVER_VARIABLE, help="Address of the server.", show_default=DEFAULT_SERVER)
 ]

@@ -1,4 +1,4 @@
-"""Curves in a terminal, of dots that are finer than its characters."""
+"""Curves in a terminal, drawn with Braille patterns."""
 
 import math
 from collections.abc import Sequence
@@ -8,23 +8,23 @@ from rich.text import Text
 
 from rocket_client.models import Size
 
-# What the axes take beside the curve.
+# Width of the axes to the left and right of the curve.
 _LEFT, _RIGHT = 13, 14
 _BETWEEN_TICKS = 10
 _WIDEST = 80
 _LOWEST, _HIGHEST = 6, 16
-# Axes, command and first rows of the table beside it should fit on the same screen.
+# Axes, command and first rows of the table should fit on the same screen.
 _PART_OF_SCREEN = 3
 _EMPTY_DOTS = "\N{BRAILLE PATTERN BLANK}"
 _DOTS = r"[\u2801-\u28ff]+"
 
 
 def error_curve(points: Sequence[Size], console: Console) -> Text | None:
-    """The predicted error over the ratio; None where there is no terminal to draw it on, or nothing to see.
+    """Return a plot of the predicted error over the ratio; None if the console cannot show it, or it would be empty.
 
     Args:
-        points: by rising ratio.
-        console: what it is to be printed on.
+        points: the points, by rising ratio.
+        console: console to print on.
     """
     width = min(_WIDEST, console.width - _LEFT - _RIGHT) // _BETWEEN_TICKS * _BETWEEN_TICKS
     can_draw = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
@@ -36,7 +36,7 @@ def error_curve(points: Sequence[Size], console: Console) -> Text | None:
     figure = plotille.Figure()
     figure.width = width
     figure.height = min(_HIGHEST, max(_LOWEST, console.height // _PART_OF_SCREEN))
-    # The terminal's own colours are added below, where it has any.
+    # Colours are added below, as the terminal supports them.
     figure.with_colors = False
     figure.origin = False
     figure.linesep = "\n"
@@ -54,5 +54,5 @@ def error_curve(points: Sequence[Size], console: Console) -> Text | None:
 
 
 def _last_tick(ratio: float, ticks: int) -> float:
-    """Where the axis ends, so that each tick is a whole number of per cent."""
+    """Return the end of the axis for which each tick is a whole percentage."""
     return math.ceil(round(100 * ratio / ticks, 6)) * ticks / 100

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar at a terminal, now and then a line elsewhere. Always on stderr."""
+"""Progress of a run on stderr: a bar in a terminal, occasional lines elsewhere."""
 
 import math
 import os
@@ -20,34 +20,34 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressView(Protocol):
-    """Shows how far a run is."""
+    """Display of a run's progress."""
 
     def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
-        """Shows the state of the run.
+        """Show the state of the run.
 
         Args:
-            stage: what is being done.
-            detail: to what, or how much of it; may be empty.
-            fraction: of the whole run, 0 to 1.
-            seconds_left: None where it cannot be told yet.
+            stage: the current stage.
+            detail: layer or amount that is being processed; may be empty.
+            fraction: progress of the whole run, 0 to 1.
+            seconds_left: estimate; None if unknown.
         """
 
     def announce_stop(self) -> None:
-        """Says that the run is about to stop; safe within a signal handler."""
+        """Announce that the run is about to stop; safe in a signal handler."""
 
 
 class SilentView:
-    """Shows nothing; for programs that read stdout and keep stderr."""
+    """A view without output, for programs that read stdout and log stderr."""
 
     def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
-        """Shows nothing."""
+        """Do nothing."""
 
     def announce_stop(self) -> None:
-        """Shows nothing."""
+        """Do nothing."""
 
 
 class LineView:
-    """A line for each stage, and one every ten seconds in between; for logs."""
+    """A view for logs, with a line for each stage, and one every ten seconds in between."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -55,7 +55,7 @@ class LineView:
         self._written_at = -math.inf
 
     def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
-        """Writes a line if one is due."""
+        """Write a line if one is due."""
         now = self._clock()
         if stage == self._stage and now - self._written_at < _SECONDS_BETWEEN_LINES:
             return
@@ -64,16 +64,16 @@ class LineView:
         print_line(" ".join(part for part in (f"{percentage(fraction)}{left}:", stage, detail) if part))
 
     def announce_stop(self) -> None:
-        """Writes past the stream, which may be in the middle of a write."""
+        """Write directly to the descriptor, as the stream may be in the middle of a write."""
         os.write(2, f"rocket: {STOPPING}\n".encode())
 
 
 class BarView:
-    """A bar that is drawn by a thread of its own and vanishes at the end."""
+    """A bar that is drawn by a separate thread and disappears at the end."""
 
     def __init__(self, console: Console) -> None:
         self._progress = _BarWithNotice(
-            # As wide as the longest stage, or the bar would move.
+            # As wide as the longest stage, so that the bar does not move.
             TextColumn("{task.description:<15}", markup=False),
             BarColumn(bar_width=16),
             TextColumn("{task.fields[percent]:>4}", markup=False),
@@ -97,7 +97,7 @@ class BarView:
         self._progress.stop()
 
     def show(self, stage: str, detail: str, fraction: float, seconds_left: float | None) -> None:
-        """Hands the state to the thread that draws."""
+        """Pass the state to the drawing thread."""
         self._progress.update(
             self._task,
             description=stage,
@@ -108,7 +108,7 @@ class BarView:
         )
 
     def announce_stop(self) -> None:
-        """Leaves a note that is drawn with the next frame."""
+        """Set a notice that is drawn with the next frame."""
         self._progress.notice = STOPPING
 
 
@@ -122,10 +122,10 @@ class _BarWithNotice(Progress):
 
 
 def progress_view(*, quiet: bool) -> AbstractContextManager[ProgressView]:
-    """Chooses how to show progress.
+    """Return the view for this process's stderr.
 
     Args:
-        quiet: show nothing unless stderr is a terminal.
+        quiet: whether to show nothing unless stderr is a terminal.
     """
     console = Console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
@@ -134,25 +134,25 @@ def progress_view(*, quiet: bool) -> AbstractContextManager[ProgressView]:
 
 
 def hide_library_bars() -> None:
-    """Stops the bars of transformers and of the hub's client, which would be drawn over ours. Imports transformers."""
+    """Disable the bars of transformers and the Hub's client, which would be drawn over ours; imports transformers."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
 
 
 def print_line(text: str) -> None:
-    """Writes a line to stderr."""
+    """Write a line to stderr."""
     sys.stderr.write(f"rocket: {text}\n")
     sys.stderr.flush()
 
 
 def percentage(fraction: float) -> str:
-    """Rounded down, so that 100% means done."""
+    """Return a percentage, rounded down so that 100% means done."""
     return f"{math.floor(100 * min(max(fraction, 0.0), 1.0))}%"
 
 
 def duration(seconds: float) -> str:
-    """Minutes and seconds, with hours where there are any: 0:07, 12:40, 3:05:00."""
+    """Return minutes and seconds, with hours if there are any: 0:07, 12:40, 3:05:00."""
     minutes, rest = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

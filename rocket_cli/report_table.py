@@ -1,4 +1,4 @@
-"""What commands show to people, above all the report of a compression as a table."""
+"""Output of commands for people, in particular the report of a compression as a table."""
 
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ from rocket_core.config import SYNTHETIC_DATASET, ExportKind, InputKind
 from rocket_core.report.quality import EvaluationReport, quality_rows
 from rocket_core.report.schema import CompressionReport, LayerReport
 
-# Wider than any table here: a narrow terminal wraps whole lines, where a table made to fit would lose columns.
+# Wider than any table here: a narrow terminal wraps whole lines, whereas a table that is fitted to it loses columns.
 _UNBOUNDED_WIDTH = 1000
 
 _COLUMNS = ("kind", "rank", "nnz", "sparsity", "kept", "ratio", "output\nerror", "weight\nerror")
@@ -29,7 +29,7 @@ _IMPORTS: dict[ExportKind, tuple[str, ...]] = {
     "dense": (),
 }
 
-# What is calibrated on, and where no more of it is.
+# Name of the samples of each kind, and the beginning of "the text has no more".
 _SAMPLES: dict[InputKind, tuple[str, str]] = {
     "text": ("windows", "the text has"),
     "images": ("images", "the folder has"),
@@ -38,12 +38,12 @@ _SAMPLES: dict[InputKind, tuple[str, str]] = {
 
 
 def print_report(report: CompressionReport, output: Path, *, fetched_by: str | None = None) -> None:
-    """Writes the report to stdout: a row for each layer, totals, folders, and how to load them.
+    """Write the report to stdout: a row for each layer, totals, folders, and how to load them.
 
     Args:
-        report: of a finished compression.
-        output: the folder that holds the exports, as the user typed it.
-        fetched_by: the command that brings the exports there; None if they are there.
+        report: report of a finished compression.
+        output: the folder that contains the exports, as the user typed it.
+        fetched_by: the command that downloads the exports to it; None if they are there already.
     """
     console = wide_console()
     prefix = common_prefix(layer.name for layer in report.layers)
@@ -68,12 +68,12 @@ def print_report(report: CompressionReport, output: Path, *, fetched_by: str | N
 
 
 def wide_console() -> Console:
-    """Writes to stdout without breaking lines, and takes text as it is."""
+    """Return a console that writes to stdout without wrapping lines or interpreting markup."""
     return Console(width=_UNBOUNDED_WIDTH, markup=False, highlight=False, emoji=False)
 
 
 def print_names(names: Sequence[str], kind: str, *, as_json: bool) -> None:
-    """Writes names to stdout, one on each line; as JSON in the form in which the server lists them."""
+    """Write names to stdout, one per line, or as JSON in the server's format."""
     if as_json:
         typer.echo(json.dumps({"data": [{"id": name} for name in names]}, indent=2))
     elif names:
@@ -83,7 +83,7 @@ def print_names(names: Sequence[str], kind: str, *, as_json: bool) -> None:
 
 
 def age_text(seconds: float) -> str:
-    """A time to its largest unit: 3d, 5h, 12m, 40s."""
+    """Return a duration in its largest unit: 3d, 5h, 12m, 40s."""
     for unit, size in _UNITS:
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
@@ -91,14 +91,14 @@ def age_text(seconds: float) -> str:
 
 
 def common_prefix(names: Iterable[str]) -> str:
-    """Longest beginning, up to and with a dot, that all names share; it never takes a whole name."""
+    """Return the longest common prefix of names that ends with a dot; it is never a whole name."""
     parents = [name.split(".")[:-1] for name in names]
     shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*parents, strict=False))]
     return "".join(f"{part}." for part in shared)
 
 
 def count_text(count: int) -> str:
-    """A count to three digits: 999, 12.3k, 1.24M, 7.61B."""
+    """Return a count with three digits: 999, 12.3k, 1.24M, 7.61B."""
     rounded = float(f"{count:.3g}")
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if rounded >= size:
@@ -107,7 +107,7 @@ def count_text(count: int) -> str:
 
 
 def percent(fraction: float, sign: str = "-") -> str:
-    """A fraction in per cent, to one digit; with `sign="+"` always signed."""
+    """Return a fraction as a percentage with one decimal; with `sign="+"` always signed."""
     return f"{100 * fraction:{sign}.1f}%"
 
 

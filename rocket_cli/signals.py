@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks a run to stop where it can go on later, the second ends it at once."""
+"""Ctrl-C and SIGTERM: the first stops a run where it can be resumed, the second ends it immediately."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -9,24 +9,24 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Whether the user has asked to stop."""
+    """The user's request to stop."""
 
     def __init__(self, announce: Callable[[], None]) -> None:
-        """Remembers what to do when asked.
+        """Create a request that is not made yet.
 
         Args:
-            announce: tells the user that the wish is understood. It runs within a signal handler, perhaps in the
-                middle of a write to stderr, so it must not print through a stream.
+            announce: confirms the request to the user. It runs in a signal handler, perhaps in the middle of a write to
+                stderr, so it must not print through a stream.
         """
         self._announce = announce
         self._made = False
 
     def made(self) -> bool:
-        """Whether a signal has arrived."""
+        """Return whether a signal has arrived."""
         return self._made
 
     def handle(self, signal_number: int, frame: FrameType | None) -> None:
-        """Takes the first signal as a request; the second raises KeyboardInterrupt, a third one kills."""
+        """Take the first signal as a request; the second raises KeyboardInterrupt, a third kills the process."""
         del signal_number, frame
         if self._made:
             for number in _SIGNALS:
@@ -38,7 +38,7 @@ class StopRequest:
 
 @contextmanager
 def stopping_on_signals(announce: Callable[[], None]) -> Iterator[StopRequest]:
-    """Handles SIGINT and SIGTERM while the block runs; main thread only."""
+    """Handle SIGINT and SIGTERM in the context; main thread only."""
     request = StopRequest(announce)
     previous = [(number, signal.signal(number, request.handle)) for number in _SIGNALS]
     try:

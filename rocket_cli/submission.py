@@ -1,4 +1,4 @@
-"""What the commands share that ask a server for a job, or what one would take."""
+"""Shared parts of the commands that submit or estimate a job."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,11 +23,11 @@ _SETTINGS = ("preset", "method", "objective", "budget", "ignore", "export", "dty
 
 
 def request_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What `Rocket.submit` and those like it take beside the model and its target.
+    """Return the arguments of `Rocket.submit` and similar methods, except the model and its target.
 
     Args:
-        values: arguments of the command by their names. An option that the command does not have, or that was not
-            given, is left out: the defaults are the server's.
+        values: arguments of the command by their names. Options that the command does not have, or that were not given,
+            are left out, as the server has the defaults.
     """
     given = {name: value for name, value in values.items() if value is not None}
     text = {"dataset": given["calibration"]} if "calibration" in given else {}
@@ -50,10 +50,10 @@ def request_parts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def explained_refusals(rocket: "Rocket", values: Mapping[str, Any]) -> Iterator[None]:
-    """Has a refusal of what the command was given say what there is instead.
+    """Add suggestions from the server to its refusals of the command's arguments.
 
     Args:
-        rocket: what was asked, and refuses.
+        rocket: client of the server.
         values: arguments of the command by their names.
     """
     try:
@@ -65,7 +65,7 @@ def explained_refusals(rocket: "Rocket", values: Mapping[str, Any]) -> Iterator[
 
 
 def _naming_pattern(error: ProblemError, patterns: Sequence[str]) -> ProblemError:
-    """Says which `--ignore` is refused: the server repeats nothing of what was sent, but says where it stands."""
+    """Add the refused `--ignore` pattern to an error: the server reports only its position."""
     member, _, position = (error.param or "").rpartition(".")
     if member != "options.ignore" or not position.isdecimal() or int(position) >= len(patterns):
         return error
@@ -73,7 +73,7 @@ def _naming_pattern(error: ProblemError, patterns: Sequence[str]) -> ProblemErro
 
 
 def read_labels(pairs: Sequence[str]) -> dict[str, str]:
-    """Labels from `KEY=VALUE`; ends the command where that is none."""
+    """Return labels from `KEY=VALUE` pairs; raises typer.BadParameter for other text."""
     labels = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -84,7 +84,7 @@ def read_labels(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def follow_submission(rocket: "Rocket", job: Job, notice: OutageNotice, *, watch: bool, quiet: bool) -> Job:
-    """Writes the id of a job that was just made, and stays until it ends if that is wanted."""
+    """Write the id of a new job, and follow it until it ends if `watch` is set."""
     notice.end()
     if not quiet:
         typer.echo(job.id)
@@ -92,7 +92,7 @@ def follow_submission(rocket: "Rocket", job: Job, notice: OutageNotice, *, watch
 
 
 def end_submission(job: Job, server: str, *, watched: bool, as_json: bool) -> None:
-    """Writes what became of it, and exits as the job ended if it was watched."""
+    """Write the job or how to watch it; if it was watched, write its outcome and exit with the matching code."""
     if watched:
         raise typer.Exit(report_end(job, server, as_json=as_json))
     if as_json:

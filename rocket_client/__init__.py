@@ -1,4 +1,4 @@
-"""The `rocket` command, and the clients of its service: `from rocket_client import Rocket, AsyncRocket`."""
+"""Clients of the Rocket service: `from rocket_client import Rocket, AsyncRocket`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ __all__ = ["AsyncRocket", "Rocket"]
 
 
 def __getattr__(name: str) -> Any:
-    # On demand: commands that talk to no server do without the HTTP library.
+    # Lazily: commands that do not talk to a server need not load the HTTP library.
     if name == "Rocket":
         from rocket_client.client import Rocket
 

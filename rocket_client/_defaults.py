@@ -1,4 +1,4 @@
-"""Where the server is and how long it may be silent, unless somebody says otherwise."""
+"""Default server address and timeouts."""
 
 import os
 
@@ -8,17 +8,17 @@ KEY_VARIABLE = "ROCKET_API_KEY"
 
 # Seconds without an answer after which a request fails.
 PATIENCE = 30.0
-# The same while a job is followed or a file is fetched: the server may be starting again.
+# The same while a job is followed or a file is downloaded: the server may be restarting.
 LASTING_PATIENCE = 300.0
-# The same for somebody who sits at a terminal and has perhaps not started any server.
+# The same for a user at a terminal, who may not have started a server.
 COMMAND_PATIENCE = 10.0
 
 
 def address_and_key(server: str | None, api_key: str | None) -> tuple[str, str | None]:
-    """Address and key as given, or else as the environment has them."""
+    """Return the address and key as given, or else from the environment."""
     address = server or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
     return address, (api_key or os.environ.get(KEY_VARIABLE) or "").strip() or None
 
 
 def ignore(told: object) -> None:
-    """Hears what is told, and does nothing: the default where somebody may be told something."""
+    """Do nothing: the default callback."""

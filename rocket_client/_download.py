@@ -1,4 +1,4 @@
-"""Artifacts into a folder: what is there already stays, what broke off goes on, and every file is verified."""
+"""Downloads of artifacts into a folder: existing files are kept, partial ones resumed, and all are verified."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,11 +10,11 @@ from rocket_client.models import Artifact, Job
 
 
 def fetch_artifacts(transport: Transport, order: Order) -> list[DownloadedFile]:
-    """Brings artifacts into a folder, which is made if need be.
+    """Download artifacts into a folder, which is created if necessary.
 
     Args:
-        transport: the way to the server.
-        order: which ones, and where to.
+        transport: connection to the server.
+        order: which artifacts, and where to.
 
     Returns:
         The files, each verified by its hash, in the given order.
@@ -22,7 +22,7 @@ def fetch_artifacts(transport: Transport, order: Order) -> list[DownloadedFile]:
     Raises:
         UnsafeNameError: a name leads out of the folder.
         FolderBusyError: another download writes to the folder.
-        NotEnoughDiskError: they do not fit.
+        NotEnoughDiskError: the artifacts do not fit on the disk.
         DigestMismatchError: a file is not what the server announced.
         ClientError: the server cannot be reached, or refuses.
         OSError: a file cannot be written.
@@ -47,7 +47,7 @@ def fetch_artifacts(transport: Transport, order: Order) -> list[DownloadedFile]:
 
 
 async def fetch_artifacts_async(transport: AsyncTransport, order: Order) -> list[DownloadedFile]:
-    """The same, asynchronously; what reads or writes files does so in a thread."""
+    """Do the same asynchronously, reading and writing files in threads."""
     with begun(transport, order) as download:
         for target in download.targets:
             await in_thread(target.look)
@@ -68,12 +68,12 @@ async def fetch_artifacts_async(transport: AsyncTransport, order: Order) -> list
 
 
 def nothing_to_download(job: Job) -> NothingToDownloadError:
-    """The error for a job without artifacts."""
+    """Return the error for a job without artifacts."""
     return NothingToDownloadError(f"{job.id} is {job.status}; only a job that has succeeded has artifacts")
 
 
 def choose_artifacts(job_id: str, artifacts: Sequence[Artifact], exports: Sequence[str]) -> list[Artifact]:
-    """Those of some exports, and those outside of any; all where none is named.
+    """Return the artifacts of some exports, and those outside of any export; all artifacts if no export is named.
 
     Raises:
         NothingToDownloadError: the job has no such export.

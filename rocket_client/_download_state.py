@@ -1,6 +1,6 @@
-"""What is there of a download, what is to be asked for next, and whether what came is right. Sends nothing itself.
+"""State machine of a download: what exists, what to request next, and verification. No network I/O.
 
-A file in the making lies beside its target as `NAME.part`, and becomes the target in one step once its hash is right.
+A partial file is next to its target as `NAME.part`, and is renamed to the target once its hash is right.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ _PARTIAL_CONTENT = 206
 
 
 class Outcome(StrEnum):
-    """How a file came to be what it is."""
+    """Outcome of a download for one file."""
 
     KEPT = "kept"
     DOWNLOADED = "downloaded"
@@ -45,9 +45,9 @@ class DownloadedFile:
     """A verified file.
 
     Attributes:
-        artifact: what the server says of it.
-        path: where it lies.
-        outcome: `kept` if it was there, `replaced` if another was.
+        artifact: its description by the server.
+        path: path of the file.
+        outcome: `kept` if it existed, `replaced` if a different file did, else `downloaded`.
     """
 
     artifact: Artifact
@@ -57,13 +57,13 @@ class DownloadedFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DownloadProgress:
-    """How far a download is.
+    """Progress of a download.
 
     Attributes:
-        name: the artifact at hand.
-        done: bytes that are there, of all artifacts.
+        name: the current artifact.
+        done: bytes on disk, of all artifacts.
         total: bytes of all artifacts.
-        received: bytes that came over the network.
+        received: bytes received over the network.
     """
 
     name: str
@@ -74,14 +74,14 @@ class DownloadProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What is to be downloaded.
+    """A request for a download.
 
     Attributes:
-        path: of the job's artifacts on the server.
-        artifacts: which ones.
-        folder: their names are taken as paths below it.
+        path: path of the job's artifacts on the server.
+        artifacts: the artifacts.
+        folder: folder that the names of artifacts are relative to.
         patience: seconds without a byte before giving up.
-        on_progress: told after each piece.
+        on_progress: called after each chunk.
     """
 
     path: str
@@ -92,7 +92,7 @@ class Order:
 
 
 def safe_paths(names: Sequence[str], folder: Path) -> list[Path]:
-    """The file of each name below a folder.
+    """Return the path of each name below a folder.
 
     Raises:
         UnsafeNameError: a name leads out of the folder, or two names lead to one file.
@@ -113,13 +113,13 @@ def safe_paths(names: Sequence[str], folder: Path) -> list[Path]:
 
 
 class Target:
-    """An artifact on its way to its file: what is there of it, what is to be asked for, and whether it is right.
+    """Download state of one artifact.
 
     Attributes:
-        artifact: what the server says of it.
-        left: how long the server may be silent yet.
-        done: bytes that are there.
-        received: bytes that came over the network.
+        artifact: its description by the server.
+        left: how much longer the server may be silent.
+        done: bytes on disk.
+        received: bytes received over the network.
     """
 
     def __init__(self, wire: Wire, order: Order, artifact: Artifact, path: Path) -> None:
@@ -137,11 +137,11 @@ class Target:
 
     @property
     def is_there(self) -> bool:
-        """Whether the file was there already."""
+        """Whether the file existed already."""
         return self._outcome is Outcome.KEPT
 
     def look(self) -> None:
-        """Finds out whether the file is there already."""
+        """Check whether the file exists already."""
         if not self._path.exists():
             return
         is_whole = self._path.is_file() and self._path.stat().st_size == self.artifact.size
@@ -151,15 +151,15 @@ class Target:
             self._outcome = Outcome.REPLACED
 
     def missing_bytes(self) -> int:
-        """What lacks on the disk."""
+        """Return the number of bytes that are not on the disk yet."""
         present = self._part.stat().st_size if self._part.exists() else 0
         return max(0, self.artifact.size - present)
 
     def next_request(self) -> Request | None:
-        """Asks for the bytes that lack; None once the file is whole, right, and in its place.
+        """Return the request for the missing bytes; None once the file is complete, verified and in its place.
 
         Raises:
-            DigestMismatchError: it is whole, and not what the server announced.
+            DigestMismatchError: the file is complete, but not what the server announced.
         """
         with _named_errors(self._part):
             while True:
@@ -171,7 +171,7 @@ class Target:
                     self._part.replace(self._path)
                     return None
                 self._part.unlink()
-                # What an earlier download left may be anything.
+                # A part left by an earlier download may be anything; it is downloaded again.
                 if not self._is_resumed:
                     raise DigestMismatchError(
                         f"{self.artifact.name} has the SHA-256 {found} instead of {self.artifact.sha256} and was "
@@ -179,7 +179,7 @@ class Target:
                     )
 
     def expect(self, response: httpx2.Response) -> None:
-        """Makes ready for what an answer brings."""
+        """Prepare for the body of a response; raises UnexpectedAnswerError for a different range."""
         stream = self._opened()
         if response.status_code != _PARTIAL_CONTENT:
             self._empty(stream)
@@ -187,7 +187,7 @@ class Target:
             raise self._wire.unexpected("another range of a file than was asked for")
 
     def write(self, piece: bytes) -> None:
-        """Appends what has come."""
+        """Append a chunk; raises DigestMismatchError if the file becomes larger than announced."""
         stream = self._opened()
         self.left.renew()
         with _named_errors(self._part):
@@ -202,16 +202,16 @@ class Target:
         self.done = stream.tell()
 
     def require_end(self) -> None:
-        """Refuses an answer that ended before the file did."""
+        """Raise ServerUnreachableError if the response ended before the file did."""
         if self.done < self.artifact.size:
             raise self._wire.broken_off("a file ended early")
 
     def file(self) -> DownloadedFile:
-        """What has become of it."""
+        """Return the downloaded file."""
         return DownloadedFile(artifact=self.artifact, path=self._path, outcome=self._outcome)
 
     def close(self) -> None:
-        """Lets go of the part, which stays for the next download."""
+        """Close the part, which is kept for the next download."""
         if self._stream is not None:
             with _named_errors(self._part):
                 self._stream.close()
@@ -231,7 +231,7 @@ class Target:
         return self._stream
 
     def _request(self, start: int) -> Request:
-        # The server says which content it has by its hash; the store that it may name knows no such ETag.
+        # The server's ETag is the hash of the content; the store that it may redirect to does not know this ETag.
         etag = f'"sha256-{self.artifact.sha256}"'
         return file_request(self._url, start=start, etag=etag, read_seconds=_LONGEST_SILENCE_SECONDS)
 
@@ -258,7 +258,7 @@ class Download:
         self.targets = [Target(wire, order, artifact, path) for artifact, path in pairs]
 
     def missing(self) -> list[Target]:
-        """The targets that are to be fetched; raises NotEnoughDiskError if they do not fit."""
+        """Return the targets that must be downloaded; raises NotEnoughDiskError if they do not fit."""
         found = [target for target in self.targets if not target.is_there]
         needed = sum(target.missing_bytes() for target in found)
         free = shutil.disk_usage(self._order.folder).free
@@ -269,7 +269,7 @@ class Download:
         return found
 
     def tell(self, target: Target) -> None:
-        """Tells how far it is."""
+        """Report the progress."""
         self._order.on_progress(
             DownloadProgress(
                 name=target.artifact.name,
@@ -280,18 +280,18 @@ class Download:
         )
 
     def files(self) -> list[DownloadedFile]:
-        """What has become of all of them."""
+        """Return the downloaded files."""
         return [target.file() for target in self.targets]
 
     def close(self) -> None:
-        """Lets go of all of them."""
+        """Close all parts."""
         for target in self.targets:
             target.close()
 
 
 @contextmanager
 def begun(wire: Wire, order: Order) -> Iterator[Download]:
-    """A download into a folder that is made if need be, and that no other download writes to meanwhile.
+    """Yield a download into a folder, which is created if necessary and locked against other downloads.
 
     Raises:
         UnsafeNameError: a name leads out of the folder.
@@ -305,7 +305,7 @@ def begun(wire: Wire, order: Order) -> Iterator[Download]:
 
 @contextmanager
 def _only_download(folder: Path) -> Iterator[None]:
-    """Holds the folder, so that no two downloads write to one part."""
+    """Lock the folder, so that no two downloads write to one part."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -326,7 +326,7 @@ def _sha256(file: Path) -> str:
 
 @contextmanager
 def _named_errors(file: Path) -> Iterator[None]:
-    """Adds to errors of writing which file it was: the system tells that of opening only."""
+    """Add the file's name to errors from writing; the system names it only in errors from opening."""
     try:
         yield
     except OSError as error:

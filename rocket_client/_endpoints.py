@@ -1,4 +1,4 @@
-"""Every call of the service: what is sent for it, and what answers it. Both clients send these."""
+"""Requests for all endpoints of the service, shared by both clients."""
 
 import math
 import re
@@ -24,7 +24,7 @@ from rocket_client.models import (
 )
 from rocket_core.report.schema import CompressionReport
 
-# Of a page, where all are wanted.
+# Page size for iterating over all resources.
 PAGE = 100
 _UPLOAD_ID = re.compile(r"upload/[0-9a-f]{32}")
 _UPLOAD_TYPES = {".txt": "text/plain", ".jsonl": "application/jsonl"}
@@ -33,25 +33,25 @@ _UPLOAD_TYPES = {".txt": "text/plain", ".jsonl": "application/jsonl"}
 def submit(
     model_id: str, given: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
 ) -> Call[Job]:
-    """Makes a job that compresses; what is given beside the model stands in the body as it is."""
+    """Return the request that creates a compression job; `given` becomes part of the body unchanged."""
     return _new_job("/jobs", request_body(model_id, given), idempotency_key, hub_token)
 
 
 def profile(
     model_id: str, given: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
 ) -> Call[Job]:
-    """Makes a job that profiles and no more; likewise."""
+    """Return the request that creates a profiling job; `given` becomes part of the body unchanged."""
     return _new_job("/profiles", request_body(model_id, given), idempotency_key, hub_token)
 
 
 def estimate(model_id: str, given: Mapping[str, object], *, hub_token: str | None) -> Call[Estimate]:
-    """What a job would take."""
+    """Return the request for the estimated cost of a job."""
     body = request_body(model_id, given)
     return Call(method="POST", path="/estimates", json=body, headers=token_header(hub_token), answer=Estimate)
 
 
 def upload(file: Path) -> Call[Upload]:
-    """Brings a calibration file; raises InvalidArgumentError for one of a kind that cannot be uploaded."""
+    """Return the request that uploads a calibration file; raises InvalidArgumentError for an unsupported file type."""
     kind = _UPLOAD_TYPES.get(file.suffix.lower())
     if kind is None:
         raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only those can be uploaded")
@@ -59,78 +59,78 @@ def upload(file: Path) -> Call[Upload]:
 
 
 def get_upload(upload_id: str) -> Call[Upload]:
-    """An upload; raises InvalidArgumentError if that is no upload's id."""
+    """Return the request for an upload; raises InvalidArgumentError if the id is not valid."""
     return Call(method="GET", path=_upload_path(upload_id), answer=Upload)
 
 
 def delete_upload(upload_id: str) -> Request:
-    """Deletes an upload; raises InvalidArgumentError if that is no upload's id."""
+    """Return the request that deletes an upload; raises InvalidArgumentError if the id is not valid."""
     return _delete(_upload_path(upload_id))
 
 
 def get_job(job_id: str) -> Call[Job]:
-    """A job as it is now."""
+    """Return the request for a job."""
     return Call(method="GET", path=job_path(job_id), answer=Job)
 
 
 def list_jobs(
     *, status: str | None, metadata: Mapping[str, str] | None, after: str | None, limit: int
 ) -> Call[JobPage]:
-    """A page of jobs."""
+    """Return the request for a page of jobs."""
     labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
     params = {"status": status, "after": after, "limit": limit, **labels}
     return Call(method="GET", path="/jobs", params=params, answer=JobPage)
 
 
 def cancel(job_id: str) -> Call[Job]:
-    """Cancels a job."""
+    """Return the request that cancels a job."""
     return Call(method="POST", path=job_path(job_id, "cancel"), answer=Job)
 
 
 def retry(job_id: str, *, hub_token: str | None) -> Call[Job]:
-    """Repeats a job."""
+    """Return the request that retries a job."""
     return Call(method="POST", path=job_path(job_id, "retry"), headers=token_header(hub_token), answer=Job)
 
 
 def delete(job_id: str) -> Request:
-    """Deletes a job."""
+    """Return the request that deletes a job."""
     return _delete(job_path(job_id))
 
 
 def layers(job_id: str) -> Call[LayerList]:
-    """The layers of a job."""
+    """Return the request for the layers of a job."""
     return Call(method="GET", path=job_path(job_id, "layers"), answer=LayerList)
 
 
 def report(job_id: str) -> Call[CompressionReport]:
-    """The report of a job."""
+    """Return the request for the report of a job."""
     return Call(method="GET", path=job_path(job_id, "report"), answer=CompressionReport)
 
 
 def artifacts(job_id: str) -> Call[ArtifactList]:
-    """The files of a job."""
+    """Return the request for the artifacts of a job."""
     return Call(method="GET", path=job_path(job_id, "artifacts"), answer=ArtifactList)
 
 
 def list_profiles(*, after: str | None, limit: int) -> Call[ProfilePage]:
-    """A page of profiles."""
+    """Return the request for a page of profiles."""
     return Call(method="GET", path="/profiles", params={"after": after, "limit": limit}, answer=ProfilePage)
 
 
 def get_profile(profile_id: str) -> Call[Profile]:
-    """A profile."""
+    """Return the request for a profile."""
     return Call(method="GET", path=profile_path(profile_id), answer=Profile)
 
 
 def frontier(profile_id: str) -> Call[Frontier]:
-    """A profiled model at all ratios."""
+    """Return the request for a profiled model's sizes and errors at all ratios."""
     return Call(method="GET", path=profile_path(profile_id, "frontier"), answer=Frontier)
 
 
 def allocate(
     profile_id: str, *, ratio: float | None, model_bytes: int | None, error: float | None
 ) -> Call[PredictedAllocation]:
-    """What each layer would get; raises InvalidArgumentError unless one of the three is a number."""
+    """Return the request for a predicted allocation; raises InvalidArgumentError unless exactly one number is given."""
     given = {"ratio": ratio, "model_bytes": model_bytes, "error": error}
     wanted = {name: value for name, value in given.items() if value is not None}
     if len(wanted) != 1 or not all(map(math.isfinite, wanted.values())):
@@ -139,28 +139,28 @@ def allocate(
 
 
 def delete_profile(profile_id: str) -> Request:
-    """Deletes a profile."""
+    """Return the request that deletes a profile."""
     return _delete(profile_path(profile_id))
 
 
 def models() -> Call[NamedList]:
-    """Models of the server's own folder."""
+    """Return the request for the models in the server's folder."""
     return Call(method="GET", path="/models", answer=NamedList)
 
 
 def calibrations() -> Call[NamedList]:
-    """Calibration datasets that the server offers."""
+    """Return the request for the calibration datasets that the server offers."""
     return Call(method="GET", path="/calibrations", answer=NamedList)
 
 
 def _new_job(path: str, body: dict[str, object], idempotency_key: str | None, hub_token: str | None) -> Call[Job]:
-    # A key in any case: a request whose answer is lost is sent again, and must make one job.
+    # There is always a key: a request whose answer is lost is retried, and must not create a second job.
     headers = {"Idempotency-Key": header_text(idempotency_key or str(uuid.uuid4())), **token_header(hub_token)}
     return Call(method="POST", path=path, json=body, headers=headers, answer=Job)
 
 
 def _delete(path: str) -> Request:
-    # Sent twice it would be answered that there is no such thing.
+    # A second deletion would be answered with "not found".
     return Request(method="DELETE", path=path, is_repeatable=False)
 
 

@@ -1,4 +1,4 @@
-"""A job's events as they happen, over as many connections as it takes."""
+"""Streams of a job's events, with reconnection."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -11,19 +11,19 @@ from rocket_client._wire import Request, Wire
 from rocket_client.errors import ClientError
 from rocket_client.models import Event, Progress
 
-# The server says something every 15 seconds.
+# The server sends something every 15 seconds.
 _LONGEST_SILENCE_SECONDS = 45.0
 _STREAM_TYPE = "text/event-stream"
 
 
 def follow_events(transport: Transport, path: str, *, after: int, patience: float) -> Iterator[Event | Progress]:
-    """What happens to a job until it ends; events each once and in order, progress as it changes.
+    """Yield a job's events until it ends, each once and in order, and its progress whenever that changes.
 
     Args:
-        transport: the way to the server.
-        path: of the job's events.
+        transport: connection to the server.
+        path: path of the job's events.
         after: number of the last event already seen.
-        patience: seconds without a word from the server before giving up.
+        patience: seconds without an answer from the server before giving up.
 
     Raises:
         ClientError: the server cannot be reached for that long, or refuses.
@@ -48,7 +48,7 @@ def follow_events(transport: Transport, path: str, *, after: int, patience: floa
 async def follow_events_async(
     transport: AsyncTransport, path: str, *, after: int, patience: float
 ) -> AsyncIterator[Event | Progress]:
-    """The same, asynchronously."""
+    """Do the same asynchronously."""
     stream = _Stream(transport, path, after=after, patience=patience)
     while True:
         error: ClientError
@@ -67,11 +67,11 @@ async def follow_events_async(
 
 
 class _Stream:
-    """What has been told so far, and what is to be asked for next.
+    """State of an event stream: what has been received, and what to request next.
 
     Attributes:
-        left: how long the server may be silent yet.
-        is_done: whether the job has ended, and all of it is told.
+        left: how much longer the server may be silent.
+        is_done: whether the job has ended and all its events are received.
     """
 
     def __init__(self, wire: Wire, path: str, *, after: int, patience: float) -> None:
@@ -82,19 +82,19 @@ class _Stream:
         self.is_done = False
 
     def request(self) -> Request:
-        """Asks for what has not been told."""
+        """Return the request for the remaining events."""
         headers = {"Accept": _STREAM_TYPE, "Cache-Control": "no-store", "Last-Event-ID": str(self._after)}
         return Request(method="GET", path=self._path, headers=headers, read_seconds=_LONGEST_SILENCE_SECONDS)
 
     def messages(self, response: httpx2.Response) -> httpx2.EventSource:
-        """The messages of an answer; raises UnexpectedAnswerError if it has none."""
+        """Return the messages of a response; raises UnexpectedAnswerError if it is not an event stream."""
         found = response.headers.get("content-type", "")
         if found.partition(";")[0].strip() != _STREAM_TYPE:
             raise self._wire.unexpected(f"{found or 'nothing'} where a stream of events was asked for")
         return httpx2.EventSource(response)
 
     def receive(self, message: httpx2.ServerSentEvent) -> Event | Progress | None:
-        """What a message tells; None where a newer server tells of something that this client does not know."""
+        """Return the event or progress in a message; None for the last message and for unknown kinds of messages."""
         self.left.renew()
         if message.event == "done":
             self.is_done = True
@@ -108,7 +108,7 @@ class _Stream:
         return event
 
     def broken_off(self) -> ClientError:
-        """The error for an answer that ends before the job does."""
+        """Return the error for a response that ends before the job does."""
         return self._wire.broken_off("the stream of events ended")
 
 

@@ -1,4 +1,4 @@
-"""Paths, bodies and headers of requests, from what a caller gives; nothing of it can become another request."""
+"""Paths, bodies and headers of requests, with validation that keeps arguments from altering the request."""
 
 import math
 import re
@@ -6,25 +6,25 @@ from collections.abc import Mapping
 
 from rocket_client.errors import InvalidArgumentError
 
-# A ratio of 0 is one, and an evaluation is asked for by naming it.
+# A ratio of 0 is valid, and an empty evaluation requests one with all defaults.
 _MAY_BE_EMPTY = frozenset({"ratio", "evaluate"})
 _ID = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def job_path(job_id: str, *parts: str) -> str:
-    """Where a job, or a part of it, is.
+    """Return the path of a job, or of a part of it.
 
     Raises:
-        InvalidArgumentError: that is no id.
+        InvalidArgumentError: the id is not valid.
     """
-    # An id becomes part of a path: nothing that could be another one.
+    # An id becomes part of a path, so it must not contain characters that change the path.
     if not _ID.fullmatch(job_id):
         raise InvalidArgumentError(f"{job_id!r} is not a job id; job ids look like job_0123456789abcdefghjkmnpqrs")
     return "/".join(("/jobs", job_id, *parts))
 
 
 def profile_path(profile_id: str, *parts: str) -> str:
-    """Where a profile, or a part of it, is; raises as `job_path`."""
+    """Return the path of a profile, or of a part of it; raises the same errors as `job_path`."""
     if not _ID.fullmatch(profile_id):
         raise InvalidArgumentError(
             f"{profile_id!r} is not a profile id; profile ids look like prof_0123456789abcdefghjkmnpqrs"
@@ -33,7 +33,7 @@ def profile_path(profile_id: str, *parts: str) -> str:
 
 
 def target(ratio: float | None, target_bytes: int | None) -> dict[str, object]:
-    """How small a model shall become; raises InvalidArgumentError unless one of both is given, and a number."""
+    """Return the target as part of a body; raises InvalidArgumentError unless exactly one number is given."""
     given: dict[str, object] = {"ratio": ratio, "target_bytes": target_bytes}
     wanted = {name: value for name, value in given.items() if value is not None}
     if len(wanted) != 1:
@@ -44,14 +44,14 @@ def target(ratio: float | None, target_bytes: int | None) -> dict[str, object]:
 
 
 def request_body(model_id: str, given: Mapping[str, object]) -> dict[str, object]:
-    """What asks for a job: the model, and what is given."""
-    # Any other empty part is as good as none.
+    """Return the body that requests a job for a model."""
+    # Any other empty part means the same as an omitted one.
     sent = {name: value for name, value in given.items() if value or (name in _MAY_BE_EMPTY and value is not None)}
     return {"model_id": model_id} | sent
 
 
 def token_header(hub_token: str | None) -> dict[str, str]:
-    """The header with a Hub token, if there is one; raises InvalidArgumentError if it cannot be one."""
+    """Return the header with a Hub token, if given; raises InvalidArgumentError if the token is not valid."""
     if hub_token is None:
         return {}
     if not hub_token.isascii() or not hub_token.isprintable():
@@ -60,7 +60,7 @@ def token_header(hub_token: str | None) -> dict[str, str]:
 
 
 def header_text(text: str) -> str:
-    """A text that a header can hold; raises InvalidArgumentError if it cannot."""
+    """Return the text unchanged; raises InvalidArgumentError if it is not valid in a header."""
     if not text.isascii() or not text.isprintable():
         raise InvalidArgumentError("an idempotency key has printable ASCII characters only")
     return text

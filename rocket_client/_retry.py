@@ -1,4 +1,4 @@
-"""How long a client waits before it asks again, and when it has waited enough. Knows no network."""
+"""Backoff between retries, and their deadline. No network I/O."""
 
 import random
 import time
@@ -10,11 +10,11 @@ _LONGEST_SECONDS = 8.0
 
 
 class Patience:
-    """Waits that double, up to a time after which it is enough.
+    """Exponential backoff with a deadline.
 
     Args:
-        seconds: without any answer before giving up, >= 0.
-        clock: seconds from anywhere.
+        seconds: seconds without any answer before giving up, >= 0.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,37 +24,37 @@ class Patience:
 
     @property
     def seconds_left(self) -> float:
-        """Until it is enough."""
+        """Seconds until the deadline, >= 0."""
         return max(0.0, self._deadline - self._clock())
 
     def renew(self) -> None:
-        """Begins anew, as there was an answer."""
+        """Restart the backoff and the deadline after an answer."""
         self._deadline = self._clock() + self._seconds
         self._longest = _FIRST_SECONDS
 
     def next_wait(self, asked_for: float | None = None) -> float | None:
-        """Seconds to wait now, or None if that would be too long.
+        """Return the seconds to wait before the next retry, or None to give up.
 
         Args:
-            asked_for: what the server asked for; at least that is waited.
+            asked_for: seconds that the server asked for, a lower bound on the wait.
         """
         longest = self._longest
         self._longest = min(2 * longest, _LONGEST_SECONDS)
-        # Clients that lost the same server must not come back at the same moment.
+        # Jitter: clients that lost the same server must not retry at the same moment.
         wait = max(asked_for or 0.0, longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
         left = self.seconds_left
         if (asked_for or 0.0) > left or left == 0.0:
             return None
-        # The last try is made when the time is over, not before.
+        # The last retry happens at the deadline, not before.
         return min(wait, left)
 
 
 def retry_after_seconds(header: str | None, *, now: float | None = None) -> float | None:
-    """Seconds that a `Retry-After` header asks for, written as a number or as a date; None if it says nothing.
+    """Return the seconds that a `Retry-After` header asks for, as a number or a date; None if absent or not valid.
 
     Args:
-        header: its value.
-        now: seconds since the epoch; None takes the clock.
+        header: value of the header.
+        now: current time in seconds since the epoch; None takes the clock.
     """
     if header is None:
         return None

@@ -1,6 +1,6 @@
-"""The way to one server, blocking and asynchronous: sent again while it does not answer, refusals turned into errors.
+"""Blocking and asynchronous connections to a server, with retries, and refusals turned into errors.
 
-The two differ in how they wait, and in nothing else: what is sent and what answers mean is `wire`'s.
+The two differ only in how they wait; requests and the interpretation of answers are in `_wire`.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _PIECE_BYTES = 2**20
 
 
 class Transport(Wire):
-    """The blocking way; see `Wire`."""
+    """Blocking connection to a server; see `Wire`."""
 
     def __init__(
         self, server: str, *, patience: float, on_wait: Callable[[Waiting], None], api_key: str | None = None
@@ -32,25 +32,25 @@ class Transport(Wire):
         self._http = httpx2.Client(**self.options)
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self._http.close()
 
     def call(self, call: Call[Answer], *, patience: float | None = None) -> Answer:
-        """Sends a request and gives what answers it; raises as `send`."""
+        """Send a request and return the resource in the answer; raises the same errors as `send`."""
         return self.parse(self.send(call, patience=patience).content, call.answer)
 
     def send(self, request: Request, *, patience: float | None = None) -> httpx2.Response:
-        """Sends a request, again and again while the server does not answer or asks for time.
+        """Send a request, and retry while the server does not answer or is busy.
 
         Args:
-            request: what to send.
+            request: the request.
             patience: seconds without an answer before giving up; None takes this transport's.
 
         Returns:
-            The answer, read, with a status below 300.
+            The answer, with its body read and a status below 300.
 
         Raises:
-            ClientError: there is no such answer.
+            ClientError: there was no such answer.
             OSError: the file to send cannot be read.
         """
         left = Patience(self.patience if patience is None else patience)
@@ -64,12 +64,12 @@ class Transport(Wire):
 
     @contextmanager
     def open(self, request: Request) -> Iterator[httpx2.Response]:
-        """Sends a request once and gives its answer to be read; what happens while it is read is told alike.
+        """Send a request once and yield its answer for reading; errors while reading are converted as well.
 
         Raises:
-            ServerUnreachableError: there is no answer, or it breaks off.
+            ServerUnreachableError: the answer is missing or incomplete.
             ProblemError: the server refuses.
-            UnexpectedAnswerError: the answer is none of this service.
+            UnexpectedAnswerError: the answer is not from this service.
             OSError: the file to send cannot be read.
         """
         try:
@@ -83,7 +83,7 @@ class Transport(Wire):
 
     @contextmanager
     def open_file(self, request: Request) -> Iterator[httpx2.Response]:
-        """As `open`, for a `file_request`; raises StoreUnreachableError too if a store does not give the file."""
+        """Open a `file_request` like `open`; raises StoreUnreachableError too, if a store does not serve the file."""
         with self.open(request) as answer:
             if not is_redirect(answer):
                 yield answer
@@ -97,12 +97,12 @@ class Transport(Wire):
             raise store.unreachable(error) from error
 
     def wait_out(self, error: ClientError, patience: Patience, request: Request | None = None) -> None:
-        """Waits before a request is sent again; arguments and errors are those of `seconds_to_wait`."""
+        """Wait before a retry; arguments and errors are those of `seconds_to_wait`."""
         time.sleep(self.seconds_to_wait(error, patience, request))
 
 
 class AsyncTransport(Wire):
-    """The asynchronous way: every method as `Transport` has it."""
+    """Asynchronous connection to a server, with the methods of `Transport`."""
 
     def __init__(
         self, server: str, *, patience: float, on_wait: Callable[[Waiting], None], api_key: str | None = None
@@ -111,7 +111,7 @@ class AsyncTransport(Wire):
         self._http = httpx2.AsyncClient(**self.options)
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         await self._http.aclose()
 
     async def call(self, call: Call[Answer], *, patience: float | None = None) -> Answer:
@@ -162,16 +162,16 @@ class AsyncTransport(Wire):
 
 
 async def in_thread(function: Callable[[], Result]) -> Result:
-    """What a function returns that works on the disk, without keeping the event loop waiting.
+    """Run a function that accesses the disk in a thread, and return its result.
 
-    Once begun it is ended, even if whoever waits for it is cancelled: nobody lets go of a file that is being written.
+    Once started it is completed even if the caller is cancelled, so that no file is closed while it is being written.
     """
     work = asyncio.ensure_future(asyncio.to_thread(function))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         await asyncio.wait([work])
-        # Looked at, or it would be logged as one that nobody has: to be cancelled is what matters now.
+        # Retrieve its exception, or it would be logged as unhandled; the cancellation takes precedence.
         if not work.cancelled():
             work.exception()
         raise
@@ -197,6 +197,6 @@ async def _async_body(request: Request) -> AsyncIterator[dict[str, Any]]:
             while piece := await in_thread(partial(stream.read, _PIECE_BYTES)):
                 yield piece
 
-        # Said beforehand, as the blocking library does for a file: a server may refuse what is too long by it.
+        # As in the blocking library, the length is sent first: a server may refuse a file that is too long by it.
         length = str(os.fstat(stream.fileno()).st_size)
         yield {"content": pieces(), "json": None, "headers": {**request.headers, "Content-Length": length}}

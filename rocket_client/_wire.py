@@ -1,4 +1,4 @@
-"""Requests and answers as they look on the wire, and what to do about errors. Sends nothing itself."""
+"""Requests, interpretation of answers, and handling of errors. No network I/O."""
 
 import ipaddress
 import os
@@ -27,7 +27,7 @@ _SILENCE_SECONDS = 30.0
 _CONNECT_SECONDS = 5.0
 _TEMPORARY_REDIRECT = 307
 _ASK_LATER = frozenset({408, 429})
-# What proxies answer for a server that does not.
+# Statuses with which proxies answer for a server that does not.
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 # After these the request has not left this machine.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
@@ -35,18 +35,18 @@ _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What is sent.
+    """A request.
 
     Attributes:
         method: HTTP method.
-        path: below the server's address.
-        params: the query; those that are None are not sent.
-        json: the body.
-        file: the body as it is, read while it is sent.
-        headers: further headers.
-        is_repeatable: whether it does no harm that the server receives it twice.
-        read_seconds: longest silence within the answer; None takes the usual one.
-        may_redirect: whether the answer may be that the client is to look elsewhere.
+        path: path below the server's address.
+        params: query parameters; those that are None are not sent.
+        json: JSON body.
+        file: file that is sent unchanged as the body.
+        headers: additional headers.
+        is_repeatable: whether the request is idempotent.
+        read_seconds: read timeout within the answer; None takes the default.
+        may_redirect: whether the answer may be a redirect.
     """
 
     method: str
@@ -60,7 +60,7 @@ class Request:
     may_redirect: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        """What the HTTP library's `stream` takes, but for a file."""
+        """Return the arguments for the HTTP library's `stream`, except a file."""
         return {
             "method": self.method,
             "url": self.path,
@@ -80,13 +80,13 @@ class Call(Request, Generic[Answer]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """Why the client waits.
+    """A wait before a retry.
 
     Attributes:
-        reason: what the server or the network says.
-        seconds: until it asks again.
-        seconds_left: until it gives up.
-        has_answered: whether the server itself asks for time, and is not silent.
+        reason: message from the server or the network.
+        seconds: seconds until the retry.
+        seconds_left: seconds until the client gives up.
+        has_answered: whether the server answered that it is busy, instead of not answering.
     """
 
     reason: str
@@ -105,33 +105,33 @@ class _ProblemDocument(BaseModel):
 
 
 class KeyAuth(httpx2.Auth):
-    """Adds an API key to what goes to the server, and to nothing else: a redirect may lead to somebody else's."""
+    """Authentication that sends an API key only to the server itself, as a redirect may lead to another host."""
 
     def __init__(self, key: str, server: httpx2.URL) -> None:
         self._header = f"Bearer {key}"
         self._origin = server.origin
 
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        """Adds the header on the first and only round."""
+        """Add the header on the first and only round."""
         if request.url.origin == self._origin:
             request.headers["Authorization"] = self._header
         yield request
 
 
 class Wire:
-    """What is known of a server before anything is sent, and what its answers mean.
+    """Settings of a connection, and the interpretation of the server's answers.
 
     Args:
-        server: its address, `http://HOST:PORT`.
-        api_key: what proves who asks; None where no server wants it.
+        server: the server's address, `http://HOST:PORT`.
+        api_key: API key; None where the server does not require one.
         patience: seconds without an answer after which a request fails.
-        on_wait: told before each wait.
+        on_wait: called before each wait.
 
     Attributes:
-        options: what the HTTP library's client takes.
+        options: arguments for the HTTP library's client.
 
     Raises:
-        InvalidArgumentError: the address is none, or the key cannot be one.
+        InvalidArgumentError: the address or the key is not valid.
     """
 
     def __init__(
@@ -144,16 +144,16 @@ class Wire:
         self.options: dict[str, Any] = {
             "base_url": url,
             "timeout": timeout(None),
-            # A proxy of the environment cannot reach this machine's own loopback.
+            # A proxy named by the environment cannot reach this machine's loopback.
             "trust_env": not _is_loopback(url.host),
             "auth": None if api_key is None else KeyAuth(_usable_key(api_key), url),
         }
 
     def parse(self, text: str | bytes, kind: type[Answer]) -> Answer:
-        """A resource from JSON; members that it does not know are ignored.
+        """Return the resource in a JSON text; unknown members are ignored.
 
         Raises:
-            UnexpectedAnswerError: it is none.
+            UnexpectedAnswerError: the text is not such a resource.
         """
         try:
             return kind.model_validate_json(text, extra="ignore")
@@ -163,24 +163,24 @@ class Wire:
             raise self.unexpected(f"{kind.__name__}: {where or 'body'}: {first['msg']}") from error
 
     def unexpected(self, found: str) -> UnexpectedAnswerError:
-        """The error for an answer that makes no sense."""
+        """Return the error for an answer that this client does not understand."""
         return UnexpectedAnswerError(self.server, found)
 
     def broken_off(self, what: str) -> ServerUnreachableError:
-        """The error for an answer that is too short."""
+        """Return the error for an incomplete answer."""
         return ServerUnreachableError(self.server, what, may_have_arrived=True)
 
     def unreachable(self, error: httpx2.RequestError) -> ServerUnreachableError:
-        """What the HTTP library's error means."""
+        """Return the error for an error of the HTTP library."""
         arrived = not isinstance(error, _NOT_SENT)
         return ServerUnreachableError(self.server, _reason(error), may_have_arrived=arrived)
 
     def is_usable(self, request: Request, response: httpx2.Response) -> bool:
-        """Whether an answer is what was asked for; otherwise it is to be read, and `refusal` says what it means."""
+        """Return whether an answer is a success; if not, read it and pass it to `refusal`."""
         return response.is_success or (request.may_redirect and is_redirect(response))
 
     def refusal(self, response: httpx2.Response) -> ClientError:
-        """What an answer means, once read, that is not what was asked for."""
+        """Return the error for an answer that is not a success; its body must have been read."""
         status = response.status_code
         retry_after = retry_after_seconds(response.headers.get("retry-after"))
         if response.headers.get("content-type", "").partition(";")[0].strip() == _PROBLEM_TYPE:
@@ -201,15 +201,15 @@ class Wire:
         return self.unexpected(f"status {status}" + (f", redirects to {location}" if location else ""))
 
     def seconds_to_wait(self, error: ClientError, patience: Patience, request: Request | None = None) -> float:
-        """How long to wait before a request is sent again; tells `on_wait`.
+        """Return the seconds to wait before a retry, and call `on_wait`.
 
         Args:
-            error: what came of it.
-            patience: how long there has been no answer.
-            request: what was sent; None if it may be sent again whatever the server has made of it.
+            error: error of the last try.
+            patience: backoff and deadline.
+            request: the request; None if it can always be retried.
 
         Raises:
-            ClientError: the given one, if waiting does not help, may do harm, or has been long enough.
+            ClientError: the given error, if it is permanent, if a retry is not safe, or if the deadline has passed.
         """
         may_have_arrived = isinstance(error, ServerUnreachableError) and error.may_have_arrived
         if request is not None and not request.is_repeatable and may_have_arrived:
@@ -224,10 +224,10 @@ class Wire:
         return seconds
 
     def store(self, answer: httpx2.Response, asked: Request) -> "Store":
-        """Where a redirection leads.
+        """Return the store that a redirect leads to.
 
         Raises:
-            UnexpectedAnswerError: nowhere.
+            UnexpectedAnswerError: the location is not a valid address.
         """
         try:
             url = httpx2.URL(answer.headers.get("location", ""))
@@ -239,17 +239,17 @@ class Wire:
 
 
 class Store:
-    """The store that a server sends its clients to, for one file.
+    """The store that a server redirects its clients to, for one file.
 
-    A client of its own asks it: what proves to the server who asks is none of the store's business.
+    It needs a separate HTTP client: the server's API key must not be sent to the store.
 
     Attributes:
-        options: what the HTTP library's client takes.
-        arguments: what its `stream` takes.
+        options: arguments for the HTTP library's client.
+        arguments: arguments for its `stream`.
     """
 
     def __init__(self, url: httpx2.URL, asked: Request) -> None:
-        # Not with a signature, which is as good as the file.
+        # Without the query, whose signature gives access to the file.
         self._address = f"{url.scheme}://{url.netloc.decode('ascii')}"
         self.options: dict[str, Any] = {
             "timeout": timeout(asked.read_seconds),
@@ -260,31 +260,32 @@ class Store:
         self.arguments: dict[str, Any] = {"method": "GET", "url": url, "headers": headers}
 
     def require_success(self, response: httpx2.Response) -> None:
-        """Refuses an answer without the file.
+        """Raise an error for an answer without the file.
 
         Raises:
-            StoreUnreachableError: it is one.
+            StoreUnreachableError: the status is not a success.
         """
         if not response.is_success:
-            # The address was fresh: what is refused now will be refused again.
+            # The address was fresh, so a refusal is permanent.
             is_passing = response.is_server_error or response.status_code in _ASK_LATER
             raise StoreUnreachableError(self._address, f"status {response.status_code}", is_passing=is_passing)
 
     def unreachable(self, error: httpx2.RequestError) -> StoreUnreachableError:
-        """What the HTTP library's error means."""
+        """Return the error for an error of the HTTP library."""
         return StoreUnreachableError(self._address, _reason(error))
 
 
 def file_request(path: str, *, start: int, etag: str, read_seconds: float) -> Request:
-    """Asks for the bytes of a file, from the server or from the store that it sends clients to.
+    """Return the request for a file's bytes, from the server or from the store that it redirects to.
 
     Args:
-        path: below the server's address.
-        start: the first byte wanted.
-        etag: of the content that the bytes before are of; the whole file comes if the server has another.
-        read_seconds: longest silence within the answer.
+        path: path below the server's address.
+        start: offset of the first byte.
+        etag: ETag of the content that the bytes before `start` are from; if the server has different content, it sends
+            the whole file.
+        read_seconds: read timeout within the answer.
     """
-    # Compressed on the way, sizes and ranges would be those of another content.
+    # With a content encoding, sizes and ranges would be those of the compressed content.
     headers = {"Accept-Encoding": "identity"}
     if start > 0:
         headers |= {"Range": f"bytes={start}-", "If-Range": etag}
@@ -292,12 +293,12 @@ def file_request(path: str, *, start: int, etag: str, read_seconds: float) -> Re
 
 
 def is_redirect(response: httpx2.Response) -> bool:
-    """Whether the answer is that the client is to look elsewhere."""
+    """Return whether an answer is a redirect."""
     return response.status_code == _TEMPORARY_REDIRECT
 
 
 def timeout(read_seconds: float | None) -> httpx2.Timeout:
-    """Longest silences, with another one within the answer than the usual if given."""
+    """Return the timeouts, with the given read timeout or the default."""
     return httpx2.Timeout(read_seconds or _SILENCE_SECONDS, connect=_CONNECT_SECONDS)
 
 
@@ -312,7 +313,7 @@ def _server_url(server: str) -> httpx2.URL:
 
 
 def _usable_key(key: str) -> str:
-    # What cannot stand in a header; the message does not repeat it.
+    # The characters must be valid in a header. The message does not repeat the key.
     if not key.isascii() or not key.isprintable() or " " in key:
         raise InvalidArgumentError("the API key holds characters that no key has; copy it again, it begins with rk_")
     return key
@@ -338,7 +339,7 @@ def _reason(error: httpx2.RequestError) -> str:
 
 
 def _system_error(error: BaseException) -> int | None:
-    """The system's number of what went wrong, which the asynchronous HTTP library hides behind errors of its own."""
+    """Return the system's error number, which the asynchronous HTTP library wraps in its own errors."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return error.errno
     behind = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__

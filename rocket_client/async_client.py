@@ -1,4 +1,4 @@
-"""`AsyncRocket`: everything the service offers, as coroutines."""
+"""`AsyncRocket`: an asynchronous client of the service."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,10 +33,10 @@ from rocket_core.report.schema import CompressionReport
 
 
 class AsyncRocket:
-    """A client of the service for programs on asyncio: the methods of `Rocket` as coroutines, with the same arguments.
+    """A client of the service for asyncio: the methods of `Rocket` as coroutines, with the same arguments.
 
     Retries, errors and results are the same too; `events` and `iterate_jobs` are asynchronous iterators. Many calls may
-    be under way at a time. What reads and writes files does so in threads.
+    run concurrently. Files are read and written in threads.
 
     Example:
         async with AsyncRocket("http://127.0.0.1:8000") as rocket:
@@ -46,13 +46,13 @@ class AsyncRocket:
             await rocket.download(job.id, Path("out"))
 
     Args:
-        server: as of `Rocket`, like all that follow.
-        api_key: what proves who asks.
+        server: the server's address, with the same default as in `Rocket`.
+        api_key: API key, with the same default as in `Rocket`.
         patience: seconds without an answer after which a request fails, >= 0.
-        on_wait: told before each wait for the server; must not block.
+        on_wait: called before each wait for the server; must not block.
 
     Raises:
-        InvalidArgumentError: the address is none, or the key cannot be one.
+        InvalidArgumentError: the address or the key is not valid.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`Rocket`: everything the service offers, as methods."""
+"""`Rocket`: a blocking client of the service."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,8 +35,8 @@ from rocket_core.report.schema import CompressionReport
 class Rocket:
     """A client of the service.
 
-    While the server does not answer, or says that it is busy, requests are sent again: at intervals that grow, or at
-    those that the server asks for. No request takes effect twice.
+    While the server does not answer or is busy, requests are retried with exponential backoff, or at the intervals that
+    the server asks for. No request takes effect twice.
 
     Example:
         with Rocket("http://127.0.0.1:8000") as rocket:
@@ -46,14 +46,14 @@ class Rocket:
             rocket.download(job.id, Path("out"))
 
     Args:
-        server: its address; None takes that of the environment variable ROCKET_SERVER, or this machine's port 8000.
-        api_key: the key that the server's operator has given you; None takes that of the environment variable
-            ROCKET_API_KEY, if there is one. It is sent to this server only.
+        server: the server's address; None takes the environment variable ROCKET_SERVER, or this machine's port 8000.
+        api_key: the API key from the server's operator; None takes the environment variable ROCKET_API_KEY, if set. It
+            is sent only to this server.
         patience: seconds without an answer after which a request fails, >= 0.
-        on_wait: told before each wait for the server.
+        on_wait: called before each wait for the server.
 
     Raises:
-        InvalidArgumentError: the address is none, or the key cannot be one.
+        InvalidArgumentError: the address or the key is not valid.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Rocket:
         return self._transport.server
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -99,27 +99,26 @@ class Rocket:
         idempotency_key: str | None = None,
         hub_token: str | None = None,
     ) -> Job:
-        """Submits a job; what is not given takes the server's default.
+        """Submit a compression job; arguments that are not given take the server's defaults.
 
         Args:
-            model_id: `namespace/name` on the Hub, or `local/NAME` of `models`.
+            model_id: `namespace/name` on the Hub, or `local/NAME` from `models`.
             ratio: fraction of the compressible parameters to remove, [0, 1).
-            target_bytes: most that the factored artifact may take, in place of a ratio.
+            target_bytes: most bytes that the factored artifact may take, instead of a ratio.
             revision: branch, tag or commit of a repository on the Hub.
             calibration: `dataset`, `samples`, `sequence_length`, `seed`.
-            evaluate: how the result is compared with the dense model: `dataset`, `samples`, `sequence_length`,
-                `stride`, `tasks`, `task_items`; empty takes all defaults, None does not compare.
+            evaluate: how to compare the result with the dense model: `dataset`, `samples`, `sequence_length`,
+                `stride`, `tasks`, `task_items`; empty takes all defaults, None skips the comparison.
             options: settings of the method, such as `objective`, `ignore` and `export`.
-            metadata: labels of your own.
-            queue: which workers run it, `cpu` or `gpu`.
-            idempotency_key: a second request under the same key gets the job of the first; None makes up a key, so
-                that a request whose answer is lost makes one job and not two.
-            hub_token: a token of the Hugging Face Hub, for what only its owner may read; the server forgets it when
-                the job ends.
+            metadata: your own labels.
+            queue: queue of the job, `cpu` or `gpu`.
+            idempotency_key: a second request with the same key returns the job of the first; None generates a key, so
+                that a request whose answer is lost does not create a second job.
+            hub_token: a token of the Hugging Face Hub, for private repositories; deleted when the job ends.
 
         Raises:
-            InvalidArgumentError: there is neither ratio nor size, or both, or a ratio that is no number.
-            ProblemError: the server cannot carry that out.
+            InvalidArgumentError: neither or both of ratio and target_bytes are given, or the ratio is not a number.
+            ProblemError: the server refuses the request.
         """
         given: dict[str, object] = {
             "revision": revision,
@@ -144,10 +143,10 @@ class Rocket:
         idempotency_key: str | None = None,
         hub_token: str | None = None,
     ) -> Job:
-        """Has a model profiled and no more: afterwards its job's `profile_id` answers for any ratio.
+        """Submit a job that only profiles a model: its `profile_id` then gives predictions for any ratio.
 
-        A later `submit` with the same model, calibration and options begins where this ends. Arguments and errors are
-        those of `submit`.
+        A later `submit` with the same model, calibration and options reuses the profile. Arguments and errors are those
+        of `submit`.
         """
         given = {
             "revision": revision,
@@ -171,7 +170,7 @@ class Rocket:
         options: Mapping[str, JsonValue] | None = None,
         hub_token: str | None = None,
     ) -> Estimate:
-        """What a job would take, without making one; arguments and errors are those of `submit`."""
+        """Return what a job would take, without creating it; arguments and errors are those of `submit`."""
         parts: dict[str, object] = {
             "revision": revision,
             "calibration": calibration,
@@ -182,20 +181,20 @@ class Rocket:
         return self._transport.call(_endpoints.estimate(model_id, given, hub_token=hub_token))
 
     def upload(self, file: Path) -> Upload:
-        """Brings a calibration file to the server; the same content again is the same upload.
+        """Upload a calibration file to the server; uploading the same content again returns the same upload.
 
         Args:
-            file: a `.txt` file, or a `.jsonl` file with an object with a string `text` on each line.
+            file: a `.txt` file, or a `.jsonl` file whose lines are objects with a string `text`.
 
         Raises:
-            InvalidArgumentError: a file of another kind.
-            ProblemError: the server cannot use it.
-            OSError: it cannot be read.
+            InvalidArgumentError: the file is of another type.
+            ProblemError: the server refuses the file.
+            OSError: the file cannot be read.
         """
         return self._transport.call(_endpoints.upload(file))
 
     def get_upload(self, upload_id: str) -> Upload:
-        """An upload as the server has it.
+        """Return an upload.
 
         Args:
             upload_id: `upload/ID`.
@@ -203,7 +202,7 @@ class Rocket:
         return self._transport.call(_endpoints.get_upload(upload_id))
 
     def delete_upload(self, upload_id: str) -> None:
-        """Deletes an upload that no job needs any more.
+        """Delete an upload that no job needs any longer.
 
         Args:
             upload_id: `upload/ID`.
@@ -211,7 +210,7 @@ class Rocket:
         self._transport.send(_endpoints.delete_upload(upload_id))
 
     def get_job(self, job_id: str) -> Job:
-        """A job as it is now."""
+        """Return the current state of a job."""
         return self._transport.call(_endpoints.get_job(job_id))
 
     def wait(
@@ -221,15 +220,15 @@ class Rocket:
         patience: float = LASTING_PATIENCE,
         on_news: Callable[[Event | Progress], None] = ignore,
     ) -> Job:
-        """Waits until a job has ended, however often the server goes away and comes back meanwhile.
+        """Wait until a job has ended, also while the server restarts.
 
         Args:
             job_id: the job.
-            patience: seconds without a word from the server before giving up.
-            on_news: told what `events` yields.
+            patience: seconds without an answer from the server before giving up.
+            on_news: called with everything that `events` yields.
 
         Returns:
-            The job as it ended.
+            The ended job.
         """
         for news in self.events(job_id, patience=patience):
             on_news(news)
@@ -243,13 +242,13 @@ class Rocket:
         after: str | None = None,
         limit: int = 20,
     ) -> JobPage:
-        """A page of jobs, newest first.
+        """Return a page of jobs, newest first.
 
         Args:
-            status: only those.
-            metadata: only those with all of these labels.
+            status: only jobs with this status.
+            metadata: only jobs with all of these labels.
             after: id of the last job already seen.
-            limit: how many at most, 1 to 100.
+            limit: most jobs to return, 1 to 100.
         """
         call = _endpoints.list_jobs(status=status, metadata=metadata, after=after, limit=limit)
         return self._transport.call(call)
@@ -257,7 +256,7 @@ class Rocket:
     def iterate_jobs(
         self, *, status: str | None = None, metadata: Mapping[str, str] | None = None, after: str | None = None
     ) -> Iterator[Job]:
-        """All jobs, newest first, fetched page by page."""
+        """Yield all jobs, newest first, fetched page by page; arguments are those of `list_jobs`."""
         while True:
             page = self.list_jobs(status=status, metadata=metadata, after=after, limit=_endpoints.PAGE)
             yield from page.data
@@ -266,29 +265,29 @@ class Rocket:
             after = page.last_id
 
     def cancel(self, job_id: str) -> Job:
-        """Cancels a job: at once if it waits, as soon as its worker notices if it runs (`cancelling`)."""
+        """Cancel a job: immediately if it is queued, as soon as its worker notices if it is running (`cancelling`)."""
         return self._transport.call(_endpoints.cancel(job_id))
 
     def retry(self, job_id: str, *, hub_token: str | None = None) -> Job:
-        """Makes a new job of one that failed or was cancelled; it goes on from the checkpoints.
+        """Retry a job that failed or was cancelled, as a new job that resumes from its checkpoints.
 
         Args:
             job_id: the job.
-            hub_token: as in `submit`; that of the job was forgotten when it ended.
+            hub_token: as in `submit`; the job's own token was deleted when it ended.
         """
         return self._transport.call(_endpoints.retry(job_id, hub_token=hub_token))
 
     def delete(self, job_id: str) -> None:
-        """Deletes a job that has ended, with its artifacts."""
+        """Delete a job that has ended, with its artifacts."""
         self._transport.send(_endpoints.delete(job_id))
 
     def events(self, job_id: str, *, after: int = 0, patience: float = LASTING_PATIENCE) -> Iterator[Event | Progress]:
-        """Follows a job until it ends; survives that the server goes away and comes back.
+        """Follow a job until it ends, also while the server restarts.
 
         Args:
             job_id: the job.
             after: number of the last event already seen.
-            patience: seconds without a word from the server before giving up.
+            patience: seconds without an answer from the server before giving up.
 
         Yields:
             Events, each once and in order, and the progress whenever it changes.
@@ -297,24 +296,24 @@ class Rocket:
         return follow_events(self._transport, path, after=after, patience=patience)
 
     def layers(self, job_id: str) -> tuple[Layer, ...]:
-        """The layers profiled so far, in the order of the model."""
+        """Return the layers profiled so far, in the order of the model."""
         return self._transport.call(_endpoints.layers(job_id)).data
 
     def list_profiles(self, *, after: str | None = None, limit: int = 20) -> ProfilePage:
-        """A page of profiles, newest first.
+        """Return a page of profiles, newest first.
 
         Args:
             after: id of the last profile already seen.
-            limit: how many at most, 1 to 100.
+            limit: most profiles to return, 1 to 100.
         """
         return self._transport.call(_endpoints.list_profiles(after=after, limit=limit))
 
     def get_profile(self, profile_id: str) -> Profile:
-        """A profile; `Job.profile_id` names that of a job."""
+        """Return a profile; a job's profile has the id `Job.profile_id`."""
         return self._transport.call(_endpoints.get_profile(profile_id))
 
     def frontier(self, profile_id: str) -> Frontier:
-        """Size and predicted error of a profiled model at every hundredth of the ratio that can be reached."""
+        """Return size and predicted error of a profiled model at every hundredth up to the largest reachable ratio."""
         return self._transport.call(_endpoints.frontier(profile_id))
 
     def allocate(
@@ -325,31 +324,31 @@ class Rocket:
         model_bytes: int | None = None,
         error: float | None = None,
     ) -> PredictedAllocation:
-        """What each layer would get; nothing is made of it. Give one of the three.
+        """Predict the allocation for exactly one of ratio, model_bytes and error, without creating a job.
 
         Args:
             profile_id: the profile.
             ratio: fraction to remove, [0, 1).
-            model_bytes: most that all weights may take.
-            error: most that the predicted error may be.
+            model_bytes: most bytes that all weights may take.
+            error: upper bound on the predicted error.
 
         Raises:
-            InvalidArgumentError: none of them is given, or more than one, or one that is no number.
-            ProblemError: no choice of candidates is that small.
+            InvalidArgumentError: not exactly one of them is given, or it is not a number.
+            ProblemError: no choice of candidates reaches the target.
         """
         call = _endpoints.allocate(profile_id, ratio=ratio, model_bytes=model_bytes, error=error)
         return self._transport.call(call)
 
     def delete_profile(self, profile_id: str) -> None:
-        """Deletes a profile; the jobs that made or used it stay."""
+        """Delete a profile; the jobs that created or used it are kept."""
         self._transport.send(_endpoints.delete_profile(profile_id))
 
     def report(self, job_id: str) -> CompressionReport:
-        """The report of a job that has succeeded."""
+        """Return the report of a job that has succeeded."""
         return self._transport.call(_endpoints.report(job_id))
 
     def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
-        """The files of a job that has succeeded; none before."""
+        """Return the artifacts of a job; empty unless it has succeeded."""
         return self._transport.call(_endpoints.artifacts(job_id)).data
 
     def download(
@@ -361,20 +360,20 @@ class Rocket:
         patience: float = LASTING_PATIENCE,
         on_progress: Callable[[DownloadProgress], None] = ignore,
     ) -> list[DownloadedFile]:
-        """Brings the artifacts of a job into a folder; called again, it goes on where it stopped.
+        """Download the artifacts of a job into a folder; called again, it resumes.
 
         Args:
             job_id: a job that has succeeded.
-            folder: where to; made if need be.
-            exports: only these exports (`factored`, `dense`), and the files outside of any; none takes all.
+            folder: target folder; created if necessary.
+            exports: only these exports (`factored`, `dense`), and the files outside of any export; empty takes all.
             patience: seconds without a byte before giving up.
-            on_progress: told after each piece.
+            on_progress: called after each chunk.
 
         Returns:
             The files, each verified by its hash.
 
         Raises:
-            DownloadError: the artifacts do not exist, do not fit or are not what the server announced.
+            DownloadError: the artifacts do not exist, do not fit on the disk or are not what the server announced.
             OSError: a file cannot be written.
         """
         artifacts = self.artifacts(job_id)
@@ -390,9 +389,9 @@ class Rocket:
         return fetch_artifacts(self._transport, order)
 
     def models(self) -> list[str]:
-        """Models of the server's own folder, as `submit` takes them."""
+        """Return the models in the server's folder, as `submit` takes them."""
         return [named.id for named in self._transport.call(_endpoints.models()).data]
 
     def calibrations(self) -> list[str]:
-        """Calibration datasets that the server offers."""
+        """Return the calibration datasets that the server offers."""
         return [named.id for named in self._transport.call(_endpoints.calibrations()).data]

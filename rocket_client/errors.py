@@ -1,12 +1,12 @@
-"""Every error that the client raises on purpose.
+"""Errors of the client.
 
 ClientError
-├── InvalidArgumentError       what was asked for cannot even be sent
-├── ServerUnreachableError     no answer from the server (worth retrying)
-│   └── StoreUnreachableError      nor from the store that it sends clients to for files
-├── UnexpectedAnswerError      an answer, but none of a Rocket server that this client understands
-├── ProblemError               the server refuses, and says why
-├── DetachedError              the user no longer watches a job, which goes on
+├── InvalidArgumentError       an argument is not valid; nothing was sent
+├── ServerUnreachableError     the server does not answer (worth retrying)
+│   └── StoreUnreachableError      the store that the server redirects to does not serve a file
+├── UnexpectedAnswerError      the answer is not from a Rocket server that this client understands
+├── ProblemError               the server refuses, with a reason
+├── DetachedError              the user stopped watching a job, which continues
 ├── DownloadError
 │   ├── NothingToDownloadError     the job has no such artifacts
 │   ├── UnsafeNameError            an artifact's name leads out of the folder
@@ -14,26 +14,26 @@ ClientError
 │   ├── NotEnoughDiskError         the artifacts do not fit
 │   └── DigestMismatchError        a file is not what the server announced
 └── PushError
-    ├── HubTokenError              there is no token of the Hub, or one that it does not know
+    ├── HubTokenError              the Hub's token is missing or unknown
     ├── HubForbiddenError          the token may not write to the repository
     ├── HubUnreachableError        the Hub does not answer (worth retrying)
-    ├── PublicRepositoryError      others may read what was to be private
+    ├── PublicRepositoryError      the repository should be private, but is public
     └── HubRefusesError            the Hub refuses for another reason
 
-A message says what is wrong, where, and what to do. `code` is stable, for programs.
+Messages say what is wrong, where, and what to do. `code` is stable, for programs.
 """
 
-# Answers after which the same request may succeed: too many requests, and the service not being ready.
+# Statuses after which the same request may succeed: too many requests, and service unavailable.
 _PASSING_STATUSES = frozenset({429, 503})
 
 
 class ClientError(Exception):
-    """Base of all errors of the client.
+    """Base class of the client's errors.
 
     Attributes:
         code: stable name of the kind of error.
         is_passing: whether the same request may succeed later.
-        retry_after: seconds after which the server wants to be asked again; None if it has not said.
+        retry_after: seconds after which the server asks for a retry; None if it does not say.
     """
 
     code: str = "client_error"
@@ -42,18 +42,18 @@ class ClientError(Exception):
 
 
 class InvalidArgumentError(ClientError):
-    """What was asked for cannot even be sent."""
+    """An argument is not valid; nothing was sent."""
 
     code = "invalid_argument"
 
 
 class ServerUnreachableError(ClientError):
-    """No answer from the server.
+    """The server does not answer.
 
     Attributes:
         server: its address.
-        reason: what the network says.
-        may_have_arrived: whether the server may have acted on the request nevertheless.
+        reason: the network's error message.
+        may_have_arrived: whether the server may have processed the request nevertheless.
     """
 
     code = "server_unreachable"
@@ -70,7 +70,7 @@ class ServerUnreachableError(ClientError):
 
 
 class StoreUnreachableError(ServerUnreachableError):
-    """The server sends clients to a store for its files, and that does not give them."""
+    """The store that the server redirects to does not serve a file."""
 
     code = "store_unreachable"
 
@@ -84,7 +84,7 @@ class StoreUnreachableError(ServerUnreachableError):
 
 
 class UnexpectedAnswerError(ClientError):
-    """An answer, but none of a Rocket server that this client understands."""
+    """The answer is not from a Rocket server that this client understands."""
 
     code = "unexpected_answer"
 
@@ -96,14 +96,14 @@ class UnexpectedAnswerError(ClientError):
 
 
 class ProblemError(ClientError):
-    """The server refuses, and says why in a problem document (RFC 9457).
+    """The server refuses, with a problem document (RFC 9457).
 
     Attributes:
         status: the HTTP status.
         code: stable code of the problem, such as `job_not_found`.
         detail: what is wrong, where, and what to do.
-        param: the member of the request that is wrong; None if it is none in particular.
-        request_id: names the request in the server's log.
+        param: the member of the request that is wrong; None if no single one is.
+        request_id: id of the request in the server's log.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ProblemError(ClientError):
         self.is_passing = status in _PASSING_STATUSES
 
     def explained(self, detail: str) -> "ProblemError":
-        """The same problem in other words."""
+        """Return the same problem with another detail."""
         return ProblemError(
             status=self.status,
             code=self.code,
@@ -138,7 +138,7 @@ class ProblemError(ClientError):
 
 
 class DetachedError(ClientError):
-    """The user no longer watches a job, which goes on."""
+    """The user stopped watching a job, which continues."""
 
     code = "detached"
 
@@ -181,13 +181,13 @@ class DigestMismatchError(DownloadError):
 
 
 class PushError(ClientError):
-    """An export cannot be brought to the Hugging Face Hub."""
+    """An export cannot be pushed to the Hugging Face Hub."""
 
     code = "push_failed"
 
 
 class HubTokenError(PushError):
-    """There is no token of the Hub, or one that it does not know."""
+    """The Hub's token is missing or unknown."""
 
     code = "hub_token_invalid"
 
@@ -199,19 +199,19 @@ class HubForbiddenError(PushError):
 
 
 class HubUnreachableError(PushError):
-    """The Hub does not answer, or asks for time."""
+    """The Hub does not answer, or is busy."""
 
     code = "hub_unreachable"
     is_passing = True
 
 
 class PublicRepositoryError(PushError):
-    """The repository was to be private, and others may read it."""
+    """The repository should be private, but is public."""
 
     code = "repository_is_public"
 
 
 class HubRefusesError(PushError):
-    """The Hub refuses for another reason, and says why."""
+    """The Hub refuses for another reason."""
 
     code = "hub_refuses"

@@ -1,7 +1,7 @@
-"""An export of a job to a repository of the Hugging Face Hub, as a step of its own that can be repeated.
+"""Pushing an export of a job to a repository on the Hugging Face Hub.
 
-Called again after it failed, was interrupted or has succeeded, it goes on: what is downloaded stays, the Hub is sent
-only what it has not, and the files appear in the repository in one commit or not at all.
+Pushing is idempotent. After a failure or an interruption it resumes: downloaded files are kept, only files that the Hub
+does not have are uploaded, and they appear in the repository in one commit or not at all.
 """
 
 import os
@@ -48,14 +48,14 @@ _PASSING = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Destination:
-    """Where an export goes.
+    """Destination of an export on the Hub.
 
     Attributes:
-        repository: `namespace/name`, made if need be; without a namespace it is the token's owner's.
-        private: only its owner may read it. A repository that others may read is refused then.
-        revision: branch, made if need be.
-        message: of the commit; None says what it holds.
-        token: of the Hub, with the right to write; None takes that of HF_TOKEN, or of `hf auth login`.
+        repository: `namespace/name`, created if necessary; without a namespace it belongs to the token's owner.
+        private: whether the repository must be private; an existing public one is refused then.
+        revision: branch, created if necessary.
+        message: commit message; None generates one.
+        token: Hub token with write access; None takes that of HF_TOKEN, or of `hf auth login`.
     """
 
     repository: str
@@ -67,16 +67,16 @@ class Destination:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PushedExport:
-    """What is in a repository now.
+    """An export in a repository on the Hub.
 
     Attributes:
         repository: `namespace/name`.
-        url: where it is looked at.
+        url: address of the repository's page.
         revision: branch.
         commit: the branch's last commit, which has these files.
-        is_new: whether that commit was made now; otherwise the repository had all of it.
+        is_new: whether this push created that commit; otherwise the repository already had all files.
         export: `factored` or `dense`.
-        files: of the export.
+        files: files of the export.
     """
 
     repository: str
@@ -98,29 +98,29 @@ def push_export(
     on_progress: Callable[[DownloadProgress], None] = ignore,
     on_upload: Callable[[Sequence[DownloadedFile]], None] = ignore,
 ) -> PushedExport:
-    """Brings an export of a job that has succeeded to the Hub.
+    """Push an export of a job that has succeeded to the Hub.
 
     Args:
         rocket: a client of the server that has the job.
         job_id: the job.
-        destination: where to.
+        destination: where to push.
         export: `factored` or `dense`; None takes the first of them that the job has.
-        folder: what is downloaded to; None takes `default_folder`. A second call finds it there.
-        on_progress: told while it is downloaded.
-        on_upload: told once it is downloaded, before it is uploaded.
+        folder: download folder, which a second call reuses; None takes `default_folder`.
+        on_progress: called while the export is downloaded.
+        on_upload: called after the download and before the upload.
 
     Raises:
-        InvalidArgumentError: the repository's name cannot be one.
-        HubTokenError: there is no token, or the Hub does not know it.
-        HubForbiddenError: the token may not write there.
-        HubUnreachableError: the Hub does not answer, or asks for time.
-        PublicRepositoryError: it is to be private, and others may read it.
+        InvalidArgumentError: the repository's name is not valid.
+        HubTokenError: the token is missing, or the Hub does not know it.
+        HubForbiddenError: the token may not write to the repository.
+        HubUnreachableError: the Hub does not answer, or is busy.
+        PublicRepositoryError: the repository should be private, but is public.
         HubRefusesError: the Hub refuses for another reason.
-        DownloadError: as `Rocket.download`.
+        DownloadError: see `Rocket.download`.
         ClientError: the server cannot be reached, or refuses.
         OSError: a file cannot be read or written.
     """
-    # All that can be told beforehand, before gigabytes are moved.
+    # Check everything that can be checked before gigabytes are transferred.
     with _hub_errors(destination):
         validate_repo_id(destination.repository)
     token = _token(destination)
@@ -151,8 +151,8 @@ def push_export(
 
 
 def default_folder(job_id: str) -> Path:
-    """Where a job's files are kept on their way, in this user's cache; raises InvalidArgumentError for no job's id."""
-    # An id becomes part of a path.
+    """Return a job's download folder in the user's cache; raises InvalidArgumentError if the id is not valid."""
+    # The id becomes part of a path, so it is validated.
     job_path(job_id)
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "rocket" / job_id
@@ -182,16 +182,16 @@ def _choose(rocket: Rocket, job_id: str, export: str | None) -> tuple[Job, str]:
         raise nothing_to_download(job)
     found = {artifact.name.partition("/")[0] for artifact in artifacts}
     chosen = export or next((kind for kind in _EXPORTS if kind in found), _EXPORTS[0])
-    # Refuses one that the job has not.
+    # Raises an error if the job does not have it.
     choose_artifacts(job_id, artifacts, [chosen])
     return job, chosen
 
 
 def _prepare(api: HfApi, destination: Destination) -> str:
-    """Repository and branch, made if need be; returns the repository's whole name."""
+    """Create repository and branch if necessary, and return the repository's full name."""
     made = api.create_repo(destination.repository, private=True if destination.private else None, exist_ok=True)
     repository = made.repo_id
-    # One that was there is as it was made.
+    # An existing repository keeps its visibility.
     if destination.private and not api.repo_info(repository).private:
         raise PublicRepositoryError(
             f"{repository} exists, and everybody may read it; make it private on the Hub, or push to another repository"
@@ -203,10 +203,10 @@ def _prepare(api: HfApi, destination: Destination) -> str:
 
 @contextmanager
 def _hub_errors(destination: Destination) -> Iterator[None]:
-    """Turns what the Hub's client raises into errors of ours."""
+    """Convert errors of the Hub's client to our errors."""
     name = destination.repository
     try:
-        # Such as of a model card without some label: nothing that whoever pushes could do about.
+        # For example about labels missing in the model card, which the user cannot change.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             yield
@@ -221,10 +221,10 @@ def _hub_errors(destination: Destination) -> Iterator[None]:
             f"the Hub does not answer ({error or type(error).__name__}); call this again to continue"
         ) from error
     except ValueError as error:
-        # Its way to say that the Hub refused a file, or the model card.
+        # The Hub's client raises this if the Hub refused a file or the model card.
         raise HubRefusesError(f"the Hub refuses what is pushed to {name}: {error}") from error
     except RuntimeError as error:
-        # What an upload of a large file raises, whatever has happened to it.
+        # The upload of a large file raises this for every error.
         if isinstance(error.__cause__, HfHubHTTPError):
             raise _refusal(name, error.__cause__) from error
         raise HubUnreachableError(

@@ -1,6 +1,6 @@
-"""What the service answers, typed.
+"""Typed resources of the service.
 
-What a newer server adds is ignored, and a status may be one that this client has never heard of.
+Members that a newer server adds are ignored, and a status may be unknown to this client.
 """
 
 from datetime import datetime
@@ -9,19 +9,19 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 
 class Resource(BaseModel):
-    """What all have in common."""
+    """Base class of all resources."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Calibration(Resource):
-    """Which text a model is calibrated on.
+    """Calibration data of a job.
 
     Attributes:
-        dataset: `builtin`, a name of the Hub's datasets, or `local/FILE`.
-        samples: windows of tokens.
-        sequence_length: tokens per window; None takes what suits the model.
-        seed: which windows are drawn.
+        dataset: `builtin`, the name of a dataset on the Hub, or `local/FILE`.
+        samples: number of windows of tokens.
+        sequence_length: tokens per window; None chooses by the model.
+        seed: seed for drawing windows.
     """
 
     dataset: str
@@ -31,15 +31,15 @@ class Calibration(Resource):
 
 
 class Evaluation(Resource):
-    """How a result is compared with the dense model.
+    """Comparison of a result with the dense model.
 
     Attributes:
-        dataset: as of a calibration.
-        samples: windows of tokens.
-        sequence_length: tokens per window; None takes what suits the model.
-        stride: tokens from one window's begin to the next; None is the sequence length.
+        dataset: as in a calibration.
+        samples: number of windows of tokens.
+        sequence_length: tokens per window; None chooses by the model.
+        stride: tokens from the start of one window to the next; None means the sequence length.
         tasks: zero-shot tasks.
-        task_items: items of each task; None is all.
+        task_items: items of each task; None means all.
     """
 
     dataset: str
@@ -51,13 +51,13 @@ class Evaluation(Resource):
 
 
 class JobError(Resource):
-    """Why a job failed.
+    """Error of a failed job.
 
     Attributes:
         code: stable code of the kind of error.
-        message: what, where and what to do.
-        stage: stage in which it happened; None if it was none.
-        layer: layer at which it happened; None if it was none.
+        message: what is wrong, where, and what to do.
+        stage: stage in which it happened; None if outside of any.
+        layer: layer at which it happened; None if outside of any.
         retryable: whether the same job may succeed later.
     """
 
@@ -69,14 +69,14 @@ class JobError(Resource):
 
 
 class JobResult(Resource):
-    """What a job achieved.
+    """Result of a job.
 
     Attributes:
         achieved_ratio: fraction of the compressible parameters removed, [0, 1).
-        kept_parameters: what is left of them.
+        kept_parameters: number of compressible parameters that are left.
         compressible_parameters: parameters of the selected linear layers.
-        stored_bytes: all safetensors of the smallest export.
-        dense_bytes: all safetensors of the original.
+        stored_bytes: bytes of all safetensors of the smallest export.
+        dense_bytes: bytes of all safetensors of the original.
     """
 
     achieved_ratio: float
@@ -90,29 +90,28 @@ class Job(Resource):
     """A job.
 
     Attributes:
-        id: its name.
-        kind: `compression`, or `profile` for one that profiles layers and no more.
+        id: id of the job.
+        kind: `compression`, or `profile` for a job that only profiles layers.
         status: queued, running, cancelling, succeeded, failed, cancelled, or a newer one.
-        stage: what a running job does.
-        progress: of the whole job, [0, 1].
-        model_id: the model, as asked for.
+        stage: current stage of a running job.
+        progress: progress of the whole job, [0, 1].
+        model_id: the requested model.
         revision: branch, tag or commit of a repository.
-        ratio: fraction of the compressible parameters to remove; None where a size is asked for, or a profile.
-        target_bytes: most that the factored artifact may take; None where a ratio is asked for, or a profile.
-        calibration: the calibration text.
-        evaluate: how the result is compared with the dense model; None if it is not.
+        ratio: fraction of the compressible parameters to remove; None for a target size, or a profile.
+        target_bytes: most bytes that the factored artifact may take; None for a ratio, or a profile.
+        calibration: the calibration data.
+        evaluate: comparison of the result with the dense model; None skips it.
         options: settings of the method, by name.
         metadata: the client's own labels.
         created_at: when it was submitted.
-        started_at: when a worker first took it.
+        started_at: when a worker first claimed it.
         finished_at: when it ended.
-        estimated_finish_at: when it should end.
+        estimated_finish_at: when it is expected to end.
         expires_at: when its artifacts are deleted; None unless it has succeeded.
-        queue: which workers run it; None if the server has no queues.
-        attempt: how often it has started.
-        retry_of: the job that this one repeats.
-        profile_id: what it knows of the model apart from the ratio, as `frontier` takes it; None before it has one, and
-            once that is gone.
+        queue: queue that it is in; None if the server has no queues.
+        attempt: number of times it has started.
+        retry_of: the job that this one retries.
+        profile_id: id of its profile, as `frontier` takes it; None before it has one, and after the profile is deleted.
         error: why it failed.
         result: what it achieved.
     """
@@ -144,7 +143,7 @@ class Job(Resource):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the job is in a final state."""
         return self.finished_at is not None
 
 
@@ -154,7 +153,7 @@ class JobPage(Resource):
     Attributes:
         data: the jobs.
         has_more: whether there are older ones.
-        last_id: what to list `after` for these.
+        last_id: id to pass as `after` for the next page.
     """
 
     data: tuple[Job, ...]
@@ -163,13 +162,13 @@ class JobPage(Resource):
 
 
 class Event(Resource):
-    """Something that happened to a job.
+    """An event of a job.
 
     Attributes:
-        id: counts from 1 without gaps.
-        created_at: when.
+        id: number of the event, from 1 without gaps.
+        created_at: when it happened.
         level: info, warning or error.
-        type: what kind of thing: status, stage, layer, ...
+        type: kind of event: status, stage, layer, ...
         message: a line for people.
         data: the same for programs.
     """
@@ -183,13 +182,13 @@ class Event(Resource):
 
 
 class Progress(Resource):
-    """Where a job is.
+    """Progress of a job.
 
     Attributes:
         status: its status.
-        stage: what it does.
-        progress: of the whole job, [0, 1].
-        estimated_finish_at: when it should end.
+        stage: its current stage.
+        progress: progress of the whole job, [0, 1].
+        estimated_finish_at: when it is expected to end.
     """
 
     status: str
@@ -204,9 +203,9 @@ class Candidate(Resource):
     Attributes:
         kind: dense, low_rank, factored or sparse.
         rank: number of atoms; None if dense or sparse.
-        nnz: nonzero coefficients or weights; None if dense.
-        dictionary: layer whose dictionary it shares, itself if it owns a shared one; None if not shared.
-        kept_parameters: what is left of the layer.
+        nnz: number of nonzero coefficients or weights; None if dense.
+        dictionary: layer that owns the shared dictionary, which may be this one; None if not shared.
+        kept_parameters: parameters that are left of the layer.
         stored_bytes: bytes on disk.
         reconstruction_error: relative error of the layer's output over the calibration tokens.
         weight_error: relative error of the weights.
@@ -225,16 +224,16 @@ class Candidate(Resource):
 
 
 class Layer(Resource):
-    """What profiling has found out about a layer.
+    """Profile of a layer.
 
     Attributes:
         name: module name.
         d_in: input features.
         d_out: output features.
         input_group: first layer that reads the same input.
-        tokens: calibration tokens behind it.
+        tokens: number of calibration tokens that it was profiled on.
         candidates: ways to store it.
-        chosen: the one it got; None before the allocation.
+        chosen: the chosen candidate; None before the allocation.
     """
 
     name: str
@@ -256,10 +255,10 @@ class Artifact(Resource):
     """A file of a job.
 
     Attributes:
-        name: its name; may hold `/`.
-        size: bytes.
+        name: its name; may contain `/`.
+        size: size in bytes.
         sha256: hash of its content, hexadecimal.
-        media_type: what it is.
+        media_type: media type of its content.
         expires_at: when the server deletes it.
     """
 
@@ -277,12 +276,12 @@ class ArtifactList(Resource):
 
 
 class Upload(Resource):
-    """A calibration file of one's own.
+    """An uploaded calibration file.
 
     Attributes:
         id: `upload/ID`, as `submit` takes it.
-        size: bytes.
-        documents: how many it holds.
+        size: size in bytes.
+        documents: number of documents in it.
         sha256: hash of its content, hexadecimal.
     """
 
@@ -293,11 +292,11 @@ class Upload(Resource):
 
 
 class Available(Resource):
-    """What is free where jobs run.
+    """Free memory and disk where jobs run.
 
     Attributes:
-        memory_bytes: memory of the CPU; None where the system does not say.
-        disk_bytes: disk of the data folder.
+        memory_bytes: free memory of the CPU; None if unknown.
+        disk_bytes: free disk space of the data folder.
     """
 
     memory_bytes: int | None
@@ -305,20 +304,20 @@ class Available(Resource):
 
 
 class Estimate(Resource):
-    """What a job would take; see `POST /estimates`.
+    """Estimated cost of a job; see `POST /estimates`.
 
     Attributes:
-        commit: what the revision names now; None for a local model.
-        parameters: of the whole model.
-        stored_bytes: of its weights.
-        compressible_parameters: of the layers that can be compressed.
-        kept_parameters: most that are left of them.
-        factored_bytes: most that the factored artifact takes.
-        nearest_ratio: the ratio asked for, or the highest that is certain to be reached.
-        calibration_tokens: most that are read.
-        memory_bytes: of the device that computes.
-        disk_bytes: for checkpoints and artifacts.
-        available: what is free where jobs run; None where they run on other machines.
+        commit: commit that the revision refers to now; None for a local model.
+        parameters: parameters of the whole model.
+        stored_bytes: bytes of its weights.
+        compressible_parameters: parameters of the layers that can be compressed.
+        kept_parameters: upper bound on those that are left.
+        factored_bytes: upper bound on the bytes of the factored artifact.
+        nearest_ratio: the requested ratio, or the highest that is certain to be reachable.
+        calibration_tokens: upper bound on the tokens that are read.
+        memory_bytes: memory of the device that computes.
+        disk_bytes: disk space for checkpoints and artifacts.
+        available: free resources where jobs run; None where they run on other machines.
     """
 
     model_id: str
@@ -343,23 +342,23 @@ class Named(Resource):
 
 
 class NamedList(Resource):
-    """All that the server offers by name."""
+    """Everything of one kind that the server offers by name."""
 
     data: tuple[Named, ...]
 
 
 class Profile(Resource):
-    """What is known of a model before a ratio is chosen.
+    """Profile of a model, independent of a ratio.
 
     Attributes:
-        id: its name.
-        model_id: the model, as the job that made it named it.
+        id: id of the profile.
+        model_id: the model, as named in the job that created the profile.
         calibration: the calibration data.
         options: settings of that job, by name.
-        layers: how many are profiled.
-        reachable_ratio: the largest ratio that can be reached.
-        created_at: when it was made.
-        used_at: when a job last made or found it.
+        layers: number of profiled layers.
+        reachable_ratio: the largest reachable ratio.
+        created_at: when it was created.
+        used_at: when a job last created or used it.
     """
 
     id: str
@@ -378,7 +377,7 @@ class ProfilePage(Resource):
     Attributes:
         data: the profiles.
         has_more: whether there are older ones.
-        last_id: what to list `after` for these.
+        last_id: id to pass as `after` for the next page.
     """
 
     data: tuple[Profile, ...]
@@ -387,14 +386,14 @@ class ProfilePage(Resource):
 
 
 class Size(Resource):
-    """A model at one ratio, as its profile predicts it.
+    """Predicted size and error of a model at one ratio.
 
     Attributes:
-        ratio: fraction removed, of what the budget counts.
-        kept_parameters: what is left of the compressible parameters.
-        stored_bytes: of the compressible layers.
-        model_bytes: of all weights.
-        error: in the measure of the profile's objective.
+        ratio: fraction removed, in the budget unit.
+        kept_parameters: compressible parameters that are left.
+        stored_bytes: bytes of the compressible layers.
+        model_bytes: bytes of all weights.
+        error: predicted error, in the unit of the profile's objective.
     """
 
     ratio: float
@@ -405,14 +404,14 @@ class Size(Resource):
 
 
 class Frontier(Resource):
-    """A model at all ratios.
+    """Predicted sizes and errors of a model at all ratios.
 
     Attributes:
-        objective: what errors are: `fisher` (nats per token), `whitened` or `weight`.
-        budget: what ratios are fractions of: parameters or bytes.
-        compressible_parameters: of the profiled layers as they are.
-        dense_bytes: of all weights as they are.
-        data: by rising ratio.
+        objective: measure of errors: `fisher` (nats per token), `whitened` or `weight`.
+        budget: budget unit: parameters or bytes.
+        compressible_parameters: parameters of the profiled layers before compression.
+        dense_bytes: bytes of all weights before compression.
+        data: the points, by rising ratio.
     """
 
     objective: str
@@ -423,7 +422,7 @@ class Frontier(Resource):
 
 
 class LayerChoice(Resource):
-    """What a layer would get.
+    """Predicted choice for a layer.
 
     Attributes:
         name: module name.
@@ -435,12 +434,12 @@ class LayerChoice(Resource):
 
 
 class PredictedAllocation(Size):
-    """An allocation that nobody has carried out.
+    """A predicted allocation.
 
     Attributes:
-        budget: what `ratio` is a fraction of; bytes where a size was asked for.
+        budget: budget unit of `ratio`; bytes for a target size.
         proven: whether no other choice of candidates has less error.
-        layers: what each would get, in the order of the model.
+        layers: the predicted choices, in the order of the model.
     """
 
     budget: str

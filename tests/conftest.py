@@ -24,11 +24,11 @@ from tests.servers import MissingServerError, Postgres, Redis  # noqa: E402
 settings.register_profile("soak", max_examples=1000)
 
 
-# For every process that a test starts, too, unless whoever runs the tests says otherwise: where there are more threads
-# than cores, they wait for each other in loops that take up to four times the work's own time.
+# For every process that a test starts, too, unless the environment sets it: with more threads than cores, the threads
+# wait for each other in busy loops that take up to four times the time of the work itself.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Here files of few tests take longest: begun last, they would leave all cores idle but one.
+# In these folders files with few tests take longest: started last, they would leave all cores but one idle.
 LONG = ("tests/e2e/", "tests/docs/", "tests/examples/", "tests/rocket_core/pipeline/", "tests/worker/")
 
 
@@ -72,7 +72,7 @@ def _one_thread():
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_template():
-    """Has all applications of this process fork from one template, as its start takes longer than most tests."""
+    """Let all applications of this process fork from one template, as its start takes longer than most tests."""
     from app.services.admission import template_kept
 
     with template_kept():
@@ -106,7 +106,7 @@ def redis_server():
 
 
 def _started(kind):
-    # Never a skip: what nobody has run is not known to work.
+    # Never a skip: a test that was not run proves nothing.
     try:
         return kind()
     except MissingServerError as error:
@@ -156,7 +156,7 @@ def bucket(s3_server, monkeypatch):
 
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    # Nothing of this machine, and nobody asked on the network.
+    # No credentials from this machine, and no requests on the network.
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, "/nowhere")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

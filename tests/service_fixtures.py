@@ -52,7 +52,7 @@ def rocket(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 @pytest.fixture
 def service(tmp_path, migrated_file):
-    """What lies behind a server: a migrated database, a model, a calibration file."""
+    """Yield the data of a server: a migrated database, a model, a calibration file."""
     settings = Settings(data_dir=tmp_path / "data", poll_seconds=0.05)
     settings.models_folder.mkdir(parents=True)
     (settings.models_folder / "tiny").symlink_to(TINY_LLAMA)

@@ -1,1 +1,1 @@
-"""Runs jobs: claims them in the database and gives each to a process of its own."""
+"""Worker: claims jobs in the database and runs each in its own process."""

@@ -1,4 +1,4 @@
-"""What a compression has left in its output folder, read as a stranger's: regular files only, and no link followed."""
+"""Files of a finished compression, read as untrusted: regular files only, without following links."""
 
 import mimetypes
 import os
@@ -25,12 +25,7 @@ _MAX_NAME = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A compression that is complete, with its files stored but not yet published.
-
-    Attributes:
-        report: the report.
-        artifacts: the files.
-    """
+    """A complete compression whose files are stored but not yet published."""
 
     report: CompressionReport
     artifacts: tuple[NewArtifact, ...]
@@ -86,13 +81,13 @@ def store_files(
     """Store files one by one.
 
     Args:
-        store: where to.
+        store: the store.
         files: the files.
-        output: the folder that their names begin below.
-        before_each: called before each of them.
+        output: folder that the names of the artifacts are relative to.
+        before_each: called before each file.
 
     Yields:
-        What was stored.
+        The stored artifacts.
     """
     for file in files:
         before_each()

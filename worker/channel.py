@@ -1,7 +1,6 @@
 """JSON lines between a job's attempt and the processes that it starts.
 
-What comes through is untrusted at both ends: a line has a limited length, and holds one message of a known kind with
-known fields.
+Neither end trusts the other: a line has a limited length and holds one message of a known kind with known fields.
 """
 
 import select
@@ -11,7 +10,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-# The profile of a model with tens of thousands of layers; Postgres stores no more in a column either.
+# Enough for the profile of a model with tens of thousands of layers, and as much as Postgres stores in a column.
 MAX_LINE_BYTES = 2**28
 _CHUNK_BYTES = 2**18
 _MILLISECONDS = 1000
@@ -20,17 +19,17 @@ Received = TypeVar("Received")
 
 
 class Message(BaseModel):
-    """What one process tells the other."""
+    """A message from one process to the other."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class ChannelError(Exception):
-    """The other process has sent something that is not a message."""
+    """The other process sent something that is not a message."""
 
 
 class ChannelClosedError(ChannelError):
-    """The other process has closed its end, mostly because it has ended."""
+    """The other process closed its end, usually because it exited."""
 
 
 class Channel:
@@ -38,21 +37,21 @@ class Channel:
 
     Args:
         connection: a connected stream socket; the channel closes it.
-        max_line_bytes: longest line that is read.
+        max_line_bytes: length of the longest line that is read.
     """
 
     def __init__(self, connection: socket.socket, *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._connection = connection
         self._max_line_bytes = max_line_bytes
         self._received = bytearray()
-        # Up to here there is no line break.
+        # The bytes before this position contain no line break.
         self._searched = 0
 
     def send(self, message: Message) -> None:
-        """Send a message; waits while the other process does not read.
+        """Send a message, and block while the other process does not read.
 
         Raises:
-            ChannelClosedError: nothing can be sent any more.
+            ChannelClosedError: the other end is closed.
         """
         try:
             self._connection.sendall(message.model_dump_json().encode() + b"\n")
@@ -63,15 +62,15 @@ class Channel:
         """Return the next message.
 
         Args:
-            kinds: the messages that may come.
-            seconds: how long to wait for it; None waits until it comes.
+            kinds: the messages that are accepted.
+            seconds: timeout; None waits indefinitely.
 
         Returns:
-            The message; None if none has come in time.
+            The message; None if none arrived in time.
 
         Raises:
             ChannelClosedError: the other end is closed.
-            ChannelError: a line that is too long, or no such message.
+            ChannelError: the line is too long or not such a message.
         """
         until = None if seconds is None else time.monotonic() + seconds
         while (line := self._next_line()) is None:
@@ -79,7 +78,7 @@ class Channel:
             if not self._wait(left):
                 return None
             self._read()
-        # Postgres has no way to store the character 0.
+        # Postgres cannot store the character 0.
         if b"\\u0000" in line:
             raise ChannelError("a message with the character 0")
         try:

@@ -1,4 +1,4 @@
-"""Starting the processes of an attempt, and ending them with all that they have started."""
+"""Starting the processes of an attempt, and killing them with everything that they have started."""
 
 import os
 import signal
@@ -16,25 +16,25 @@ from worker.channel import Channel
 from worker.process import kill_orphans
 
 FETCH_PROGRAM = ("-m", "worker.fetch")
-"""What the interpreter runs to download a model, given a descriptor, the id of this process and that of the job."""
+"""Interpreter arguments for downloading a model, followed by a descriptor, this process's id and the job's id."""
 COMPUTE_PROGRAM = ("-m", "worker.compute")
-"""What it runs for everything else."""
+"""Interpreter arguments for everything else."""
 
-# Of what a process has printed, to tell why it has died.
+# Output of a process that is kept to find out why it died.
 _LAST_LINES = 20
 _LINE_BYTES = 2**16
-# Until all that a process has printed is passed on.
+# Upper bound on waiting until all output of a process is forwarded.
 _DRAIN_SECONDS = 10.0
 _END_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How a process has ended.
+    """How a process ended.
 
     Attributes:
-        exit_code: as `subprocess` has it: negative numbers are signals.
-        last_words: the last lines that it has printed.
+        exit_code: as in `subprocess`: negative numbers are signals.
+        last_words: the last lines that it printed.
     """
 
     exit_code: int
@@ -42,7 +42,7 @@ class Ending:
 
 
 class Child(Protocol):
-    """A process, or a thread of a test in its place."""
+    """A process, or a thread that replaces it in tests."""
 
     @property
     def channel(self) -> Channel:
@@ -56,30 +56,30 @@ class Child(Protocol):
         """Ask it to stop at the next step."""
 
     def wait(self) -> Ending:
-        """Wait until it has ended by itself, for some time, and end it then; may be called again."""
+        """Wait for it to exit, and kill it after a timeout; may be called again."""
 
     def kill(self) -> Ending:
-        """End it, and what it has started, at once."""
+        """Kill it, and what it has started, immediately."""
 
 
 class Launcher(Protocol):
-    """Starts processes; tests give an attempt another one."""
+    """A callable that starts processes, which tests replace."""
 
     def __call__(self, program: Sequence[str], environment: Mapping[str, str], name: str) -> Child:
         """Start a program.
 
         Args:
-            program: what the interpreter runs.
+            program: interpreter arguments.
             environment: all variables.
             name: last argument of the program, by which an operator finds it.
         """
 
 
 class ChildProcess:
-    """A process in the session of this one, whose output is passed on to standard error.
+    """A process in the session of this one, whose output is forwarded to standard error.
 
     Args:
-        program: what the interpreter runs.
+        program: interpreter arguments.
         environment: all variables.
         name: last argument of the program.
     """
@@ -88,8 +88,8 @@ class ChildProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = [str(theirs.fileno()), str(os.getpid()), name]
-            # In the process group of this one: what ends the group ends it, too.
-            self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and module; arguments of ours
+            # It stays in the process group of this one, so that killing the group kills it too.
+            self._process = subprocess.Popen(  # noqa: S603  # our own interpreter, module and arguments
                 [sys.executable, "-P", *program, *arguments],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -111,7 +111,7 @@ class ChildProcess:
         self._process.send_signal(signal.SIGTERM)
 
     def wait(self) -> Ending:
-        """Wait until it has ended by itself, for some time, and kill it then."""
+        """Wait for it to exit, and kill it after a timeout."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         return self.kill()
@@ -127,7 +127,7 @@ class ChildProcess:
 
 
 class _Output:
-    """Passes on what a process prints, line by line, and remembers the last lines."""
+    """Forwarder of a process's output, line by line, which keeps the last lines."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -136,7 +136,7 @@ class _Output:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait until all is passed on."""
+        """Wait until everything is forwarded."""
         self._thread.join(_DRAIN_SECONDS)
         if not self._thread.is_alive():
             self._stream.close()
@@ -148,6 +148,6 @@ class _Output:
     def _pass_on(self) -> None:
         while line := self._stream.readline(_LINE_BYTES):
             self._lines.append(line)
-            # One write for a line, so that lines of several processes do not mix. Nobody may read them.
+            # One write per line, so that lines of several processes do not mix. It fails if standard error is closed.
             with suppress(OSError):
                 os.write(sys.stderr.fileno(), line)

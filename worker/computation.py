@@ -1,4 +1,4 @@
-"""The library as a job's attempt uses it: its callbacks become messages."""
+"""Running the library for a job's attempt, with its callbacks turned into messages."""
 
 import math
 import resource
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from rocket_core.checkpoint import ModelSource
     from rocket_core.pipeline import Progress
 
-# To unwind and to say so, once memory has run out.
+# Memory for unwinding and reporting the error once memory has run out.
 _RESERVE_BYTES = 2**28
 _MAX_SECONDS = 1e9
 
 
 def receive_request(channel: Channel) -> ComputeRequest:
-    """Return what the attempt asks for, and log as it says from now on."""
+    """Return the attempt's request, and configure the log as it says."""
     request = channel.receive(COMPUTE_REQUEST)
     assert request is not None
     start_logging(request.logging, request.token)
@@ -51,7 +51,7 @@ def receive_request(channel: Channel) -> ComputeRequest:
 
 
 def start_logging(logging: Logging, token: str | None) -> None:
-    """Configure the log of a confined process, whose environment has no settings."""
+    """Configure the log of a confined process, whose environment holds no settings."""
     if token is not None:
         mask_secret(token)
     configure_logging(Settings(log_level=logging.level, log_format=logging.format), None, **logging.fields)
@@ -64,9 +64,9 @@ class Computation:
     Args:
         channel: connection to the attempt.
         request: what to compute.
-        should_cancel: asked at every step; True ends the run.
+        should_cancel: called at every step; True ends the run.
         limit_memory: sets the memory limit of this process.
-        close_network: called when nothing is needed from the Hub any more.
+        close_network: called when the Hub is no longer needed.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Computation:
         self._should_cancel = should_cancel
         self._limit_memory = limit_memory
         self._close_network = close_network
-        # Loads while torch does.
+        # Loads at the same time as torch.
         self._meter = EnergyMeter() if request.measure_energy else None
 
     def run(self) -> None:
-        """Compute, and send how it has ended.
+        """Compute, and send the outcome.
 
         Raises:
-            ChannelError: the attempt is gone.
+            ChannelError: the attempt has ended.
         """
         try:
             failure = failure_of(self._work, place=lambda: (None, None), hidden={})
@@ -102,7 +102,7 @@ class Computation:
     def _work(self) -> None:
         from huggingface_hub.utils import disable_progress_bars
 
-        # Those of transformers too, which asks at its import; this process writes a log.
+        # This process writes a log. Disabled before transformers is imported, which checks the setting only then.
         disable_progress_bars()
         try:
             with self._meter or nullcontext():

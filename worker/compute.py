@@ -1,12 +1,12 @@
-"""`python -m worker.compute DESCRIPTOR PARENT JOB`: the library, run on a stranger's model.
+"""Process that runs the library on an untrusted model: `python -m worker.compute DESCRIPTOR PARENT JOB`.
 
     worker                  queue, database, store, secrets
     └── worker.job          one attempt at a job: its lease, database, store, secrets
-        ├── worker.fetch    downloads a model of the Hub: a network and a Hub token; loads nothing
-        └── worker.compute  reads the model: files of this job, limited memory, no network, no secret
+        ├── worker.fetch    downloads a model from the Hub: network and a Hub token; loads nothing
+        └── worker.compute  reads the model: files of this job, limited memory, no network, no secrets
 
-This process is confined before it reads anything: see `worker.confinement` for what it is told first. Everything that
-it finds out goes to the attempt through one connection, and as files into the output folder.
+This process is confined before it reads anything; see `worker.confinement` for the first message to it. Its results
+go to the attempt through one connection, and as files into the output folder.
 """
 
 import argparse
@@ -31,12 +31,12 @@ def run(channel: Channel) -> None:
         channel: connection to the attempt.
 
     Raises:
-        ChannelError: the attempt is gone.
+        ChannelError: the attempt has ended.
     """
     stop = threading.Event()
     set_on_sigterm(stop)
     enter_confinement(channel)
-    # Starts threads, for which the confinement would come too late.
+    # Imported here because it starts threads, which would not be confined if they were started earlier.
     from worker.computation import Computation, receive_request
 
     request = receive_request(channel)
@@ -46,7 +46,7 @@ def run(channel: Channel) -> None:
 
 
 def connect(arguments: Sequence[str] | None = None) -> Channel:
-    """Return the connection to the attempt that has started this process."""
+    """Return the connection to the attempt that started this process."""
     parser = argparse.ArgumentParser(description="A process of a job; started by worker.job.")
     parser.add_argument("descriptor", type=int, help="number of the connected socket")
     parser.add_argument("parent", type=int, help="process id of the attempt")
@@ -57,7 +57,7 @@ def connect(arguments: Sequence[str] | None = None) -> Channel:
 
 
 def end() -> NoReturn:
-    """End this process at once: all is said, and neither libraries nor threads that hang have anything to tidy up."""
+    """Exit immediately: everything is sent, and libraries and hanging threads have nothing to clean up."""
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)

@@ -1,6 +1,6 @@
-"""What a process that reads strangers' files is told before it starts to: what it may use, and how much memory.
+"""Confinement of processes that read untrusted files: what they may access, and how much memory they may use.
 
-It imports no library that starts threads, because files are restricted for one thread only.
+This module imports no library that starts threads, because access to files is restricted for one thread only.
 """
 
 import logging
@@ -20,10 +20,10 @@ class Confinement(Message):
     """The first message to a confined process.
 
     Attributes:
-        readable: files and folders that it reads.
-        writable: folders that it also writes.
+        readable: files and folders that it may read.
+        writable: folders that it may also write to.
         network: whether it may open sockets.
-        memory_bytes: its limit until its requirement is known; None sets none.
+        memory_bytes: memory limit until its requirement is known; None sets no limit.
     """
 
     readable: tuple[Path, ...]
@@ -36,9 +36,9 @@ CONFINEMENT = TypeAdapter(Confinement)
 
 
 def enter_confinement(channel: Channel) -> Enforced:
-    """Confine this process, for good, as the first message on its channel says.
+    """Confine this process permanently, as the first message on its channel says.
 
-    Call it while the process has one thread.
+    Call it while the process has only one thread.
     """
     told = channel.receive(CONFINEMENT)
     assert told is not None
@@ -48,7 +48,7 @@ def enter_confinement(channel: Channel) -> Enforced:
 
 
 def require_isolation(isolation: str) -> None:
-    """Refuse to run jobs where isolation is required and cannot be had.
+    """Raise an error if isolation is required but not available.
 
     Args:
         isolation: the setting: `auto` or `required`.
@@ -65,7 +65,7 @@ def require_isolation(isolation: str) -> None:
 
 
 def log_missing_isolation() -> None:
-    """Warn of what this system does not restrict."""
+    """Log a warning about what this system does not restrict."""
     missing = supported().missing
     if missing:
         _log.warning("this system does not restrict %s of jobs; run only models that you trust", ", ".join(missing))

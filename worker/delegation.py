@@ -1,4 +1,4 @@
-"""An attempt's part in the conversation with its processes: it starts them, checks what they say, and ends them."""
+"""An attempt's side of the conversation with its processes: starting them, checking their messages, ending them."""
 
 import logging
 import threading
@@ -41,26 +41,26 @@ from worker.messages import (
 
 Received = TypeVar("Received")
 
-# How soon a wish to stop is noticed.
+# How soon a request to stop is noticed.
 _LOOK_SECONDS = 0.1
-# A signal to stop may reach a process a moment before it reaches the attempt.
+# A signal to stop may reach a process slightly before it reaches the attempt.
 _STOP_SECONDS = 2.0
-# Less than what a run begins with after its download.
+# Less than the progress that a run reports first after its download.
 _DOWNLOAD_SHARE = 0.04
 _STAGES: tuple[str, ...] = get_args(StageName)
 _log = logging.getLogger(__name__)
 
 
 class Delegation:
-    """Has processes do the work of an attempt.
+    """Runner of an attempt's work in separate processes.
 
     Args:
         name: id of the job.
-        folders: of the job.
-        writer: writes what they tell.
-        stop: set when they are to stop.
-        launch: starts them.
-        memory: makes the memory limit of a process.
+        folders: folders of the job.
+        writer: writes what the processes report.
+        stop: set when the processes must stop.
+        launch: starts a process.
+        memory: creates the memory limit of a process.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Delegation:
         self._memory = memory
 
     def download(self, request: FetchRequest) -> Downloaded:
-        """Have a model downloaded.
+        """Download a model in a separate process.
 
         Raises:
-            CompressionCancelledError: the attempt is to stop.
-            ReportedError: it failed.
+            CompressionCancelledError: the attempt must stop.
+            ReportedError: the download failed.
         """
         found: list[Downloaded] = []
 
@@ -106,18 +106,18 @@ class Delegation:
         return found[0]
 
     def compute(self, request: ComputeRequest, *, readable: Sequence[Path], network: bool) -> None:
-        """Have the library do a job.
+        """Run the library on a job in a separate process.
 
         Args:
-            request: what to do.
-            readable: files and folders that it reads.
+            request: what to compute.
+            readable: files and folders that the process may read.
             network: whether text or tasks come from the Hub.
 
         Raises:
-            CompressionCancelledError: the attempt is to stop.
-            ReportedError: it failed.
-            AppError: what it has told cannot be written.
-            InsufficientMemoryError: no job may have as much memory.
+            CompressionCancelledError: the attempt must stop.
+            ReportedError: the process failed.
+            AppError: what it reported cannot be written.
+            InsufficientMemoryError: the job needs more memory than any job may have.
         """
         conversation = _Conversation(self._writer, self._fail)
         self._run(
@@ -143,7 +143,7 @@ class Delegation:
         network: bool,
         conversation: "_Conversation | None" = None,
     ) -> None:
-        """Start a program and talk to it until it has finished; nothing of it is left then."""
+        """Start a program and talk to it until it has finished; kill what is left of it."""
         self._folders.prepare()
         own = (self._folders.home, self._folders.temporary)
         environment = confined_environment(*own, network=network)
@@ -196,13 +196,13 @@ class Delegation:
     def _lost(self, child: Child, memory: MemoryLimit) -> Exception:
         ending = child.wait()
         if self._stop.is_set():
-            # Before it could listen, or while it let go.
+            # It ended before it could read the message, or while it was stopping.
             return CompressionCancelledError("cancelled before the process of the job could say so")
         return ReportedError(ended(ending.exit_code, last_words=ending.last_words, ran_out=memory.was_exceeded()))
 
     def _fail(self, message: Failed) -> None:
         if message.code == CANCELLED.code:
-            # A process that stops without being asked to must not put its job back uncounted.
+            # A process that stops without being asked must not return its job to the queue with the attempt uncounted.
             if self._stop.wait(_STOP_SECONDS):
                 raise CompressionCancelledError(message.message)
             raise ReportedError(lost("the job's process has stopped by itself; see the worker's log"))
@@ -210,10 +210,10 @@ class Delegation:
 
 
 class _Conversation:
-    """What a process that computes tells, on the way to the database.
+    """Handler that writes the messages of a computing process to the database.
 
     Attributes:
-        memory: its memory limit.
+        memory: memory limit of the process.
     """
 
     def __init__(self, writer: ProgressWriter, fail: Callable[[Failed], None]) -> None:
@@ -223,7 +223,7 @@ class _Conversation:
         self.memory: MemoryLimit | None = None
 
     def handle(self, message: FromCompute, child: Child) -> bool:
-        """Write what a process tells, and answer; return whether it has finished."""
+        """Write what a message reports, and answer it; return whether the process has finished."""
         answer = Acknowledged()
         match message:
             case Advanced():
@@ -249,7 +249,7 @@ class _Conversation:
 
     def _advance(self, message: Advanced) -> None:
         stage = _STAGES.index(message.stage)
-        # Each stage is an event of the job, so that there must be no more of them than stages.
+        # Each change of stage is an event of the job; this limits the number of events to the number of stages.
         if stage < self._stage:
             raise ChannelError("a run that goes back to an earlier stage")
         self._stage = stage

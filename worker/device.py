@@ -1,6 +1,6 @@
-"""`python -m worker.device KIND`: proves in a process of its own that a device computes, before a worker takes jobs.
+"""Process that checks that a device computes, before a worker takes jobs: `python -m worker.device KIND`.
 
-A process, because torch never enters that of the worker, and because a driver that hangs must not keep it.
+It is a separate process because the worker never loads torch, and because a hanging driver must not block the worker.
 """
 
 import logging
@@ -18,14 +18,14 @@ from app.shared.errors import InvalidSettingsError
 from app.shared.requests import Queue
 
 Kind = Literal["cpu", "cuda"]
-"""What computes; `cuda` is every GPU that torch drives under that name."""
+"""Kind of device; `cuda` is every GPU that torch drives under that name."""
 
 KINDS: Mapping[Queue, Kind] = {"cpu": "cpu", "gpu": "cuda"}
 QUEUES: Mapping[Kind, Queue] = {kind: queue for queue, kind in KINDS.items()}
 
 DEVICE_PROGRAM = ("-m", "worker.device")
 
-# A cold start of torch from a slow disk, and of the driver.
+# Enough for a cold start of torch from a slow disk, and of the driver.
 _PROBE_SECONDS = 180.0
 _LOOK_SECONDS = 0.1
 _SIZE = 256
@@ -33,11 +33,11 @@ _log = logging.getLogger(__name__)
 
 
 class DeviceProof(BaseModel):
-    """What became of a matrix product on a device.
+    """Outcome of a matrix product on a device.
 
     Attributes:
-        kind: the device.
-        name: what its maker calls it.
+        kind: kind of the device.
+        name: its model name, or the number of threads of a CPU.
         fault: why it cannot be used; None if it computes.
     """
 
@@ -49,7 +49,7 @@ class DeviceProof(BaseModel):
 
 
 def device_environment(kind: Kind) -> dict[str, str]:
-    """Variables for a process that may use this kind of device; one for the CPU does not so much as touch a GPU."""
+    """Return variables for a process that uses this kind of device; on the CPU they hide all GPUs."""
     return {"CUDA_VISIBLE_DEVICES": ""} if kind == "cpu" else {}
 
 
@@ -60,19 +60,19 @@ def prove_device(
     program: Sequence[str] = DEVICE_PROGRAM,
     seconds: float = _PROBE_SECONDS,
 ) -> DeviceProof | None:
-    """Has a child process prove the device that a queue's jobs run on.
+    """Check in a child process the device that a queue's jobs run on.
 
     Args:
-        queue: the queue; None asks for a GPU and is content with the CPU.
-        should_stop: asked all the while.
-        program: what the interpreter runs for that.
-        seconds: after which a device that has not answered counts as unusable.
+        queue: the queue; None tries a GPU first, then the CPU.
+        should_stop: called repeatedly; True ends the check.
+        program: interpreter arguments of the check.
+        seconds: timeout after which a device counts as unusable.
 
     Returns:
-        The device; None if `should_stop` said so.
+        The device; None if `should_stop` returned True.
 
     Raises:
-        InvalidSettingsError: it cannot be used.
+        InvalidSettingsError: the device cannot be used.
     """
     for kind in (KINDS[queue],) if queue is not None else (KINDS["gpu"], KINDS["cpu"]):
         proof = _probe(kind, should_stop, program, seconds)
@@ -137,7 +137,7 @@ def _prove(kind: Kind) -> DeviceProof:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Tries the device named and prints a `DeviceProof` as one line of JSON."""
+    """Check the named device and print a `DeviceProof` as one line of JSON."""
     [kind] = [kind for kind in KINDS.values() if kind in arguments]
     sys.stdout.write(_prove(kind).model_dump_json() + "\n")
     return 0

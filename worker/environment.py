@@ -1,4 +1,4 @@
-"""The environment of the processes that read strangers' files: named variables, and no secret."""
+"""Environment of the processes that read untrusted files: listed variables only, without secrets."""
 
 import os
 import site
@@ -46,11 +46,11 @@ _PREFIXES = (
     "SSL_CERT_",
     "TORCH",
 )
-# A proxy's URL may hold a password, which only a process with a network needs.
+# A proxy's URL may hold a password, which only a process with network access needs.
 _PROXIES = frozenset({"ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
-# Parts of names that would be secrets, such as CODECARBON_API_KEY.
+# Words that mark a variable as a secret, as in CODECARBON_API_KEY.
 _SECRET_WORDS = frozenset({"CREDENTIALS", "KEY", "PASSWORD", "SECRET", "TOKEN"})
-# Variables that name files or folders which must be readable.
+# Variables that name files or folders that must be readable.
 _PATHS = ("LD_LIBRARY_PATH", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE")
 
 
@@ -60,10 +60,10 @@ def confined_environment(
     """Return the environment of a confined process.
 
     Args:
-        home: its home, which also holds what the Hub's client keeps.
+        home: its home, which also holds the files of the Hub's client.
         temporary: its folder for temporary files.
         network: whether it may open sockets.
-        inherited: what is selected from; None is the environment of this process.
+        inherited: variables to select from; None means those of this process.
     """
     given = os.environ if inherited is None else inherited
     selected = {name: value for name, value in given.items() if _is_passed_on(name, network=network)}
@@ -72,7 +72,7 @@ def confined_environment(
         "HOME": str(home),
         "HF_HOME": str(home / "huggingface"),
         "HF_HUB_CACHE": str(home / "huggingface" / "hub"),
-        # The token comes with the request, if at all.
+        # A token comes only with the request.
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
         "TMPDIR": str(temporary),
         **_user_packages(),
@@ -81,13 +81,13 @@ def confined_environment(
 
 
 def named_paths(environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the files and folders that variables of an environment name."""
+    """Return the files and folders named by an environment's variables."""
     parts = (part for name in _PATHS for part in environment.get(name, "").split(os.pathsep))
     return tuple(Path(part) for part in parts if Path(part).is_absolute())
 
 
 def _user_packages() -> dict[str, str]:
-    """Return what keeps the interpreter from importing packages of the job's home."""
+    """Return variables that keep the interpreter from importing packages from the job's home."""
     return {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {"PYTHONNOUSERSITE": "1"}
 
 

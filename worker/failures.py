@@ -1,12 +1,12 @@
-"""What an error means for a job: whether it is worth another attempt, and what its user is told.
+"""Meaning of errors for a job: whether it is retried, and the message that its user sees.
 
 ========================================  ==============================================
-what went wrong                           what becomes of the job
+error                                     outcome of the job
 ========================================  ==============================================
-errors of the library, memory, disk       fails: the same job would fail again
-network, database, a folder still in use  another attempt, as long as there is one
-a process that was killed or has crashed  another attempt, as long as there is one
-anything else                             fails with `internal_error`; the trace is logged
+errors of the library, memory, disk       fails: a retry would fail as well
+network, database, a folder still in use  retried while attempts are left
+a process that was killed or crashed      retried while attempts are left
+anything else                             fails with `internal_error`; the traceback is logged
 ========================================  ==============================================
 """
 
@@ -25,7 +25,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _OUT_OF_MEMORY = "memory ran out; use fewer or shorter samples, or a machine with more memory"
 _INTERNAL = "an error inside the service; the worker's log has the details under this job's id"
-# What Rust, C++ and the runtime of OpenMP print before they end a process that gets no memory.
+# What Rust, C++ and the OpenMP runtime print before they end a process whose allocation failed.
 _LAST_WORDS_WITHOUT_MEMORY = (
     "memory allocation of",
     "std::bad_alloc",
@@ -38,11 +38,11 @@ _log = logging.getLogger(__name__)
 
 
 class ReportedError(Exception):
-    """A process of the job has failed, with an error that is known already.
+    """A process of the job failed with an error that it reported.
 
     Attributes:
         error: the error, without stage and layer.
-        is_logged: whether that process has logged it.
+        is_logged: whether that process logged it.
     """
 
     def __init__(self, error: JobError, *, is_logged: bool = False) -> None:
@@ -52,13 +52,13 @@ class ReportedError(Exception):
 
 
 def attempted(what: str, action: Callable[[], object]) -> bool:
-    """Does what a thread does again and again, and says whether it went well.
+    """Run an action that a thread repeats, log its errors, and return whether it succeeded.
 
-    A thread that ended over an error, a bug of ours included, would leave a worker that lives and does nothing.
+    No error may end the thread, not even one from a bug: the worker would stay alive and do nothing.
 
     Args:
-        what: what is done, for the log.
-        action: does it.
+        what: description of the action, for the log.
+        action: the action.
     """
     try:
         action()
@@ -74,21 +74,21 @@ def attempted(what: str, action: Callable[[], object]) -> bool:
 def failure_of(
     work: Callable[[], None], *, place: Callable[[], tuple[str | None, str | None]], hidden: Mapping[str, str]
 ) -> JobError | None:
-    """Does the work and says what went wrong with it, if anything.
+    """Do the work and return its error, if any.
 
-    The only place that catches every error: whatever happens inside a job must end in its row.
+    This is the only place that catches every error: whatever happens inside a job must be recorded in its row.
 
     Args:
-        work: what to do.
-        place: tells the stage and the layer that were being worked on.
-        hidden: folders of this machine, with what the user reads in their stead.
+        work: the work.
+        place: returns the current stage and layer.
+        hidden: folders of this machine, with the text that replaces them in messages to the user.
 
     Returns:
-        None if all went well.
+        The error; None if the work succeeded.
 
     Raises:
-        FencedOutError: the job is no longer this worker's, so that there is nobody to tell.
-        CompressionCancelledError: it was asked to stop.
+        FencedOutError: the job no longer belongs to this worker, so the error cannot be recorded.
+        CompressionCancelledError: the work was asked to stop.
     """
     try:
         work()
@@ -101,7 +101,7 @@ def failure_of(
 
 
 def reported(code: str, message: str) -> JobError:
-    """Return the error that a process of the job has sent, which is not trusted: an unknown code says nothing."""
+    """Return the error that a process of the job sent; it is untrusted, so unknown codes become internal errors."""
     known = {kind.code: kind.retryable for kind in _kinds(RocketError)} | {DiskFullError.code: DiskFullError.retryable}
     if code in known and code != CompressionCancelledError.code:
         return JobError(code=code, message=message, retryable=known[code])
@@ -109,22 +109,22 @@ def reported(code: str, message: str) -> JobError:
 
 
 def internal_error() -> JobError:
-    """Return the error whose details are in the log."""
+    """Return the error whose details are only in the log."""
     return JobError(code=INTERNAL_ERROR, message=_INTERNAL)
 
 
 def lost(message: str) -> JobError:
-    """Return the error of a process that has ended without a word."""
+    """Return the retryable error of a process that ended without reporting an outcome."""
     return JobError(code=WorkerLostError.code, message=message, retryable=True)
 
 
 def ended(exit_code: int, *, last_words: str = "", ran_out: bool = False) -> JobError:
-    """Return the error of a process that has ended without saying how.
+    """Return the error of a process that ended without reporting an outcome, by its exit code and output.
 
     Args:
-        exit_code: as `subprocess` has it: negative numbers are signals.
-        last_words: the last lines that it has printed.
-        ran_out: whether the kernel has killed a process of the job for its memory.
+        exit_code: as in `subprocess`: negative numbers are signals.
+        last_words: the last lines that it printed.
+        ran_out: whether the kernel killed a process of the job for using too much memory.
     """
     if ran_out or (exit_code != 0 and any(words in last_words for words in _LAST_WORDS_WITHOUT_MEMORY)):
         return JobError(code=InsufficientMemoryError.code, message=_OUT_OF_MEMORY)
@@ -174,14 +174,14 @@ def _is_out_of_memory(error: Exception) -> bool:
         case OSError():
             return error.errno == errno.ENOMEM
         case RuntimeError():
-            # Torch has no class of its own for memory of the CPU.
+            # Torch has no exception class for running out of CPU memory.
             return "can't allocate memory" in str(error)
         case _:
             return False
 
 
 def _without_folders(message: str, hidden: Mapping[str, str]) -> str:
-    # The longest first: a folder may lie in another.
+    # The longest first: one folder may be inside another.
     for folder in sorted(hidden, key=len, reverse=True):
         message = message.replace(folder, hidden[folder])
     return message

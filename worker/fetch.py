@@ -1,6 +1,6 @@
-"""`python -m worker.fetch DESCRIPTOR PARENT JOB`: downloads a model of the Hub, and loads nothing of it.
+"""Process that downloads a model from the Hub, without loading it: `python -m worker.fetch DESCRIPTOR PARENT JOB`.
 
-It has a network and the job's or the operator's Hub token, no other secret, and no files but the cache.
+It has network access and the job's or the operator's Hub token, but no other secrets and no files except the cache.
 """
 
 import resource
@@ -28,12 +28,12 @@ def run(channel: Channel) -> None:
     """Confine this process and download a model.
 
     Raises:
-        ChannelError: the attempt is gone.
+        ChannelError: the attempt has ended.
     """
     stop = threading.Event()
     set_on_sigterm(stop)
     enter_confinement(channel)
-    # Starts threads, for which the confinement would come too late.
+    # Imported here because it starts threads, which would not be confined if they were started earlier.
     from worker.computation import start_logging
     from worker.messages import FETCH_REQUEST
 
@@ -44,12 +44,12 @@ def run(channel: Channel) -> None:
 
 
 def fetch(channel: Channel, request: "FetchRequest", *, should_cancel: Callable[[], bool]) -> None:
-    """Download a model, and send how that has ended.
+    """Download a model, and send the outcome.
 
     Args:
         channel: connection to the attempt.
-        request: which model.
-        should_cancel: asked again and again; True ends the download.
+        request: the model, and where to keep it.
+        should_cancel: called repeatedly; True ends the download.
     """
     from rocket_core.errors import CompressionCancelledError
     from worker.failures import failure_of

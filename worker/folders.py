@@ -1,10 +1,10 @@
-"""The folders of one job on this machine: which of its processes may write where.
+"""Folders of one job on this machine, and which of its processes may write to them.
 
-work/<key>/        nothing but the attempt writes here
+work/<key>/        only the attempt writes here
 ├── empty/         working directory of all processes
-├── upload-<id>.*  text that the tenant has uploaded
-├── hub/           a model that was fetched with the job's own token; `worker.fetch` writes here
-├── home/, tmp/    of one process, empty at its start
+├── upload-<id>.*  text uploaded by the tenant
+├── hub/           model downloaded with the job's own token; `worker.fetch` writes here
+├── home/, tmp/    home and temporary files of one process, empty at its start
 └── out/           checkpoints and artifacts; `worker.compute` writes here
 """
 
@@ -20,7 +20,7 @@ class JobFolders:
     """The folders of one job.
 
     Attributes:
-        root: the folder around them.
+        root: the folder that contains them.
     """
 
     root: Path
@@ -32,7 +32,7 @@ class JobFolders:
 
     @property
     def hub(self) -> Path:
-        """What is fetched with the job's own token."""
+        """Downloads made with the job's own token."""
         return self.root / "hub"
 
     @property
@@ -46,10 +46,10 @@ class JobFolders:
         return self.root / "tmp"
 
     def prepare(self) -> None:
-        """Make the folders that the next process needs; what the last one has left in its own goes.
+        """Create the folders that the next process needs; empty its home and its folder for temporary files.
 
         Raises:
-            StorageError: they cannot be made.
+            StorageError: the folders cannot be created.
         """
         try:
             for folder in (self.home, self.temporary):

@@ -1,7 +1,7 @@
-"""`python -m worker.health`: whether the worker of this machine works, by its own metrics; for container engines.
+"""Health check of this machine's worker, by its own metrics, for container engines: `python -m worker.health`.
 
-It is well if it has set the queue in order a short while ago, which takes its threads and the database. Exits with 0 or
-1 and says why. It imports nothing of ours, as it is started again and again.
+A worker is healthy if it swept the queue recently, which takes its threads and the database. The exit code is 0 or 1,
+and the reason is printed. This module imports no other module of Rocket, because it is started often.
 """
 
 import os
@@ -17,7 +17,7 @@ _LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # what to ask,
 
 
 def main() -> int:
-    """Asks, and returns the exit code."""
+    """Check the worker, and return the exit code."""
     port = os.environ.get("ROCKET_METRICS_PORT")
     if not port:
         return _say("set ROCKET_METRICS_PORT, for this command and for the worker", well=False)
@@ -25,7 +25,7 @@ def main() -> int:
     host = _LOOPBACKS.get(host, host)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
     try:
-        # Not by way of a proxy that the environment names.
+        # Do not use a proxy named by the environment.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(address, timeout=_TIMEOUT_SECONDS) as answer:
             told = answer.read().decode()

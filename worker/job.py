@@ -1,9 +1,9 @@
-"""`python -m worker.job JOB FENCE PARENT`: one attempt at one job, in its own process.
+"""One attempt at one job, in its own process: `python -m worker.job JOB FENCE PARENT`.
 
-It holds the lease, the database, the store and the secrets; what reads a stranger's model are processes that it starts
-(see `worker.compute`), and it trusts nothing that they say or leave behind. It loads no torch.
+It has the lease, the database, the store and the secrets. Untrusted models are read by processes that it starts (see
+`worker.compute`), and it does not trust their messages or files. It does not load torch.
 
-How the attempt has ended is in the job's row; if the process ends without that, its supervisor writes it.
+The outcome of the attempt is written to the job's row; if the process ends without doing so, its supervisor does.
 """
 
 import argparse
@@ -52,21 +52,21 @@ from worker.process import EXIT_FENCED_OUT, adopt_orphans, die_with, hide_memory
 
 _PROFILES = "profiles"
 _EXIT_UNSAID = 75
-# Errors about what an earlier run has left, unfinished or complete.
+# Errors about the files of an earlier run, unfinished or complete.
 _STALE = WorkFolderError.code
 _CONTRADICTS = frozenset({InvalidConfigError.code, UnknownDatasetError.code, UnmatchedIgnoreError.code})
 _log = logging.getLogger(__name__)
 
 
 class Attempt:
-    """One attempt at a job, from the claim to the row's last word.
+    """One attempt at a job, from the claim to its outcome.
 
     Args:
-        settings: of the service.
-        database: the rows.
-        lease: the right to work on the job.
-        stop: set when the job is to stop at the next step.
-        device: what computes, as the library names it.
+        settings: settings of the service.
+        database: the database.
+        lease: lease on the job.
+        stop: set when the job must stop at the next step.
+        device: device to compute on, as the library names it.
         launch: starts the processes that read the model.
     """
 
@@ -94,13 +94,13 @@ class Attempt:
         self._finished: Finished | None = None
 
     def run(self, parent: int) -> None:
-        """Works on the job and writes how the attempt ended.
+        """Work on the job and write the outcome of the attempt.
 
         Args:
             parent: process id of the supervisor.
 
         Raises:
-            FencedOutError: the job was taken away.
+            FencedOutError: the job was taken from this worker.
         """
         job = self._writer.insist(lambda session: leases.hold(session, self._lease))
         request = JobRequest.model_validate(job.request)
@@ -129,7 +129,7 @@ class Attempt:
             self._forget_download(folders, status)
 
     def _forget_download(self, folders: JobFolders, status: Status) -> None:
-        # A retry has no token to use it with.
+        # A retry has no token with which to use the download.
         if status.is_terminal:
             shutil.rmtree(folders.hub, ignore_errors=True)
 
@@ -158,7 +158,8 @@ class Attempt:
         try:
             run(given)
         except ReportedError as error:
-            # A retry may come after the model or the library has changed. An attempt must not: its rows are out.
+            # The model or the library may have changed before a job is retried. Between attempts at one job they must
+            # not: its rows are already visible.
             if job.retry_of is None or job.attempt > 1 or not _is_stale(error.error.code, folders.output):
                 raise
             self._start_afresh(folders.output, error.error.message)
@@ -178,7 +179,7 @@ class Attempt:
         folders: JobFolders,
         downloaded: Downloaded | None,
     ) -> ComputeRequest:
-        # Of all tenants: whoever comes to a profile has the model, and the very text.
+        # Shared by all tenants: using a profile takes the same model and the same text.
         profiles = self._settings.data_dir / _PROFILES
         profiles.mkdir(mode=0o700, exist_ok=True)
         return ComputeRequest(
@@ -210,7 +211,7 @@ class Attempt:
         )
 
     def _discard_inherited_layers(self) -> None:
-        """Takes back what a retry has copied, where the checkpoints that it stands for are on another machine."""
+        """Discard the layers that a retry copied if their checkpoints are on another machine."""
         message = "the checkpoints of the job that this one repeats are not on this worker; it starts afresh"
         event = NewEvent(type="message", level="warning", message=message)
         self._writer.insist(lambda session: outputs.discard_inherited_layers(session, self._lease, event))
@@ -220,7 +221,7 @@ class Attempt:
         message = "the checkpoints of the job that this one repeats cannot be used any more; it starts afresh"
         event = NewEvent(type="message", level="warning", message=message)
         self._writer.insist(lambda session: outputs.discard_layers(session, self._lease, event))
-        # Not the folder around it, which holds the working directory of this process.
+        # Keep the folder that contains it, which holds the working directory of this process.
         shutil.rmtree(output, ignore_errors=True)
 
     def _stored(self, report: CompressionReport, output: Path) -> tuple[NewArtifact, ...]:
@@ -265,7 +266,7 @@ class Attempt:
             self._remove_unpublished(finished.artifacts)
             raise
         except DiskFullError:
-            # Of a database that did not answer it cannot be told whether it has published them; a sweep finds out.
+            # If the database did not answer, it is unknown whether the artifacts are published; a sweep finds out.
             self._remove(finished.artifacts)
             raise
         if status == Status.SUCCEEDED:
@@ -275,7 +276,7 @@ class Attempt:
         _log.info("the job has %s", status)
 
     def _remove_unpublished(self, artifacts: Sequence[NewArtifact]) -> None:
-        # A commit whose answer was lost has ended the job, so that trying again is refused: then they are published.
+        # If the answer to a commit was lost, the job has ended and a retry is refused, but the artifacts are published.
         keys = {artifact.storage_key for artifact in artifacts}
         with self._database.snapshot() as session:
             orphans = sweeps.find_orphans(session, storage_keys=keys, work_keys=())
@@ -286,7 +287,7 @@ class Attempt:
             for artifact in artifacts:
                 self._store.remove(artifact.storage_key)
         except StorageError as error:
-            # What the attempt has come to matters more.
+            # The outcome of the attempt matters more.
             _log.warning("unused artifacts are left to a sweep: %s", error)
 
     def _hidden_folders(self, folders: JobFolders) -> dict[str, str]:
@@ -297,17 +298,17 @@ class Attempt:
             self._settings.data_dir: "the data folder",
             _home(): "~",
         }
-        # The library follows links.
+        # The library resolves links.
         return {str(path): name for place, name in names.items() for path in (place, place.resolve())}
 
 
 def _is_stale(code: str, output: Path) -> bool:
-    """Return whether what a compression found in its folder, unfinished or complete, is that of another."""
+    """Return whether an error is about files of a different compression, unfinished or complete, in the folder."""
     return code == _STALE or (code in _CONTRADICTS and (output / REPORT_NAME).is_file())
 
 
 def _home() -> Path:
-    """Home of whoever runs the worker; a folder that does not exist if they have none of their own."""
+    """Return the home of the worker's user; a path that does not exist if the user has no home."""
     with suppress(RuntimeError):
         home = Path.home()
         if home != Path(home.anchor):
@@ -316,7 +317,7 @@ def _home() -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one attempt and returns the exit code of the process."""
+    """Run one attempt and return the exit code of the process."""
     parser = argparse.ArgumentParser(prog="python -m worker.job", description=__doc__)
     parser.add_argument("job", help="id of the job")
     parser.add_argument("fence", help="proves that the job was claimed for this process")
@@ -328,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hide_memory()
     adopt_orphans()
     settings = load_settings()
-    # Of every line, also those of threads, which have no context of their own.
+    # Set for every line, including those of threads, which do not inherit a context.
     named = {"job_id": given.job, "request_id": given.request}
     configure_logging(settings, **{name: value for name, value in named.items() if value is not None})
     log_uncaught_errors()
@@ -346,7 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _EXIT_UNSAID
     finally:
         database.close()
-        # All is said; a signal to stop now would only make a good end look like a bad one.
+        # The outcome is written; a signal to stop would only turn a success into a failure.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return 0
 

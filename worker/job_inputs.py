@@ -1,4 +1,4 @@
-"""What a job's processes are given: names become paths, uploads files, and a Hub token the right to ask."""
+"""Inputs of a job's processes: paths for names, files for uploads, and access to the Hub."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +28,14 @@ _UPLOADED = "upload"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """What a job's processes are given.
+    """Inputs of a job's processes.
 
     Attributes:
         model: folder of a checkpoint, or repository id on the Hub.
         is_on_hub: whether it is a repository.
         revision: branch, tag or commit of a repository.
         config: all settings.
-        hub: as whom the Hub is asked.
+        hub: credentials and cache for access to the Hub.
     """
 
     model: str
@@ -56,7 +56,7 @@ class Inputs:
         return (self._hub_folder if self.is_on_hub else Path(self.model), *texts)
 
     def fetch_request(self, logging: Logging, *, measure_energy: bool) -> FetchRequest:
-        """Return what to ask for to have the model downloaded."""
+        """Return the request that downloads the model."""
         return FetchRequest(
             logging=logging,
             model=self.model,
@@ -69,11 +69,11 @@ class Inputs:
         )
 
     def hold_download(self, downloaded: Downloaded) -> None:
-        """Keep a downloaded model in the cache until this process ends, and refuse a folder that is not the model's.
+        """Keep a downloaded model in the cache until this process ends.
 
         Raises:
-            StorageError: it is another one.
-            HubCacheBusyError: it was removed for another model before it could be held.
+            StorageError: the folder is not the model's.
+            HubCacheBusyError: the model was removed to make room for another before it could be held.
         """
         if not downloaded.folder.resolve().is_relative_to(self._hub_folder.resolve()):
             raise StorageError("the model was downloaded to a folder that is not its own; retry the job")
@@ -107,20 +107,20 @@ def collect_inputs(
     folders: JobFolders,
     device: str,
 ) -> Inputs:
-    """Finds what a job names, and brings uploads here.
+    """Return the inputs that a job names, and fetch its uploads to this machine.
 
     Args:
-        settings: of the service.
-        database: the rows.
+        settings: settings of the service.
+        database: the database.
         store: where uploads are.
         job: the job.
-        request: what it asks for.
-        folders: of the job.
-        device: what computes, as the library names it.
+        request: the job's request.
+        folders: folders of the job.
+        device: device to compute on, as the library names it.
 
     Raises:
-        RocketError: something is not there any more.
-        AppError: an upload cannot be had, or the token not be read.
+        RocketError: an input no longer exists.
+        AppError: an upload cannot be fetched, or the token cannot be decrypted.
     """
     texts = [_dataset(settings, database, store, job, name, folders.root) for name in request.datasets]
     paths: dict[str, object] = {}
@@ -139,21 +139,21 @@ def collect_inputs(
 
 
 def _dataset(settings: Settings, database: Database, store: ArtifactStore, job: Job, dataset: str, folder: Path) -> str:
-    """A text as the library wants it; an upload is brought here first."""
+    """Return the name or path of a dataset for the library; fetch an upload first."""
     if not dataset.startswith(UPLOAD):
         return find_dataset(settings, dataset)
     with database.snapshot() as session:
         upload = uploads.get_upload(session, job.owner, dataset.removeprefix(UPLOAD))
-    # The name that the report gives to it.
+    # The report shows this name.
     file = folder / f"{_UPLOADED}-{upload.id}{upload.suffix}"
     store.fetch(StoredFile(key=upload.storage_key, size=upload.size, sha256=upload.sha256), file)
     return str(file)
 
 
 def _hub_access(settings: Settings, job: Job, folders: JobFolders) -> HubAccess:
-    """As whom the Hub is asked: with the job's own token and no other, if one came with it.
+    """Return the access to the Hub: only with the job's own token, if it has one.
 
-    What is fetched with that token goes into the job's own folder: from the shared cache others could read it.
+    What is downloaded with that token goes into the job's own folder: other tenants could read it in the shared cache.
     """
     if job.hub_token is None:
         token = settings.hf_token

@@ -1,4 +1,4 @@
-"""From what a job's processes tell to rows, under the lease."""
+"""Writing what a job's processes report to the database, under the lease."""
 
 import logging
 import time
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Where a job is; as `rocket_core.pipeline.Progress`, which loads torch."""
+    """Progress of a job; the same as `rocket_core.pipeline.Progress`, which loads torch."""
 
     stage: str
     layer: str | None
@@ -35,15 +35,14 @@ class Step:
 
 
 class ProgressWriter:
-    """Writes what a running job tells.
+    """Writer of what a running job reports.
 
-    Progress is written once a second at most, and lost if the database does not answer; profiles and the allocation
-    are written until it does.
+    Progress is written at most once per second, and lost while the database is unavailable; everything else is retried.
 
     Args:
-        database: where to write.
-        lease: the right to.
-        patience: seconds after which a database that does not answer is an error.
+        database: the database.
+        lease: lease on the job.
+        patience: seconds after which an unavailable database is an error.
         max_profiles: how many profiles a tenant may have.
     """
 
@@ -58,11 +57,11 @@ class ProgressWriter:
         self._last: Step | None = None
 
     def place(self) -> tuple[str | None, str | None]:
-        """Stage and layer being worked on, as far as there are any."""
+        """Return the current stage and layer; each is None if unknown."""
         return self._stage, self._layer
 
     def on_progress(self, progress: Step) -> None:
-        """Writes where the job is."""
+        """Write the job's progress."""
         self._last = progress
         is_new_stage = progress.stage != self._stage
         self._stage, self._layer = progress.stage, progress.layer
@@ -81,33 +80,33 @@ class ProgressWriter:
             _log.warning("progress is not written: %s", error)
 
     def on_stored_file(self) -> None:
-        """Says that another file of the result is stored: sending it elsewhere may take long."""
+        """Write that the job is still active after a file of the result is stored, as an upload may take long."""
         if self._last is not None:
             self.on_progress(self._last)
 
     def on_profile(self, position: int, profile: LayerProfile) -> None:
-        """Writes a layer's profile, unless an earlier attempt has."""
+        """Write a layer's profile, unless an earlier attempt did."""
         self.insist(lambda session: outputs.save_layer_profile(session, self._lease, position, profile))
 
     def on_profiled(self, profile: ModelProfile) -> None:
-        """Writes the profile of the whole model, and what it predicts at every ratio."""
+        """Write the profile of the whole model, and its predictions at every ratio."""
         what_if = profile.what_if()
         found = profile, what_if.frontier(), what_if.reachable_ratio
         self.insist(lambda session: profiles.save_profile(session, self._lease, *found, most=self._max_profiles))
 
     def on_costs(self, stages: tuple[StageReport, ...]) -> None:
-        """Writes what each stage has cost, of a job that has no report to say so."""
+        """Write the cost of each stage, for a job without a report."""
         self.insist(lambda session: outputs.save_costs(session, self._lease, stages))
 
     def on_allocation(self, chosen: Sequence[tuple[str, Candidate]]) -> None:
-        """Writes the allocation, unless an earlier attempt has."""
+        """Write the allocation, unless an earlier attempt did."""
         self.insist(lambda session: outputs.save_allocation(session, self._lease, chosen))
 
     def insist(self, write: Callable[[Session], Answer]) -> Answer:
-        """Writes in a transaction of its own, again and again until the database answers.
+        """Write in a separate transaction, and retry until the database answers.
 
         Raises:
-            DatabaseUnavailableError: it has not answered for too long.
+            DatabaseUnavailableError: the database was unavailable for too long.
         """
         until = time.monotonic() + self._patience
         while True:

@@ -1,4 +1,4 @@
-"""Keeping a lease: a thread inside the job's process says that it lives, and ends it once it may no longer work."""
+"""Keeping a lease: a thread of the job's process renews it, and ends the process once the lease is lost."""
 
 import logging
 import os
@@ -22,17 +22,17 @@ _log = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
-    """Renews a lease for as long as the context lasts.
+    """Context manager that renews a lease.
 
-    The process ends itself, wherever it stands, when the job was taken from it, when it could not renew for a whole
-    lease, and when its parent is gone: somebody else may have the job then.
+    The process exits immediately when the job was taken from it, when it could not renew the lease for its whole
+    duration, and when its parent is gone: another worker may have the job then.
 
     Args:
-        database: where the lease is.
+        database: the database.
         lease: the lease.
-        settings: how long it lasts, and how often it is renewed.
+        settings: how long the lease lasts, and how often it is renewed.
         parent: process id of the supervisor.
-        on_stop: called when the user wants the job to stop; may be called again.
+        on_stop: called when the user cancels the job; may be called repeatedly.
         on_lost: ends the process.
     """
 
@@ -56,14 +56,14 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begins."""
+        """Start renewing."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends; the lease itself stays. Whoever ends the job does so after this, or it would count as taken away."""
+        """Stop renewing; the lease itself remains. End the job only after this, or it would count as taken away."""
         self._done.set()
         self._thread.join()
 

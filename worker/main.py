@@ -1,4 +1,4 @@
-"""A worker: hears messages, polls the database, runs jobs, and keeps the queue in order."""
+"""A worker: receives notifications, polls the database, runs jobs, and sweeps the queue."""
 
 import logging
 import threading
@@ -26,14 +26,14 @@ _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """All threads of one worker; it needs the database only, the broker makes it quicker.
+    """All threads of one worker. It needs only the database; the broker makes it react faster.
 
     Args:
-        settings: of the service; the database must have been upgraded.
-        program: what a job's process runs.
+        settings: settings of the service; the database must be migrated.
+        program: interpreter arguments of a job's process.
         equipment: which jobs it takes.
-        registry: where it counts, for a process that serves these metrics among others; None has it count by itself,
-            and serve that on the port of the settings if there is one.
+        registry: registry for its metrics, for a process that serves them together with others; None creates one, and
+            serves it on the metrics port of the settings, if set.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """By which jobs say who holds them; unlike that of any other worker that lives."""
+        """Unique name under which it claims jobs."""
         return self._runner.name
 
     def announce(self) -> None:
-        """Has jobs that wait announced at once; returns at once."""
+        """Make the relay announce queued jobs immediately, without waiting for it."""
         self._relay.wake()
 
     def reclaim_all(self) -> None:
-        """Takes back every job that is held, for a service that knows that no other worker is left."""
+        """Reclaim every claimed job, for a service without any other worker."""
         while True:
             with self._database.transaction() as session:
                 taken = sweeps.reclaim_from(session)
@@ -85,11 +85,11 @@ class Worker:
                 _log.info("taken over from a service that has died", extra={"job_id": job_id})
 
     def start(self) -> None:
-        """Starts all threads and returns.
+        """Start all threads and return.
 
         Raises:
-            InvalidSettingsError: the port of its metrics is not to be had, or jobs cannot be confined as required;
-                nothing has started then.
+            InvalidSettingsError: the metrics port is not available, or jobs cannot be confined as required; no
+            thread is started then.
         """
         require_isolation(self._settings.job_isolation)
         log_missing_isolation()
@@ -102,17 +102,17 @@ class Worker:
             thread.start()
 
     def abort(self) -> None:
-        """Ends the running job at once, for somebody who does not want to wait for `stop`."""
+        """Kill the running job, instead of waiting for it with `stop`."""
         self._runner.abort()
 
     def stop(self) -> None:
-        """Has the running job checkpoint and let go, and waits until all threads have ended."""
+        """Make the running job save a checkpoint, release it, and wait until all threads have ended."""
         self._runner.stop()
         self._stopped.set()
         for thread in self._threads:
             thread.join()
         self._relay.stop()
-        # Celery's own way to stop a consumer from another thread.
+        # This is how Celery stops a consumer from another thread.
         celery_state.should_stop = 0
         self._wake_consumer()
         self._consumer.join(self._settings.cancel_grace_seconds + _CONSUMER_STOP_SECONDS)
@@ -122,18 +122,18 @@ class Worker:
         self._database.close()
 
     def _wake_consumer(self) -> None:
-        # Between messages it waits two seconds before it looks, and once more before it stops.
+        # The consumer waits up to two seconds for a message before it checks the flag, and once more before it stops.
         if self._settings.broker.startswith("memory://"):
             for _ in range(2):
                 attempted("stopping", lambda: ring(self._celery, "", self._queues[0]))
 
     def _consume(self) -> None:
-        # Where the threads of its pool look for tasks, which is for the whole process: it has one worker.
+        # The threads of its pool look for tasks in the default app. It is global, and a process has only one worker.
         self._celery.set_default()
-        # Threads, one of them: a process pool forks, which neither torch nor a thread of ours survives.
+        # A pool of one thread: a process pool forks, which neither torch nor our threads survive.
         controller = WorkController(
             app=self._celery,
-            # Two workers of one machine must not answer to one name.
+            # Two workers of one machine must not have the same name.
             hostname="@".join(reversed(self.name.split(":"))),
             queues=[queue_name(queue) for queue in self._queues],
             pool="threads",

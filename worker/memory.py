@@ -1,4 +1,4 @@
-"""How much memory the process that computes may take, and what counts as taking more."""
+"""Memory limit of the process that computes."""
 
 import logging
 import os
@@ -8,14 +8,14 @@ from pathlib import Path
 from app.shared.confinement import MemoryGroup
 from rocket_core.errors import InsufficientMemoryError
 
-# The interpreter, torch and transformers, a tokenizer, and the calibration text: all that comes before the requirement
-# is known. Each thread reserves some for its stack and its heap.
+# The interpreter, torch and transformers, a tokenizer, and the calibration text: everything loaded before the
+# requirement is known. Each thread reserves memory for its stack and its heap.
 _BASE_BYTES = 4 * 2**30
 _THREAD_BYTES = 2**26
-# What a driver of accelerators reserves in the process; not measured, and far more than it uses.
+# Address space that an accelerator's driver reserves in the process; not measured, and far more than it uses.
 _DRIVER_BYTES = 16 * 2**30
 _ACCELERATORS = ("nvidia[0-9]*", "kfd")
-# Estimates are not exact, and this limit is there to stop what takes many times as much.
+# A heuristic: estimates are not exact, and the limit only has to stop a process that takes many times as much.
 _MARGIN = 2
 _GIB = 2**30
 
@@ -28,12 +28,12 @@ def group_name(fence: str) -> str:
 
 
 class MemoryLimit:
-    """The memory limit of one process: what it sets for itself, and a control group where one can be made.
+    """Memory limit of one process: the limit that it sets for itself, and a control group where one can be created.
 
     Args:
-        name: of the control group; that of no other.
-        cap: most that any job may have; None sets no such limit.
-        accelerated: whether it may use an accelerator, if there is one.
+        name: unique name of the control group.
+        cap: most bytes that any job may have; None means no limit.
+        accelerated: whether the process may use an accelerator, if there is one.
     """
 
     def __init__(self, name: str, *, cap: int | None, accelerated: bool = False) -> None:
@@ -50,7 +50,7 @@ class MemoryLimit:
     def add(self, pid: int) -> None:
         """Put a process into the group."""
         if self._group is not None:
-            # One that has ended already says so itself.
+            # A process that has already ended closes its channel, which is noticed there.
             with suppress(ProcessLookupError):
                 self._group.add(pid)
 
@@ -58,13 +58,13 @@ class MemoryLimit:
         """Raise the limit for a run.
 
         Args:
-            memory_bytes: what it is estimated to take.
+            memory_bytes: estimated requirement of the run.
 
         Returns:
-            The new limit.
+            The new limit in bytes.
 
         Raises:
-            InsufficientMemoryError: no job may have that much.
+            InsufficientMemoryError: the run needs more than any job may have.
         """
         if self._cap is not None and memory_bytes > self._cap:
             raise InsufficientMemoryError(
@@ -80,7 +80,7 @@ class MemoryLimit:
         return limit
 
     def was_exceeded(self) -> bool:
-        """Return whether the kernel has killed a process for taking more."""
+        """Return whether the kernel killed a process for exceeding the limit."""
         return self._group is not None and self._group.was_exceeded()
 
     def remove(self) -> None:

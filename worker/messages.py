@@ -1,4 +1,4 @@
-"""What a job's attempt and its processes tell each other.
+"""Messages between a job's attempt and its processes.
 
 ====================  =====================================  ==============================================
 from the attempt      from `worker.fetch`                    from `worker.compute`
@@ -10,7 +10,7 @@ from the attempt      from `worker.fetch`                    from `worker.comput
                                                              `Allocated`, `Costed`
 ====================  =====================================  ==============================================
 
-A message that is acknowledged has been written to the database when the answer comes.
+An acknowledged message has been written to the database by the time the answer arrives.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ from rocket_core.report.schema import StageReport
 from worker.channel import Message
 
 MAX_TEXT = 10_000
-"""Longest message of an error."""
+"""Length of the longest error message."""
 
 _Name = Annotated[str, Field(max_length=4096)]
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -41,16 +41,16 @@ StageName = Literal[
     "exporting",
     "evaluating",
 ]
-"""As `rocket_core.pipeline.progress.Stage`, which loads torch; in the order in which a run passes them."""
+"""The same as `rocket_core.pipeline.progress.Stage`, which loads torch; in the order of a run."""
 
 
 class Logging(Message):
-    """How a process writes its log.
+    """Log settings of a process.
 
     Attributes:
-        level: least severe line logged.
+        level: level of the least severe lines that are logged.
         format: lines for people or for machines.
-        fields: what every line says.
+        fields: fields of every line.
     """
 
     level: Literal["debug", "info", "warning", "error"]
@@ -59,15 +59,15 @@ class Logging(Message):
 
 
 class FetchRequest(Message):
-    """Which model to download.
+    """Request for a download of a model.
 
     Attributes:
         logging: how to log.
         model: repository id.
         revision: branch, tag or commit.
-        config: the compression that the headers must allow.
-        cache: folder to keep it in.
-        quota_bytes: most bytes that models may take there; None is no limit.
+        config: compression that the model's headers must allow.
+        cache: folder to keep the model in.
+        quota_bytes: most bytes that models may take there; None means no limit.
         token: the Hub's token.
         measure_energy: whether to measure energy.
     """
@@ -83,22 +83,22 @@ class FetchRequest(Message):
 
 
 class ComputeRequest(Message):
-    """What to compute.
+    """Request for a computation.
 
     Attributes:
         logging: how to log.
-        task: a compression, or a profile alone.
-        model: what the user asked for: a repository id, or the path of a folder.
-        folder: the model's files, of a model of the Hub; None where `model` is a folder.
+        task: a compression, or only a profile.
+        model: the requested model: a repository id, or the path of a folder.
+        folder: files of a model from the Hub; None where `model` is a folder.
         commit: commit of the repository.
-        revision: what the user asked for.
+        revision: the requested revision.
         output: folder to write to.
         config: all settings.
-        profiles: folder of kept profiles.
-        profiles_bytes: disk that they may take.
+        profiles: folder of cached profiles.
+        profiles_bytes: most bytes that cached profiles may take.
         measure_energy: whether to measure energy.
         token: the Hub's token, where text or tasks come from there.
-        download: what downloading the model has cost.
+        download: cost of downloading the model.
     """
 
     logging: Logging
@@ -117,10 +117,10 @@ class ComputeRequest(Message):
 
 
 class Acknowledged(Message):
-    """What was told is in the database.
+    """A message has been written to the database.
 
     Attributes:
-        memory_bytes: the memory limit from now on, in answer to `Required`; None leaves it.
+        memory_bytes: the new memory limit, in answer to `Required`; None leaves it unchanged.
     """
 
     memory_bytes: Annotated[int, Field(gt=0)] | None = None
@@ -130,7 +130,7 @@ class Downloading(Message):
     """More of the model has arrived.
 
     Attributes:
-        share: part of all bytes.
+        share: fraction of all bytes.
     """
 
     kind: Literal["downloading"] = "downloading"
@@ -138,12 +138,12 @@ class Downloading(Message):
 
 
 class Downloaded(Message):
-    """The model is here.
+    """The model is downloaded.
 
     Attributes:
         folder: its files.
         commit: commit of the repository.
-        cost: what the download has cost.
+        cost: cost of the download.
     """
 
     kind: Literal["downloaded"] = "downloaded"
@@ -153,7 +153,7 @@ class Downloaded(Message):
 
 
 class Advanced(Message):
-    """Where the run is; see `rocket_core.pipeline.Progress`."""
+    """Progress of the run; see `rocket_core.pipeline.Progress`."""
 
     kind: Literal["advanced"] = "advanced"
     stage: StageName
@@ -163,7 +163,7 @@ class Advanced(Message):
 
 
 class Required(Message):
-    """What the run is estimated to need.
+    """Estimated requirements of the run.
 
     Attributes:
         memory_bytes: memory.
@@ -194,27 +194,27 @@ class ModelProfiled(Message):
 
 
 class Allocated(Message):
-    """The candidates are chosen, by the names of their layers, in the order of the model."""
+    """The chosen candidates with the names of their layers, in the order of the model."""
 
     kind: Literal["allocated"] = "allocated"
     chosen: tuple[tuple[_Name, Candidate], ...]
 
 
 class Costed(Message):
-    """What each stage has cost, where no report says so."""
+    """Cost of each stage, for a run without a report."""
 
     kind: Literal["costed"] = "costed"
     stages: tuple[StageReport, ...]
 
 
 class Finished(Message):
-    """All is done; of a compression the output folder holds the report."""
+    """The run is complete; after a compression the output folder holds the report."""
 
     kind: Literal["finished"] = "finished"
 
 
 class Failed(Message):
-    """The process gives up."""
+    """The process failed."""
 
     kind: Literal["failed"] = "failed"
     code: Annotated[str, Field(max_length=64)]
@@ -222,12 +222,12 @@ class Failed(Message):
 
     @classmethod
     def by(cls, error: JobError) -> "Failed":
-        """Return the message for an error; stage and layer are known to the attempt."""
+        """Return the message for an error, without stage and layer, which the attempt knows."""
         return cls(code=error.code, message=error.message[:MAX_TEXT])
 
 
 CANCELLED = Failed(code="cancelled", message="stopped when asked to")
-"""The process has stopped because it was asked to."""
+"""The process stopped because it was asked to."""
 
 FETCH_REQUEST = TypeAdapter(FetchRequest)
 COMPUTE_REQUEST = TypeAdapter(ComputeRequest)

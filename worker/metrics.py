@@ -1,4 +1,4 @@
-"""What a worker counts, and the port where it can be read."""
+"""Metrics of a worker, and the server that exposes them."""
 
 import threading
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from app.shared.settings import Settings
 
 
 class AttemptMeter:
-    """Counts attempts by what the events of their jobs tell: a process that was killed could not have said it.
+    """Counter of attempts, based on their jobs' events, because a killed process cannot report them.
 
     Args:
         database: where the events are.
@@ -29,12 +29,12 @@ class AttemptMeter:
 
     @contextmanager
     def measured(self, lease: Lease) -> Iterator[None]:
-        """Counts an attempt, which lasts as long as the context."""
+        """Count an attempt, which lasts as long as the context."""
         self._metrics.begin_attempt()
         record = None
         try:
             yield
-            # A database that is away costs a figure, nothing else.
+            # An unavailable database costs one data point and nothing else.
             with suppress(AppError), self._database.snapshot() as session:
                 record = read_attempt(session, lease.job_id, after=lease.claim_event)
         finally:
@@ -42,14 +42,14 @@ class AttemptMeter:
 
 
 class MetricsServer:
-    """Serves the metrics of a worker that is a process of its own, on `ROCKET_METRICS_PORT`.
+    """Server for the metrics of a worker in its own process, on `ROCKET_METRICS_PORT`.
 
     Args:
         settings: address and port.
         registry: the metrics.
 
     Raises:
-        InvalidSettingsError: the address or the port is not to be had.
+        InvalidSettingsError: the address or the port is not available.
     """
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
@@ -68,11 +68,11 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return self._server.server_port
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stop listening."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -1,4 +1,4 @@
-"""What a process of a job asks of the system for itself: to end with its parent, to keep its memory private."""
+"""Operating system settings of a job's process: dying with its parent, private memory, adopting orphans."""
 
 import ctypes
 import logging
@@ -19,15 +19,15 @@ _PR_GET_CHILD_SUBREAPER = 37
 
 
 def exit_at_once() -> NoReturn:
-    """End the process without cleaning up; the system releases what it holds, the lock on its work folder too."""
+    """Exit immediately without cleanup; the system releases open files and locks, such as that on the work folder."""
     logging.shutdown()
     os._exit(EXIT_FENCED_OUT)
 
 
 def die_with(parent: int) -> None:
-    """Have the system end this process when its parent dies, so that a restarted service finds none of its processes.
+    """Make the system kill this process when its parent dies, so that no orphan is running when the service restarts.
 
-    Linux only, and only if the thread that started this process outlives it; `LeaseKeeper` looks too.
+    Linux only, and only if the thread that started this process outlives it; `LeaseKeeper` checks the parent too.
     """
     _set_attribute(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -35,11 +35,11 @@ def die_with(parent: int) -> None:
 
 
 def set_on_sigterm(stop: threading.Event) -> None:
-    """Have SIGTERM set a flag."""
+    """Make SIGTERM set a flag."""
 
-    # An exception out of a signal handler could split a commit; a flag cannot.
+    # An exception raised in a signal handler could interrupt a commit; a flag cannot.
     def ask(_number: int, _frame: FrameType | None) -> None:
-        # A second signal would wait forever for the flag's lock if it came while this one holds it.
+        # A second signal that arrives while this handler holds the flag's lock would deadlock.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop.set()
 
@@ -52,17 +52,17 @@ def hide_memory() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below this one whose own parent dies, for `kill_orphans`; Linux only."""
+    """Become the parent of every descendant whose own parent dies, for `kill_orphans`; Linux only."""
     _set_attribute(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_orphans() -> None:
-    """Kill all processes below this one, provided that it has called `adopt_orphans`: others may have children."""
+    """Kill all descendants of this process if it called `adopt_orphans`; others may have unrelated children."""
     if not _adopts_orphans():
         return
     import psutil
 
-    # Repeated, because one that is about to start another may do so before it dies.
+    # Repeated, because a process may start another before it dies.
     while found := psutil.Process().children(recursive=True):
         for process in found:
             with suppress(psutil.NoSuchProcess):

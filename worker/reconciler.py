@@ -1,4 +1,4 @@
-"""Setting right what crashes and lost messages leave behind; every sweep may run beside others and again."""
+"""Recovery from crashes and lost messages. Sweeps are idempotent and safe to run concurrently."""
 
 import logging
 import time
@@ -14,24 +14,24 @@ from app.shared.repositories import jobs, profiles, sessions, sweeps
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders, is_bound_to, open_store
 
-# Files younger than this may belong to a row that is still to be written: a job stores all its artifacts first, which
-# takes hours where the model is large and the way to the store is long.
+# Files younger than this may belong to a row that is not written yet: a job stores all its artifacts first, which takes
+# hours for a large model and a slow connection to the store.
 _ORPHAN_SECONDS = 86400.0
-# No write to a file that is being stored takes longer than this, nor does a work folder wait longer for its row.
+# Writing a file to the store never takes longer than this, nor does a work folder exist longer without its row.
 _UNFINISHED_SECONDS = 3600.0
 _SECONDS_BETWEEN_CLEANINGS = 600.0
-# What a clock may be corrected by while leases are judged by it.
+# A correction of the clock by no more than this does not delay reclaiming leases.
 _LEAP_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Announces jobs, takes them from dead workers, and removes what is past its time.
+    """Sweeper that announces jobs, reclaims them from dead workers, and removes expired data.
 
     Args:
-        settings: of the service.
-        database: the rows.
-        metrics: where sweeps are counted; None keeps them to itself.
+        settings: settings of the service.
+        database: the database.
+        metrics: where sweeps are counted; None does not expose them.
     """
 
     def __init__(self, settings: Settings, database: Database, *, metrics: WorkerMetrics | None = None) -> None:
@@ -45,10 +45,10 @@ class Reconciler:
         self._patient_until = float("-inf")
 
     def sweep(self) -> None:
-        """Does what is due.
+        """Run all steps that are due.
 
         Raises:
-            AppError: the database or the data folder cannot be used; the next sweep tries again.
+            AppError: the database or the data folder cannot be used; the next sweep retries.
         """
         self.reclaim()
         self.announce()
@@ -58,7 +58,7 @@ class Reconciler:
             self.clean()
 
     def reclaim(self) -> None:
-        """Takes jobs whose lease is over."""
+        """Reclaim jobs whose lease has expired."""
         if self._has_just_woken():
             return
         with self._database.transaction() as session:
@@ -68,9 +68,9 @@ class Reconciler:
             _log.warning("its worker fell silent; taken from it", extra={"job_id": job_id})
 
     def _has_just_woken(self) -> bool:
-        """Whether this machine slept, or its clock was set, less than a lease ago.
+        """Return whether this machine slept, or its clock was set, less than a lease ago.
 
-        The leases of those who live have run out then too, and they get the time to say that they do.
+        The leases of live jobs have expired then too, and this gives them time to renew.
         """
         offset = time.time() - time.monotonic()
         if offset - self._clock_offset > _LEAP_SECONDS:
@@ -80,12 +80,12 @@ class Reconciler:
         return time.monotonic() < self._patient_until
 
     def announce(self) -> None:
-        """Has jobs announced again that the workers have not heard of for long; a relay sends that."""
+        """Mark jobs for another announcement if the last one was long ago; a relay sends it."""
         with self._database.transaction() as session:
             sweeps.ring_again(session, ring_seconds=self._settings.ring_seconds)
 
     def clean(self) -> None:
-        """Removes what is past its time, and files that belong to no row."""
+        """Remove expired data, and files that no row refers to."""
         retention = timedelta(days=self._settings.artifact_retention_days)
         with self._database.transaction() as session:
             sweeps.forget_checkpoints(session, retention=retention)
@@ -112,7 +112,7 @@ class Reconciler:
         return is_ours
 
     def _remove_work(self) -> None:
-        # Listed before the rows are read: what appears in between is too young to be listed.
+        # Listed before the rows are read: folders created in between are too young to be listed.
         keys = self._work.keys(before=time.time() - _UNFINISHED_SECONDS)
         with self._database.snapshot() as session:
             orphans = sweeps.find_orphans(session, storage_keys=(), work_keys=keys)
@@ -156,8 +156,8 @@ class Reconciler:
             try:
                 place.remove(key)
             except StorageUnavailableError:
-                # Each of the others would take as long to fail, and leases are not looked after meanwhile.
+                # Each of the others would take as long to fail, and leases are not reclaimed meanwhile.
                 raise
             except StorageError as error:
-                # One that cannot be removed must not keep the others.
+                # A file that cannot be removed must not keep the others from being removed.
                 _log.warning("removing %s: %s", key, error)

@@ -1,4 +1,4 @@
-"""Running jobs: one at a time, each in a child process that is watched until it ends."""
+"""Running jobs one at a time, each in a child process that is watched until it ends."""
 
 import logging
 import os
@@ -34,22 +34,22 @@ from worker.memory import group_name
 from worker.metrics import AttemptMeter
 
 JOB_PROGRAM = ("-m", "worker.job")
-"""What the interpreter runs for a job, given the job's id, the fence and the id of this process."""
+"""Interpreter arguments for a job, followed by the job's id, the fence and this process's id."""
 
-# How soon a process that has ended, and a wish to stop, are noticed.
+# How soon the end of a process, or a request to stop, is noticed.
 _LOOK_SECONDS = 0.1
-# Of the column that says who holds a job, less the process id.
+# Length of the column with a job's worker, less the process id.
 _NAME_LENGTH = 100
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Equipment:
-    """Which jobs a worker takes, and on what it runs them.
+    """The jobs that a worker takes, and the device that they run on.
 
     Attributes:
         queues: the queues it takes jobs from.
-        device: what computes; None leaves it to each job, which takes an accelerator where there is one.
+        device: the device; None lets each job choose, which takes an accelerator if there is one.
     """
 
     queues: tuple[Queue, ...] = QUEUES
@@ -57,11 +57,11 @@ class Equipment:
 
 
 ALL_ROUND = Equipment()
-"""Takes every job, as the only worker of a machine does."""
+"""Every job, for the only worker of a machine."""
 
 
 class _Verdict(Enum):
-    """How the watch over a process ended."""
+    """Reason why watching a process ended."""
 
     ENDED = auto()
     ASKED = auto()
@@ -69,38 +69,38 @@ class _Verdict(Enum):
 
 
 class _Progress:
-    """How long a job has not got further, by this machine's clock."""
+    """How long a job has made no progress, by this machine's clock."""
 
     def __init__(self) -> None:
         self._seen: tuple[object, ...] | None = None
         self._since = time.monotonic()
 
     def see(self, job: Job) -> None:
-        """Takes note of where the job is."""
+        """Record the job's progress."""
         seen = (job.stage, job.progress, job.last_event, job.progressed_at)
         if seen != self._seen:
             self._seen = seen
             self.excuse()
 
     def excuse(self) -> None:
-        """Starts anew: whether the job got further cannot be told."""
+        """Restart the count, as it is unknown whether the job made progress."""
         self._since = time.monotonic()
 
     @property
     def idle_seconds(self) -> float:
-        """Since it was last seen to get further."""
+        """Seconds since the job last made progress."""
         return time.monotonic() - self._since
 
 
 class Runner:
-    """Claims jobs and gives each to a process of its own.
+    """Claims jobs and runs each in its own process.
 
     Args:
-        settings: of the service.
-        database: the rows.
-        program: what a job's process runs.
+        settings: settings of the service.
+        database: the database.
+        program: interpreter arguments of a job's process.
         equipment: which jobs it takes.
-        metrics: where attempts are counted; None keeps them to itself.
+        metrics: where attempts are counted; None does not expose them.
     """
 
     def __init__(
@@ -120,18 +120,18 @@ class Runner:
         self._work = WorkFolders(settings.data_dir / "work")
         self.name = f"{socket.gethostname()[:_NAME_LENGTH]}:{os.getpid()}"
         self._slot = threading.Lock()
-        # No `Event`: a signal handler that sets one could wait for a lock that its own thread holds.
+        # Not an `Event`: a signal handler that sets one could deadlock on a lock that its own thread holds.
         self._is_stopping = False
         self._grace_seconds = settings.cancel_grace_seconds
 
     def run(self, job_id: str | None = None) -> bool:
-        """Runs a job to the end of one attempt.
+        """Run one attempt at a job.
 
         Args:
-            job_id: the job; None takes the oldest that waits.
+            job_id: the job; None takes the oldest queued job.
 
         Returns:
-            Whether there was one to run; False also while another is running.
+            Whether there was a job to run; False also while another is running.
 
         Raises:
             AppError: the database or the data folder cannot be used.
@@ -149,11 +149,11 @@ class Runner:
             self._slot.release()
 
     def stop(self) -> None:
-        """Has the running job end at its next step, and takes no other."""
+        """Stop the running job at its next step, and claim no other."""
         self._is_stopping = True
 
     def abort(self) -> None:
-        """Ends the running job at once; its next attempt goes on from the last layer that is finished."""
+        """Kill the running job without waiting; its next attempt resumes after the last finished layer."""
         self._grace_seconds = 0.0
         self._is_stopping = True
 
@@ -178,9 +178,9 @@ class Runner:
             try:
                 verdict = self._watch(child, lease)
             finally:
-                # Nothing of this job may go on once its slot is free.
+                # No process of this job may run once the slot is free.
                 _kill(child)
-                # An attempt that was killed cannot do so itself.
+                # A killed attempt cannot remove it itself.
                 MemoryGroup.remove_left(group_name(lease.fence))
             _log.info("ended", extra={"child": child.pid, "exit_code": child.returncode})
             fault = ended(child.returncode) if verdict is _Verdict.ENDED else None
@@ -190,7 +190,7 @@ class Runner:
 
     def _start(self, job: Job, lease: Lease) -> "subprocess.Popen[bytes]":
         assert job.work_key is not None
-        # Empty, because transformers takes a folder of the working directory for a repository of that name.
+        # Empty, because transformers mistakes a folder in the working directory for a repository of that name.
         empty = self._work.path(job.work_key) / "empty"
         empty.mkdir(exist_ok=True)
         arguments = [
@@ -199,12 +199,12 @@ class Runner:
             str(os.getpid()),
             *(f"--request={name}" for name in _request_of(job).values()),
         ]
-        return subprocess.Popen(  # noqa: S603  # our own interpreter and module; the arguments are ids of ours
+        return subprocess.Popen(  # noqa: S603  # our own interpreter and module; the arguments are our ids
             [sys.executable, "-P", *self._program, *arguments, *self._device()],
             cwd=empty,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
-            # Out of reach of the terminal's Ctrl-C: the service decides when its jobs stop.
+            # The terminal's Ctrl-C must not reach it: the service decides when its jobs stop.
             start_new_session=True,
         )
 
@@ -214,13 +214,13 @@ class Runner:
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROCKET_")}
         quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        # No request to the Hub to convert a model that has no safetensors.
+        # Do not ask the Hub to convert a model without safetensors.
         safe = {"DISABLE_SAFETENSORS_CONVERSION": "1"}
         device = {} if self._equipment.device is None else device_environment(self._equipment.device)
         return {**inherited, **quiet, **safe, **device, **self._settings.environment()}
 
     def _watch(self, child: "subprocess.Popen[bytes]", lease: Lease) -> _Verdict:
-        """Waits for the process to end; where it does not and shall, its caller ends it."""
+        """Wait until the process ends or must be killed, which is up to the caller."""
         progress = _Progress()
         look_at = time.monotonic() + self._settings.poll_seconds
         asked_at: float | None = None
@@ -251,17 +251,17 @@ class Runner:
                 job = session.get(Job, lease.job_id)
         except AppError as error:
             _log.warning("cannot look after %s: %s", lease.job_id, error)
-            # Nor can its process write how far it is.
+            # Its process cannot write its progress either.
             progress.excuse()
             return False
-        # A job without this fence was taken away, or the process has just ended it and gets its grace to tidy up.
+        # A job without this fence was reclaimed, or the process has just ended it and has the grace period to clean up.
         if job is None or job.fence != lease.fence or job.status == Status.CANCELLING:
             return True
         progress.see(job)
         return False
 
     def _settle(self, lease: Lease, fault: JobError | None) -> None:
-        """Says how the attempt ended unless the process has said it; without a fault the job is let go."""
+        """Write the outcome of the attempt unless the process did; without a fault the job is released."""
         try:
             with self._database.transaction() as session:
                 if fault is None:
@@ -271,12 +271,12 @@ class Runner:
         except FencedOutError:
             _log.debug("%s was let go before", lease.job_id)
         except AppError as error:
-            # The lease runs out, and the reconciler says it then.
+            # The reconciler does so when the lease has expired.
             _log.warning("cannot say how %s ended: %s", lease.job_id, error)
 
 
 def _request_of(job: Job) -> dict[str, str]:
-    """The request that made a job, as the log names it."""
+    """Return the id of the request that created a job, as a field for the log."""
     return {} if job.request_id is None else {"request_id": job.request_id}
 
 
@@ -290,8 +290,8 @@ def _stalled(seconds: float) -> JobError:
 
 
 def _kill(child: "subprocess.Popen[bytes]") -> None:
-    """Ends a process and all that it has started: it leads a group of its own."""
-    # Not there any more, which macOS calls not permitted.
+    """Kill a process and everything that it has started, by the process group that it leads."""
+    # The process no longer exists, which macOS reports as a permission error.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.attacks`: attacks on a running service, while `/healthz` is asked all the time.
+"""Attacks on a running service, while `/healthz` is requested continuously: `python -m benchmarks.attacks`.
 
-Every request and file with which an attack on the service once got through is sent again, to `rocket serve` and to API
-and worker on Postgres. One line per attack says what came of it and the longest that `/healthz` took meanwhile; an
-attack that gets through makes the exit code 1. A process apart asks `/healthz`, from an address of its own, so that the
+Every request and file with which an attack on the service once succeeded is sent again, to `rocket serve` and to API
+and worker on Postgres. One line per attack shows its outcome and the longest time that `/healthz` took meanwhile; if an
+attack succeeds, the exit code is 1. A separate process requests `/healthz`, from a separate address, so that the
 attacker's own work is not counted; its figures at rest come first, as attacker and service share this machine.
 """
 
@@ -32,7 +32,7 @@ BAR_MILLISECONDS = 200.0
 
 
 def attack(target: Target, attacks: tuple[Callable[[Target], str], ...]) -> bool:
-    """Runs attacks one after another; returns whether all were warded off."""
+    """Run attacks one after another, and return whether the service withstood all of them."""
     probe = Probe(target.url)
     is_safe = True
     try:
@@ -95,13 +95,13 @@ def _started(folder: Path, settings: dict[str, str], kind: type[Service] = Servi
 
 
 def main() -> None:
-    """Attacks both kinds of service."""
+    """Attack both kinds of service."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=[one.__name__ for one in ATTACKS], help="one attack")
     parser.add_argument("--servers", choices=["embedded", "postgres"], help="one kind of service")
     given = parser.parse_args()
     attacks = tuple(one for one in ATTACKS if given.only in {None, one.__name__})
-    # For three thousand connections.
+    # Allow three thousand connections.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     os.environ["OMP_NUM_THREADS"] = "1"

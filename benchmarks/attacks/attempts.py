@@ -1,4 +1,4 @@
-"""The requests and files with which attacks on the service once got through."""
+"""Requests and files with which attacks on the service once succeeded."""
 
 import json
 import socket
@@ -14,12 +14,12 @@ from benchmarks.attacks.target import REQUEST, Target
 from tests.reference.safetensors_files import save_llama
 from tests.reference.tiny_models import save_tiny_model
 
-# Requests of each kind.
+# Number of concurrent requests of each kind.
 AT_ONCE = 4
 
 
 def estimate(target: Target, name: str, **more: object) -> Counter[int]:
-    """Statuses of some estimates of a local model, asked for at once."""
+    """Request estimates of a local model concurrently, and return the counts of their statuses."""
     body = REQUEST | {"model_id": f"local/{name}"} | more
 
     def ask(_: int) -> int:
@@ -31,13 +31,13 @@ def estimate(target: Target, name: str, **more: object) -> Counter[int]:
 
 
 def require(statuses: Counter[int], *expected: int) -> str:
-    """What was answered, if nothing else was."""
+    """Return a text with the statuses, which must all be expected ones."""
     assert set(statuses) <= set(expected), dict(statuses)
     return f"answered with {', '.join(map(str, sorted(statuses)))}"
 
 
 def form_with_a_slow_charset(target: Target) -> str:
-    """A sign-in form in punycode, whose decoding is quadratic."""
+    """Send a sign-in form in punycode, whose decoding takes quadratic time."""
     body = b'--xx\r\nContent-Disposition: form-data; name="key"\r\n\r\n' + b"a" * 900_000 + b"\r\n--xx--\r\n"
     headers = {"Content-Type": "multipart/form-data; boundary=xx; charset=punycode"}
 
@@ -45,7 +45,7 @@ def form_with_a_slow_charset(target: Target) -> str:
         try:
             return httpx2.post(f"{target.url}/ui/sign-in", content=body, headers=headers, timeout=60).status_code
         except httpx2.WriteError:
-            # Refused before all of it was sent.
+            # Refused before the whole body was sent.
             return 413
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -53,25 +53,25 @@ def form_with_a_slow_charset(target: Target) -> str:
 
 
 def header_of_many_dimensions(target: Target) -> str:
-    """An empty tensor of a hundred thousand dimensions."""
+    """Store an empty tensor of a hundred thousand dimensions."""
     shape = {"dtype": "F32", "shape": [2**62] * 100_000, "data_offsets": [0, 0]}
     return _hostile_header(target, "dimensions", {"model.layers.0.a.weight": shape})
 
 
 def tensor_without_elements(target: Target) -> str:
-    """A matrix of no rows and no columns."""
+    """Store a matrix without rows and columns."""
     shape = {"dtype": "F32", "shape": [0, 0], "data_offsets": [0, 0]}
     return _hostile_header(target, "empty", {"model.layers.0.a.weight": shape})
 
 
 def unknown_dtype(target: Target) -> str:
-    """A dtype that no library has heard of."""
+    """Store a tensor with an unknown dtype."""
     shape = {"dtype": "F99", "shape": [4, 4], "data_offsets": [0, 0]}
     return _hostile_header(target, "dtype", {"model.layers.0.a.weight": shape})
 
 
 def header_of_many_tensors(target: Target) -> str:
-    """As many tensors as a header may have, each of another shape."""
+    """Store as many tensors as a header may have, each with a different shape."""
     tensors = {
         f"model.layers.{i}.w.weight": {"dtype": "F32", "shape": [0, i], "data_offsets": [0, 0]} for i in range(240_000)
     }
@@ -86,7 +86,7 @@ def _hostile_header(target: Target, name: str, header: dict[str, object]) -> str
 
 
 def a_billion_layers(target: Target) -> str:
-    """A config.json that would be built before it is doubted."""
+    """Store a config.json with a billion layers, which must not be built before they are checked."""
     folder = save_tiny_model("llama", target.models / "layers")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
@@ -94,19 +94,19 @@ def a_billion_layers(target: Target) -> str:
 
 
 def deep_config(target: Target) -> str:
-    """Four megabytes of brackets."""
+    """Store a config.json with four megabytes of brackets."""
     folder = save_llama(target.models / "deep")
     (folder / "config.json").write_bytes(b'{"model_type": ' + b"[" * 4_000_000)
     return require(estimate(target, "deep"), 422)
 
 
 def long_ignore_pattern(target: Target) -> str:
-    """A pattern whose nearest match takes long to find."""
+    """Send a pattern whose nearest match takes long to find."""
     return require(estimate(target, "good", options={"ignore": ["x" * 100_000]}), 422)
 
 
 def keys_twice(target: Target) -> str:
-    """A body that two readers would understand differently."""
+    """Send a body with a duplicate key, which parsers understand differently."""
     with target.client() as client:
         body = b'{"model_id": "local/good", "ratio": 0.3, "ratio": 0.9}'
         answer = client.post("/estimates", content=body, headers={"Content-Type": "application/json"})
@@ -114,7 +114,7 @@ def keys_twice(target: Target) -> str:
 
 
 def links_out_of_the_folder(target: Target) -> str:
-    """Files of a model that are links to the environment of whoever copies them, and to the service's own key."""
+    """Store files of a model that link to the environment of the process that copies them, and to the service's key."""
     folder = save_tiny_model("llama", target.models / "links")
     (folder / "LICENSE").symlink_to("/proc/self/environ")
     (folder / "NOTICE.txt").symlink_to(target.service.data_dir / "secret.key")
@@ -122,7 +122,7 @@ def links_out_of_the_folder(target: Target) -> str:
 
 
 def tokenizer_that_multiplies(target: Target) -> str:
-    """A tokenizer that makes a million of every letter."""
+    """Submit a model whose tokenizer makes a million letters of every letter."""
     folder = save_tiny_model("llama", target.models / "multiplies")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     replace = {"type": "Replace", "pattern": {"Regex": "."}, "content": "e" * 1000}
@@ -139,7 +139,7 @@ def tokenizer_that_multiplies(target: Target) -> str:
 
 
 def slow_uploads(target: Target) -> str:
-    """Uploads that send one byte, more of them than there are threads; another tenant uploads meanwhile."""
+    """Start more uploads than there are threads, each sending only one byte; another tenant uploads meanwhile."""
     lines = ("Content-Type: text/plain", "Content-Length: 1000")
     with ExitStack() as open_ones:
         for _ in range(16):
@@ -154,7 +154,7 @@ def slow_uploads(target: Target) -> str:
 
 
 def many_waits(target: Target) -> str:
-    """Requests that wait, more than there are places; another tenant follows its job meanwhile."""
+    """Send more waiting requests than there are slots; another tenant follows its job meanwhile."""
     with target.client() as client, target.client(1) as other:
         own = client.post("/jobs", json=REQUEST | {"model_id": "local/good"}).raise_for_status().json()["id"]
         theirs = other.post("/jobs", json=REQUEST | {"model_id": "local/good"}).raise_for_status().json()["id"]
@@ -171,7 +171,7 @@ def many_waits(target: Target) -> str:
 
 
 def half_heads(target: Target) -> str:
-    """Three thousand connections that send half a request head."""
+    """Open three thousand connections that send half a request head."""
     with ExitStack() as open_ones:
         connections = []
         for _ in range(3000):
@@ -201,7 +201,7 @@ def _is_open(connection: socket.socket) -> bool:
 
 
 def guesses_from_many_addresses(target: Target) -> str:
-    """Guessed keys, each under another forwarded address."""
+    """Send guessed keys, each with a different forwarded address."""
     statuses: Counter[int] = Counter()
     with httpx2.Client(base_url=target.url) as client:
         for number in range(60):
@@ -226,6 +226,6 @@ ATTACKS: tuple[Callable[[Target], str], ...] = (
     slow_uploads,
     many_waits,
     half_heads,
-    # Last: from here on this address has to wait.
+    # Last: from here on this address is rate limited.
     guesses_from_many_addresses,
 )

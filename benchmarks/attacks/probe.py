@@ -1,11 +1,11 @@
-"""How long `/healthz` takes while a service is under attack."""
+"""Response times of `/healthz` while a service is under attack."""
 
 import subprocess
 import sys
 import threading
 from urllib.parse import urlsplit
 
-# From another address than the attacks, which may close any idle connection of their own.
+# From a different address than the attacks, because the service may close idle connections of the attacker's address.
 _PROBE = """
 import http.client, sys, time
 address, port = sys.argv[1].rsplit(":", 1)
@@ -27,10 +27,10 @@ while True:
 
 
 class Probe:
-    """Asks `/healthz` without a pause, in a process apart.
+    """A separate process that requests `/healthz` continuously.
 
     Args:
-        url: of the service.
+        url: address of the service.
     """
 
     def __init__(self, url: str) -> None:
@@ -41,11 +41,11 @@ class Probe:
         self._thread.start()
 
     def longest(self, since: float) -> float:
-        """Milliseconds of the slowest answer since a time."""
+        """Return the milliseconds of the slowest answer since a time."""
         return max((took for at, took in self._seen if at >= since), default=float("inf"))
 
     def close(self) -> None:
-        """Stops asking."""
+        """Stop the process."""
         self._process.terminate()
         self._process.wait()
         self._thread.join()

@@ -17,7 +17,7 @@ class Target:
     """A service under attack.
 
     Attributes:
-        url: where it is.
+        url: its address.
         models: its models folder.
         keys: an API key for each of two tenants, the attacker's first.
         service: the processes.
@@ -29,17 +29,17 @@ class Target:
     service: Service
 
     def client(self, tenant: int = 0, **options: object) -> httpx2.Client:
-        """A client with the key of a tenant."""
+        """Return a client with the key of a tenant."""
         headers = {"Authorization": f"Bearer {self.keys[tenant]}"}
         return httpx2.Client(base_url=self.url, headers=headers, timeout=60, **options)
 
     def connect(self) -> socket.socket:
-        """A connection without a word."""
+        """Return a connection on which nothing is sent yet."""
         parts = urlsplit(self.url)
         return socket.create_connection((parts.hostname, parts.port), timeout=30)
 
     def head(self, method: str, path: str, *lines: str, tenant: int = 0) -> bytes:
-        """A request head."""
+        """Return a request head."""
         host = urlsplit(self.url).netloc
         first = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {self.keys[tenant]}"]
         return "\r\n".join([*first, *lines, "", ""]).encode()

@@ -1,12 +1,12 @@
-"""Reference pages that are made from the code when the site is built, so that they cannot fall behind it.
+"""Sphinx extension that generates reference pages from the code, so that they are always current.
 
-A page names what it wants by a line `<!-- generated: NAME -->`. That line is replaced by Markdown before the page is
-parsed; headings, links and anchors in it are checked as those of any other page.
+In a page, a line `<!-- generated: NAME -->` is replaced by Markdown before the page is parsed; its headings, links and
+anchors are checked like those of any other page.
 
-- `commands`: the command line, from `typer utils docs`. sphinx-click does not know the applications of typer, which
-  has a click of its own.
-- `endpoints`, `schemas`: HTTP, from the OpenAPI document of the application. The extensions that there are either read
-  OpenAPI 3.0 alone, or load their scripts from elsewhere in the reader's browser.
+- `commands`: the command line, from `typer utils docs`. sphinx-click does not support typer's applications, as typer
+  has its own copy of click.
+- `endpoints`, `schemas`: HTTP, from the OpenAPI document of the application. Existing extensions either support only
+  OpenAPI 3.0, or load scripts from other hosts in the reader's browser.
 - `settings`, `errors`, `exit-codes`: tables.
 """
 
@@ -24,25 +24,25 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "errors": tables.errors,
     "exit-codes": tables.exit_codes,
 }
-"""What each name stands for."""
+"""Generators by name."""
 
 _MARK = re.compile(r"^<!-- generated: ([a-z-]+) -->$", flags=re.MULTILINE)
 
 
 def filled_in(source: str) -> str:
-    """A page's source with what is generated in the places of its marks.
+    """Return a page's source with its marks replaced by generated text.
 
     Args:
         source: Markdown.
 
     Raises:
-        KeyError: a mark names nothing that is generated.
+        KeyError: a mark has an unknown name.
     """
     return _MARK.sub(lambda mark: GENERATED[mark[1]](), source)
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Has Sphinx fill in the marks; such pages are read at every build, as the code may have changed."""
+    """Make Sphinx replace the marks, and read pages with marks at every build, as the code may have changed."""
 
     def on_source_read(_app: Any, _page: str, content: list[str]) -> None:
         content[0] = filled_in(content[0])

@@ -1,4 +1,4 @@
-"""An OpenAPI 3.1 document as Markdown: what the application says of itself, and nothing else."""
+"""Conversion of the application's OpenAPI 3.1 document to Markdown."""
 
 import re
 import tempfile
@@ -24,16 +24,16 @@ _BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("
 
 @cache
 def document() -> Json:
-    """The OpenAPI document of the application, with the problem document among its schemas."""
+    """Return the OpenAPI document of the application, including the schema of the problem document."""
     with tempfile.TemporaryDirectory() as folder:
         made: dict[str, Any] = create_app(Settings(data_dir=Path(folder))).openapi()
-    # Written out at each endpoint of the document itself.
+    # The document itself repeats this schema at each endpoint.
     made["components"]["schemas"]["Problem"] = Problem.model_json_schema()
     return made
 
 
 def endpoints(api: Json) -> str:
-    """Every endpoint, in the order and the groups of the document."""
+    """Return every endpoint, in the order and the groups of the document."""
     groups: dict[str, list[str]] = {}
     for path, item in api["paths"].items():
         for method in _METHODS:
@@ -45,7 +45,7 @@ def endpoints(api: Json) -> str:
 
 
 def schemas(api: Json) -> str:
-    """Every schema with its members, by name."""
+    """Return every schema with its members, by name."""
     return "\n".join(_schema(name, schema) for name, schema in sorted(api["components"]["schemas"].items()))
 
 
@@ -145,5 +145,5 @@ def _plain_type(schema: Json) -> str:
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading of one word."""
+    """Return the anchor of a heading of one word."""
     return re.sub(r"[^\w-]", "", heading.lower())

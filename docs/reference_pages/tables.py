@@ -14,24 +14,24 @@ Kind = TypeVar("Kind", bound=Exception)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; a bar or a line break in a cell does not end it."""
+    """Return a Markdown table, with bars and line breaks in cells escaped."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines) + "\n"
 
 
 def settings() -> str:
-    """Every variable of the service."""
+    """Return a table of all environment variables of the service."""
     rows = [(f"`{row.variable}`", f"`{row.default}`" if row.default else "", row.meaning) for row in describe()]
     return table(("variable", "default", "meaning"), rows)
 
 
 def exit_codes() -> str:
-    """Exit codes of the commands."""
+    """Return a table of the commands' exit codes."""
     return table(("exit code", "meaning"), [(str(int(code)), meaning) for code, meaning in MEANINGS.items()])
 
 
 def errors() -> str:
-    """Every error by its code, those of the library first."""
+    """Return tables of all errors by their codes, those of the library first."""
     library = [(kind, int(EXIT_CODES[kind])) for kind in _kinds(core_errors, core_errors.RocketError)]
     service = [(kind, int(SERVICE_CODES[kind.code])) for kind in _kinds(app_errors, app_errors.AppError)]
     return "\n".join(

@@ -1,1 +1,1 @@
-"""Commands on a model or on a server's jobs; each file is named after the command, or after what it lists."""
+"""Commands on a model or on a server's jobs; each module is named after its command, or after what it lists."""

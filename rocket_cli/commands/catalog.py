@@ -1,4 +1,4 @@
-"""`rocket models`, `rocket calibrations`, `rocket upload` and `rocket profiles`: what a server has."""
+"""`rocket models`, `rocket calibrations`, `rocket upload` and `rocket profiles`: resources of a server."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -17,19 +17,19 @@ from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Profile
 
 After = Annotated[str | None, typer.Option(metavar="PROFILE", help="Only profiles older than this one.")]
-# What a page of the server may have.
+# The upper bound is that of the server's pages.
 Limit = Annotated[int, typer.Option(metavar="N", min=1, max=100, help="How many at most.")]
 
 
 def models(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
-    """List the models in the server's folder, as `rocket submit` takes them; those of the Hub need no list."""
+    """List the models in the server's folder, as `rocket submit` takes them; models on the Hub are not listed."""
     with connected(server, as_json=as_json) as rocket:
         found = rocket.models()
     print_names(found, "models", as_json=as_json)
 
 
 def calibrations(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
-    """List calibration data, as `rocket submit --calibration` takes it; what `rocket upload` brought is among it."""
+    """List calibration data, including uploads, as `rocket submit --calibration` takes it."""
     with connected(server, as_json=as_json) as rocket:
         found = rocket.calibrations()
     print_names(found, "calibration data", as_json=as_json)
@@ -41,9 +41,9 @@ def upload(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Bring FILE to a server; what `rocket submit --calibration` takes goes to stdout.
+    """Upload FILE to a server, and print its name for `rocket submit --calibration`.
 
-    The same content again is the same upload.
+    Uploading the same content again returns the same upload.
     """
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, notice=notice) as rocket:
@@ -63,7 +63,7 @@ def profiles(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """List profiles, newest first: what `rocket frontier` shows, and what spares a second job the calibration."""
+    """List profiles, newest first. `rocket frontier` shows them, and jobs reuse them instead of calibrating again."""
     with connected(server, as_json=as_json) as rocket:
         page = rocket.list_profiles(after=after, limit=limit)
     if as_json:

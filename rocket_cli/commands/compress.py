@@ -1,4 +1,4 @@
-"""`rocket compress`: a model in, a smaller model out."""
+"""`rocket compress`: compression of a model on this machine."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DEFAULTS = CompressionConfig(ratio=0)
 _CALIBRATION = CalibrationConfig()
 
-# After these the same command may succeed later, and goes on from what is finished.
+# After these the same command may succeed later, and resumes from the finished layers.
 _WORTH_RESUMING = frozenset({ExitCode.MACHINE_TOO_SMALL, ExitCode.TEMPORARY, ExitCode.INTERRUPTED})
 
 
@@ -66,7 +66,7 @@ def compress(
 ) -> None:
     """Compress MODEL, without training, into OUT.
 
-    Ctrl-C stops after the current layer; the same command with --resume goes on from there.
+    Ctrl-C stops after the current layer; the same command with --resume continues from there.
     """
     options.require_target(ratio, size)
     command = context.obj or ()
@@ -115,7 +115,7 @@ def _run(
     check_request(model, config)
     set_thread_defaults(os.environ)
     with EnergyMeter() if energy else nullcontext() as meter:
-        # Takes seconds, in which the meter gets ready.
+        # This takes seconds, in which the meter gets ready.
         with no_collection(lasting=True):
             from rocket_core.pipeline import compress as run_pipeline
 
@@ -144,12 +144,12 @@ def _run(
 
 
 def resume_command(arguments: Sequence[str]) -> str:
-    """The command line that goes on with a run, quoted for a shell.
+    """Return the command line that resumes a run, quoted for a shell.
 
     Args:
-        arguments: what followed `rocket` on the command line.
+        arguments: arguments of `rocket` on the command line.
     """
-    # Directly behind the command's name, because what follows may be anything, `--` included.
+    # Directly after the name of the command, because later arguments may follow a `--`.
     at = arguments.index("compress") + 1
     added = () if "--resume" in arguments else ("--resume",)
     return shlex.join(["rocket", *arguments[:at], *added, *arguments[at:]])

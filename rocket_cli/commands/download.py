@@ -1,4 +1,4 @@
-"""`rocket download`: a job's artifacts, verified, into a folder."""
+"""`rocket download`: download of a job's artifacts."""
 
 import json
 import time
@@ -30,9 +30,9 @@ def download(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Bring the files of a job that has succeeded into DIR, whose path goes to stdout.
+    """Download the files of a job that has succeeded into DIR, and print its path.
 
-    Called again, it goes on where it stopped. Every file is verified by its SHA-256, those already there too.
+    Called again, it resumes. Every file is verified by its SHA-256, including those that exist already.
     """
     target = (Path(job_id) if folder is None else folder).absolute()
     notice = OutageNotice(server, quiet=as_json)
@@ -53,7 +53,7 @@ def download(
 def bytes_view(
     view: ProgressView, notice: OutageNotice, clock: Callable[[], float] = time.monotonic
 ) -> Callable[["DownloadProgress"], None]:
-    """What to call while artifacts arrive, so that a progress view shows them in bytes."""
+    """Return a callback for downloads that shows their progress in bytes."""
     began = clock()
 
     def show(progress: "DownloadProgress") -> None:

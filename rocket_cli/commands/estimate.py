@@ -1,4 +1,4 @@
-"""`rocket estimate`: what a job would take, before there is one."""
+"""`rocket estimate`: estimated cost of a job."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -45,9 +45,9 @@ def estimate(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Show what MODEL_ID would become, and the memory and disk that this takes; no job is made.
+    """Show the size that MODEL_ID would have, and the memory and disk that a job needs, without creating a job.
 
-    The options are those of `rocket submit`, and what that would refuse is refused.
+    The options are those of `rocket submit`, and are refused for the same reasons.
     """
     values = locals()
     options.require_target(ratio, size)
@@ -95,7 +95,7 @@ def _needs(told: Estimate) -> Table:
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    # As wide in both tables.
+    # The same width in both tables.
     table.add_column("", no_wrap=True, min_width=len("of those, compressible"))
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
@@ -119,6 +119,6 @@ def _remarks(told: Estimate) -> Iterator[str]:
 
 
 def _submission(arguments: Sequence[str]) -> str:
-    """The command line that makes the job, quoted for a shell; `arguments` is what followed `rocket`."""
+    """Return the command line that submits the job, quoted for a shell; `arguments` are those of `rocket`."""
     at = arguments.index("estimate")
     return shlex.join(["rocket", *arguments[:at], "submit", *arguments[at + 1 :]])

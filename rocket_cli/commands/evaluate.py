@@ -1,4 +1,4 @@
-"""`rocket evaluate`: how well a model predicts a text, and how far it is from its dense original."""
+"""`rocket evaluate`: perplexity of a model, and its distance from its dense original."""
 
 import os
 from pathlib import Path
@@ -30,9 +30,9 @@ def evaluate(
     revision: options.Revision = None,
     as_json: options.JsonErrors = False,
 ) -> None:
-    """Measure the perplexity of MODEL on a text, as JSON; with --against, how far it is from its dense original.
+    """Measure the perplexity of MODEL on a text, and with --against its distance from the dense original, as JSON.
 
-    Documents are joined by the tokenizer's BOS token and cut into windows. Of an encoder, lines are read as sentences,
+    Documents are joined by the tokenizer's BOS token and cut into windows. For an encoder, lines are read as sentences,
     and the drift of its pooled outputs is measured.
     """
     settings = {
@@ -68,5 +68,5 @@ def _run(
             on_step=lambda share, what: view.show("evaluating", what, share, None),
             **settings,
         )
-    # Of a repository the folder is one in a cache, which means nothing to the user.
+    # For a repository, the folder is in a cache and means nothing to the user.
     return result.model_copy(update={"model": model, "against": against})

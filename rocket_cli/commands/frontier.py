@@ -1,4 +1,4 @@
-"""`rocket frontier`: what a model would be at every ratio, drawn, before anybody chooses one."""
+"""`rocket frontier`: predicted size and error of a model at every ratio."""
 
 from typing import Annotated
 
@@ -19,9 +19,9 @@ from rocket_client.models import Frontier, Job, Size
 
 _PROFILE = "prof_"
 _BAR = 40
-# What the other columns take.
+# Width of the other columns.
 _BESIDE_BAR = 48
-# Every fifth of a hundred points, and the last.
+# The table shows every fifth of a hundred points, and the last.
 _STEP = 5
 _ERRORS = {
     "fisher": "expected increase of the loss, nats per token (of models that predict no tokens: change of the output)",
@@ -55,7 +55,7 @@ def frontier(
     curve = None if table else error_curve(found.data, screen)
     if curve is not None:
         screen.print(curve)
-    # Lines that a terminal breaks are no table.
+    # A terminal that wraps lines would make the table unreadable.
     bar = min(_BAR, max(0, screen.width - _BESIDE_BAR)) if screen.is_terminal else _BAR
     console.print(_table(found, bar, block="#" if console.options.ascii_only else "█"))
     console.print(f"Predicted error: {_ERRORS.get(found.objective, found.objective)}", style="dim")

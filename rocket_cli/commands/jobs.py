@@ -30,7 +30,7 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     with connected(server, as_json=as_json) as rocket:
-        # One more tells whether there are more.
+        # One extra job shows whether there are more.
         found = list(islice(rocket.iterate_jobs(status=status, after=after), limit + 1))
     shown, has_more = found[:limit], len(found) > limit
     if as_json:
@@ -64,7 +64,7 @@ def cancel(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Cancel a job; what it has finished is kept for a retry."""
+    """Cancel a job; its finished layers are kept for a retry."""
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket:
         job = rocket.cancel(job_id)
@@ -86,7 +86,7 @@ def retry(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Make a new job of one that failed or was cancelled; the new job's id goes to stdout."""
+    """Retry a job that failed or was cancelled, and print the new job's id."""
     token = hub_token(hub_token_env)
     with connected(server, as_json=as_json, job_id=job_id) as rocket:
         job = rocket.retry(job_id, hub_token=token)

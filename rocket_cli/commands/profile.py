@@ -1,4 +1,4 @@
-"""`rocket profile`: has a server find out what a model would be at any ratio."""
+"""`rocket profile`: submission of a job that only profiles a model."""
 
 from rocket_cli import options
 from rocket_cli.connection import OutageNotice, connected, hub_token
@@ -34,10 +34,10 @@ def profile(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Have a server calibrate and profile MODEL_ID, and no more; the job's id goes to stdout.
+    """Submit a job that only calibrates and profiles MODEL_ID, and print its id.
 
-    Afterwards `rocket frontier JOB` shows what any ratio would give, and `rocket submit` with the same options begins
-    behind the calibration.
+    Afterwards `rocket frontier JOB` shows size and error at any ratio, and `rocket submit` with the same options starts
+    after the calibration.
     """
     values = locals()
     labels, token = read_labels(metadata or ()), hub_token(hub_token_env)

@@ -1,4 +1,4 @@
-"""`rocket push`: an export of a job to a repository of the Hugging Face Hub."""
+"""`rocket push`: push of a job's export to a repository on the Hugging Face Hub."""
 
 import json
 from collections.abc import Sequence
@@ -59,19 +59,19 @@ def push(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Bring the smaller model of JOB to a repository of the Hugging Face Hub, whose address goes to stdout.
+    """Push the compressed model of JOB to a repository on the Hugging Face Hub, and print its address.
 
-    Called again, it goes on where it stopped and sends nothing twice; the files appear in one commit.
+    Called again, it resumes and uploads nothing twice; the files appear in one commit.
     """
     token = hub_token(hub_token_env)
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket:
-        # Heavy, and of no use to any other command.
+        # Imported here because it is slow to load, and no other command needs it.
         from huggingface_hub.utils import disable_progress_bars
 
         from rocket_client.hub_push import Destination, push_export
 
-        # They would be drawn over ours.
+        # They would be drawn over our own.
         disable_progress_bars()
         destination = Destination(
             repository=repository, private=private, revision=revision, message=message, token=token

@@ -1,4 +1,4 @@
-"""`rocket submit`: hands a compression to a server."""
+"""`rocket submit`: submission of a compression job."""
 
 from rocket_cli import options
 from rocket_cli.connection import OutageNotice, connected, hub_token
@@ -44,9 +44,9 @@ def submit(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Have a server compress MODEL_ID; the job's id goes to stdout.
+    """Submit a job that compresses MODEL_ID, and print its id.
 
-    What is not given takes the server's defaults.
+    Options that are not given take the server's defaults.
     """
     values = locals()
     options.require_target(ratio, size)

@@ -1,4 +1,4 @@
-"""`rocket watch`: how a job comes along, and how it ends."""
+"""`rocket watch`: progress and outcome of a job."""
 
 import typer
 
@@ -11,9 +11,9 @@ from rocket_client._defaults import DEFAULT_SERVER
 def watch(
     *, job_id: options.JobId, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False
 ) -> None:
-    """Show how a job comes along until it ends, and exit as it ended.
+    """Show the progress of a job until it ends, and exit with a code for its outcome.
 
-    Ctrl-C stops watching; the job goes on. A server that is started again meanwhile is found again.
+    Ctrl-C stops watching; the job continues. If the server restarts meanwhile, watching resumes.
     """
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket:

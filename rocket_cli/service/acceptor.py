@@ -1,9 +1,9 @@
-"""Acceptance of connections, in turns between client addresses.
+"""Fair acceptance of connections between client addresses.
 
-asyncio builds a transport and a protocol for every connection in the order of arrival, at about 0.2 ms each: whoever
-connects three thousand times at once delays everybody else by half a second. Here connections are accepted in bulk,
-which costs a tenth of that; each address waits in a queue that is no longer than the connections it may have, and the
-queues are served in turns.
+asyncio builds a transport and a protocol for every connection in the order of arrival, at about 0.2 ms each: a client
+that opens three thousand connections at once delays all others by half a second. Here connections are accepted in bulk,
+which costs a tenth of that; each address has a queue that is no longer than the number of connections it may have, and
+the queues are served in turns.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from rocket_cli.service.connections import LimitedState
 
 _BACKLOG = 2048
-# In one turn of the event loop: accepted (10 microseconds each), and built (200).
+# Connections accepted (10 microseconds each) and built (200 microseconds each) in one turn of the event loop.
 _ACCEPTED_PER_TURN = 256
 _BUILT_PER_TURN = 16
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -120,7 +120,7 @@ class Acceptor:
             replaced.close()
 
     def _pause(self) -> None:
-        # The socket remains readable: without a pause the loop would do nothing else.
+        # The socket remains readable: without a pause the event loop would be busy with it.
         self._loop.remove_reader(self._listener)
         self._loop.call_later(_SECONDS_WITHOUT_RESOURCES, self._resume)
 
@@ -140,7 +140,7 @@ class Acceptor:
             if connection is None:
                 return
             task = self._loop.create_task(self._build(connection))
-            # The loop refers to its tasks weakly.
+            # The event loop keeps only weak references to tasks.
             self._building.add(task)
             task.add_done_callback(self._building.discard)
         self._schedule()

@@ -1,6 +1,6 @@
 """`rocket admin`: keys, tenants, quotas, sessions, audit log and stuck jobs, for operators of the service.
 
-Talks to the database, not to a server: it works where the service runs, with the same environment.
+It accesses the database, not a server, so it must run where the service runs, with the same environment.
 """
 
 import json
@@ -31,7 +31,7 @@ app.command("audit")(admin_records.list_audit_events)
 
 
 class ScopeChoice(StrEnum):
-    """What a key may be used for."""
+    """Scopes of an API key."""
 
     READ = "read"
     WRITE = "write"
@@ -78,7 +78,7 @@ def create_key(
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Make a key, and its tenant if need be; the key goes to stdout, and cannot be shown again."""
+    """Create and print an API key, and its tenant if necessary; the key cannot be shown again."""
     from app.shared.repositories import audit, keys
 
     lifetime = None if expires_days is None else timedelta(days=expires_days)
@@ -87,7 +87,7 @@ def create_key(
         made = keys.create_key(session, tenant, scopes=scopes, label=label, lifetime=lifetime)
         actor = audit.ADMIN.on_behalf_of(tenant)
         audit.record(session, actor, audit.Action.KEY_CREATE, subject=made.row.id, detail={"scopes": made.row.scopes})
-    # Only once it is committed.
+    # Printed only after the commit.
     if as_json:
         typer.echo(json.dumps({"key": made.text} | _key_fields(made.row), indent=2))
         return
@@ -106,7 +106,7 @@ def list_keys(
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
 ) -> None:
-    """List keys, oldest first; those revoked or expired are among them."""
+    """List API keys, oldest first, including revoked and expired ones."""
     from app.shared.repositories import keys
 
     with transaction(data_dir, as_json=as_json) as session:
@@ -121,7 +121,7 @@ def revoke_key(
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
 ) -> None:
-    """End the use of a key, at once and for good."""
+    """Revoke an API key immediately and permanently."""
     from app.shared.repositories import audit, keys
 
     with transaction(data_dir, as_json=as_json) as session:
@@ -158,7 +158,7 @@ def set_quota(
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Set quotas of a tenant: a number, or `default` for that of the settings; what is not given stays."""
+    """Set quotas of a tenant: a number, or `default` for that of the settings; other quotas are unchanged."""
     from app.shared.repositories import audit, tenants
 
     given = {
@@ -176,7 +176,7 @@ def set_quota(
 
 @app.command("requeue")
 def requeue(*, job_id: options.JobId, data_dir: DataDir = None, as_json: options.JsonResult = False) -> None:
-    """Take a running job from a worker that hangs; the attempt counts, the next goes on from the checkpoints."""
+    """Requeue a running job whose worker hangs; the attempt counts, and the next resumes from the checkpoints."""
     from app.shared.repositories import audit, sweeps
 
     with transaction(data_dir, as_json=as_json) as session:

@@ -1,4 +1,4 @@
-"""`rocket admin sessions` and `rocket admin audit`: who is signed in, and who did what."""
+"""`rocket admin sessions` and `rocket admin audit`: sessions and the audit log."""
 
 import json
 from datetime import UTC, datetime
@@ -59,7 +59,7 @@ def revoke_session(
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
 ) -> None:
-    """End a session at once; its key can be used to sign in again until it is revoked."""
+    """End a session immediately; its key can be used to sign in again until it is revoked."""
     from app.shared.repositories import audit, sessions
 
     with transaction(data_dir, as_json=as_json) as session:
@@ -95,7 +95,7 @@ def list_audit_events(
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Show who did what, newest first."""
+    """Show the audit log, newest first."""
     from app.shared.repositories import audit
 
     start = None if since is None else since.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""`rocket api`: the web side alone, for a service whose workers are processes of their own."""
+"""`rocket api`: the API alone, for a service with separate worker processes."""
 
 import functools
 from contextlib import nullcontext
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def api(*, host: Host = "127.0.0.1", port: Port = 8000) -> None:
     """Run the API; `rocket worker` runs the jobs.
 
-    Several may run side by side on one database. Settings come from ROCKET_ variables.
+    Several processes may share one database. Settings come from ROCKET_ variables.
     """
     with service_settings() as settings:
         require_schema(settings)
@@ -35,7 +35,7 @@ def _serve(settings: "Settings", host: str, port: int) -> None:
     from app.shared.relay import Relay
     from app.shared.storage import data_folder_lock
 
-    # `rocket serve` holds its data folder, and the database in it, alone.
+    # `rocket serve` has exclusive use of its data folder, and of the database in it.
     lock = nullcontext() if settings.database_url else data_folder_lock(settings.data_dir, shared=True)
     with lock, listen(settings, host, port) as listener:
         database = Database(settings.database)

@@ -1,7 +1,7 @@
-"""Limits on the connections of the web server: how many may be open, and how slow their clients may be.
+"""Limits on the web server's connections: how many may be open, and how slow their clients may be.
 
-uvicorn closes a connection that is idle after a response, and nothing else: a client that never completes the head of
-a request, or never reads a response, keeps its descriptor for as long as it likes.
+uvicorn only closes connections that are idle after a response: a client that never completes the head of a request, or
+never reads a response, keeps its descriptor indefinitely.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from uvicorn.server import ServerState
 from app.services.proxies import TrustedProxies, client_group
 from app.shared.settings import Settings
 
-# Descriptors beyond the connections: database, files that are sent and received, pipes of jobs.
+# Descriptors for purposes other than connections: database, files that are sent and received, pipes of jobs.
 _RESERVED_DESCRIPTORS = 256
-# A connection costs memory too: about 40 KiB.
+# Limited because a connection also takes about 40 KiB of memory.
 _MOST_CONNECTIONS = 4096
 _MOST_WAITING = 1024
 _MOST_DESCRIPTORS = 2**16
@@ -38,7 +38,7 @@ Reason = Literal["head_deadline", "not_read", "replaced", "refused"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """A response that the application knows nothing of.
+    """A response sent without the application.
 
     Attributes:
         status: HTTP status.
@@ -70,14 +70,14 @@ _HEAD_LATE = Refusal(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What the clients of a server may do.
+    """Limits on the clients of a server.
 
     Attributes:
         head_seconds: time for the head of a request, from connecting or from its first byte.
         send_seconds: time without progress in sending a response.
-        per_address: open connections of one client address.
-        total: open connections of all.
-        waiting: accepted connections that are not set up yet.
+        per_address: most open connections of one client address.
+        total: most open connections of all clients.
+        waiting: most accepted connections that are not set up yet.
         exempt: addresses that `per_address` does not apply to.
     """
 
@@ -101,7 +101,7 @@ def choose_limits(settings: Settings) -> Limits:
     return Limits(
         head_seconds=settings.head_seconds,
         send_seconds=settings.send_seconds,
-        # However few there are, one address does not take all.
+        # However small the total is, one address must not take all connections.
         per_address=min(settings.max_connections_per_address, max(1, total // 2)),
         total=total,
         waiting=max(1, min(_MOST_WAITING, (descriptors - total) // 2)),
@@ -110,10 +110,10 @@ def choose_limits(settings: Settings) -> Limits:
 
 
 class LimitedState(ServerState):
-    """The state of a server, with its open connections; used from its event loop only.
+    """State of a server with its open connections; used from its event loop only.
 
     Args:
-        limits: what its clients may do.
+        limits: limits on its clients.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -121,7 +121,7 @@ class LimitedState(ServerState):
         self.limits = limits
         self._groups: dict[LimitedProtocol, str | None] = {}
         self._open_per_group: Counter[str | None] = Counter()
-        # Oldest first; the second by group.
+        # Idle connections, oldest first: all of them, and by group.
         self._idle: OrderedDict[LimitedProtocol, None] = OrderedDict()
         self._idle_per_group: dict[str | None, OrderedDict[LimitedProtocol, None]] = {}
         self._closed: Counter[Reason] = Counter()
@@ -132,7 +132,7 @@ class LimitedState(ServerState):
         """Count a new connection; if there are too many, the oldest idle one is closed to make room.
 
         Returns:
-            Why it must be refused: there are too many, and none is idle.
+            The refusal, if there are too many connections and all are busy; otherwise None.
         """
         group = self.group_of(address)
         if group is not None and self._open_per_group[group] >= self.limits.per_address:
@@ -146,7 +146,7 @@ class LimitedState(ServerState):
             self.note("refused")
             return refusal
         oldest = next(iter(idle))
-        # Not counted from here on, although it ends only in the loop's next turn.
+        # No longer counted, although it ends only in the event loop's next turn.
         self.forget(oldest)
         self.note("replaced")
         oldest.transport.abort()
@@ -172,13 +172,13 @@ class LimitedState(ServerState):
                 del self._idle_per_group[group]
 
     def mark_idle(self, connection: "LimitedProtocol") -> None:
-        """Let a connection be closed to make room; one that is idle already does not become younger."""
+        """Allow a connection to be closed to make room; one that is idle already keeps its age."""
         if connection in self._groups and connection not in self._idle:
             self._idle[connection] = None
             self._idle_per_group.setdefault(self._groups[connection], OrderedDict())[connection] = None
 
     def note(self, reason: Reason) -> None:
-        """Count a connection that the server ends; a line of the log tells of many, as an attacker must not fill it."""
+        """Count a connection that the server ends. Many share a log line, so that an attacker cannot flood the log."""
         if not self._closed:
             asyncio.get_running_loop().call_later(_SECONDS_BETWEEN_REPORTS, self._report)
         self._closed[reason] += 1
@@ -199,7 +199,7 @@ class LimitedState(ServerState):
 class LimitedProtocol(H11Protocol):
     """A connection with deadlines: for the head of each request, and for progress in sending a response.
 
-    The body of a request has its deadline in the application, which knows how to answer.
+    The deadline for the body of a request is in the application, which knows how to answer.
     """
 
     _head_timer: asyncio.TimerHandle | None = None
@@ -211,39 +211,39 @@ class LimitedProtocol(H11Protocol):
         return cast("LimitedState", self.server_state)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Admits the connection, or refuses it."""
+        """Admit the connection, or refuse it."""
         super().connection_made(transport)
         refusal = self._state.admit(self, self.client[0] if self.client else "")
         if refusal is not None:
             self._refuse(refusal)
             return
-        # Told to pause with the first byte that the system does not take, and to resume once it has taken all.
+        # Pause with the first byte that the system does not accept, and resume once it has accepted all.
         transport.set_write_buffer_limits(high=0)
         self._update()
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends all timers."""
+        """Cancel all timers."""
         self._cancel_head_timer()
         self._cancel_send_timer()
         self._state.forget(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Starts the deadline with the first byte of a head, and ends it with its last."""
+        """Start the deadline with the first byte of a head, and end it with its last."""
         super().data_received(data)
         self._update()
         if not self._is_answering() and self._head_timer is None:
-            # Also what is left of a body that was refused before it had arrived.
+            # This includes the rest of a body that was refused before it arrived.
             self._expect_head()
 
     def on_response_complete(self) -> None:
-        """Lets the connection be closed to make room, unless the next request is there already."""
+        """Allow the connection to be closed to make room, unless the next request has arrived already."""
         super().on_response_complete()
         self._update()
 
     def pause_writing(self) -> None:
-        """Starts the deadline for a client that does not read."""
+        """Start the deadline for a client that does not read."""
         super().pause_writing()
         self._unsent = self._count_unsent()
         self._cancel_send_timer()
@@ -251,20 +251,20 @@ class LimitedProtocol(H11Protocol):
         self._update()
 
     def resume_writing(self) -> None:
-        """Ends the deadline, as the client has read."""
+        """End the deadline, as the client has read."""
         super().resume_writing()
         self._cancel_send_timer()
         self._update()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is not HTTP, if there is no other response yet."""
+        """Answer a request that is not valid HTTP, unless a response was started already."""
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             super().send_400_response(msg)
         else:
             self.transport.abort()
 
     def _should_upgrade(self) -> bool:
-        # There are no web sockets; a request for one is answered like any other.
+        # Web sockets are not supported; a request for one is answered like any other.
         return False
 
     def _is_answering(self) -> bool:
@@ -290,7 +290,7 @@ class LimitedProtocol(H11Protocol):
         if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
             self._refuse(_HEAD_LATE)
         else:
-            # Nothing was asked: an answer would be taken for that to the next request.
+            # No request was started: an answer would be taken for that to the next request.
             self.transport.close()
 
     def _on_send_deadline(self) -> None:
@@ -303,7 +303,7 @@ class LimitedProtocol(H11Protocol):
         self.transport.abort()
 
     def _count_unsent(self) -> int:
-        """Bytes that the client has not acknowledged: here and, where the system tells, in its own buffer."""
+        """Return the number of unacknowledged bytes, in this process and, where available, in the system's buffer."""
         here = self.transport.get_write_buffer_size()
         connection = self.transport.get_extra_info("socket")
         try:

@@ -1,4 +1,4 @@
-"""The service's database for `rocket admin`: transactions whose errors end the command, and rows as tables."""
+"""Database access for `rocket admin`: transactions whose errors end the command, and rows as tables."""
 
 import json
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def transaction(data_dir: Path | None, *, as_json: bool) -> Iterator["Session"]:
 def _require_file(settings: "Settings") -> None:
     from app.shared.errors import InvalidSettingsError
 
-    # SQLite would make one, and the keys in it would open nothing.
+    # SQLite would create a new database, whose keys the service does not know.
     file = settings.database.database
     if settings.database.get_backend_name() == "sqlite" and file is not None and not Path(file).exists():
         raise InvalidSettingsError(

@@ -1,4 +1,4 @@
-"""`rocket migrate`: brings the database's schema to that of this version."""
+"""`rocket migrate`: migration of the database's schema to this version."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -46,7 +46,7 @@ def _migrate(settings: "Settings", revision: str | None) -> str:
     target = known[-1] if revision is None else revision
     if target not in known:
         raise InvalidConfigError(f"there is no such revision; known are {', '.join(known)}")
-    # Each does nothing where the schema is on the other side.
+    # One of the two is a no-op.
     upgrade(settings.database, target)
     downgrade(settings.database, target)
     return target

@@ -1,4 +1,4 @@
-"""`rocket serve`: API, worker and reconciler in one process, with SQLite and no other server."""
+"""`rocket serve`: API, worker and reconciler in one process, with SQLite and without other servers."""
 
 import functools
 import logging
@@ -25,9 +25,9 @@ DataDir = Annotated[
 
 
 def serve(*, host: Host = "127.0.0.1", port: Port = 8000, data_dir: DataDir = None) -> None:
-    """Run the service, all in one process.
+    """Run the service in one process.
 
-    Ctrl-C has a running job keep what it has finished and put itself back into the queue; the next start goes on.
+    On Ctrl-C a running job keeps its finished layers and returns to the queue; it resumes at the next start.
     """
     given: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     with service_settings(**given) as settings:
@@ -49,7 +49,7 @@ def _serve(settings: "Settings", host: str, port: int) -> None:
             registry = create_registry()
             worker = Worker(settings, registry=registry)
             if settings.database_url is None:
-                # Behind the lock on the folder that holds the database, nobody else can have a job.
+                # The folder that contains the database is locked, so no other worker can have a job.
                 worker.reclaim_all()
             application = create_app(settings, registry=registry, address=host, on_queued=worker.announce)
             ready = functools.partial(_announce, settings, listener)

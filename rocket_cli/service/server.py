@@ -1,4 +1,4 @@
-"""What the commands that run parts of the service share: settings, schema, address, web server, signals."""
+"""Shared parts of the commands that run the service: settings, schema, address, web server, signals."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from app.shared.settings import Settings
 
-# Open downloads get this long to end once the service is told to stop.
+# Time for open downloads to complete once the service is asked to stop.
 _GRACE_SECONDS = 5
 
 Host = Annotated[
@@ -35,11 +35,11 @@ Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to 
 
 @contextmanager
 def service_settings(*, as_json: bool = False, **overrides: object) -> Iterator["Settings"]:
-    """The settings, from the environment, with the log set up; errors of the service end the command.
+    """Configure the log, and yield the settings from the environment; errors of the service end the command.
 
     Args:
-        as_json: write errors as JSON too.
-        overrides: settings by name that go before the environment.
+        as_json: whether to write errors as JSON too.
+        overrides: settings by name that take precedence over the environment.
     """
     from app.shared.errors import AppError
     from app.shared.logging import configure_logging, log_uncaught_errors
@@ -58,11 +58,11 @@ def service_settings(*, as_json: bool = False, **overrides: object) -> Iterator[
 
 
 def require_schema(settings: "Settings") -> None:
-    """Refuses a database that another version of the code has made, or nobody yet.
+    """Raise an error unless the database exists and has this version's schema.
 
     Raises:
-        InvalidConfigError: its schema is not that of this version.
-        DatabaseUnavailableError: it cannot be reached.
+        InvalidConfigError: the schema is not that of this version.
+        DatabaseUnavailableError: the database cannot be reached.
     """
     from app.shared.database import Database
 
@@ -80,15 +80,15 @@ def require_schema(settings: "Settings") -> None:
 
 
 def listen(settings: "Settings", host: str, port: int) -> socket.socket:
-    """A socket that clients can connect to, if they may: the only place where the service opens one.
+    """Return a listening socket, if the address is allowed; the service opens sockets only here.
 
     Raises:
-        InvalidConfigError: the address is taken, or is none of this machine's.
-        InvalidSettingsError: others could reach it, and there is no API key yet.
+        InvalidConfigError: the address is in use, or not an address of this machine.
+        InvalidSettingsError: other machines could reach the service, and there is no API key yet.
     """
     from app.services.access import require_safe_binding
 
-    # Before anybody could knock.
+    # Checked before any client can connect.
     require_safe_binding(settings, host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -100,7 +100,7 @@ def listen(settings: "Settings", host: str, port: int) -> socket.socket:
 
 
 def announce_address(listener: socket.socket) -> None:
-    """Prints where the service is: the first line of standard output, which scripts read; the log goes elsewhere."""
+    """Print the address of the service as the first line of standard output, which scripts read."""
     host, port = listener.getsockname()[:2]
     typer.echo(f"Serving on http://{f'[{host}]' if ':' in host else host}:{port}")
 
@@ -109,18 +109,18 @@ def announce_address(listener: socket.socket) -> None:
 def web_server(
     application: "FastAPI", *, on_ready: Callable[[], None], on_abort: Callable[[], None] = lambda: None
 ) -> Iterator["uvicorn.Server"]:
-    """A web server, to be run inside the context: signals end it.
+    """Yield a web server to run in the context, in which signals stop it.
 
     Args:
-        application: what it serves.
-        on_ready: called once it answers.
-        on_abort: called when somebody does not want to wait for an end in good order.
+        application: the application to serve.
+        on_ready: called once it answers requests.
+        on_abort: called on a second signal, to skip the orderly shutdown.
     """
     server = build_server(application, on_ready)
 
     def stop() -> None:
         server.should_exit = True
-        # Event streams never end by themselves.
+        # Event streams do not end by themselves.
         application.state.streams.close()
 
     def abort() -> None:
@@ -141,7 +141,7 @@ def build_server(application: "FastAPI", on_ready: Callable[[], None]) -> "uvico
     settings: Settings = application.state.context.settings
 
     class Server(uvicorn.Server):
-        """Tells when it is ready, and leaves signals to us: its own handlers end the process before the worker has."""
+        """A server that calls `on_ready`, without uvicorn's signal handlers, which end the process too early."""
 
         def __init__(self, config: uvicorn.Config) -> None:
             super().__init__(config)
@@ -165,13 +165,13 @@ def build_server(application: "FastAPI", on_ready: Callable[[], None]) -> "uvico
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    # Requests are logged by the application, with their ids.
+    # The application logs requests, with their ids.
     return Server(
         uvicorn.Config(
             application,
             http=LimitedProtocol,
             loop="asyncio",
-            # Done by the application, which knows which proxies to trust.
+            # The application handles these headers, as it knows which proxies to trust.
             proxy_headers=False,
             log_config=None,
             access_log=False,
@@ -183,11 +183,11 @@ def build_server(application: "FastAPI", on_ready: Callable[[], None]) -> "uvico
 
 @contextmanager
 def stopping_on_signals(stop: Callable[[], None], abort: Callable[[], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the process in good order; whoever sends a second does not want to wait.
+    """Shut down in order on the first SIGINT or SIGTERM, and without waiting on the second.
 
     Args:
-        stop: called at every signal, in the middle of whatever the main thread does: it must not wait for a lock.
-        abort: called before that from the second signal on.
+        stop: called on every signal, at any point of the main thread, so it must not wait for a lock.
+        abort: called before `stop` from the second signal on.
     """
     is_told = False
 

@@ -1,4 +1,4 @@
-"""`rocket worker`: runs jobs, one at a time; as many of them as there are devices."""
+"""`rocket worker`: a worker that runs one job at a time; start one for each device."""
 
 import logging
 from contextlib import nullcontext
@@ -25,10 +25,10 @@ WorkerQueue = Annotated[
 
 
 def worker(*, queue: WorkerQueue = None) -> None:
-    """Run a worker, which takes jobs of one queue and gives each a process of its own.
+    """Run a worker, which takes jobs from one queue and runs each in its own process.
 
-    SIGTERM or Ctrl-C has a running job keep what it has finished and put itself back into the queue. Settings come from
-    ROCKET_ variables; CUDA_VISIBLE_DEVICES says which GPU is this worker's.
+    On SIGTERM or Ctrl-C a running job keeps its finished layers and returns to the queue. Settings come from ROCKET_
+    variables; CUDA_VISIBLE_DEVICES selects this worker's GPU.
     """
     with service_settings() as settings:
         require_schema(settings)
@@ -41,7 +41,7 @@ def _work(settings: "Settings", queue: "Queue | None") -> None:
     from worker.main import Worker
     from worker.runner import Equipment
 
-    # A signal handler may put into it whatever the main thread is about.
+    # A signal handler may put an item into it at any point of the main thread.
     told: SimpleQueue[None] = SimpleQueue()
     working: list[Worker] = []
 
@@ -49,7 +49,7 @@ def _work(settings: "Settings", queue: "Queue | None") -> None:
         for one in working:
             one.abort()
 
-    # Workers share a data folder, but not with a `rocket serve`, which takes over whatever is held in its database.
+    # Workers share a data folder, but not with a `rocket serve`, which reclaims every claimed job in its database.
     lock = nullcontext() if settings.database_url else data_folder_lock(settings.data_dir, shared=True)
     with lock, stopping_on_signals(lambda: told.put(None), abort):
         proof = prove_device(queue, should_stop=lambda: not told.empty())

@@ -1,4 +1,4 @@
-"""Every command of quickstart and how-to pages, typed as it stands there, in order, beside a real service."""
+"""Every command of the quickstart and how-to pages, run unchanged and in order with a real service."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The service as a team runs it: API and workers as processes of their own, on Postgres and Redis."""
+"""The service as a team runs it: API and workers as separate processes, on Postgres and Redis."""
 
 import importlib.util
 import signal
@@ -75,7 +75,7 @@ class Deployment(Service):
         assert not [orphan for orphan in orphans if orphan.is_running() and orphan.status() != psutil.STATUS_ZOMBIE]
 
     def kill_worker(self, number: int = 0) -> None:
-        """Kills a worker, as its machine would die; the rest goes on."""
+        """Kill a worker, as if its machine died; the other processes continue."""
         name = f"worker{number}" if IS_SPLIT else "api"
         self._processes[name].kill()
         self._processes[name].wait()
@@ -99,7 +99,7 @@ class Deployment(Service):
             self._processes[name].stdout.close()
         self._processes[name] = process
         if name != "api":
-            # Starts beside the others; what keeps it from working shows in the test's own waiting.
+            # It starts concurrently with the others; if it fails, the test's own wait shows it.
             return
         line = process.stdout.readline().decode()
         assert line.startswith("Serving on http://"), (line, self.log.read_text()[-2000:])

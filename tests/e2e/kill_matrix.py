@@ -176,7 +176,7 @@ def see_through(service, marks: Path, job_id: str, *, seconds: float) -> dict:
 
 
 def settings_of(service) -> Settings:
-    """The service's settings, for a look behind it."""
+    """Return the service's settings, to inspect its database directly."""
     database = service.environment.get("ROCKET_DATABASE_URL")
     return Settings(data_dir=service.data_dir, **({"database_url": database} if database else {}))
 
@@ -204,7 +204,7 @@ def assert_promise(service, job_id: str, expected: dict[str, str]) -> None:
         rows = [row.name for row in session.query(LayerProfileRow).order_by(LayerProfileRow.position)]
         assert sorted(rows) == sorted(layers)
         artifacts = {row.storage_key: row.sha256 for row in session.query(Artifact)}
-    # What crashes leave behind is swept once it is old enough.
+    # Files left by crashes are swept once they are old enough.
     with _later():
         Reconciler(settings, database).clean()
     database.close()
@@ -221,14 +221,14 @@ def _files(settings: Settings, folder: str) -> list[Path]:
 
 
 def _name_api(service, marks: Path) -> None:
-    # At once: whoever is about to kill it may read at any moment, and would take an empty file for an error of the job.
+    # Atomic: the process that is about to kill it may read at any moment, and would take an empty file for an error.
     new = marks / "api.new"
     new.write_text(str(service.process.pid))
     new.replace(marks / "api")
 
 
 class _later:
-    """Has this process believe that it is tomorrow."""
+    """Context in which this process's clock is a day ahead."""
 
     def __enter__(self):
         self._real = time.time

@@ -1,4 +1,4 @@
-"""The real service in a process of its own, as a user starts it, and what is needed to hurt it."""
+"""The real service in a separate process, as a user starts it, with methods to kill it."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ class Service:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=self.environment)
         assert self.process.stdout is not None
-        # Ends with the process, too, so that one that does not start is no endless wait.
+        # This returns when the process exits, too, so that a process that does not start cannot block.
         line = self.process.stdout.readline().decode()
         assert line.startswith("Serving on http://"), (line, self.log.read_text()[-2000:])
         self.url = line.removeprefix("Serving on ").strip()

@@ -1,4 +1,4 @@
-"""What the README shows, typed as it stands there, on the model that comes with the repository."""
+"""The commands of the README, run unchanged on the bundled model."""
 
 import json
 import subprocess

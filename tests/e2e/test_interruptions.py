@@ -48,7 +48,7 @@ def test_told_to_stop_it_lets_its_job_go_and_goes_on_at_the_next_start(start_ser
     assert time.monotonic() - began < 30
     service.start()
     job = service.finished(job_id)
-    # An orderly stop is nobody's fault and costs no attempt.
+    # An orderly stop is not an error and does not count as an attempt.
     assert (job["status"], job["attempt"]) == ("succeeded", 1)
     assert_whole(service, job_id, uninterrupted[0])
     assert service.stop(signal.SIGINT) == 0

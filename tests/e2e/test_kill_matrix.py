@@ -19,7 +19,7 @@ from tests.e2e.kill_matrix import (
 )
 from tests.reference.fake_hub import FakeHub
 
-# Of those that come after the claim each costs an attempt; the last strikes when the job has ended.
+# Each failpoint after the claim costs an attempt, except the last, which strikes when the job has ended.
 ATTEMPTS = 1 + sum(point.where in ATTEMPT_PROCESSES for point in POINTS) - 1
 
 

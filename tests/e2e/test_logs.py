@@ -86,7 +86,7 @@ def test_every_line_is_json_and_those_of_a_job_carry_its_id_and_that_of_its_requ
     for line in lines:
         by_message[line["message"].splitlines()[0]].append(line)
     story = [line["message"].splitlines()[0] for line in lines if line.get("request_id") == "the-request-1"]
-    # Web side, supervisor, child, in this order; the request's line may come before or after the worker has begun.
+    # Web side, supervisor, child, in this order; the request's line may come before or after the worker has started.
     assert [message for message in story if message != "request"] == [
         "accepted",
         "started",

@@ -67,7 +67,7 @@ def test_a_redis_that_hangs_delays_no_answer_and_loses_no_job(service, redis_ser
     redis_server.freeze()
     try:
         job_id = answers_in_time(service)
-        # Again, now that somebody waits for its answer.
+        # Again, now with a client waiting for its answer.
         time.sleep(1)
         waiting = answers_in_time(service)
         assert succeeded(service, job_id)
@@ -94,7 +94,7 @@ def test_a_postgres_that_crashes_in_the_middle_of_a_job_loses_nothing(service, p
         assert service.client.get("/readyz").status_code == 503
     finally:
         postgres.start()
-    # Nobody was killed, and no lease has run out: the same attempt goes on.
+    # No process was killed, and no lease has expired: the same attempt continues.
     assert succeeded(service, job_id)
     layers = service.client.get(f"/jobs/{job_id}/layers").json()["data"]
     assert len({layer["name"] for layer in layers}) == len(layers) == 14

@@ -1,4 +1,4 @@
-"""API and workers in processes of their own, with Redis between them; each worker has a disk of its own."""
+"""API and workers in separate processes, with Redis between them; each worker has its own disk."""
 
 import os
 import signal
@@ -96,7 +96,7 @@ def test_a_job_wanders_from_worker_to_worker_and_ends_with_the_bytes_of_one_that
         assert told.endswith(f":{first.pid}")
         job_id = client.post("/jobs", json=REQUEST).raise_for_status().json()["id"]
         wait(job_id, lambda job: events(job_id, 10))
-        # That of the attempt, which is in between, shows its environment to nobody.
+        # The attempt's process, which is in between, hides its environment.
         computing = psutil.Process(first.pid).children(recursive=True)[-1]
         assert computing.environ()["CUDA_VISIBLE_DEVICES"] == ""
         # Dies without a word; the next has another disk, and finds no checkpoint on it.

@@ -1,4 +1,4 @@
-"""The walk-through of the README, as it stands there."""
+"""The walk-through of the README, run unchanged."""
 
 import re
 import subprocess

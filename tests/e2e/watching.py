@@ -3,7 +3,7 @@
 from collections import Counter
 
 BLOCKS, LAYERS = 3, 21
-"""Of the model that services offer here."""
+"""Number of blocks and layers of the model that services offer here."""
 REQUEST = {
     "model_id": "local/tiny-llama",
     "ratio": 0.3,

@@ -39,7 +39,7 @@ def every_choice(profiles):
 
 
 def least_error(profiles, allowed, measure, objective):
-    """Of all choices within a budget; None if none fits."""
+    """Return the least error of all choices within a budget; None if no choice fits."""
     sums = [
         sum(error(candidate, objective) for candidate in choice)
         for choice in every_choice(profiles)

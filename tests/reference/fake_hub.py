@@ -23,7 +23,7 @@ class FakeHub:
         trickle: beginnings of paths that are answered a byte at a time.
         ranges: whether parts of files are sent.
         lengths: whether whole files are sent with their length.
-        announced: sizes that the listing gives to files instead of their own.
+        announced: sizes that the listing gives to files instead of the real ones.
         asked: paths, with the token and the range of each request.
     """
 
@@ -59,12 +59,12 @@ class FakeHub:
 
     @staticmethod
     def replace(monkeypatch, url):
-        """Has the Hub's client ask at another address: what HF_ENDPOINT does at the start of a process."""
+        """Make the Hub's client use another address, as HF_ENDPOINT does at the start of a process."""
         monkeypatch.setattr(constants, "ENDPOINT", url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
 
     def replace_the_hub(self, monkeypatch):
-        """Has the Hub's client ask here."""
+        """Make the Hub's client use this server."""
         self.replace(monkeypatch, self.url)
 
     def __exit__(self, *_):

@@ -85,7 +85,7 @@ def has_little_memory(descriptors):
 
 
 def meets_a_bug(descriptors):
-    """Is no enemy: meets an error that nobody has foreseen."""
+    """Raise an unexpected error, without hostile intent."""
     from app.services import judge_process
 
     def judge(_question):

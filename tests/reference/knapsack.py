@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 
 def brute_force(costs, errors, budget):
-    """Least sum of errors over all choices within the budget; None if there is none."""
+    """Return the least sum of errors over all choices within the budget; None if no choice fits."""
     sums = [
         sum(float(errors[layer, column]) for layer, column in enumerate(choice))
         for choice in itertools.product(range(costs.shape[1]), repeat=costs.shape[0])

@@ -33,7 +33,7 @@ def random_windows(count: int, length: int, vocabulary: int = VOCAB_SIZE) -> Ten
 
 
 def next_logits(model: nn.Module, prefix: list[int]) -> list[float]:
-    """The model's logits for the token behind a prefix, read from scratch."""
+    """Return the model's logits for the token after a prefix, computed from scratch."""
     with torch.no_grad():
         logits: Tensor = model(input_ids=torch.tensor([prefix]), use_cache=False).logits[0, -1]
     return [float(value) for value in logits]

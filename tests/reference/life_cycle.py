@@ -1,7 +1,6 @@
 """The life of jobs, written a second time: no database, no HTTP, nothing of `app`; seconds are whole numbers.
 
-Each method does to the jobs what the service should do, and returns what it should answer. A worker is a token that
-nobody else has.
+Each method does to the jobs what the service should do, and returns what it should answer. A worker is a unique token.
 """
 
 from dataclasses import dataclass, field

@@ -14,7 +14,7 @@ SHRINKAGE = 0.05
 
 @dataclass(kw_only=True)
 class Example:
-    """A problem, and the inputs behind it: those of the tokens, and the rows that shrinkage adds."""
+    """A problem and its inputs: those of the tokens, and the rows that shrinkage adds."""
 
     problem: LayerProblem
     inputs: Tensor

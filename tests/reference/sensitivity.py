@@ -65,7 +65,7 @@ def assert_close(found, expected, *, within):
 
 
 def silent_monitor(run, *, should_cancel=lambda: False, on_progress=lambda _progress: None):
-    """What a run tells of its progress, told to nobody."""
+    """Return a monitor for a run, without listeners by default."""
     callbacks = Callbacks(
         on_progress=on_progress,
         on_profile=lambda _position, _profile: None,
@@ -77,7 +77,7 @@ def silent_monitor(run, *, should_cancel=lambda: False, on_progress=lambda _prog
 
 
 def die_at(patch, number, *, late):
-    """Has the process end at the given file that it renames or removes, before or behind that."""
+    """Make the process end at the given rename or removal of a file, before or after it."""
     operations = itertools.count()
 
     def dying(operation):

@@ -37,7 +37,7 @@ def dense_weight(factors):
 
 
 def make_layer(kind="factored", dtype=torch.float32, *, bias=True, leader=None, seed=3):
-    """A packed layer and its dense weight in float64; a follower gets a leader of its own unless given one."""
+    """Return a packed layer and its dense weight in float64; a follower gets a new leader unless given one."""
     factors = make_factors(kind, dtype, seed)
     tensors = layer_tensors(factors, dtype)
     if bias:

@@ -132,7 +132,7 @@ def build_bert() -> PreTrainedModel:
 
 
 def build_roberta() -> PreTrainedModel:
-    """An encoder with a tied head, whose positions begin behind the padding token's id."""
+    """Return an encoder with a tied head, whose positions start after the padding token's id."""
     sizes = _COMMON | {"max_position_embeddings": MAX_POSITIONS + 1}
     return _build(
         RobertaForMaskedLM, RobertaConfig(**sizes, intermediate_size=INTERMEDIATE_SIZE, initializer_range=0.2)
@@ -170,7 +170,7 @@ def build_vit() -> PreTrainedModel:
 
 
 def build_siglip_vision() -> PreTrainedModel:
-    """Images, attention pooling behind the blocks."""
+    """Return an encoder of images with attention pooling after the blocks."""
     return _build(SiglipVisionModel, SiglipVisionConfig(**_VISION))
 
 
@@ -237,7 +237,7 @@ OTHER_FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "t5": build_t5,
     "whisper": build_whisper,
 }
-"""Families that are no decoders."""
+"""Families other than decoders."""
 
 ALL_FAMILIES = FAMILIES | OTHER_FAMILIES
 

@@ -62,12 +62,12 @@ class UploadHub:
         self._thread.join()
 
     def replace_the_hub(self, monkeypatch):
-        """Has the Hub's client in this process ask here, without the store that only the real one has."""
+        """Make the Hub's client in this process use this server, without the store that only the real Hub has."""
         monkeypatch.setattr(constants, "ENDPOINT", self.url)
         monkeypatch.setattr("huggingface_hub._commit_api.is_xet_available", lambda: False)
 
     def hold(self, start):
-        """Has requests to paths that begin so wait, and then come to nothing."""
+        """Make requests to paths with this start wait, and then fail."""
         self._holding = start
 
     def let_go(self):
@@ -80,7 +80,7 @@ class UploadHub:
         return self.repositories[repository][branch][-1]
 
     def commits(self, repository, branch="main"):
-        """How many commits a branch has beside the first, which is empty."""
+        """Return the number of a branch's commits without the first, which is empty."""
         return len(self.repositories[repository][branch]) - 1
 
     def _answer(self, request):

@@ -57,7 +57,7 @@ def test_every_package_has_one_version_and_hashes_and_nothing_else_is_named(name
     blocks = re.findall(r"^(\S+==\S+(?: ; .*)?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, flags=re.M)
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert len(lines) == sum(1 + hashes.count("\n") for _, hashes in blocks)
-    # No index, no address and no path of whoever locked.
+    # No index, no address and no path of the machine that locked.
     assert not re.search(r"://|--(?!hash=)|/(?!lock\.py)", "".join(lines))
     assert len(locked(text)) == len(blocks)
 
@@ -104,7 +104,7 @@ def test_all_files_are_for_the_same_targets():
 
 
 def test_pip_refuses_a_file_with_another_hash(tmp_path):
-    """The locked file of a package that is no package at all, once with its hash and once with another."""
+    """The locked file of a package that is not a real package, once with its hash and once with another."""
     wheel = make_wheel(tmp_path)
     right = subprocess.run(
         [sys.executable, "-m", "pip", "hash", str(wheel)], capture_output=True, text=True, check=True

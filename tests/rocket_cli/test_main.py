@@ -149,7 +149,7 @@ def commands(group: typer.core.TyperGroup, *names: str) -> Iterator[tuple[str, .
 
 
 def test_every_command_that_makes_a_result_gives_it_as_json(rocket: Callable) -> None:
-    # These run until somebody ends them.
+    # These run until they are stopped.
     result_less = {("serve",), ("api",), ("worker",)}
     found = set(commands(typer.main.get_command(app)))
 

@@ -1,4 +1,4 @@
-"""Signals reach the real console script in a process of its own, with a pipeline that only waits."""
+"""Signals to the real console script in a separate process, with a pipeline that only waits."""
 
 import json
 import os

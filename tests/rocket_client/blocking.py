@@ -1,4 +1,4 @@
-"""The asynchronous client behind the methods of the blocking one, so that one test holds both to the same behaviour."""
+"""The asynchronous client with the methods of the blocking one, so that one test checks the behaviour of both."""
 
 import asyncio
 import inspect
@@ -7,7 +7,7 @@ from rocket_client import AsyncRocket
 
 
 class BlockingAsyncRocket:
-    """Runs each call of an `AsyncRocket` on a loop of its own, until it has an answer."""
+    """A client that runs each call of an `AsyncRocket` in a separate event loop until it has an answer."""
 
     def __init__(self, *arguments, **options) -> None:
         self._client = AsyncRocket(*arguments, **options)
@@ -37,7 +37,7 @@ class BlockingAsyncRocket:
     def _iterate(self, iterator):
         while True:
             try:
-                # `anext` itself is no coroutine.
+                # `anext` itself is not a coroutine.
                 yield self._runner.run(_next(iterator))
             except StopAsyncIteration:
                 return

@@ -277,7 +277,7 @@ def test_a_proxy_of_the_environment_does_not_stand_before_this_machine(connect, 
 def test_another_service_at_the_address_is_recognized(connect, server, monkeypatch):
     with connect(server.url + "/jobs", patience=0) as client, pytest.raises(ProblemError):
         client.list_jobs()
-    # This service speaks HTTP as well, but its OpenAPI document is no list of jobs.
+    # This service uses HTTP as well, but its OpenAPI document is not a list of jobs.
     monkeypatch.setattr("rocket_client._endpoints.list_jobs", lambda **_: _endpoints.Call(**OPENAPI_AS_JOBS))
     with connect(server.url, patience=0) as client, pytest.raises(UnexpectedAnswerError, match="JobPage"):
         client.list_jobs()

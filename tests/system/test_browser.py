@@ -40,7 +40,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    """A service with one model of its own, small enough to be compressed while one watches."""
+    """Yield a service with one model, small enough to be compressed during a test."""
     data = tmp_path_factory.mktemp("pages") / "data"
     save_tiny_model("llama", data / "models" / "tiny")
     running = Service(data, ROCKET_MEASURE_ENERGY="true")
@@ -58,7 +58,7 @@ def open_page(browser, service, *, width=1440, scheme="light", **options):
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    # Of a status that is an error the browser complains by itself.
+    # The browser itself reports statuses that are errors.
     page.on("console", lambda told: complaints.append(told.text) if _is_complaint(told) else None)
     yield page
     context.close()
@@ -70,7 +70,7 @@ def _is_complaint(told):
 
 
 def look_at(page, name):
-    """Keeps a picture of a page at this width and in this scheme, and finds what would keep somebody from using it."""
+    """Save a screenshot of a page at this width and in this scheme, and assert that it has no serious violations."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     size, scheme = page.viewport_size["width"], page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
     page.wait_for_timeout(300)

@@ -154,11 +154,11 @@ class Away:
 
     def take(self, *databases):
         self._file.rename(self._shelter)
-        # Cannot be opened or made, and can be replaced in one step: a file that SQLite made in between would be taken
-        # for the database, and what is still in the journal beside it be thrown away.
+        # It cannot be opened or created, and can be replaced atomically: a file that SQLite created in between would
+        # be taken for the database, and the rest of the journal next to it would be discarded.
         self._file.symlink_to(self._file.parent / "unmounted" / self._file.name)
         for database in databases:
-            # Connections that are open would go on with the moved file.
+            # Open connections would continue to use the moved file.
             database.close()
 
     def bring_back(self):

@@ -1,4 +1,4 @@
-"""What a process that reads a stranger's model cannot reach, tried from inside by a program that wants to."""
+"""Isolation of a process that reads an untrusted model, tested with a hostile program inside it."""
 
 import json
 import os

@@ -425,7 +425,7 @@ def test_a_real_process_that_is_cancelled_lets_go_in_time(configure, database, s
     assert not thread.is_alive()
     job = look(job_id)
     assert (job.status, job.error) == ("cancelled", None)
-    # A retry goes on from there.
+    # A retry resumes from there.
     assert job.work_key is not None
 
 

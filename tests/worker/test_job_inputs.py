@@ -211,7 +211,7 @@ def test_a_token_reaches_its_process_and_is_seen_nowhere(
         thread.join(0.2)
     assert look(job_id).status == "succeeded", look(job_id).error
     assert any("worker.job" in text for text in seen)
-    # The Hub's client also asks for what belongs to nobody, without a token.
+    # The Hub's client also requests resources without an owner, without a token.
     assert {token for path, token, _ in hub.asked if "org/model" in path} == {f"Bearer {TOKEN}"}
     printed = capfd.readouterr()
     files = [file.read_bytes() for file in [*tmp_path.rglob("*")] if file.is_file()]

@@ -159,7 +159,7 @@ def test_a_process_that_slept_past_its_lease_can_write_nothing_and_ends(
     eventually(lambda: look(held.job_id).stage)
 
     def stops_between_transactions():
-        # In the middle of one, nobody could write before it goes on.
+        # In the middle of a transaction, no other process could write before this one continues.
         with database.transaction() as session:
             session.execute(text("SELECT 1"))
             zombie.send_signal(signal.SIGSTOP)

@@ -38,7 +38,7 @@ def employ():
 
 @pytest.fixture
 def closed_port():
-    """A port of this machine on which nobody answers, and nobody can while the test lasts."""
+    """Yield a port of this machine on which no process answers during the test."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -46,7 +46,7 @@ def closed_port():
 
 @pytest.fixture
 def silent_port():
-    """A port on which somebody listens who never says a word."""
+    """Yield a port of a server that never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
         yield server.getsockname()[1]
 

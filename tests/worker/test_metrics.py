@@ -73,7 +73,7 @@ def ended(registry):
 
 @pytest.fixture
 def attempt(settings, database, program, registry):
-    """Has a program stand in for a job's process, once each."""
+    """Return a function that runs a program once instead of a job's process."""
     metrics = WorkerMetrics(registry)
 
     def attempt(*code):
@@ -88,7 +88,7 @@ def test_every_attempt_is_counted_by_how_it_ended(attempt, submit, count, ended,
     attempt(SUCCEED)
     submit(max_attempts=1)
     attempt("    " + FAIL.format(retryable=False))
-    # Once without a word, once with an error of its own that is worth another attempt, then for good.
+    # First without an outcome, then with a retryable error, and killed in the last attempt.
     submit(max_attempts=3)
     attempt("    sys.exit(3)")
     attempt("    " + FAIL.format(retryable=True))

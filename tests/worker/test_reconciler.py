@@ -15,7 +15,7 @@ from tests.worker.waiting import eventually
 from worker.reconciler import Reconciler
 
 DAY = 86400.0
-# What a job publishes beside its files; nobody reads it here.
+# Result and report of a job, which are not read here.
 SUCCESS = {
     "result": JobResult(achieved_ratio=0, kept_parameters=0, compressible_parameters=0, stored_bytes=0, dense_bytes=0),
     "report": CompressionReport.model_construct(),
@@ -35,7 +35,7 @@ def reconciler(reconcile, settings):
 
 @pytest.fixture
 def announced(database):
-    """Jobs that a relay would ring for; asking is as good as ringing."""
+    """Return a function for the jobs that a relay would announce; calling it marks them as announced."""
 
     def announced():
         with database.transaction() as session:
@@ -74,7 +74,7 @@ def test_a_machine_that_slept_gives_its_jobs_a_lease_to_report(reconcile, config
     reconciler = reconcile(configure(lease_seconds=2))
     claim(job_id, lease_seconds=2)
     reconciler.sweep()
-    # While a machine sleeps the time of day goes on, and the monotonic clock does not.
+    # While a machine sleeps the time of day advances, and the monotonic clock does not.
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 3600)
     woken = time.monotonic()

@@ -313,7 +313,7 @@ def test_jobs_leave_no_open_file_behind(runner, program, submit):
 
 
 def test_a_signal_handler_may_stop_a_runner_that_is_being_stopped(settings, database, program):
-    # In a process of its own, which would hang: signals come at every moment of `stop`.
+    # In a separate process, which might hang: signals arrive at every moment of `stop`.
     code = """
     from app.shared.database import Database
     from app.shared.settings import load_settings

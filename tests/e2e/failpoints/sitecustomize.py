@@ -49,7 +49,7 @@ def _strike(folder, point):
 
 
 def _striker(points, folder):
-    """Has a fork strike for this process; returns what asks it to."""
+    """Fork a process that strikes for this one, and return a function that asks it to."""
     asked, ask = os.pipe()
     told, tell = os.pipe()
     by_name = {point["name"]: point for point in points}
@@ -89,7 +89,7 @@ def _wrap(module, folder, point, strike):
                 strike(folder, point)
             return function(*arguments, **options)
         answer = function(*arguments, **options)
-        # What came to nothing is no call: a claim that found no job, for instance.
+        # Calls without a result do not count: a claim that found no job, for instance.
         calls += answer is not None or not point.get("with_answer")
         if calls == point["call"]:
             strike(folder, point)

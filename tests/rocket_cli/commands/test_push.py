@@ -22,7 +22,7 @@ FILES = {
 REPO = "alice/small"
 
 
-# Of the Hub's client, about itself.
+# A warning of the Hub's client about its own code.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 
@@ -221,7 +221,7 @@ def test_what_there_is_not_cannot_be_pushed(remote, hub, service, job_id):
 
 
 def test_interrupted_it_goes_on_at_the_next_call(server, hub, job_id, tmp_path):
-    # In a process of its own: it gets the signal while a file is on its way to the Hub.
+    # In a separate process, which gets the signal during an upload to the Hub.
     code = (
         "import huggingface_hub._commit_api as c; c.is_xet_available = lambda: False\n"
         "from rocket_cli.main import main; main()"
