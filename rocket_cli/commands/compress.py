@@ -15,7 +15,6 @@ from rocket_cli.progress_view import hide_library_bars, print_line, progress_vie
 from rocket_cli.report_table import print_report
 from rocket_cli.signals import stopping_on_signals
 from rocket_core.config import WORK_FOLDER_NAME, CalibrationConfig, CompressionConfig, compression_config
-from rocket_core.inspection.requests import check_request
 from rocket_core.report.schema import CompressionReport
 from rocket_core.system.energy import EnergyMeter
 from rocket_core.system.gc_pause import no_collection
@@ -111,6 +110,8 @@ def _run(
     resume: bool,
     quiet: bool,
 ) -> CompressionReport:
+    from rocket_core.inspection.requests import check_request
+
     # Before torch is imported, which takes seconds.
     check_request(model, config)
     set_thread_defaults(os.environ)
