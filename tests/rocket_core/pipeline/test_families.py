@@ -214,7 +214,7 @@ def test_data_of_another_kind_are_refused_before_anything_long(tmp_path, model_f
     for family in ("vit", "whisper"):
         with pytest.raises(UnknownDatasetError, match="give a folder of"):
             compress(str(model_folder(family)), tmp_path / family, config)
-    with pytest.raises(UnknownDatasetError, match="give 'builtin'"):
+    with pytest.raises(UnknownDatasetError, match="use 'builtin'"):
         compress(
             str(model_folder("bert")),
             tmp_path / "bert",
