@@ -32,6 +32,36 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 LONG = ("tests/e2e/", "tests/docs/", "tests/examples/", "tests/rocket_core/pipeline/", "tests/worker/")
 
 
+# What `make test` leaves out as well: clients and their servers, processes, and searches through many random inputs.
+SLOW = (
+    "tests/app/api/routes/test_artifacts.py",
+    "tests/app/api/test_contract.py",
+    "tests/app/api/test_documented.py",
+    "tests/app/api/test_hostile.py",
+    "tests/app/api/test_hostile_models.py",
+    "tests/app/api/test_life_cycle.py",
+    "tests/app/api/test_tenant_shares.py",
+    "tests/app/services/test_admission.py",
+    "tests/app/services/test_judge_process.py",
+    "tests/app/shared/storage/",
+    "tests/app/shared/test_confinement.py",
+    "tests/app/shared/test_fork_server.py",
+    "tests/app/shared/test_relay.py",
+    "tests/app/test_hostile_models.py",
+    "tests/app/test_web_process.py",
+    "tests/requirements/",
+    "tests/rocket_cli/commands/",
+    "tests/rocket_cli/service/",
+    "tests/rocket_cli/test_signals.py",
+    "tests/rocket_client/",
+    "tests/rocket_core/hf/test_families.py",
+    "tests/rocket_core/hf/test_processes.py",
+    "tests/rocket_core/inspection/test_hostile_files.py",
+    "tests/rocket_core/inspection/test_hostile_models.py",
+    "tests/rocket_core/inspection/test_hub_cache.py",
+    "tests/rocket_core/inspection/test_preconditions.py",
+    "tests/rocket_core/models/test_pretrained.py",
+)
 # Fixtures that start servers or processes.
 SERVERS = frozenset({"postgres", "redis_server", "s3_server"})
 
@@ -41,7 +71,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     for item in items:
         kind = item.callspec.params.get("database_kind") if hasattr(item, "callspec") else None
-        if item.nodeid.startswith(LONG) or kind == "postgres" or not SERVERS.isdisjoint(item.fixturenames):
+        if item.nodeid.startswith(LONG + SLOW) or kind == "postgres" or not SERVERS.isdisjoint(item.fixturenames):
             item.add_marker("slow")
 
 
