@@ -131,7 +131,8 @@ def _install():
         changes.setdefault(point["function"].partition(":")[0], []).append(change)
     if STAND_IN in os.environ:
         program = (os.environ[STAND_IN],)
-        changes["worker.runner"] = [*changes.get("worker.runner", ()), lambda m: setattr(m, "JOB_PROGRAM", program)]
+        name = "worker.job_processes"
+        changes[name] = [*changes.get(name, ()), lambda m: setattr(m, "JOB_PROGRAM", program)]
     for name in changes.keys() & sys.modules.keys():
         for change in changes[name]:
             change(sys.modules[name])
