@@ -47,6 +47,8 @@ _TEMPLATE_VARIABLES = {
     "OPENBLAS_NUM_THREADS": "1",
     # Otherwise looking for a GPU would initialize CUDA, which a forked process cannot use.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # A process's title takes the place of its arguments, and not of its variables.
+    "SPT_NOENV": "1",
 }
 _log = logging.getLogger(__name__)
 
@@ -80,6 +82,9 @@ class JobProcess(Protocol):
 
     def send_signal(self, number: int) -> None:
         """Send a signal if it is still running."""
+
+    def close(self) -> None:
+        """Release what refers to it, after it has ended."""
 
 
 class JobProcesses(Protocol):
@@ -250,6 +255,9 @@ class _Program:
         """Send a signal if it is still running."""
         self._process.send_signal(number)
 
+    def close(self) -> None:
+        """Do nothing: `wait` has released it."""
+
 
 class _Forked:
     """Process that a template forked."""
@@ -271,3 +279,7 @@ class _Forked:
     def send_signal(self, number: int) -> None:
         """Send a signal if it is still running."""
         self._child.send_signal(number)
+
+    def close(self) -> None:
+        """Close the connection to the template; it kills a process that has not ended."""
+        self._child.close()

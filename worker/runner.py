@@ -296,5 +296,6 @@ def _kill(child: JobProcess) -> int:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     exit_code = child.wait()
+    child.close()
     assert exit_code is not None
     return exit_code

@@ -194,8 +194,9 @@ def _become_program(
 
 def adopt_environment(environment: Mapping[str, str], title: str) -> None:
     """Replace the variables of this process and its title in lists of processes."""
+    # First, as it looks for a variable of the template.
+    setproctitle.setproctitle(title)
     os.environ.clear()
     os.environ.update(environment)
     # The folder is chosen anew, by the new variables.
     tempfile.tempdir = None
-    setproctitle.setproctitle(title)

@@ -55,8 +55,8 @@ class Deployment(Service):
         """Process id of a part."""
         return self._processes[name].pid
 
-    def children(self) -> list[psutil.Process]:
-        """Processes of jobs that are alive."""
+    def descendants(self) -> list[psutil.Process]:
+        """All processes that its parts have started, with those that wait for a job."""
         found = []
         for process in self._processes.values():
             try:
@@ -67,7 +67,7 @@ class Deployment(Service):
 
     def kill(self) -> None:
         """Kills all of it; the processes of jobs go with their worker."""
-        orphans = self.children()
+        orphans = self.descendants()
         for process in self._processes.values():
             process.kill()
         self._ended()

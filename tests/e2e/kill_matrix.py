@@ -29,7 +29,8 @@ KEY = {"Idempotency-Key": "kill-matrix"}
 MAX_ATTEMPTS = 20
 _DAY = 86400.0
 # How far below the worker a process is.
-_DEPTHS = {"worker": 0, "job": 1, "compute": 2, "fetch": 2}
+_DEPTHS = {"worker": 0, "template": 1, "job": 2, "compute": 3, "fetch": 3}
+GENERATIONS = ("self", "parent", "grandparent", "great-grandparent")
 ATTEMPT_PROCESSES = frozenset(_DEPTHS)
 
 
@@ -58,7 +59,7 @@ class Failpoint:
         if victim is None or victim == self.where:
             victim = "self"
         elif victim in _DEPTHS:
-            victim = ("self", "parent", "grandparent")[_DEPTHS[self.where] - _DEPTHS[victim]]
+            victim = GENERATIONS[_DEPTHS[self.where] - _DEPTHS[victim]]
         fields = {field: getattr(self, field) for field in ("name", "function", "when", "call", "with_answer")}
         return fields | {"victim": victim}
 

@@ -20,6 +20,7 @@ QUICK = {
     # Costs each process of a job a second of a core; `test_service` has one that measures.
     "ROCKET_MEASURE_ENERGY": "false",
 }
+JOB_MODULES = frozenset({"worker.job", "worker.compute", "worker.fetch"})
 
 
 class Service:
@@ -51,6 +52,10 @@ class Service:
 
     def children(self) -> list[psutil.Process]:
         """Processes of jobs that are alive."""
+        return [child for child in self.descendants() if runs_job(child)]
+
+    def descendants(self) -> list[psutil.Process]:
+        """All processes that the service has started, with those that wait for a job."""
         try:
             return [child for child in psutil.Process(self.process.pid).children(recursive=True) if child.is_running()]
         except psutil.NoSuchProcess:
@@ -65,7 +70,7 @@ class Service:
 
     def kill(self) -> None:
         """Kills the service itself; says how its jobs' processes take it."""
-        orphans = self.children()
+        orphans = self.descendants()
         self.process.kill()
         self._ended()
         psutil.wait_procs(orphans, timeout=10)
@@ -123,3 +128,11 @@ class Service:
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
+
+
+def runs_job(process: psutil.Process) -> bool:
+    """Whether a process works for a job, and does not only wait for one."""
+    try:
+        return not JOB_MODULES.isdisjoint(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False

@@ -97,7 +97,9 @@ def test_a_job_wanders_from_worker_to_worker_and_ends_with_the_bytes_of_one_that
         job_id = client.post("/jobs", json=REQUEST).raise_for_status().json()["id"]
         wait(job_id, lambda job: events(job_id, 10))
         # The attempt's process, which is in between, hides its environment.
-        computing = psutil.Process(first.pid).children(recursive=True)[-1]
+        [computing] = [
+            child for child in psutil.Process(first.pid).children(recursive=True) if "worker.compute" in child.cmdline()
+        ]
         assert computing.environ()["CUDA_VISIBLE_DEVICES"] == ""
         # Dies without a word; the next has another disk, and finds no checkpoint on it.
         first.kill()
