@@ -85,7 +85,7 @@ class Watch:
                 self.seconds.append(time.perf_counter() - begun)
 
 
-def test_hostile_files_keep_nobody_waiting_but_who_named_them(service, settings):
+def test_hostile_files_do_not_delay_other_clients(service, settings):
     _process, address = service
     save(settings.models_folder / "shape", *endless_shape())
     save(settings.models_folder / "many", *many_tensors())
@@ -109,7 +109,7 @@ def test_hostile_files_keep_nobody_waiting_but_who_named_them(service, settings)
     assert statistics.median(watch.seconds) < 0.2
 
 
-def test_a_service_that_is_killed_leaves_no_process(service, settings):
+def test_a_killed_service_leaves_no_process(service, settings):
     process, address = service
     save(settings.models_folder / "shape", *endless_shape())
     with httpx2.Client(base_url=address, timeout=120, trust_env=False) as client:

@@ -139,7 +139,7 @@ def test_all_commands_work_as_typed(folder, service):
         assert (folder / found / "factored" / "model.safetensors").is_file()
 
 
-def test_every_page_is_read_and_what_is_not_run_says_why():
+def test_every_page_is_tested_and_exceptions_have_reasons():
     assert {page.resolve() for page in (ROOT / "docs" / "how-to").glob("*.md")} <= {page.resolve() for page in PAGES}
     # A prompt in front of a command cannot be copied.
     assert not [page for page in PAGES for block in blocks(page) if re.search(r"^\$ ", block.text, flags=re.MULTILINE)]
@@ -148,7 +148,7 @@ def test_every_page_is_read_and_what_is_not_run_says_why():
     assert run == ["quickstart", "compress", "service", "calibration", "ratio", "load", "evaluate", "cost", "audit"]
 
 
-def test_commands_that_cannot_run_here_exist_all_the_same():
+def test_untested_commands_exist():
     import typer
 
     from rocket_cli.main import app

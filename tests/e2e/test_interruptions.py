@@ -12,7 +12,7 @@ TERMINAL = {"succeeded", "failed", "cancelled"}
 
 
 @pytest.mark.databases("sqlite", "postgres")
-def test_killed_at_random_moments_it_ends_with_the_same_bytes(start_service, uninterrupted):
+def test_a_job_killed_at_random_moments_gives_identical_bytes(start_service, uninterrupted):
     hashes, events = uninterrupted
     seed = random.SystemRandom().randrange(10**6)
     moments = random.Random(seed)
@@ -39,7 +39,7 @@ def is_over(job):
 
 
 @pytest.mark.databases("sqlite", "postgres")
-def test_told_to_stop_it_lets_its_job_go_and_goes_on_at_the_next_start(start_service, uninterrupted):
+def test_a_stopped_service_releases_its_job_and_resumes_at_start(start_service, uninterrupted):
     service = start_service()
     job_id = service.submit(**REQUEST)
     service.wait(job_id, until=lambda job: has_told(service, job_id, 10))

@@ -46,13 +46,13 @@ def struck(tmp_path_factory, postgres, redis_server):
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
-def test_a_kill_is_survived(struck, point):
+def test_a_job_survives_a_kill(struck, point):
     _, job, marks, _ = struck
     assert (marks / point.name).exists(), "nobody came there"
     assert job["status"] == "succeeded"
 
 
-def test_after_all_kills_the_job_is_as_if_nothing_had_happened(struck):
+def test_after_all_kills_the_job_is_as_if_uninterrupted(struck):
     service, job, _, expected = struck
     assert job["attempt"] == ATTEMPTS
     assert_promise(service, job["id"], expected)

@@ -79,7 +79,7 @@ def lines(start_service, tmp_path, monkeypatch):
     return [json.loads(line) for line in service.log.read_text().splitlines()], job_id
 
 
-def test_every_line_is_json_and_those_of_a_job_carry_its_id_and_that_of_its_request(lines):
+def test_every_log_line_is_json_with_job_and_request_ids(lines):
     lines, job_id = lines
     assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
     by_message = defaultdict(list)

@@ -54,7 +54,7 @@ def succeeded(service, job_id):
     return job["status"] == "succeeded" and job["attempt"] == 1
 
 
-def test_a_redis_that_is_killed_delays_no_answer_and_loses_no_job(service, redis_server):
+def test_a_killed_redis_delays_no_response_and_loses_no_job(service, redis_server):
     redis_server.kill()
     try:
         job_id = answers_in_time(service)
@@ -63,7 +63,7 @@ def test_a_redis_that_is_killed_delays_no_answer_and_loses_no_job(service, redis
         redis_server.start()
 
 
-def test_a_redis_that_hangs_delays_no_answer_and_loses_no_job(service, redis_server):
+def test_a_hanging_redis_delays_no_response_and_loses_no_job(service, redis_server):
     redis_server.freeze()
     try:
         job_id = answers_in_time(service)
@@ -76,13 +76,13 @@ def test_a_redis_that_hangs_delays_no_answer_and_loses_no_job(service, redis_ser
     assert succeeded(service, waiting)
 
 
-def test_a_redis_that_forgets_everything_loses_no_job(service, redis_server):
+def test_a_flushed_redis_loses_no_job(service, redis_server):
     job_ids = [answers_in_time(service) for _ in range(2)]
     redis_server.flush()
     assert all(succeeded(service, job_id) for job_id in job_ids)
 
 
-def test_a_postgres_that_crashes_in_the_middle_of_a_job_loses_nothing(service, postgres):
+def test_a_postgres_crash_during_a_job_loses_nothing(service, postgres):
     job_id = service.submit(**REQUEST)
     service.wait(job_id, until=lambda job: job["stage"] == "calibrating")
     postgres.crash()

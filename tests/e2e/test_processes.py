@@ -66,7 +66,7 @@ def stack(tmp_path, half_model):
     redis.close()
 
 
-def test_a_job_wanders_from_worker_to_worker_and_ends_with_the_bytes_of_one_that_did_not(stack):
+def test_job_moved_between_workers_produces_identical_bytes(stack):
     for command in (["api", "--port", "0"], ["worker"], ["migrate", "--check"]):
         refused = stack.run(*command)
         assert (refused.returncode, refused.stdout) == (2, "")

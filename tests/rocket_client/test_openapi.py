@@ -171,7 +171,7 @@ def requests(connect, monkeypatch):
     yield file_request()
 
 
-def test_every_method_of_the_client_is_called_here():
+def test_every_method_of_the_client_is_covered():
     methods = {name for name in vars(Rocket) if not name.startswith("_")}
     assert set(METHODS) == methods - ASKING_NOTHING
     for method, ways in METHODS.items():
@@ -182,7 +182,7 @@ def test_every_method_of_the_client_is_called_here():
 
 
 @pytest.mark.both_clients
-def test_every_operation_of_the_document_has_a_method(document, connect, monkeypatch):
+def test_every_documented_operation_has_a_method(document, connect, monkeypatch):
     asked = {operation_of(document, request)[0] for request in requests(connect, monkeypatch)}
     offered = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
 
@@ -191,7 +191,7 @@ def test_every_operation_of_the_document_has_a_method(document, connect, monkeyp
 
 
 @pytest.mark.both_clients
-def test_every_parameter_of_the_document_can_be_sent(document, connect, monkeypatch):
+def test_every_documented_parameter_can_be_sent(document, connect, monkeypatch):
     sent, offered = set(), set()
     for request in requests(connect, monkeypatch):
         name, operation = operation_of(document, request)
@@ -211,7 +211,7 @@ def test_every_parameter_of_the_document_can_be_sent(document, connect, monkeypa
 
 
 @pytest.mark.both_clients
-def test_every_body_is_what_the_document_asks_for(document, connect, monkeypatch):
+def test_every_request_body_matches_the_document(document, connect, monkeypatch):
     seen = set()
     for request in requests(connect, monkeypatch):
         name, operation = operation_of(document, request)
@@ -227,7 +227,7 @@ def test_every_body_is_what_the_document_asks_for(document, connect, monkeypatch
     assert seen == {"POST /jobs", "POST /profiles", "POST /estimates", "POST /profiles/{profile_id}/allocations"}
 
 
-def test_every_member_that_the_client_reads_is_in_the_document_with_a_type_that_it_takes(document, monkeypatch):
+def test_every_member_the_client_reads_is_in_the_document(document, monkeypatch):
     found, read = [], set()
     for request in requests(Rocket, monkeypatch):
         name, operation = operation_of(document, request)
@@ -247,7 +247,7 @@ def test_every_member_that_the_client_reads_is_in_the_document_with_a_type_that_
     assert read == {kind.__name__ for kind in answers} | {"EventPage"}
 
 
-def test_progress_tells_of_a_job_what_the_job_does(document):
+def test_progress_has_the_types_of_the_job(document):
     taken = models.Progress.model_json_schema()
     job = {"$ref": "#/components/schemas/JobView"}
 
@@ -356,5 +356,5 @@ def choices(document, schema):
         ({"enum": ["a"]}, {"type": "string", "enum": ["a", "b"]}, "X: values"),
     ],
 )
-def test_a_difference_is_seen(taken, sent, difference):
+def test_differences_are_detected(taken, sent, difference):
     assert list(Comparison(taken, sent).differences(taken, sent, "X")) == ([] if difference is None else [difference])

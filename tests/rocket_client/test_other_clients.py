@@ -34,14 +34,14 @@ def begun(tmp_path):
     return file
 
 
-def test_the_client_of_the_hub_goes_on_mid_file(url, begun):
+def test_the_hub_client_resumes_mid_file(url, begun):
     with begun.open("ab") as stream:
         http_get(url, stream, resume_size=CUT, expected_size=len(WEIGHTS))
     assert begun.read_bytes() == WEIGHTS
 
 
 @pytest.mark.system
-def test_curl_goes_on_mid_file(url, begun):
+def test_curl_resumes_mid_file(url, begun):
     command = ["curl", "-sSfL", "-C", "-", "-w", "%{size_download}", "-o", str(begun), url]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == str(len(WEIGHTS) - CUT)

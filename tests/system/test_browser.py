@@ -95,7 +95,7 @@ def finish(page):
     assert "succeeded" in page.locator(".badge").first.inner_text()
 
 
-def test_from_an_empty_page_to_a_model_that_loads(browser, service, tmp_path):
+def test_a_job_made_on_an_empty_page_gives_a_loadable_model(browser, service, tmp_path):
     with open_page(browser, service) as page:
         page.goto("/")
         look_at(page, "empty")
@@ -127,7 +127,7 @@ def test_from_an_empty_page_to_a_model_that_loads(browser, service, tmp_path):
     assert model(**tokenizer("hello", return_tensors="pt")).logits.isfinite().all()
 
 
-def test_another_ratio_is_chosen_by_looking(browser, service):
+def test_another_ratio_can_be_chosen_from_a_profile(browser, service):
     with open_page(browser, service) as page:
         page.goto("/ui/profiles")
         page.locator("tbody a").first.click()
@@ -151,7 +151,7 @@ def test_another_ratio_is_chosen_by_looking(browser, service):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_screen_can_be_used_at_every_width(browser, service, width, scheme):
+def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
     jobs = service.client.get("/jobs").json()["data"]
     done = [job["id"] for job in jobs if job["status"] == "succeeded"]
     screens = {
@@ -173,7 +173,7 @@ def test_every_screen_can_be_used_at_every_width(browser, service, width, scheme
             look_at(page, name)
 
 
-def test_a_job_can_be_made_and_cancelled_with_the_keyboard_alone(browser, service):
+def test_a_job_can_be_made_and_cancelled_with_the_keyboard(browser, service):
     with open_page(browser, service) as page:
         page.goto("/")
         page.keyboard.press("Tab")
@@ -197,7 +197,7 @@ def test_a_job_can_be_made_and_cancelled_with_the_keyboard_alone(browser, servic
         page.wait_for_url(re.compile(r"/$"))
 
 
-def test_with_keys_people_sign_in(browser, tmp_path):
+def test_with_keys_users_must_sign_in(browser, tmp_path):
     data = tmp_path / "data"
     service = Service(data)
     made = subprocess.run(
@@ -230,7 +230,7 @@ def test_with_keys_people_sign_in(browser, tmp_path):
         service.close()
 
 
-def test_without_scripts_a_job_can_be_made_too(browser, service):
+def test_a_job_can_be_made_without_scripts(browser, service):
     with open_page(browser, service, java_script_enabled=False) as page:
         page.goto("/ui/new?model_id=local/tiny&samples=4&sequence_length=32&ratio=0.5")
         page.get_by_role("button", name="Compress", exact=True).click()

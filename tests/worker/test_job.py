@@ -99,9 +99,7 @@ def file_size_limit(limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_job_that_succeeds_publishes_what_it_made_and_nothing_else_stays(
-    quick, attempt, published, stored, work, database, messages
-):
+def test_a_successful_job_publishes_only_its_results(quick, attempt, published, stored, work, database, messages):
     job = attempt(quick)
     assert (job.status, job.progress, job.attempt) == ("succeeded", 1.0, 1)
     assert 0.2 < job.result["achieved_ratio"] < 0.5
@@ -125,7 +123,7 @@ def test_a_job_that_succeeds_publishes_what_it_made_and_nothing_else_stays(
     assert told[-2:] == ["exporting", "succeeded"]
 
 
-def test_a_job_tells_what_each_stage_cost(configure, database, submit, model, claim, look, published):
+def test_each_stage_has_its_costs(configure, database, submit, model, claim, look, published):
     settings = configure(measure_energy=True)
     job_id = submit(**QUICK)
     Attempt(settings, database, claim(job_id), threading.Event()).run(os.getppid())
@@ -156,7 +154,7 @@ def test_a_job_publishes_to_s3(configure, model, submit, claim, database, look, 
     assert not (settings.data_dir / "artifacts").exists()
 
 
-def test_a_store_that_is_away_costs_an_attempt_and_no_more(
+def test_an_unavailable_store_only_costs_an_attempt(
     configure, model, submit, claim, database, look, bucket, s3_settings, s3_server
 ):
     settings = configure(**s3_settings)
@@ -170,7 +168,7 @@ def test_a_store_that_is_away_costs_an_attempt_and_no_more(
     assert (look(job_id).status, look(job_id).attempt) == ("succeeded", 2)
 
 
-def test_a_job_that_was_stopped_goes_on_where_it_was_and_gives_the_same_bytes(
+def test_a_stopped_job_resumes_and_produces_identical_bytes(
     quick, attempt, submit, published, messages, look, settings
 ):
     whole = submit(**QUICK)
@@ -187,7 +185,7 @@ def test_a_job_that_was_stopped_goes_on_where_it_was_and_gives_the_same_bytes(
     assert len([message for message in messages(quick) if message.startswith("profiled")]) == 2
 
 
-def test_a_job_that_is_cancelled_while_it_works_publishes_nothing(quick, attempt, cancel, stored, look):
+def test_a_job_cancelled_while_running_publishes_nothing(quick, attempt, cancel, stored, look):
     stop = StopAfter(6)
     asked = []
 
@@ -201,9 +199,7 @@ def test_a_job_that_is_cancelled_while_it_works_publishes_nothing(quick, attempt
     assert stored() == []
 
 
-def test_a_job_that_is_cancelled_while_its_artifacts_are_stored_keeps_none(
-    quick, settings, database, claim, look, stored, cancel
-):
+def test_a_job_cancelled_while_storing_keeps_no_artifacts(quick, settings, database, claim, look, stored, cancel):
     class Cancelled(Attempt):
         def _publish(self, finished, work_key):
             assert len(stored()) == len(finished.artifacts)
@@ -215,7 +211,7 @@ def test_a_job_that_is_cancelled_while_its_artifacts_are_stored_keeps_none(
     assert stored() == []
 
 
-def test_a_retry_goes_on_from_the_checkpoints_and_has_their_layers(quick, attempt, cancel, retry, database, messages):
+def test_a_retry_resumes_from_checkpoints_and_has_their_layers(quick, attempt, cancel, retry, database, messages):
     class CancelAfterProfiles(threading.Event):
         def is_set(self):
             done = sum(message.startswith("profiled") for message in messages(quick)) == 2
@@ -232,7 +228,7 @@ def test_a_retry_goes_on_from_the_checkpoints_and_has_their_layers(quick, attemp
         assert len(outputs.list_layer_profiles(session, second)) == 2
 
 
-def test_a_retry_on_another_machine_has_no_layers_of_a_model_that_it_never_saw(
+def test_a_retry_elsewhere_does_not_keep_layers_of_another_model(
     quick, attempt, alter, cancel, retry, database, settings, claim, look, messages, tmp_path
 ):
     assert attempt(quick, stop=StopAfter(12)).status == "queued"
@@ -257,7 +253,7 @@ def test_a_retry_on_another_machine_has_no_layers_of_a_model_that_it_never_saw(
     )
 
 
-def test_a_model_that_has_gone_fails_the_job(quick, attempt, model, tmp_path):
+def test_a_missing_model_fails_the_job(quick, attempt, model, tmp_path):
     shutil.rmtree(model)
     job = attempt(quick)
     assert (job.status, job.error["code"], job.error["retryable"]) == ("failed", "model_not_found", False)
@@ -273,7 +269,7 @@ def test_a_damaged_model_is_named_as_the_client_knows_it(quick, attempt, model, 
     assert keeps_the_secret_of(job, tmp_path)
 
 
-def test_a_work_folder_that_is_still_in_use_is_tried_again(quick, attempt, look, work, tmp_path):
+def test_a_locked_work_folder_is_retried(quick, attempt, look, work, tmp_path):
     folder = work / look(quick).work_key / "out" / ".rocket-work"
     folder.mkdir(parents=True)
     with (folder / "lock").open("wb") as stream:
@@ -284,7 +280,7 @@ def test_a_work_folder_that_is_still_in_use_is_tried_again(quick, attempt, look,
 
 
 @pytest.mark.parametrize("exhaust", [lambda *_: torch.empty(2**50), lambda *_: bytearray(2**60)])
-def test_memory_that_runs_out_fails_the_job_for_good(quick, attempt, monkeypatch, stored, tmp_path, exhaust):
+def test_running_out_of_memory_fails_the_job_for_good(quick, attempt, monkeypatch, stored, tmp_path, exhaust):
     monkeypatch.setattr(torch.linalg, "eigh", exhaust)
     job = attempt(quick)
     assert (job.status, job.attempt, job.error["code"]) == ("failed", 1, "insufficient_memory")
@@ -294,9 +290,7 @@ def test_memory_that_runs_out_fails_the_job_for_good(quick, attempt, monkeypatch
     assert stored() == []
 
 
-def test_a_disk_that_is_full_fails_the_job_and_keeps_no_half_of_a_file(
-    quick, attempt, settings, stored, tmp_path, submit, work
-):
+def test_a_full_disk_fails_the_job_and_leaves_no_partial_file(quick, attempt, settings, stored, tmp_path, submit, work):
     large = FAMILIES["llama"]()
     large.resize_token_embeddings(LARGE_VOCABULARY)
     large.save_pretrained(settings.models_folder / "large")
@@ -311,7 +305,7 @@ def test_a_disk_that_is_full_fails_the_job_and_keeps_no_half_of_a_file(
     assert attempt(quick).status == "succeeded"
 
 
-def test_a_full_artifact_store_fails_the_job_and_keeps_none_of_its_files(
+def test_a_full_artifact_store_fails_the_job_and_keeps_no_file(
     quick, settings, database, claim, look, stored, monkeypatch
 ):
     real, calls = os.link, []
@@ -328,7 +322,7 @@ def test_a_full_artifact_store_fails_the_job_and_keeps_none_of_its_files(
     assert stored() == []
 
 
-def test_an_attempt_that_finds_another_model_s_checkpoints_fails(quick, attempt, alter, tmp_path):
+def test_an_attempt_with_another_models_checkpoints_fails(quick, attempt, alter, tmp_path):
     assert attempt(quick, stop=StopAfter(8)).status == "queued"
     alter()
     job = attempt(quick)
@@ -337,7 +331,7 @@ def test_an_attempt_that_finds_another_model_s_checkpoints_fails(quick, attempt,
 
 
 @pytest.mark.parametrize("ended", ["half way", "at the end"])
-def test_a_retry_whose_checkpoints_are_of_no_use_any_more_starts_afresh(
+def test_a_retry_with_useless_checkpoints_starts_over(
     quick, alter, retry, cancel, messages, published, database, settings, claim, look, ended
 ):
     class CancelledAtTheEnd(Attempt):
@@ -369,7 +363,7 @@ def test_a_retry_whose_checkpoints_are_of_no_use_any_more_starts_afresh(
     assert published(second)
 
 
-def test_whose_job_was_taken_away_publishes_nothing(quick, settings, database, claim, stored, look):
+def test_a_job_reclaimed_from_its_worker_publishes_nothing(quick, settings, database, claim, stored, look):
     class Robbed(Attempt):
         def _publish(self, finished, work_key):
             with database.transaction() as session:
@@ -382,7 +376,7 @@ def test_whose_job_was_taken_away_publishes_nothing(quick, settings, database, c
     assert stored() == []
 
 
-def test_a_commit_whose_answer_is_lost_does_not_cost_the_artifacts(quick, settings, attempt, published, look):
+def test_a_commit_without_response_keeps_the_artifacts(quick, settings, attempt, published, look):
     class Forgetful(Database):
         """Commits, and says once that it does not answer."""
 
@@ -405,7 +399,7 @@ def test_a_commit_whose_answer_is_lost_does_not_cost_the_artifacts(quick, settin
 
 
 @pytest.mark.parametrize("fault", ["fence", "parent"])
-def test_a_process_without_a_claim_ends_before_it_begins(settings, quick, claim, look, fault):
+def test_a_process_without_a_claim_ends_at_once(settings, quick, claim, look, fault):
     lease = claim(quick)
     fence, parent = ("0" * 32, os.getpid()) if fault == "fence" else (lease.fence, 1)
     command = [sys.executable, "-m", "worker.job", quick, fence, str(parent)]
@@ -414,7 +408,7 @@ def test_a_process_without_a_claim_ends_before_it_begins(settings, quick, claim,
     assert look(quick).status == "running"
 
 
-def test_a_real_process_that_is_cancelled_lets_go_in_time(configure, database, submit, model, look, cancel, messages):
+def test_a_cancelled_process_releases_its_job_in_time(configure, database, submit, model, look, cancel, messages):
     job_id = submit(calibration=QUICK["calibration"])
     runner = Runner(configure(cancel_grace_seconds=60), database)
     thread = threading.Thread(target=runner.run, daemon=True)
@@ -429,7 +423,7 @@ def test_a_real_process_that_is_cancelled_lets_go_in_time(configure, database, s
     assert job.work_key is not None
 
 
-def test_a_real_process_killed_while_it_publishes_is_followed_by_one_that_succeeds(
+def test_a_job_killed_while_publishing_succeeds_next_time(
     settings, database, quick, program, look, published, stored, work, monkeypatch
 ):
     killed = program(

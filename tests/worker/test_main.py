@@ -80,7 +80,7 @@ def test_messages_start_jobs_without_waiting_for_the_poll(configure, employ, pro
     celery.close()
 
 
-def test_a_message_that_comes_ten_times_runs_its_job_once(configure, employ, program, diary, submit, look):
+def test_a_repeated_message_runs_its_job_once(configure, employ, program, diary, submit, look):
     settings = configure()
     # Ends for good, with attempts left that another run could take.
     code = f"""
@@ -124,7 +124,7 @@ def test_polling_alone_finishes_every_job(
     assert time.monotonic() - began < 40
 
 
-def test_a_consumer_that_gives_up_is_replaced(configure, employ, program, diary, submit):
+def test_a_failed_consumer_is_replaced(configure, employ, program, diary, submit):
     begun = []
 
     def note(sender, **_):
@@ -142,7 +142,7 @@ def test_a_consumer_that_gives_up_is_replaced(configure, employ, program, diary,
         worker_init.disconnect(note)
 
 
-def test_jobs_that_wait_for_another_attempt_are_run_again(configure, employ, program, diary, submit, look):
+def test_jobs_are_retried_after_their_backoff(configure, employ, program, diary, submit, look):
     job_id = submit(max_attempts=2)
     employ(configure(retry_backoff_seconds=1), program(diary.note("time.monotonic()")))
     eventually(lambda: look(job_id).status == "failed")
@@ -150,7 +150,7 @@ def test_jobs_that_wait_for_another_attempt_are_run_again(configure, employ, pro
     assert second - first >= 1
 
 
-def test_a_stop_puts_the_running_job_back_and_leaves_no_thread(configure, employ, program, diary, submit, look):
+def test_a_stop_releases_the_running_job_and_leaves_no_thread(configure, employ, program, diary, submit, look):
     job_id = submit()
     before = set(threading.enumerate())
     worker = employ(configure(poll_seconds=60), program(diary.note("os.getpid()") + "\n" + FOREVER))
@@ -167,9 +167,7 @@ def test_a_worker_can_be_stopped_as_soon_as_it_has_started(configure, employ, pr
         employ(configure(), program(FOREVER)).stop()
 
 
-def test_a_worker_survives_an_error_that_nobody_foresaw(
-    settings, employ, program, submit, claim, database, look, caplog
-):
+def test_a_worker_survives_an_unexpected_error(settings, employ, program, submit, claim, database, look, caplog):
     job_id, lost = submit(max_attempts=1), submit(max_attempts=1)
     claim(lost, lease_seconds=0)
     with database.transaction() as session:
@@ -183,7 +181,7 @@ def test_a_worker_survives_an_error_that_nobody_foresaw(
     eventually(lambda: look(job_id).status == "failed")
 
 
-def test_a_worker_survives_a_database_that_is_away(configure, employ, program, submit, database, away, look, caplog):
+def test_a_worker_survives_a_database_outage(configure, employ, program, submit, database, away, look, caplog):
     job_id = submit(max_attempts=1)
     away.take(database)
     employ(configure(), program("pass"))
@@ -193,7 +191,7 @@ def test_a_worker_survives_a_database_that_is_away(configure, employ, program, s
     eventually(lambda: look(job_id).status == "failed")
 
 
-def test_whoever_owns_the_folder_takes_over_what_a_dead_service_held(settings, program, submit, claim, look):
+def test_the_owner_of_the_folder_reclaims_all_held_jobs(settings, program, submit, claim, look):
     job_ids = [submit() for _ in range(120)]
     for job_id in job_ids:
         claim(job_id)
@@ -203,7 +201,7 @@ def test_whoever_owns_the_folder_takes_over_what_a_dead_service_held(settings, p
     worker._database.close()
 
 
-def test_two_workers_share_the_jobs_and_no_job_is_run_twice(configure, employ, program, diary, submit, statuses):
+def test_two_workers_run_each_job_exactly_once(configure, employ, program, diary, submit, statuses):
     job_ids = [submit(max_attempts=1) for _ in range(50)]
     shared = program(diary.note("sys.argv[1]"))
     # One in this process and one in its own.
@@ -234,9 +232,7 @@ def redis():
     server.close()
 
 
-def test_with_redis_a_job_is_heard_of_at_once_by_the_workers_of_its_queue_alone(
-    configure, employ, program, diary, submit, statuses, redis
-):
+def test_with_redis_only_workers_of_the_queue_are_notified(configure, employ, program, diary, submit, statuses, redis):
     # The one look that polling takes in a minute, and the one sweep, are at the start.
     settings = configure(poll_seconds=60, broker_url=redis.url)
     worker = employ(settings, program(diary.note("sys.argv[1]")), Equipment(queues=("cpu",), device="cpu"))
@@ -251,7 +247,7 @@ def test_with_redis_a_job_is_heard_of_at_once_by_the_workers_of_its_queue_alone(
 
 
 @pytest.mark.parametrize("fate", ["idle", "running", "frozen"])
-def test_with_redis_a_worker_ends_promptly_and_its_job_goes_back(
+def test_with_redis_a_worker_ends_promptly_and_releases_its_job(
     configure, employ, program, diary, submit, look, redis, fate
 ):
     settings = configure(broker_url=redis.url)
@@ -274,9 +270,7 @@ def test_with_redis_a_worker_ends_promptly_and_its_job_goes_back(
         assert len(diary.read()) == 1
 
 
-def test_a_broker_that_hangs_does_not_keep_leases_from_being_judged_on_time(
-    configure, employ, program, submit, claim, look, silent_port
-):
+def test_a_hanging_broker_does_not_delay_expired_leases(configure, employ, program, submit, claim, look, silent_port):
     employ(configure(broker_url=f"redis://127.0.0.1:{silent_port}/0"), program("sys.exit(1)"))
     waiting = [submit(max_attempts=1) for _ in range(3)]
     eventually(lambda: all(look(job_id).status == "failed" for job_id in waiting))

@@ -80,7 +80,7 @@ def document(app, tmp_path):
     return file
 
 
-def test_every_answer_is_one_that_the_openapi_document_promises(url, job_ids, api_key, document, tmp_path, monkeypatch):
+def test_every_response_conforms_to_the_openapi_document(url, job_ids, api_key, document, tmp_path, monkeypatch):
     (tmp_path / "schemathesis.toml").write_text(CONFIGURATION.format(job_ids=json.dumps(job_ids)))
     # 10 of each operation by default; `pytest --hypothesis-profile soak` runs more.
     examples = max(1, profile_settings().max_examples // 10)

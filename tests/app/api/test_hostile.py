@@ -117,7 +117,7 @@ def stored(settings):
     return b"".join(part.read_bytes() for part in file.parent.glob(f"{file.name}*"))
 
 
-def test_no_body_breaks_an_endpoint_or_comes_back(client, operations, log, settings):
+def test_hostile_bodies_break_no_endpoint_and_are_not_echoed(client, operations, log, settings):
     for method, path, _parameters in operations:
         for body in BODIES:
             headers = {"Content-Type": "application/json"}
@@ -125,7 +125,7 @@ def test_no_body_breaks_an_endpoint_or_comes_back(client, operations, log, setti
     assert CANARY.encode() not in stored(settings)
 
 
-def test_no_query_breaks_an_endpoint_or_comes_back(client, operations, log):
+def test_hostile_queries_break_no_endpoint_and_are_not_echoed(client, operations, log):
     for method, path, parameters in operations:
         names = {item["name"] for item in parameters if item["in"] == "query"} - {"metadata"}
         for name in sorted(names | {"metadata[a]", "metadata[", CANARY}):
@@ -134,7 +134,7 @@ def test_no_query_breaks_an_endpoint_or_comes_back(client, operations, log):
                 require_good_order(client.request(method, f"{path}?{name}={encoded}"), log)
 
 
-def test_no_header_breaks_an_endpoint_or_comes_back(client, operations, log):
+def test_hostile_headers_break_no_endpoint_and_are_not_echoed(client, operations, log):
     for method, path, _parameters in operations:
         for name in HEADERS:
             for raw in RAW:
@@ -146,7 +146,7 @@ def test_no_header_breaks_an_endpoint_or_comes_back(client, operations, log):
                 require_good_order(client.request(method, path, headers=sent, content=body), log)
 
 
-def test_no_path_breaks_the_service_or_comes_back(client, log, done):
+def test_hostile_paths_break_nothing_and_are_not_echoed(client, log, done):
     for text in TEXTS:
         encoded = "".join(f"%{byte:02x}" for byte in text.encode("utf-8", "surrogatepass"))
         for path in (f"/jobs/{encoded}", f"/jobs/{done}/artifacts/{encoded}", f"/{encoded}", f"/jobs/{done}/{encoded}"):
@@ -156,7 +156,7 @@ def test_no_path_breaks_the_service_or_comes_back(client, log, done):
                 require_good_order(client.request(method, path), log)
 
 
-def test_a_key_is_in_no_answer_no_log_line_and_not_in_the_database(client, context, log, settings, operations):
+def test_keys_are_in_no_response_log_line_or_database(client, context, log, settings, operations):
     with context.database.transaction() as session:
         good, revoked = (keys.create_key(session, "alice") for _ in range(2))
         keys.revoke_key(session, revoked.row.id)

@@ -387,7 +387,7 @@ def machine(app, context, client, worker, clock):
     database.close()
 
 
-def test_no_history_of_jobs_differs_from_their_life_cycle(machine):
+def test_any_history_of_jobs_follows_the_life_cycle(machine):
     chosen = profile_settings(
         # 20 by default; `pytest --hypothesis-profile soak` runs more.
         max_examples=max(1, profile_settings().max_examples // 5),

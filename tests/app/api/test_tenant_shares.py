@@ -68,7 +68,7 @@ def status_line(connection):
     return connection.recv(12).decode()
 
 
-def test_uploads_that_trickle_keep_no_other_tenant_waiting(connect, begin_upload, authorized):
+def test_slow_uploads_do_not_block_other_tenants(connect, begin_upload, authorized):
     greedy, other = authorized("greedy"), authorized("other")
     slow = [begin_upload(greedy) for _ in range(GREEDY)]
     # Two are received, the others refused; the order in which they are read is the server's.
@@ -83,7 +83,7 @@ def test_uploads_that_trickle_keep_no_other_tenant_waiting(connect, begin_upload
         connection.close()
 
 
-def test_an_upload_has_a_deadline_and_gives_its_place_back(app, connect, begin_upload, authorized):
+def test_an_upload_has_a_deadline_and_releases_its_place(app, connect, begin_upload, authorized):
     headers = authorized("slow")
     app.state.receptions._seconds = 1.5
     slow = [begin_upload(headers) for _ in range(2)]
@@ -110,7 +110,7 @@ def test_an_upload_has_a_deadline_and_gives_its_place_back(app, connect, begin_u
     assert connect().post("/calibrations", content=b"text", headers=headers | TEXT).status_code == 201
 
 
-def test_requests_that_wait_leave_streams_to_other_tenants(connect, authorized):
+def test_waiting_requests_leave_streams_to_other_tenants(connect, authorized):
     greedy, other = authorized("greedy"), authorized("other")
     theirs, mine = (connect().post("/jobs", json=BODY, headers=who).json()["id"] for who in (greedy, other))
     answers = []
@@ -136,7 +136,7 @@ def test_requests_that_wait_leave_streams_to_other_tenants(connect, authorized):
     assert 2 <= len(waited) < GREEDY
 
 
-def test_models_of_a_slow_hub_leave_places_to_other_tenants(connect, authorized, monkeypatch):
+def test_requests_to_a_slow_hub_leave_places_to_other_tenants(connect, authorized, monkeypatch):
     monkeypatch.setattr(admission, "_HUB_SECONDS", 3.0)
     greedy, other = authorized("greedy"), authorized("other")
     statuses = []
@@ -171,7 +171,7 @@ def caller(tenant):
     return Caller(tenant=tenant, scopes=frozenset(), key_id="0" * 16)
 
 
-def test_places_are_shared_between_tenants_and_all_of_the_only_one():
+def test_places_are_shared_and_a_single_tenant_may_use_all():
     places = Places(4, share=2)
     assert [places.try_take(caller("a")) for _ in range(3)] == [True, True, False]
     assert [places.try_take(caller(name)) for name in "bcd"] == [True, True, False]
@@ -183,7 +183,7 @@ def test_places_are_shared_between_tenants_and_all_of_the_only_one():
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_threads_that_one_tenant_occupies_leave_some_to_others(anyio_backend):
+async def test_a_tenant_cannot_occupy_every_thread(anyio_backend):
     threads = SharedThreads(4, share=2)
     release, running = threading.Event(), []
 

@@ -24,13 +24,13 @@ def assert_optimal(solution, costs, errors, budget, optimum):
 
 @settings(max_examples=400, deadline=None)
 @given(instances())
-def test_finds_the_optimum_of_brute_force_and_never_exceeds_the_budget(instance):
+def test_finds_the_brute_force_optimum_within_the_budget(instance):
     assert_optimal(solve_knapsack(*instance), *instance, reference.brute_force(*instance))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(instance=instances(), width=st.integers(1, 3), first_frontier=st.integers(0, 3))
-def test_finds_the_optimum_with_every_device_of_large_searches(monkeypatch, instance, width, first_frontier):
+def test_finds_the_optimum_with_all_large_search_techniques(monkeypatch, instance, width, first_frontier):
     monkeypatch.setattr(knapsack, "_FIRST_LAYERS", 1)
     monkeypatch.setattr(knapsack, "_FIRST_WIDTH", width)
     monkeypatch.setattr(label_search, "_FIRST_FRONTIER", first_frontier)
@@ -83,7 +83,7 @@ def medium(kind, seed, layers=30, candidates=10):
 @pytest.mark.parametrize("kind", ["unrelated", "profiles", "fixed charge", "equal layers", "equal layers, linear"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.usefixtures("devices")
-def test_finds_the_optimum_of_the_plain_dynamic_programme(kind, seed):
+def test_finds_the_optimum_of_dynamic_programming(kind, seed):
     costs, errors = medium(kind, seed)
     low, high = int(costs.min(axis=1).sum()), int(costs.max(axis=1).sum())
     for budget in np.linspace(low, high, 7).astype(int).tolist():
@@ -99,7 +99,7 @@ def test_many_equal_layers_do_not_multiply_the_work(kind):
     assert_optimal(solve_knapsack(costs, errors, budget), costs, errors, budget, optimum)
 
 
-def test_costs_of_a_trillion_are_exact():
+def test_costs_in_the_trillions_are_exact():
     costs, errors = medium("unrelated", seed=5)
     budget, scale = 700, 10**12
     small = solve_knapsack(costs, errors, budget)
@@ -112,7 +112,7 @@ def test_costs_of_a_trillion_are_exact():
 
 
 @pytest.mark.parametrize("kind", ["profiles", "fixed charge"])
-def test_an_exhausted_search_returns_a_valid_bound_and_claims_no_proof(monkeypatch, kind):
+def test_an_exhausted_search_returns_a_valid_bound_without_proof(monkeypatch, kind):
     monkeypatch.setattr(knapsack, "_FIRST_WIDTH", 1)
     monkeypatch.setattr(knapsack, "_MAX_WIDTH", 1)
     outcomes = set()
@@ -129,7 +129,7 @@ def test_an_exhausted_search_returns_a_valid_bound_and_claims_no_proof(monkeypat
     assert False in outcomes
 
 
-def test_a_search_remembers_a_bounded_number_of_labels(monkeypatch):
+def test_a_search_stores_a_bounded_number_of_labels(monkeypatch):
     frontiers = []
 
     class Recorded(label_search._Frontier):
@@ -183,12 +183,12 @@ def test_a_search_remembers_a_bounded_number_of_labels(monkeypatch):
         "negative budget",
     ],
 )
-def test_corner_cases(costs, errors, budget, choices):
+def test_corner_cases_are_solved(costs, errors, budget, choices):
     solution = solve_knapsack(np.array(costs), np.array(errors), budget)
     assert (solution and solution.choices.tolist()) == choices
 
 
-def test_inputs_are_left_as_they_were():
+def test_inputs_are_not_modified():
     costs, errors = medium("profiles", seed=0)
     before = costs.copy(), errors.copy()
     solve_knapsack(costs, errors, int(costs.mean(axis=1).sum()))

@@ -23,7 +23,7 @@ def adapted(request, artifacts):
 )
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 class TestLora:
-    def test_a_step_changes_the_adapters_alone(self, adapted):
+    def test_a_training_step_changes_only_the_adapters(self, adapted):
         model, _ = adapted
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
@@ -39,7 +39,7 @@ class TestLora:
         adapted_layers = {type(module.base_layer) for module in model.modules() if hasattr(module, "base_layer")}
         assert {type(layer) for layer in stored_layers(load(folder)).values()} <= adapted_layers
 
-    def test_adapters_save_and_load(self, adapted, tmp_path):
+    def test_adapters_can_be_saved_and_loaded(self, adapted, tmp_path):
         model, folder = adapted
         model.save_pretrained(tmp_path)
         assert torch.equal(logits(peft.PeftModel.from_pretrained(load(folder), tmp_path)), logits(model))

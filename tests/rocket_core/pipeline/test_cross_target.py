@@ -65,7 +65,7 @@ def test_without_shrinkage_it_is_plain_least_squares():
 
 @pytest.mark.parametrize("tokens", [3, 200])
 @pytest.mark.parametrize("shrinkage", [0.0, 0.05])
-def test_equal_inputs_ask_for_the_weight_itself(tokens, shrinkage):
+def test_equal_inputs_give_the_weight_itself(tokens, shrinkage):
     dense, _, weight = streams(10, 6, tokens)
     torch.testing.assert_close(target(dense, dense, weight, shrinkage), weight, rtol=1e-4, atol=1e-4)
 
@@ -80,14 +80,14 @@ def test_inputs_that_never_fire_keep_their_weights():
     torch.testing.assert_close(silent, weight, rtol=1e-12, atol=0)
 
 
-def test_it_brings_the_outputs_closer_than_the_weight_itself_does():
+def test_it_brings_the_outputs_closer_than_the_weight_itself():
     dense, compressed, weight = streams(16, 8, 100, noise=1.0)
     wanted = dense @ weight
     found = target(dense, compressed, weight, 0.05)
     assert torch.linalg.norm(wanted - compressed @ found) < 0.8 * torch.linalg.norm(wanted - compressed @ weight)
 
 
-def test_layers_are_compressed_towards_what_lies_half_way_to_it():
+def test_layers_are_compressed_towards_the_halfway_target():
     dense, compressed, weight = streams(10, 6, 50)
     found = halfway_target(weight, compressed.T @ compressed, compressed.T @ dense, tokens=50, shrinkage=0.0)
     best = torch.linalg.lstsq(compressed, dense @ weight).solution

@@ -54,7 +54,7 @@ def save_wide_model(folder, blocks):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_sixteen_blocks_need_hardly_more_memory_than_four(tmp_path, text):
+def test_memory_hardly_grows_from_4_to_16_blocks(tmp_path, text):
     peaks = {}
     for blocks in (4, 16):
         model = tmp_path / f"model{blocks}"

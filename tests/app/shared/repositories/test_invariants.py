@@ -154,7 +154,7 @@ def machine(database_url, clock, report, result, artifact, profile):
     return History
 
 
-def test_no_history_breaks_a_promise(machine):
+def test_no_history_breaks_an_invariant(machine):
     quick = settings(
         max_examples=25,
         stateful_step_count=20,

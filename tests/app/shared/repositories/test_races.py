@@ -118,7 +118,7 @@ def settle(database, lease):
 
 
 @pytest.mark.parametrize("first", ["client", "worker"])
-def test_cancelling_while_a_worker_claims(monkeypatch, database, submit, claim, cancel, assert_ended_once, first):
+def test_cancelling_races_with_a_claim(monkeypatch, database, submit, claim, cancel, assert_ended_once, first):
     job_id = submit()
     if first == "client":
         status, lease = Duel(monkeypatch, jobs, "_locked").fight(lambda: cancel(job_id), lambda: claim(job_id))
@@ -140,7 +140,7 @@ def test_cancelling_while_a_worker_claims(monkeypatch, database, submit, claim, 
     ],
 )
 @pytest.mark.parametrize("first", ["client", "worker"])
-def test_cancelling_while_a_worker_writes(
+def test_cancelling_races_with_a_write(
     monkeypatch, database, submit, claim, cancel, worker_does, assert_ended_once, deed, if_client_first,
     if_worker_first, first,
 ):  # fmt: skip
@@ -192,7 +192,7 @@ def test_cancelling_at_any_moment_ends_every_job_once(database, submit, claim, c
             jobs.delete_job(session, job_id)
 
 
-def test_of_a_worker_and_whoever_takes_its_job_one_writes(
+def test_of_two_workers_that_finish_one_job_only_one_writes(
     monkeypatch, database, submit, claim, worker_does, assert_ended_once
 ):
     """A worker that finishes just as its job is taken from it, and another that finishes it."""

@@ -103,7 +103,7 @@ def small_batches(monkeypatch):
 @pytest.mark.parametrize(
     "family", ["llama", "qwen3", "gemma", "phi3", "gpt2", "opt", "gpt_neox", "gemma2", "gemma3", "mixtral", "bloom"]
 )
-def test_equals_one_backward_pass_of_the_whole_model(family, prepare, open_work, small_batches):
+def test_it_equals_one_backward_pass_of_the_whole_model(family, prepare, open_work, small_batches):
     model = build(family).double()
     run = prepare(model)
     assert run.dtype == torch.float64
@@ -114,7 +114,7 @@ def test_equals_one_backward_pass_of_the_whole_model(family, prepare, open_work,
 @pytest.mark.parametrize(
     ("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.003)], ids=str
 )
-def test_models_of_any_dtype_come_close_to_float64(dtype, within, prepare, open_work, small_batches):
+def test_every_dtype_comes_close_to_float64(dtype, within, prepare, open_work, small_batches):
     model = build("llama").to(dtype)
     run = prepare(model)
     found = measure_sensitivities(run, inputs(), open_work(run, inputs()), silent_monitor(run))
@@ -122,7 +122,7 @@ def test_models_of_any_dtype_come_close_to_float64(dtype, within, prepare, open_
 
 
 @pytest.mark.parametrize("factor", [1e-3, 100])
-def test_gradients_out_of_the_range_of_half_precision_are_measured(factor, prepare, open_work):
+def test_gradients_beyond_half_precision_are_measured(factor, prepare, open_work):
     model = build("llama").half()
     # Numbers of this dtype end at 6e-8 and at 65504; gradients are to be far below the one, and beyond the other.
     with torch.no_grad():
@@ -136,7 +136,7 @@ def test_gradients_out_of_the_range_of_half_precision_are_measured(factor, prepa
     assert_close(found, squared_gradients(model.double(), found, tokens()), within=0.01)
 
 
-def test_loaded_weights_require_no_gradients_which_would_take_their_size_again(prepare):
+def test_loaded_weights_require_no_gradients(prepare):
     run = prepare(build("gpt2"))
     run.loader.load(["transformer.h.1", "transformer.wte"])
     block = run.architecture.blocks[1]
@@ -150,7 +150,7 @@ def test_only_the_first_windows_are_used(prepare, open_work):
     assert_close(found, squared_gradients(model.double(), found, tokens()[:2]), within=1e-5)
 
 
-def test_ignored_layers_are_not_measured_but_passed_through(prepare, open_work):
+def test_ignored_layers_are_passed_through_unmeasured(prepare, open_work):
     model = build("llama")
     run = prepare(model, ignore=("model.layers.0.*", "*.q_proj"))
     work = open_work(run, inputs())
@@ -173,7 +173,7 @@ def encoder_run(folder, settings):
     return model, run
 
 
-def test_without_a_loss_it_is_the_change_of_the_final_hidden_states(tmp_path, settings, open_work, small_batches):
+def test_without_a_loss_it_measures_the_final_hidden_states(tmp_path, settings, open_work, small_batches):
     model, run = encoder_run(tmp_path / "bert", settings)
     window = tokens(1)[:, :8]
     # Each repetition draws other signs.
@@ -216,7 +216,7 @@ def test_cancelled_anywhere_it_resumes_to_the_same_bytes(four_layers, open_work)
         assert read_all(work) == expected
 
 
-def test_killed_at_any_file_it_resumes_to_the_same_bytes_without_repeating_blocks(four_layers, open_work, monkeypatch):
+def test_killed_at_any_file_it_resumes_to_the_same_bytes(four_layers, open_work, monkeypatch):
     run, expected = four_layers
     for number in itertools.count():
         for late in (False, True):
@@ -267,7 +267,7 @@ def test_a_complete_measurement_is_only_read(four_layers, open_work, monkeypatch
     assert sorted(f"{name}.safetensors" for name in found) == sorted(expected)
 
 
-def test_the_disk_it_takes_is_known_beforehand(prepare, open_work, tmp_path):
+def test_the_disk_it_takes_is_predicted(prepare, open_work, tmp_path):
     run = prepare(build("llama"))
     work, taken = open_work(run, inputs()), []
     watcher = silent_monitor(run, on_progress=lambda _progress: taken.append(work.stored_bytes))
@@ -278,7 +278,7 @@ def test_the_disk_it_takes_is_known_beforehand(prepare, open_work, tmp_path):
     assert 0.7 * expected <= max(taken) - taken[0] <= 1.05 * expected
 
 
-def test_every_block_is_told_of(prepare, open_work, small_batches):
+def test_every_block_is_reported(prepare, open_work, small_batches):
     run = prepare(build("llama"))
     told = []
     watcher = silent_monitor(run, on_progress=told.append)
@@ -334,7 +334,7 @@ for number, model in enumerate(sys.argv[2:]):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_three_times_the_blocks_need_hardly_more_memory(tmp_path, text):
+def test_memory_hardly_grows_with_the_number_of_blocks(tmp_path, text):
     folders = [tmp_path / str(blocks) for blocks in (4, 4, 12)]
     for folder in folders[1:]:
         config = LLAMA_LIKE | {"hidden_size": 128, "intermediate_size": 8192, "num_hidden_layers": int(folder.name)}
