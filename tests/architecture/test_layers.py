@@ -1,4 +1,4 @@
-"""Rules of structure that import-linter cannot see."""
+"""Rules of structure that import-linter cannot check."""
 
 import ast
 import subprocess
@@ -48,7 +48,7 @@ def test_a_process_has_one_thread_until_it_is_confined(module):
     assert result.stdout.strip() == "False 1"
 
 
-# Lists of fields, which a reader does not read from top to bottom.
+# Lists of fields, which are not read from top to bottom.
 DECLARATIVE = {"config.py", "errors.py", "model.py", "models.py", "resources.py"}
 
 

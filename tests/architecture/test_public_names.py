@@ -1,4 +1,4 @@
-"""The names that other programs may import."""
+"""Names that other programs may import."""
 
 import inspect
 import subprocess

@@ -18,7 +18,7 @@ def links(page):
 
 
 def anchors(page):
-    """The anchors that GitHub gives a page's headings."""
+    """Return the anchors that GitHub gives a page's headings."""
     text = re.sub(r"^(```|~~~).*?^\1", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     found = {}
     for heading in HEADING.findall(text):
@@ -29,12 +29,12 @@ def anchors(page):
 
 
 def has_anchor(page, anchor):
-    # What is generated exists on the site alone, where Sphinx checks it.
+    # Generated pages exist only on the site, where Sphinx checks them.
     return anchor in anchors(page) or "\n<!-- generated: " in page.read_text(encoding="utf-8")
 
 
 def missing(page):
-    """Links of a page that lead nowhere."""
+    """Return links of a page without a target."""
     wrong = []
     for link in links(page):
         if re.match(r"[a-z]+:", link):

@@ -1,4 +1,4 @@
-"""What the reference pages are made of."""
+"""Generated parts of the reference pages."""
 
 import re
 from pathlib import Path

@@ -21,7 +21,7 @@ def run(*command, code=0):
 
 @pytest.fixture(scope="module")
 def compressed(tmp_path_factory):
-    """The bundled model after `rocket compress`, with fewer samples than the README asks for."""
+    """Return the bundled model after `rocket compress`, with fewer samples than in the README."""
     out = tmp_path_factory.mktemp("commands") / "out"
     result = run(ROCKET, "compress", MODEL, out, "--ratio", "0.3", "--samples", "8")
     return out, result

@@ -1,4 +1,4 @@
-"""The service and its jobs killed and stopped while they work: a job ends with the same bytes all the same."""
+"""The service and its jobs, killed and stopped while they work, with identical bytes in the end."""
 
 import random
 import signal
@@ -16,7 +16,7 @@ def test_a_job_killed_at_random_moments_gives_identical_bytes(start_service, uni
     hashes, events = uninterrupted
     seed = random.SystemRandom().randrange(10**6)
     moments = random.Random(seed)
-    # Named by what the job has told by then; the last events leave no time to strike before the end.
+    # Named by the number of events so far; the last events leave no time to strike before the end.
     strikes = sorted(moments.randrange(2, len(events) - 2) for _ in range(2))
     service = start_service()
     job_id = service.submit(**REQUEST)

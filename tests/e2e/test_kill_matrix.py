@@ -1,7 +1,7 @@
-"""Processes that are killed at every place where it could hurt.
+"""Processes killed at every dangerous place.
 
-One job is struck at all places in turn, each time in the middle of what the last attempt has left: as hard as a job for
-each place, and half as many starts of a process. `make soak` kills every process at every place.
+One job is struck at all failpoints in turn, each time in the state left by the last attempt: as hard as a job for
+each failpoint, with half as many process starts. `make soak` kills every process at every failpoint.
 """
 
 import pytest
@@ -25,7 +25,7 @@ ATTEMPTS = 1 + sum(point.where in ATTEMPT_PROCESSES for point in POINTS) - 1
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory, postgres, redis_server):
-    """A deployment on Postgres and Redis, and a job that has been struck everywhere."""
+    """Return a deployment on Postgres and Redis, and a job that was struck at every failpoint."""
     folder = tmp_path_factory.mktemp("kills")
     marks, data_dir = folder / "marks", folder / "data"
     (data_dir / "models").mkdir(parents=True)

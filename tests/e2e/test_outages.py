@@ -1,4 +1,4 @@
-"""What happens to a service, and to its jobs, when Postgres or Redis does not answer."""
+"""Outages of Postgres and Redis: effects on a service and its jobs."""
 
 import time
 
@@ -9,14 +9,14 @@ from tests.e2e.kill_matrix import FAILPOINTS, ROOT
 from tests.reference.tiny_models import save_tiny_model
 
 REQUEST = {"model_id": "local/tiny", "ratio": 0.3, "calibration": {"samples": 2, "sequence_length": 16}}
-# The broker does not care what a job does, so that the job need not load torch.
+# The broker does not depend on what a job does, so that the job need not load torch.
 IDLE = REQUEST | {"metadata": {"work": "none"}}
 PATIENCE_SECONDS = 1.0
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory, postgres, redis_server):
-    """One deployment that all outages hit in turn, as they would in its life."""
+    """Return one deployment for all outages, one after another."""
     data_dir = tmp_path_factory.mktemp("outages") / "data"
     save_tiny_model("llama", data_dir / "models" / "tiny")
     name = postgres.create(postgres.migrated)
@@ -36,7 +36,7 @@ def service(tmp_path_factory, postgres, redis_server):
 
 
 def answers_in_time(service):
-    """Each of them within a second, whatever the broker does; returns the id of the job it has accepted."""
+    """Check that all requests are answered within a second despite the outage; return the id of the accepted job."""
     began = time.monotonic()
     accepted = service.client.post("/jobs", json=IDLE)
     took = [time.monotonic() - began]
@@ -67,7 +67,7 @@ def test_a_hanging_redis_delays_no_response_and_loses_no_job(service, redis_serv
     redis_server.freeze()
     try:
         job_id = answers_in_time(service)
-        # Again, now with a client waiting for its answer.
+        # Again, now with a client waiting for its response.
         time.sleep(1)
         waiting = answers_in_time(service)
         assert succeeded(service, job_id)

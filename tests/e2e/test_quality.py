@@ -1,4 +1,4 @@
-"""Quality on a real model, held to the figures of the paper's own implementation and to those of its preset."""
+"""Quality on a real model, compared with the figures of the paper's own implementation and of its preset."""
 
 import argparse
 import functools

@@ -1,4 +1,4 @@
-"""What `benchmarks.quality` makes of its runs."""
+"""Tables that `benchmarks.quality` makes of its runs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The service as a whole: real processes, a real database, and a model that is really compressed."""
+"""The service as a whole: real processes, a real database, and a model that is actually compressed."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ from tests.e2e.watching import LAYERS, REQUEST, assert_whole, events_of, has_tol
 
 
 def assert_small(service):
-    """The work is done elsewhere: no torch in the service's own process, and little memory."""
+    """Check that the work is done in other processes: the service's own has no torch and takes little memory."""
     status = Path(f"/proc/{service.process.pid}/status").read_text()
     peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
     assert peak < 150 * 1024
@@ -69,7 +69,7 @@ def test_jobs_can_be_cancelled_and_retried(start_service, uninterrupted):
     assert service.job(running)["status"] == "cancelled"
     layers = service.client.get(f"/jobs/{retried}/layers").json()["data"]
     assert len(layers) == LAYERS
-    # What the first had done was not done again.
+    # The second job did not repeat the work of the first.
     assert len([event for event in events_of(service, retried) if event["type"] == "layer"]) < LAYERS
 
 
@@ -150,7 +150,7 @@ def test_a_job_at_another_ratio_reuses_the_profile(finished_job):
     profiles = [[{**layer, "chosen": None} for layer in found] for found in layers]
     assert profiles[0] == profiles[1]
     assert len(list((service.data_dir / "profiles").iterdir())) == 1
-    # What was predicted before is what came out.
+    # The result matches the earlier prediction.
     asked = {"ratio": 0.45}
     predicted = service.client.post(f"/profiles/{jobs[0]['profile_id']}/allocations", json=asked).json()
     assert [layer["chosen"] for layer in predicted["layers"]] == [layer["chosen"] for layer in layers[1]]

@@ -1,4 +1,4 @@
-"""The demo as `make demo` runs it, on less text."""
+"""The demo of `make demo`, on less text."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from app.shared.storage import data_folder_lock
 
 ROOT = Path(__file__).parents[2]
 
-# The same program, which reads less: of calibration text, and of the text that perplexity is measured on.
+# The same program, which reads less text for calibration and for perplexity.
 DRIVER = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -45,7 +45,7 @@ def demo(folder):
 
 
 def require_free(folder):
-    """Whoever holds the data folder is still running."""
+    """Assert that nothing that holds the data folder is still running."""
     with data_folder_lock(folder / "data"):
         pass
 

@@ -1,4 +1,4 @@
-"""The bundled model is what its card says."""
+"""The bundled model, compared with its card."""
 
 import json
 import math

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 @pytest.fixture
 def filled(url, connect):
-    """A database of version 0001 with rows in every table, as they read."""
+    """Fill a database of version 0001, and return the rows of every table."""
     upgrade(url, "0001")
     with connect() as connection:
         fill(connection, AT_0001)
@@ -92,7 +92,7 @@ def test_a_failed_upgrade_leaves_the_database_unchanged(url, connect, filled, mo
     def explode(*_arguments, **_options):
         raise RuntimeError("power cut")
 
-    # The last thing that the newest revision does.
+    # The last operation of the newest revision.
     monkeypatch.setattr(alembic.op, "execute", explode)
     with pytest.raises(RuntimeError, match="power cut"):
         upgrade(url)

@@ -48,9 +48,9 @@ def test_a_difference_between_migrations_and_models_is_detected(url, connect):
         check_migrations(url)
 
 
-@pytest.mark.databases("sqlite")  # where a migration builds tables anew, and could lose them
+@pytest.mark.databases("sqlite")  # where a migration recreates tables, and could lose them
 def test_checks_and_indexes_of_the_models_are_in_the_migrations(url, tmp_path):
-    # Alembic's own comparison leaves checks out.
+    # Alembic's own comparison ignores check constraints.
     upgrade(url)
     modelled = create_engine(f"sqlite:///{tmp_path}/models.sqlite3")
     Base.metadata.create_all(modelled)
@@ -98,7 +98,7 @@ def test_revisions_do_not_import_the_application():
 
 
 def test_concurrent_migrations_do_not_collide(url, connect, request):
-    # As the replicas of a deployment do; without a lock all but one fail on what another has just made.
+    # As the replicas of a deployment do; without a lock all but one fail on what another has just created.
     upgrade(url, "0001")
     code = "import sys; from app.shared.database import upgrade; upgrade(sys.argv[1])"
     with connect() as reader:

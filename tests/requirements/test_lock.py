@@ -23,7 +23,7 @@ def text_of(name):
 
 
 def locked(text):
-    """The packages of a file, each with its one requirement."""
+    """Return the packages of a file, each with its one requirement."""
     found = [Requirement(line.rstrip(" \\")) for line in text.splitlines() if re.match(r"[A-Za-z0-9]", line)]
     packages = {canonicalize_name(requirement.name): requirement for requirement in found}
     assert len(packages) == len(found)
@@ -34,7 +34,7 @@ PINS = {name: str(requirement.specifier) for name, requirement in locked(CONSTRA
 
 
 def closure(requirements):
-    """The packages that requirements bring, by what is installed here."""
+    """Return the packages that requirements pull in, according to what is installed."""
     found, waiting, seen = set(), [(Requirement(text), frozenset()) for text in requirements], set()
     while waiting:
         requirement, extras = waiting.pop()
@@ -97,14 +97,14 @@ def test_the_api_lock_has_no_torch_and_the_worker_lock_has():
 def test_all_locks_have_the_same_targets():
     assert {target["python_version"] for target in TARGETS} == {"3.11", "3.12", "3.13"}
     assert {target["platform_machine"] for target in TARGETS} == {"x86_64", "aarch64"}
-    # Wherever a marker is left, it decides between these targets.
+    # A remaining marker distinguishes these targets.
     for requirement in (requirement for name in FILES for requirement in locked(text_of(name)).values()):
         needed = [requirement.marker is None or requirement.marker.evaluate(target) for target in TARGETS]
         assert requirement.marker is None or len(set(needed)) == 2
 
 
 def test_pip_refuses_a_package_with_another_hash(tmp_path):
-    """The locked file of a package that is not a real package, once with its hash and once with another."""
+    """Install a locked package that is not a real one, once with its hash and once with another."""
     wheel = make_wheel(tmp_path)
     right = subprocess.run(
         [sys.executable, "-m", "pip", "hash", str(wheel)], capture_output=True, text=True, check=True
@@ -120,9 +120,9 @@ def test_pip_refuses_a_package_with_another_hash(tmp_path):
 
 
 def test_locking_uses_pinned_versions_and_hashes_of_the_index(tmp_path, monkeypatch):
-    """Without a network: from a folder in place of an index."""
+    """Lock without a network, from a folder instead of an index."""
     wheel = make_wheel(tmp_path)
-    # Nothing of the caller's environment changes the result.
+    # Nothing from the caller's environment changes the result.
     monkeypatch.setenv("UV_NO_INDEX", "0")
     monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9/simple")
     file = tmp_path / "out.txt"
@@ -142,7 +142,7 @@ def test_an_unsatisfiable_requirement_writes_nothing(tmp_path):
 
 
 def make_wheel(folder):
-    """A wheel without content."""
+    """Return a wheel without content."""
     file = folder / "rocket_test_nothing-1.0-py3-none-any.whl"
     metadata = {
         "METADATA": "Metadata-Version: 2.1\nName: rocket-test-nothing\nVersion: 1.0\n",

@@ -10,7 +10,7 @@ DIGEST = "sha256:" + "ab" * 32
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
-    """A program in place of docker, as no registry can be asked here; it notes what it is asked."""
+    """Create a program in place of docker, as no registry is available here; it records its calls."""
     folder = tmp_path / "bin"
     folder.mkdir()
     file = folder / "docker"

@@ -11,7 +11,7 @@ from cyclonedx.validation import make_schemabased_validator
 from requirements.lock import ROOT
 from tests.requirements.test_lock import locked, text_of
 
-# Python runs this at the start of every process: one that asks the network fails.
+# Python runs this at the start of every process: one that uses the network fails.
 OFFLINE = """
 import socket
 

@@ -8,7 +8,7 @@ from tests.loopback_service import free_port
 
 @pytest.fixture
 def complete(rocket, monkeypatch):
-    """What a shell offers at the end of a line."""
+    """Return what a shell offers at the end of a line."""
 
     def complete(line):
         monkeypatch.setenv("_ROCKET_COMPLETE", "complete_bash")

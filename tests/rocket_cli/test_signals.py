@@ -16,7 +16,7 @@ import pytest
 
 from rocket_cli.signals import stopping_on_signals
 
-# The fake takes a step every 20 ms, or only one that does not end; it can be cancelled between steps.
+# The fake takes a step every 20 ms, or a single one that does not end; it can be cancelled between steps.
 DRIVER = """
 import sys, time
 from types import ModuleType, SimpleNamespace

@@ -1,4 +1,4 @@
-"""What only the asynchronous client can do, and that it can all that the blocking one can."""
+"""Features of the asynchronous client only, and its equivalence with the blocking one."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ def offered(kind):
 
 
 def awaited(annotation):
-    """What the blocking client returns where the asynchronous one is annotated so."""
+    """Return what the blocking client returns where the asynchronous one has this annotation."""
     if typing.get_origin(annotation) is AsyncIterator:
         return Iterator[typing.get_args(annotation)]
     return annotation
@@ -60,7 +60,7 @@ def test_several_jobs_can_be_followed_concurrently(server, service):
         async with AsyncRocket(server.url) as rocket:
             waiting = [asyncio.create_task(rocket.wait(job_id)) for job_id in jobs]
             await asyncio.sleep(0.3)
-            # While those three are under way, this one is asked.
+            # While those three are open, this one is requested.
             assert (await rocket.get_job(jobs[0])).status == "running"
             for lease in leases:
                 await asyncio.to_thread(service.fail, lease)

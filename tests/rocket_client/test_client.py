@@ -25,7 +25,7 @@ pytestmark = pytest.mark.both_clients
 
 
 class Relay:
-    """Stands between client and server and loses the first answers."""
+    """A relay between client and server that loses the first responses."""
 
     def __init__(self, server_url, *, lost):
         self._port = int(server_url.rsplit(":", 1)[1])

@@ -55,7 +55,7 @@ def part(folder):
 
 
 def received(client, job_id, folder):
-    """Downloads, and says how many bytes came over the network."""
+    """Download, and return the number of bytes received over the network."""
     seen = [0]
     client.download(job_id, folder, on_progress=lambda progress: seen.append(progress.received))
     return seen[-1]

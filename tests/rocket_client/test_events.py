@@ -18,7 +18,7 @@ def numbers(told):
 
 @pytest.fixture
 def failed(service):
-    """A job with four events."""
+    """Return a job with four events."""
     job_id = service.submit()
     service.fail(service.claim(job_id))
     return job_id
@@ -134,7 +134,7 @@ def test_a_deleted_job_ends_its_stream(client, service, failed):
     stream = client.events(failed)
     next(stream)
     client.delete(failed)
-    # What was on its way is told; a client that comes back finds nothing.
+    # Buffered events may still arrive; a client that reconnects finds nothing.
     list(stream)
     with pytest.raises(ProblemError) as refused:
         list(client.events(failed))

@@ -1,4 +1,4 @@
-"""A store that hangs keeps its downloads, and nothing else of the service."""
+"""A hanging store, which delays only its downloads."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The API key: to whom the client sends it, and what it says when it is not enough."""
+"""The API key: to whom the client sends it, and messages if it is refused."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,7 +14,7 @@ KEY = "rk_0123456789abcdef_" + "0" * 64
 
 
 class Recorder(HTTPServer):
-    """Remembers what it is sent, and answers with a redirect or with nothing."""
+    """A server that records what it receives, and answers with a redirect or with nothing."""
 
     def __init__(self, location=None):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -72,7 +72,7 @@ def test_a_key_is_not_sent_along_a_redirect(connect, first, other):
 
 @pytest.mark.parametrize("way", ["redirect", "asked for"])
 def test_a_key_is_never_sent_to_another_server(first, other, way):
-    # Even by code that follows redirects, or asks for a whole address with the same connections.
+    # Even for code that follows redirects, or requests an absolute URL with the same connections.
     with httpx2.Client(auth=KeyAuth(KEY, httpx2.URL(first.url)), trust_env=False, follow_redirects=True) as http:
         http.get(first.url if way == "redirect" else other.url)
     assert other.seen == [None]

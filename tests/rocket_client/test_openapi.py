@@ -1,4 +1,4 @@
-"""The clients against the service's OpenAPI document: what is sent is asked for there, what is read is told there."""
+"""The clients against the service's OpenAPI document: requests and responses match it."""
 
 import inspect
 import re
@@ -22,7 +22,7 @@ EVALUATE = {"dataset": "builtin", "samples": 2, "sequence_length": 8, "stride": 
 OPTIONS = {"preset": "fast", "objective": "fisher", "method": "rocket", "ignore": ["*.q"], "export": ["dense"]}
 JOB_REQUEST = {"ratio": 0.3, "calibration": CALIBRATION, "evaluate": EVALUATE, "options": OPTIONS, "revision": "main"}
 
-# One call, or more where there are several ways to make it, of each method that asks the server.
+# For each method that calls the server one call, or several if there are several ways to call it.
 METHODS = {
     "submit": [
         {"model_id": "local/tiny", "ratio": 0},
@@ -60,14 +60,14 @@ METHODS = {
     "delete_profile": [{"profile_id": PROFILE}],
     "report": [{"job_id": JOB}],
     "artifacts": [{"job_id": JOB}],
-    # Asks for the list first; the files it asks for then are in `FILE`.
+    # Requests the list first; the files that it requests next are in `FILE`.
     "download": [{"job_id": JOB, "folder": Path("out")}],
     "models": [{}],
     "calibrations": [{}],
 }
 ASKING_NOTHING = {"server", "close"}
 
-# What the document has and no client method asks for.
+# Operations of the document that no client method uses.
 NO_METHOD = {
     "GET /healthz": "for whoever runs the service, like the next two; a client notices by itself",
     "GET /readyz": "as above",
@@ -80,7 +80,7 @@ NOT_SENT = {
     ("GET /jobs/{job_id}/events", "after"): "the header Last-Event-ID says the same of a stream",
     ("GET /jobs/{job_id}/events", "limit"): "of pages; the client reads streams",
 }
-# Where the document allows what an answer to the client's own calls never has.
+# Where the document allows what a response to the client's own calls never has.
 NARROWER = {
     f"Upload.{member}: {difference}": "only of what the server offers by itself, which is asked for by name"
     for member in ("size", "documents", "sha256")
@@ -92,7 +92,7 @@ class EventPage(BaseModel):
     data: tuple[models.Event, ...]
 
 
-# What answers requests that are no `Call`.
+# Models of responses to requests that are not a `Call`.
 READ = {
     "GET /jobs/{job_id}/events": EventPage,
     "GET /jobs/{job_id}/artifacts/{name}": None,
@@ -110,7 +110,7 @@ def document(tmp_path_factory):
 
 
 class Asked(BaseException):
-    """Stands for the network: whatever is about to be sent ends there."""
+    """Stands in for the network: every request ends there."""
 
 
 def asked_by(connect, method, arguments, monkeypatch):
@@ -124,7 +124,7 @@ def asked_by(connect, method, arguments, monkeypatch):
     monkeypatch.setattr("rocket_client._transport._body", lambda request: _Nothing())
     monkeypatch.setattr("rocket_client._transport._async_body", lambda request: _Nothing())
     with connect("http://127.0.0.1:1") as client, suppress(Asked):
-        # Those that iterate ask at the first step.
+        # Iterators send their request at the first step.
         list(getattr(client, method)(**arguments))
     return sent
 
@@ -150,7 +150,7 @@ def file_request():
 
 
 def operation_of(document, request):
-    """The document's name of a request, and what it says of it."""
+    """Return the document's name of a request, and its operation."""
     fitting = [
         (f"{request.method} {path}", methods[request.method.lower()])
         for path, methods in document["paths"].items()
@@ -206,7 +206,7 @@ def test_every_documented_parameter_can_be_sent(document, connect, monkeypatch):
 
     assert offered - sent == set(NOT_SENT)
     own = {parameter for name, parameter in sent - offered}
-    # HTTP's own, which a document need not name.
+    # HTTP's own headers, which a document need not name.
     assert own <= {"accept", "accept-encoding", "cache-control", "content-type", "range", "if-range"}
 
 
@@ -257,13 +257,13 @@ def test_progress_has_the_types_of_the_job(document):
 
 
 def returned(call):
-    """The resource that a function of `calls` annotates as its answer."""
+    """Return the resource that a function of `calls` annotates as its response."""
     annotation = inspect.signature(call).return_annotation
     return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Call else None
 
 
 class Comparison:
-    """What a service may send by its document against what a client takes, each a JSON schema with definitions."""
+    """Comparison of what a service may send with what a client accepts, each a JSON schema with definitions."""
 
     def __init__(self, taken, sent):
         self._taken, self._sent = taken, sent
@@ -305,7 +305,7 @@ ALL_TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"
 
 
 def types(schema):
-    """Which JSON types it allows; all where it says nothing."""
+    """Return the JSON types that a schema allows; all if it names none."""
     if "type" in schema:
         return {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
     named = schema.get("enum", [schema["const"]] if "const" in schema else [])
@@ -326,7 +326,7 @@ def resolved(document, schema):
 
 
 def choices(document, schema):
-    """The schemas of which one holds."""
+    """Return the schemas of which one applies."""
     schema = resolved(document, schema)
     options = schema.get("anyOf") or schema.get("oneOf")
     if options is None:

@@ -1,4 +1,4 @@
-"""Clients that are not ours resume downloads, wherever the files are."""
+"""Third-party clients that resume downloads, wherever the files are."""
 
 import subprocess
 

@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def at_store(monkeypatch):
-    """What arrives at the store, as far as it is sent by this process's HTTP client."""
+    """Record the requests of this process's HTTP client to the store."""
     sent = []
 
     def spy_on(kind):

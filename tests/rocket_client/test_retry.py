@@ -12,7 +12,7 @@ class Clock:
 
 
 def waits(patience, clock):
-    """Every wait until it is enough, slept through."""
+    """Return every wait until the patience ends, with the clock advanced by each."""
     found = []
     while (wait := patience.next_wait()) is not None:
         found.append(wait)

@@ -1,4 +1,4 @@
-"""What a job is to come to: a ratio, a size, or only a profile."""
+"""Targets of a job: a ratio, a size, or only a profile."""
 
 import pytest
 

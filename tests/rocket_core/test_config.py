@@ -49,7 +49,7 @@ def test_the_default_preset_is_fast():
     plain = compression_config(ratio=0.3)
     assert plain.preset == "fast"
     assert plain == compression_config(ratio=0.3, preset="fast")
-    # The fields' own defaults say the same, which is what an OpenAPI document shows.
+    # The fields' own defaults, which an OpenAPI document shows, are the same.
     fields = {name: field.default for name, field in CompressionConfig.model_fields.items() if name != "ratio"}
     assert {name: getattr(plain, name) for name in fields} == fields
 

@@ -50,7 +50,7 @@ def service(tmp_path_factory):
 
 @contextmanager
 def open_page(browser, service, *, width=1440, scheme="light", **options):
-    """A page that must not complain of anything."""
+    """Yield a page, which must not log errors."""
     complaints = []
     context = browser.new_context(
         base_url=service.url, viewport={"width": width, "height": 900}, color_scheme=scheme, **options
@@ -58,7 +58,7 @@ def open_page(browser, service, *, width=1440, scheme="light", **options):
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    # The browser itself reports statuses that are errors.
+    # The browser itself logs error statuses.
     page.on("console", lambda told: complaints.append(told.text) if _is_complaint(told) else None)
     yield page
     context.close()
@@ -75,7 +75,7 @@ def look_at(page, name):
     size, scheme = page.viewport_size["width"], page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
     page.wait_for_timeout(300)
     page.screenshot(path=SCREENSHOTS / f"{name}-{size}-{'dark' if scheme else 'light'}.png", full_page=True)
-    # Nothing but what scrolls by itself is wider than the screen.
+    # Only elements that scroll are wider than the screen.
     assert page.evaluate("document.documentElement.scrollWidth") <= size, name
     found = Axe().run(page).response["violations"]
     serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in {"serious", "critical"}]
@@ -90,7 +90,7 @@ def fill_in(page, ratio):
 
 
 def finish(page):
-    """Waits for the end of the job that the page shows."""
+    """Wait for the end of the job that the page shows."""
     expect(page.get_by_role("heading", name="Download")).to_be_visible(timeout=PATIENCE)
     assert "succeeded" in page.locator(".badge").first.inner_text()
 
@@ -108,7 +108,7 @@ def test_a_job_made_on_an_empty_page_gives_a_loadable_model(browser, service, tm
         expect(page.locator(".log")).to_contain_text("running")
         look_at(page, "running")
         finish(page)
-        # The page has loaded itself again, and shows what came of it.
+        # The page has reloaded itself, and shows the result.
         expect(page.locator("figure[data-figure='allocation-map'] svg").first).to_be_visible()
         expect(page.locator("tr", has_text="this one, of tiny")).to_contain_text("Wh")
         job_id = page.url.rsplit("/", 1)[-1]

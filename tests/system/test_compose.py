@@ -1,4 +1,4 @@
-"""The stack in containers as far as it can be judged without an engine: by Compose's own parser, by the settings that a
+"""The container stack, checked without a container engine: by Compose's own parser, by the settings that a
 process would read, and by the commands that it would parse."""
 
 import re
@@ -29,14 +29,14 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
 
 OURS = {"api": "api", "migrate": "api", "worker": "worker", "worker-gpu": "worker"}
-"""Our services, with the target of the Dockerfile that each runs."""
+"""Our services, with the Dockerfile target of each."""
 LASTING = {"api", "worker", "worker-gpu", "postgres", "redis"}
 SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|ACCESS_KEY|DATABASE_URL")
 
 
 @pytest.fixture(scope="module")
 def compose(tmp_path_factory):
-    """Runs `docker-compose` on a copy of the file, with an `.env` of these variables."""
+    """Run `docker-compose` on a copy of the file, with an `.env` of these variables."""
     program = shutil.which("docker-compose")
     assert program, "this test needs docker-compose: apt-get install docker-compose"
 
@@ -45,7 +45,7 @@ def compose(tmp_path_factory):
         shutil.copy(ROOT / "docker-compose.yml", folder)
         lines = [f"{name}={value}" for name, value in env.items()]
         (folder / ".env").write_text("\n".join(lines), encoding="utf-8")
-        # Nothing of this machine's environment is interpolated.
+        # Nothing from this machine's environment is interpolated.
         return subprocess.run(
             [program, *arguments],
             cwd=folder,
@@ -69,7 +69,7 @@ def canaries():
 
 @pytest.fixture(scope="module")
 def stack(compose, canaries):
-    """The file as Compose understands it."""
+    """Return the file as Compose interprets it."""
     result = compose(canaries, "--profile", "gpu", "config")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -82,7 +82,7 @@ def services(stack):
 
 
 def byte_count(text):
-    """What Compose reads in a size such as 512m."""
+    """Return the bytes that Compose reads in a size such as 512m."""
     number, unit = re.fullmatch(r"(\d+)([kmg]?)b?", text).groups()
     return int(number) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[unit]
 
@@ -129,12 +129,12 @@ def test_no_process_is_root_or_can_become_root(services):
     uid = re.search(r"--uid (\d+) --gid (\d+)", DOCKERFILE)
     assert f"USER {uid[1]}:{uid[2]}" in DOCKERFILE
     assert "--shell /usr/sbin/nologin rocket" in DOCKERFILE
-    # What would give a process another user, or install something, is not in the images.
+    # The images lack programs that switch users or install something.
     assert "find / -xdev -type f -perm /6000 -exec chmod a-s" in DOCKERFILE
     assert "pip uninstall --yes --root-user-action=ignore pip" in DOCKERFILE
     for name in OURS:
         assert services[name]["user"] == f"{uid[1]}:{uid[2]}"
-    # A new volume has the owner of the folder that the image has in its place.
+    # A new volume takes the owner of the image's folder at its mount point.
     [folders] = re.findall(
         rf"install --directory --owner={uid[1]} --group={uid[2]} (.*?)(?: \\)?$", DOCKERFILE, flags=re.M
     )
@@ -151,14 +151,14 @@ def test_containers_are_read_only_except_volumes_and_tmpfs(services):
         for mount in service["tmpfs"]:
             [size] = re.findall(r"[:,]size=(\w+)", mount)
             assert byte_count(size) <= 512 * 2**20, (name, mount)
-            # A folder that another user of the container could not use otherwise.
+            # A folder that another user of the container could not otherwise use.
             assert re.search(r"mode=1777|uid=\d+,gid=\d+", mount), (name, mount)
 
 
 def test_every_container_has_limits(services):
     for name, service in services.items():
         assert 0 < byte_count(service["mem_limit"]) <= 16 * 2**30, name
-        # Or as much swap again could be used.
+        # Otherwise the same amount of swap could be used in addition.
         assert service["memswap_limit"] == service["mem_limit"], name
         assert 0 < service["pids_limit"] <= 2048, name
         assert service["init"] is True, name
@@ -277,7 +277,7 @@ def test_each_command_and_its_options_exist(services, name):
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
     assert scripts[program] == "rocket_cli.main:main"
     found = typer.main.get_command(app).commands[command]
-    # Parses, and refuses what it does not know, but does nothing.
+    # Parses the command, and refuses unknown options, but does nothing.
     found.make_context(command, options)
 
 
@@ -331,7 +331,7 @@ def test_each_image_is_built_once_from_its_target(services):
 
 
 def stage(target):
-    """The lines of the stage of the Dockerfile that an image's packages come from."""
+    """Return the lines of the Dockerfile stage that an image's packages come from."""
     stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", DOCKERFILE, flags=re.MULTILINE | re.DOTALL))
     [source] = re.findall(r"COPY --from=(\S+) /opt/rocket", stages[target])
     return stages[source]
@@ -350,7 +350,7 @@ def test_the_images_install_only_locked_packages_with_hashes(target, locks):
     assert [line.split(" -r ")[1] for line in packages] == locks
     for line in packages:
         assert "--require-hashes --no-deps" in line
-        # What comes as source is built with what is there, so that the build downloads nothing.
+        # Source packages are built with what is installed, so that the build downloads nothing.
         assert "--only-binary :all:" in line or "--no-build-isolation" in line
     assert project.endswith("install --no-deps --no-index /dist/*.whl")
     assert "ARG TORCH_LOCK=torch.txt\n" in DOCKERFILE

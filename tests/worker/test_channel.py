@@ -20,7 +20,7 @@ NOTE = TypeAdapter(Note)
 
 @pytest.fixture
 def ends():
-    """Two ends of a connection: a channel, and a socket that may send anything."""
+    """Yield two ends of a connection: a channel, and a socket that may send anything."""
     one, other = socket.socketpair()
     channel = Channel(one, max_line_bytes=2**20)
     with other:

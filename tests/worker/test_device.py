@@ -13,7 +13,7 @@ def prove(queue, program=("-m", "worker.device"), **options):
     return prove_device(queue, should_stop=lambda: False, program=program, **options)
 
 
-# What stands in for torch: `usable` devices compute, others have a fault.
+# Stands in for torch: `usable` devices compute, others have a fault.
 ANSWERS = """
 from worker.device import DeviceProof
 usable = {usable!r}

@@ -15,7 +15,7 @@ from worker.failures import attempted, failure_of
 
 @pytest.fixture
 def fail():
-    """What becomes of a job whose work raises an error."""
+    """Return the failure of a job whose work raises an error."""
 
     def fail(error, hidden=None):
         def work():

@@ -25,13 +25,13 @@ confined = pytest.mark.skipif(supported().missing != (), reason="this system doe
 
 CANARY = "canary-0123456789"
 KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
-# The process of an attempt as it is, but for the program of its process that computes.
+# The process of an attempt, unchanged except for the program of its compute process.
 JOB = """
 from worker import delegation, job
 delegation.COMPUTE_PROGRAM = ({program!r},)
 sys.exit(job.main())
 """
-# In that place: confined in the same way and with the same request, and then whatever a test wants.
+# In its place: confined in the same way and with the same request, followed by the code of a test.
 COMPUTE = """
 import json, socket, threading
 from pathlib import Path
@@ -74,7 +74,7 @@ channel.send(Finished())
 
 @pytest.fixture
 def run(settings, database, program, submit, look, model):
-    """Runs one attempt at a job whose process that computes does what a test says."""
+    """Run one attempt at a job whose compute process runs the code of a test."""
 
     def run(code, changed=None, **request):
         computing = program(COMPUTE + textwrap.dedent(code))
@@ -86,20 +86,20 @@ def run(settings, database, program, submit, look, model):
 
 
 def report_with(folder):
-    """A report of one artifact, in a folder."""
+    """Return a report of one artifact, in a folder."""
     exports = [{"kind": "dense", "folder": folder, "stored_bytes": 1}]
     return json.dumps(json.loads(empty_report().model_dump_json()) | {"exports": exports})
 
 
 def left_in(settings, name):
-    """What a process has left in the output folder of its job."""
+    """Return what a process left in the output folder of its job."""
     [file] = (settings.data_dir / "work").glob(f"*/out/{name}")
     return file.read_text()
 
 
 @pytest.fixture
 def secrets(tmp_path, monkeypatch, settings):
-    """Places where secrets are, and variables that are secrets."""
+    """Return places that contain secrets, and variables that are secrets."""
     home = tmp_path / "operator"
     files = [
         home / ".aws" / "credentials",
@@ -138,7 +138,7 @@ def test_a_hostile_model_reaches_no_file_network_or_process(run, secrets, settin
     with listener, local:
         job = run(CURIOUS.format(plan=plan), configure(secret_key=KEY, hf_token=CANARY))
     found, environment, arguments, config, folder = json.loads(left_in(settings, "found.json"))
-    # The model was there to be read, so that it is not for a mistake of the test that all else was not.
+    # The model is readable, which shows that the attempts themselves work.
     assert "architectures" in config
     assert {name: answer for name, answer in found.items() if answer.startswith("got")} == {}
     assert set(found.values()) == {"PermissionError"}
@@ -149,7 +149,7 @@ def test_a_hostile_model_reaches_no_file_network_or_process(run, secrets, settin
     for name in ("HOME", "HF_HOME", "TMPDIR"):
         assert environment[name].startswith(str(settings.data_dir / "work")), name
     assert folder.endswith("empty")
-    # It has said that it was finished, without a report.
+    # It reported that it finished, without a report file.
     assert (job.status, job.error["code"]) == ("failed", "storage_error")
 
 
@@ -195,7 +195,7 @@ def test_a_download_has_a_network_and_only_one_token(database, program, secrets,
     found, environment, given = json.loads(file.read_text())
     assert set(found.values()) == {"PermissionError"}
     assert given == token
-    # A proxy is what a download needs, and its password with it.
+    # A download needs the proxy, including its password.
     del environment["HTTPS_PROXY"]
     assert CANARY not in str(environment)
     assert KEY not in str(environment)

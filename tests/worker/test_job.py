@@ -1,4 +1,4 @@
-"""A job's process, mostly inside this one: `Attempt` is all of it but the handling of signals and of its end."""
+"""A job's process, mostly inside this one: `Attempt` is all of it except signal handling and its exit."""
 
 import fcntl
 import hashlib
@@ -33,14 +33,14 @@ QUICK = {
     # Few layers, and few steps.
     "options": {"preset": "paper", "ignore": ["*.mlp.*", "*.k_proj", "*.v_proj", "*.o_proj"]},
 }
-# More than the database ever takes here, less than the model's embeddings.
+# More than the database ever writes here, less than the model's embeddings.
 SMALL_DISK = 2 * 2**20
 LARGE_VOCABULARY = 2**15
 DAY = 86400.0
 
 
 class StopAfter(threading.Event):
-    """Is set once it has been asked so many times."""
+    """An event that is set after a number of checks."""
 
     def __init__(self, questions):
         super().__init__()
@@ -53,7 +53,7 @@ class StopAfter(threading.Event):
 
 @pytest.fixture
 def alter(model):
-    """Gives the model other weights."""
+    """Give the model other weights."""
 
     def alter():
         other = FAMILIES["llama"]()
@@ -66,7 +66,7 @@ def alter(model):
 
 @pytest.fixture
 def attempt(settings, database, claim, look):
-    """Claims a job and works on it; tells what has become of it."""
+    """Claim a job, run it and return it."""
 
     def attempt(job_id, *, stop=None, own_database=None):
         lease = claim(job_id)
@@ -173,7 +173,7 @@ def test_a_stopped_job_resumes_and_produces_identical_bytes(
 ):
     whole = submit(**QUICK)
     attempt(whole)
-    # Or there would be little left to do.
+    # Otherwise there would be little left to do.
     shutil.rmtree(settings.data_dir / "profiles")
     stops = 0
     while look(quick).status == "queued":
@@ -378,7 +378,7 @@ def test_a_job_reclaimed_from_its_worker_publishes_nothing(quick, settings, data
 
 def test_a_commit_without_response_keeps_the_artifacts(quick, settings, attempt, published, look):
     class Forgetful(Database):
-        """Commits, and says once that it does not answer."""
+        """A database that commits but once reports that it does not answer."""
 
         has_forgotten = False
 

@@ -1,4 +1,4 @@
-"""What a job's process brings to its machine: a model of the Hub, with a token perhaps, and an uploaded file."""
+"""Inputs that a job's process fetches: a model of the Hub, perhaps with a token, and an uploaded file."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def attempt(settings, database, claim, look):
 
 @pytest.fixture
 def uploaded(settings, database):
-    """A file of the tenant, as the API stores it."""
+    """Upload a file of the tenant, as the API stores it."""
     stored = Attempt(settings, database, None, threading.Event())._store.put_stream([LINES], max_bytes=2**20)
     new = NewUpload(storage_key=stored.key, sha256=stored.sha256, size=stored.size, suffix=".jsonl", documents=40)
     with database.transaction() as session:
@@ -93,7 +93,7 @@ def test_a_model_in_use_is_not_evicted_from_the_cache(hub, submit_with, configur
 
     try:
         assert run(submit_with()).status == "succeeded"
-        # This process lives on, and so it holds the model still.
+        # This process continues to run, so it still holds the model.
         other = run(submit_with(model_id="org/other"))
         assert (other.status, other.attempt) == ("queued", 1)
         hub_cache.release(Path(constants.HF_HUB_CACHE) / "models--org--model")

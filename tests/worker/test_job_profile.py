@@ -1,4 +1,4 @@
-"""A job that profiles a model and no more, and what it spares the jobs after it."""
+"""A job that only profiles a model, and the work it saves for later jobs."""
 
 import os
 import threading

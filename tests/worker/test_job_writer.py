@@ -28,7 +28,7 @@ def held(submit, claim):
 
 @pytest.fixture
 def hasty_database(settings):
-    """Waits for another writer for a moment only."""
+    """Return a database that waits for another writer only briefly."""
     database = Database(settings.database)
     event.listen(database.engine, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout=20"))
     yield database
@@ -42,7 +42,7 @@ def writer(hasty_database, held):
 
 @pytest.fixture
 def other_writer(settings):
-    """Another process in the middle of a transaction."""
+    """Yield another writer in the middle of a transaction."""
     connection = sqlite3.connect(settings.database.database, isolation_level=None, check_same_thread=False)
     connection.execute("BEGIN IMMEDIATE")
     yield connection

@@ -17,7 +17,7 @@ from tests.worker.waiting import eventually
 from worker.lease import LeaseKeeper
 from worker.process import EXIT_FENCED_OUT
 
-# The shortest there is; renewed every half second.
+# The shortest possible lease; renewed every half second.
 LEASE_SECONDS = 2.0
 
 
@@ -40,7 +40,7 @@ def own_database(settings):
 
 @pytest.fixture
 def keep(configure, own_database):
-    """A keeper that notes what it is told, and does not end this process."""
+    """Return a function that makes keepers, which record their events and do not end this process."""
 
     def keep(lease, parent=None, lease_seconds=LEASE_SECONDS):
         keeper = LeaseKeeper(
@@ -81,7 +81,7 @@ def test_a_cancellation_sets_the_stop_event(keep, held, cancel):
 def test_a_fenced_out_keeper_reports_the_loss(keep, held, database):
     with database.transaction() as session:
         sweeps.reclaim_from(session)
-    # Long before a lease has run out.
+    # Long before a lease has expired.
     with keep(held, lease_seconds=600) as keeper:
         assert keeper.lost.wait(20)
 

@@ -22,7 +22,7 @@ FOREVER = "while True: time.sleep(1)"
 
 @pytest.fixture
 def employ():
-    """Starts workers, and stops those that the test has not stopped."""
+    """Start workers, and stop those that the test has not stopped."""
     workers = []
 
     def employ(settings, program, equipment=ALL_ROUND):
@@ -60,7 +60,7 @@ def statuses(look):
 
 
 def test_messages_start_jobs_without_waiting_for_the_poll(configure, employ, program, diary, submit, statuses):
-    # The one look that polling takes in a minute, and the one sweep, are at the start.
+    # The only poll within a minute, and the only sweep, are at the start.
     settings = configure(poll_seconds=60)
     employ(settings, program(diary.note("sys.argv[1]") + "\ntime.sleep(0.1)"))
     celery = create_celery(settings)
@@ -70,7 +70,7 @@ def test_messages_start_jobs_without_waiting_for_the_poll(configure, employ, pro
         return statuses(job_ids) == {"failed": len(job_ids)}
 
     for number in (1, 3):
-        # Several wait for each other.
+        # Several jobs wait for one another.
         rung = [submit(max_attempts=1) for _ in range(number)]
         job_ids.extend(rung)
         for job_id in rung:
@@ -82,7 +82,7 @@ def test_messages_start_jobs_without_waiting_for_the_poll(configure, employ, pro
 
 def test_a_repeated_message_runs_its_job_once(configure, employ, program, diary, submit, look):
     settings = configure()
-    # Ends for good, with attempts left that another run could take.
+    # Fails permanently, with attempts left that another run could use.
     code = f"""
     from app.shared.database import Database
     from app.shared.outcomes import JobError
@@ -97,7 +97,7 @@ def test_a_repeated_message_runs_its_job_once(configure, employ, program, diary,
     celery = create_celery(settings)
     job_id = submit()
     with celery.connection_for_read() as connection:
-        # Some while it runs or before, some once it has ended.
+        # Some messages arrive before or during the run, some after it.
         for _ in range(2):
             for _ in range(5):
                 ring(celery, job_id, "cpu")
@@ -134,7 +134,7 @@ def test_a_failed_consumer_is_replaced(configure, employ, program, diary, submit
     try:
         employ(configure(), program(""))
         eventually(lambda: len(begun) == 1)
-        # As Celery does by itself after a hundred attempts to reach its broker.
+        # As Celery does itself after a hundred attempts to reach its broker.
         celery_state.should_stop = 1
         eventually(lambda: len(begun) == 2)
     finally:
@@ -204,7 +204,7 @@ def test_the_owner_of_the_folder_reclaims_all_held_jobs(settings, program, submi
 def test_two_workers_run_each_job_exactly_once(configure, employ, program, diary, submit, statuses):
     job_ids = [submit(max_attempts=1) for _ in range(50)]
     shared = program(diary.note("sys.argv[1]"))
-    # One in this process and one in its own.
+    # One in this process and one in a separate process.
     settings = configure()
     code = f"""
     from app.shared.settings import load_settings
@@ -233,7 +233,7 @@ def redis():
 
 
 def test_with_redis_only_workers_of_the_queue_are_notified(configure, employ, program, diary, submit, statuses, redis):
-    # The one look that polling takes in a minute, and the one sweep, are at the start.
+    # The only poll within a minute, and the only sweep, are at the start.
     settings = configure(poll_seconds=60, broker_url=redis.url)
     worker = employ(settings, program(diary.note("sys.argv[1]")), Equipment(queues=("cpu",), device="cpu"))
     time.sleep(1)
@@ -263,7 +263,7 @@ def test_with_redis_a_worker_ends_promptly_and_releases_its_job(
     worker.stop()
     seconds = time.monotonic() - began
     redis.thaw()
-    # With a broker that hangs, as long as its time limits.
+    # With a hanging broker, as long as its timeouts.
     assert seconds < (25 if fate == "frozen" else 4)
     if job_id is not None:
         assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)

@@ -12,14 +12,14 @@ from worker.memory import MemoryLimit, group_name
 from worker.runner import Runner
 
 GIB = 2**30
-# Soon reached, and enough for all libraries.
+# Reached soon, and enough for all libraries.
 CAP = 3 * GIB // 2
 QUICK = {"calibration": {"samples": 2, "sequence_length": 16}, "ratio": 0.3}
 
 
 @pytest.fixture
 def run(configure, database, submit, look, program, model):
-    """Runs one attempt at a job with little memory, and tells what has become of it."""
+    """Run one attempt at a job with little memory, and return the job."""
 
     def run(code=None, **request):
         given = () if code is None else (program(JOB.format(program=program(COMPUTE + code)[0])),)
@@ -42,7 +42,7 @@ def assert_refused(job, code):
     assert job.attempt == 1
 
 
-# Before they take any memory; both ended in all that there was.
+# Before they allocate any memory; both once used all of it.
 def test_a_model_with_a_billion_layers_fails_for_good(run, model):
     config = json.loads((model / "config.json").read_text())
     config.pop("layer_types", None)
@@ -63,7 +63,7 @@ def test_a_tokenizer_that_multiplies_text_fails_for_good(run, model):
     [
         "bytearray(2**40)",
         "import torch\ntorch.empty(2**40)",
-        # As C++ and Rust end a process.
+        # As C++ and Rust terminate a process.
         "print(\"terminate called after throwing an instance of 'std::bad_alloc'\", flush=True)\nos.abort()",
         'print("memory allocation of 8589934592 bytes failed", flush=True)\nos.abort()',
     ],

@@ -61,7 +61,7 @@ def count(registry):
 
 @pytest.fixture
 def ended(registry):
-    """Attempts that have ended, by outcome."""
+    """Return the attempts that have ended, by outcome."""
 
     def ended():
         [family] = [family for family in registry.collect() if family.name == "rocket_attempts_ended"]

@@ -24,7 +24,7 @@ SUCCESS = {
 
 @pytest.fixture
 def reconcile(database):
-    """A reconciler for some settings."""
+    """Return a reconciler for some settings."""
     return lambda settings, rows=database: Reconciler(settings, rows)
 
 
@@ -172,7 +172,7 @@ def test_all_expired_artifacts_are_removed(reconciler, settings, database, submi
     source = tmp_path / "source"
     source.write_text("x")
     expired, kept = submit(), submit()
-    # More than one transaction forgets.
+    # More files than one transaction expires.
     for job_id, number, retention in ((expired, 120, timedelta(0)), (kept, 1, timedelta(days=1))):
         stored = [store.put(source) for _ in range(number)]
         artifacts = [
@@ -238,7 +238,7 @@ def test_unused_profiles_are_deleted_after_their_retention(reconcile, configure,
     saved = {}
     for number, job_id in enumerate((old, used, under_way)):
         lease = claim(job_id)
-        # Nobody reads what is in it here.
+        # Its content is not read here.
         model = ModelProfile.model_construct(fingerprint=str(number) * 64, layers=())
         with database.transaction() as session:
             saved[job_id] = profiles.save_profile(session, lease, model, (), 0.0, most=3)

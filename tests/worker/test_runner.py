@@ -14,7 +14,7 @@ from worker.runner import Equipment, Runner
 
 FOREVER = "while True: time.sleep(1)"
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-# Stops at a SIGTERM as a job does: lets go of its job and ends in good order.
+# Stops at a SIGTERM as a job does: releases its job and exits in order.
 POLITE = """
     import threading
     from app.shared.database import Database
@@ -115,7 +115,7 @@ def test_a_job_that_kills_its_process_fails_and_the_next_runs(runner, program, d
     ("code", "words"),
     [
         ("import ctypes\nctypes.string_at(0)", "Segmentation fault"),
-        # One without a name, where there are any.
+        # An exit code without a name, if there is one.
         ("os.kill(os.getpid(), getattr(signal, 'SIGRTMIN', signal.SIGSEGV - 1) + 1)", "crashed"),
         ("sys.exit(3)", "exit code 3"),
         ("sys.exit(0)", "exit code 0"),
@@ -175,7 +175,7 @@ def test_a_stopping_runner_releases_its_job_without_an_attempt(
     configure, runner, program, diary, submit, look, in_background
 ):
     job_id, other = submit(), submit()
-    # However seldom it asks the database.
+    # However rarely it polls the database.
     running = runner(program(POLITE.format(note=diary.note("'ready'"))), configure(poll_seconds=60))
     thread = in_background(lambda: running.run(job_id))
     eventually(diary.read)
@@ -203,7 +203,7 @@ def test_a_process_that_lost_its_job_is_ended(
     database, configure, runner, program, diary, submit, look, in_background, fate
 ):
     job_id = submit()
-    # Not even a process that the system has stopped may keep its slot.
+    # Not even a suspended process may keep its slot.
     code = f"{diary.note('os.getpid()')}\nos.kill(os.getpid(), signal.SIGSTOP)"
     thread = in_background(runner(program(code), configure(cancel_grace_seconds=0.2)).run)
     [pid] = eventually(diary.read)
@@ -370,7 +370,7 @@ def test_a_process_is_given_its_device_and_sees_no_other(
     assert [eval(line) for line in diary.read()] == [(told, visible)]  # noqa: S307
 
 
-# Speaks to the database without importing anything that takes long: the time until the first word counts, too.
+# Writes to the database without slow imports, as the time until the first write counts too.
 SQLITE = """
 import sqlite3
 def say(change):
@@ -383,7 +383,7 @@ def say(change):
 
 @pytest.fixture
 def speaking(settings, program):
-    """A program that can `say` columns of its job's row."""
+    """Return a program that can `say` columns of its job's row."""
     return lambda code: program(SQLITE.format(file=settings.database.database) + code)
 
 
@@ -409,7 +409,7 @@ def test_a_suspended_process_counts_as_stalled(configure, runner, program, diary
 
 def test_a_later_attempt_that_catches_up_is_not_stalled(configure, runner, speaking, submit, look):
     job_id = submit(max_attempts=1)
-    # What an earlier one has reached is not reached again for long: stage, progress and events stay as they are.
+    # What an earlier attempt reached takes long to reach again: stage, progress and events stay as they are.
     working = "say(\"progressed_at = strftime('%Y-%m-%d %H:%M:%f', 'now')\")"
     code = f"for _ in range(30): {working}; time.sleep(0.1)\nsys.exit(3)"
     assert runner(speaking(code), configure(stall_seconds=1.5)).run()

@@ -1,4 +1,4 @@
-"""What the audit log says of what clients do, and what it does not say."""
+"""What the audit log records of clients' actions, and what it does not."""
 
 import json
 import re

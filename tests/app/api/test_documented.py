@@ -1,4 +1,4 @@
-"""Every status that the OpenAPI document names, produced; and none that it does not name."""
+"""Every status in the OpenAPI document is produced, and no other."""
 
 import re
 import socket
@@ -23,14 +23,14 @@ UNKNOWN = "/jobs/job_" + "0" * 26
 NO_PROFILE = "/profiles/prof_" + "0" * 26
 BROKEN = JobError(code="x", message="m")
 FILE = "/artifacts/model.safetensors"
-# Not only for requests that come too often.
+# Statuses that do not only come from rate limiting.
 OF_ITS_OWN = {("get", "/jobs/{job_id}/events", 429), ("post", "/calibrations", 429)}
 NO_UPLOAD = "upload/" + "0" * 32
 
 
 @pytest.fixture
 def jobs(client, worker, context):
-    """A job in each state, made when asked for."""
+    """Return jobs in each state, created on demand."""
 
     class Jobs:
         @property
@@ -69,7 +69,7 @@ def jobs(client, worker, context):
 
 
 def scenarios(client, jobs, app, settings, monkeypatch):
-    """What leads to each documented status."""
+    """Return what leads to each documented status."""
     json_type, text_type = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
     without_target = {name: value for name, value in BODY.items() if name != "ratio"}
     of_nobody = {"calibration": {"dataset": NO_UPLOAD}}
@@ -231,7 +231,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", "/healthz", 200): lambda: client.get("/healthz"),
         ("get", "/readyz", 200): lambda: client.get("/readyz"),
         ("get", "/metrics", 200): lambda: client.get("/metrics"),
-        # Last, as nothing works after it.
+        # Last, because nothing works afterwards.
         ("get", "/readyz", 503): without_schema,
     }
 
@@ -242,7 +242,7 @@ def test_every_documented_status_is_produced_with_its_schema(client, jobs, app, 
         for path, item in app.openapi()["paths"].items()
         for method, operation in item.items()
         for status, answer in operation["responses"].items()
-        # Those of the door are all produced in the tests of the door.
+        # The statuses of access control are produced in its own tests.
         if status != "default" and (int(status) not in REFUSALS or (method, path, int(status)) in OF_ITS_OWN)
     }
     produced = scenarios(client, jobs, app, settings, monkeypatch)

@@ -1,4 +1,4 @@
-"""Malformed and hostile requests at every endpoint: they are refused properly, and not repeated anywhere."""
+"""Malformed and hostile requests at every endpoint: they are refused properly, and never echoed."""
 
 import io
 import json
@@ -56,7 +56,7 @@ RAW = [b"", b"\xff\xfe", CANARY.encode(), b"9" * 400, b'"' * 300, b"wait=" + b"9
 
 @pytest.fixture
 def settings(settings):
-    # Else most of this would never arrive.
+    # Otherwise most of these requests would not arrive.
     return settings.model_copy(update={"rate_limit": "100000/minute", "submit_rate_limit": "100000/minute"})
 
 
@@ -66,7 +66,7 @@ def log():
     before, level = root.handlers[:], root.level
     lines = io.StringIO()
     configure_logging(Settings(log_level="debug"), lines)
-    # The test's own client tells what it sends.
+    # The test's own client logs what it sends.
     quiet = logging.getLogger("httpx2")
     quiet.disabled = True
     yield lines
@@ -98,7 +98,7 @@ def operations(app, done, profile_id):
         )
         for path, item in document["paths"].items()
         for method, operation in item.items()
-        # Else there would be nothing left to ask for.
+        # Otherwise nothing would be left to request.
         if method != "delete"
     ]
 
@@ -139,7 +139,7 @@ def test_hostile_headers_break_no_endpoint_and_are_not_echoed(client, operations
         for name in HEADERS:
             for raw in RAW:
                 if (name, raw) == ("X-Request-Id", CANARY.encode()):
-                    # This one is meant to come back.
+                    # This one is meant to be echoed.
                     continue
                 sent = [(name.encode(), raw), (b"Content-Type", b"application/json")]
                 body = json.dumps(BODY).encode() if method == "POST" else None

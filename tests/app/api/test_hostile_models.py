@@ -1,4 +1,4 @@
-"""Hostile headers, config.json and patterns by the real requests: 422 with a code, in bounded work, never 500."""
+"""Hostile headers, config.json and patterns in real requests: 422 with a code, in bounded work, never 500."""
 
 import json
 import time
@@ -20,7 +20,7 @@ DIMENSIONS = 190_000
 
 @pytest.fixture
 def settings(settings):
-    # As large as they are by default, so that everything arrives.
+    # The default limit, so that everything arrives.
     limits = {"rate_limit": "100000/minute", "submit_rate_limit": "100000/minute", "max_body_bytes": 2**20}
     return settings.model_copy(update=limits)
 
@@ -43,7 +43,7 @@ def hub(monkeypatch):
 
 
 def refusals(client, body):
-    """The code that both endpoints answer with."""
+    """Return the code with which both endpoints answer."""
     answers = [client.post(path, json=body) for path in PATHS]
     assert {answer.status_code for answer in answers} == {422}, [answer.text for answer in answers]
     assert all(len(answer.text) < 1500 for answer in answers)

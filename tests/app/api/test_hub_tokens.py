@@ -1,4 +1,4 @@
-"""A Hub token that comes with a job: who uses it, where it is kept, and when it is forgotten."""
+"""A Hub token of a job: who uses it, where it is stored, and when it is deleted."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ def hub(monkeypatch):
 
 @pytest.fixture
 def stored(context):
-    """The column of a job."""
+    """Return the column of a job."""
 
     def stored(job_id):
         with context.database.snapshot() as session:

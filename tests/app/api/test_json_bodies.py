@@ -1,4 +1,4 @@
-"""JSON bodies that two readers could understand differently."""
+"""JSON bodies that two parsers could understand differently."""
 
 import json
 

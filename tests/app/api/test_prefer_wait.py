@@ -21,7 +21,7 @@ def _look_often(monkeypatch):
 
 @pytest.fixture
 def later():
-    """Does something while a request waits."""
+    """Call a function while a request waits."""
     timers = []
 
     def later(action, *arguments, seconds=0.2):

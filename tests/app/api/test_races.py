@@ -1,4 +1,4 @@
-"""Clients that ask at the same moment, over sockets."""
+"""Clients that send requests at the same moment, over sockets."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ CLIENTS = 50
 
 
 def at_once(url, bodies, key):
-    """Submits all at the same moment, each over its own connection, and again where too many are judged at once."""
+    """Submit all at the same moment, each over its own connection, and again if too many are judged at once."""
     together = threading.Barrier(len(bodies))
 
     def submit(body):

@@ -1,4 +1,4 @@
-"""One tenant that takes all it can get, and another that is served all the same."""
+"""A tenant that takes all it can get, and another that is served nevertheless."""
 
 import socket
 import threading
@@ -32,7 +32,7 @@ def settings(settings):
 
 @pytest.fixture
 def authorized(context):
-    """Headers of a tenant, by its name."""
+    """Return the headers of a tenant, by its name."""
 
     def authorized(tenant):
         with context.database.transaction() as session:
@@ -43,14 +43,14 @@ def authorized(context):
 
 @pytest.fixture
 def connect(url):
-    """Clients of the service; one of them is not another's."""
+    """Yield a function that returns a client with its own connections."""
     with ExitStack() as stack:
         yield lambda: stack.enter_context(httpx2.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False))
 
 
 @pytest.fixture
 def begin_upload(url):
-    """Announces an upload of 1000 bytes, sends one, and keeps the connection."""
+    """Announce an upload of 1000 bytes, send one, and keep the connection."""
     address = urlsplit(url)
     with ExitStack() as stack:
 
@@ -71,7 +71,7 @@ def status_line(connection):
 def test_slow_uploads_do_not_block_other_tenants(connect, begin_upload, authorized):
     greedy, other = authorized("greedy"), authorized("other")
     slow = [begin_upload(greedy) for _ in range(GREEDY)]
-    # Two are received, the others refused; the order in which they are read is the server's.
+    # Two are received, the others refused; the server decides the order in which they are read.
     refused = connect().post("/calibrations", content=b"text", headers=greedy | TEXT)
     while refused.status_code == 201:
         refused = connect().post("/calibrations", content=b"text", headers=greedy | TEXT)
@@ -152,14 +152,14 @@ def test_requests_to_a_slow_hub_leave_places_to_other_tenants(connect, authorize
             "model.safetensors": safetensors_bytes(llama_tensors()),
         }
         hub.silent = ["/api/models/org/slow"]
-        # As many as may ask the Hub at once, of all tenants.
+        # As many as may ask the Hub concurrently, of all tenants.
         threads = [threading.Thread(target=estimate) for _ in range(admission._HUB_TURNS["most"])]
         for thread in threads:
             thread.start()
         until = time.monotonic() + PATIENCE_SECONDS
         while not hub.asked and time.monotonic() < until:
             time.sleep(0.02)
-        time.sleep(0.5)  # those that are let through arrive
+        time.sleep(0.5)  # until the admitted requests arrive
         answer = connect().post("/estimates", json=BODY | {"model_id": "org/model"}, headers=other)
         assert answer.status_code == 200, answer.text
         for thread in threads:

@@ -1,4 +1,4 @@
-"""Two tenants at every endpoint: what belongs to one does not exist for the other."""
+"""Two tenants at every endpoint: data of one do not exist for the other."""
 
 import hashlib
 
@@ -43,7 +43,7 @@ def profile_of_alice(client, worker, alice):
 
 @pytest.fixture
 def jobs_of_alice(client, worker, alice):
-    """One job in each state that matters, all with something to hide."""
+    """Return one job in each relevant state, all with something to hide."""
 
     def make():
         body = BODY | {"metadata": {"about": HIDDEN}}
@@ -61,7 +61,7 @@ def jobs_of_alice(client, worker, alice):
 
 
 def operations(app):
-    """Every method and path, with the parameters of the path that tell whose it is."""
+    """Yield every method and path, whose parameters decide to whom the data belong."""
     for path, item in app.openapi()["paths"].items():
         for method in METHODS & set(item):
             yield method, path
@@ -75,7 +75,7 @@ def filled(path, job_id, profile_id):
 
 
 def body_of(path):
-    """What is asked with, where an endpoint looks at that before it looks for what it is asked about."""
+    """Return the body for an endpoint that checks it before it looks for the object."""
     return {"json": {"ratio": 0.1}} if path.endswith("/allocations") else {}
 
 

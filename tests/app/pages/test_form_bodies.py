@@ -1,4 +1,4 @@
-"""How the pages read what a browser sends, and that no such body keeps others waiting."""
+"""How the pages read what a browser sends, without delaying other requests."""
 
 import socket
 import threading
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 URLENCODED = "application/x-www-form-urlencoded"
 # With the codec of quadratic time it was more than 8 s.
 LONGEST_WAIT_SECONDS = 3.0
-# Answered before all of it was sent, with the answer lost.
+# Answered before all of it was sent, with the response lost.
 CLOSED = "closed"
 PART = b"--xx\r\nContent-Disposition: form-data; name=key\r\n\r\n" + b"a" * 900_000 + b"\r\n--xx--\r\n"
 

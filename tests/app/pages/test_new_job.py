@@ -1,4 +1,4 @@
-"""The form for a new job: what would come of it, and what comes of it."""
+"""The form for a new job: its preview, and the job that it creates."""
 
 import html
 import re

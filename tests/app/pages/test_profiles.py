@@ -1,4 +1,4 @@
-"""The pages of profiles, and what pages show of one that is gone."""
+"""Pages of profiles, and of jobs whose profile is deleted."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.app.api.conftest import BODY
 
 @pytest.fixture
 def profiled(client, worker):
-    """A job that has profiled a model and no more, and its profile."""
+    """Return a job that has only profiled a model, and its profile."""
     job_id = client.post("/profiles", json={"model_id": BODY["model_id"]}).json()["id"]
     lease = worker.claim(job_id)
     profile_id = worker.save_profile(lease)
@@ -19,7 +19,7 @@ def profiled(client, worker):
 
 @pytest.fixture
 def gone(client, profiled):
-    """The same, once the profile is deleted."""
+    """Return the same after the profile is deleted."""
     assert client.delete(f"/profiles/{profiled[1]}").status_code == 204
     return profiled
 
@@ -63,10 +63,10 @@ def test_the_page_of_a_deleted_profile_says_what_to_do(page, gone, part):
 def test_an_open_page_reloads_after_its_profile_is_deleted(page, gone):
     htmx = {"HX-Request": "true"}
     answer = page("GET", f"/ui/profiles/{gone[1]}/what-if?ratio=0.3", headers=htmx)
-    # The page is loaded again, which then is that of the error.
+    # The page reloads and then shows the error.
     assert (answer.status_code, answer.headers.get("HX-Refresh")) == (404, "true")
     assert "HX-Refresh" not in page("GET", f"/ui/profiles/{gone[1]}").headers
-    # A form is not: what was typed would be lost.
+    # A form does not reload, because its input would be lost.
     assert "HX-Refresh" not in page("POST", f"/ui/profiles/{gone[1]}/delete", headers=htmx).headers
 
 

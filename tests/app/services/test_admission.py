@@ -1,4 +1,4 @@
-"""What is refused before there is a job, through the API."""
+"""Refusals before a job exists, through the API."""
 
 import json
 import threading
@@ -148,7 +148,7 @@ def test_refusals_of_the_hub_differ_from_its_failures(client, hub, path, status,
     hub.refusals = [(path, status, hub_code)]
     told = refused(client, HUB_BODY, answer, code)
     assert ("Retry-After" in told.headers) == (answer == 503)
-    # The name is the client's own, and the Hub's words are for the log.
+    # The name is the client's own, and the Hub's message is only logged.
     assert "org/model" not in told.text
 
 

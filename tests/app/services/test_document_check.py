@@ -1,4 +1,4 @@
-"""Lines of calibration files whose JSON would keep the interpreter busy."""
+"""Lines of calibration files whose JSON would occupy the interpreter for long."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Processes that read models, those that behave and those that do not; all are real."""
+"""Processes that read models, well-behaved and hostile; all are real."""
 
 import logging
 import os
@@ -150,7 +150,7 @@ def test_an_unexpected_error_is_not_an_error_of_the_service(judges, hostile, cap
     hostile("meets_a_bug")
     with pytest.raises(UnsupportedArchitectureError, match=r"cannot be understood \(KeyError\)"):
         judges.admit("one", REQUEST, NO_LIMITS)
-    # For the operator, without what the files say.
+    # For the operator, without the content of the files.
     assert "KeyError app.services.judge_process:" in caplog.text
     assert "a stranger's word" not in caplog.text
 

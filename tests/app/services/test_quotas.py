@@ -29,7 +29,7 @@ def worker(context, profile, factored, report, result):
 
 @pytest.fixture
 def allow(context):
-    """Sets quotas of a tenant."""
+    """Set quotas of a tenant."""
 
     def allow(tenant="local", **chosen):
         with context.database.transaction() as session:

@@ -1,4 +1,4 @@
-"""Counting with a Redis, without one, and with one that refuses or hangs."""
+"""Counting with Redis, without it, and while it refuses or hangs."""
 
 import socket
 import time
@@ -27,7 +27,7 @@ def accepted(limiter, who="tenant a", **options):
 
 @pytest.fixture
 def refusing():
-    """The address of a Redis that is not there."""
+    """Return the address of a Redis that does not exist."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         yield f"redis://127.0.0.1:{free.getsockname()[1]}/0"
@@ -35,7 +35,7 @@ def refusing():
 
 @pytest.fixture
 def hanging():
-    """The address of a Redis that takes connections and never says a word, as one that was stopped does."""
+    """Return the address of a Redis that accepts connections and never answers, like a suspended one."""
     with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
         yield f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
 
@@ -86,7 +86,7 @@ def test_an_unavailable_redis_delays_once_and_counts_locally(kind, request):
 
 
 def test_replicas_share_their_counts(settings, redis_server, monkeypatch):
-    # However slowly a busy machine lets Redis answer.
+    # However slowly Redis answers on a busy machine.
     monkeypatch.setattr("app.services.rate_limits._REDIS_SECONDS", 10.0)
     shared = settings.model_copy(update={"broker_url": SecretStr(redis_server.url), "rate_limit": "3/hour"})
     with local_client(create_app(shared)) as one, local_client(create_app(shared)) as other:

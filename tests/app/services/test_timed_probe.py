@@ -9,7 +9,7 @@ from tests.worker.waiting import eventually
 
 @pytest.fixture
 def hanging():
-    """A question that hangs until it is let go, and how often it was asked."""
+    """Return a question that hangs until it is released, and that counts how often it was asked."""
 
     class Hanging:
         def __init__(self):

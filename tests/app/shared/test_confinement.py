@@ -1,4 +1,4 @@
-"""Each test confines a separate process, as confinement cannot be undone."""
+"""Confinement of separate processes, because it cannot be undone."""
 
 import resource
 import socket
@@ -34,7 +34,7 @@ def attempt(action):
 
 
 def run(code, *arguments, **options):
-    """Lines that a program prints which confines itself."""
+    """Return the lines that a program prints which confines itself."""
     command = [sys.executable, "-P", "-c", PRELUDE + textwrap.dedent(code), *map(str, arguments)]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"} | options.pop("env", {})
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""Real processes: a template per module, children as the tests need them."""
+"""Real processes: one template per module, children on demand."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def shared():
 
 @pytest.fixture
 def ask():
-    """Return a function that makes a child do something, and returns the child and a socket to it."""
+    """Return a function that runs a program in a child, and returns the child and a socket to it."""
     opened = []
 
     def ask(server, word):
@@ -106,7 +106,7 @@ def test_a_child_inherits_nothing_from_the_client(make_server, ask, monkeypatch)
     assert "tests.reference.safetensors_files" in found["modules"]
     assert not {"torch", "sqlalchemy", "fastapi", "pydantic", "pytest"} & set(found["modules"])
     if found["descriptors"]:
-        # Its channel, and the folder that was listed; none of the template's sockets.
+        # Its channel and the listed folder; none of the template's sockets.
         assert len([number for number in found["descriptors"] if number > 2]) == 2
     assert child.wait(60) == 0
 
@@ -133,7 +133,7 @@ def test_a_closed_child_is_killed(shared, ask):
     pid = child.pid()
     child.close()
     assert is_gone(pid)
-    # The template reaps it, so that no zombie is left.
+    # The template reaps it, so that no zombie remains.
     assert ask(shared, "echo")[1].recv(100) == b"echo"
     assert is_gone(pid)
 

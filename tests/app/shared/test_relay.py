@@ -24,7 +24,7 @@ def celery():
 
 @pytest.fixture
 def heard(celery):
-    """Messages that wait for workers, by queue."""
+    """Return the messages that wait for workers, by queue."""
 
     def heard():
         found = []
@@ -53,7 +53,7 @@ def waiting(database):
 
 @pytest.fixture
 def relay(database, celery):
-    """Starts relays."""
+    """Start relays."""
     relays = []
 
     def relay(queues=("cpu", "gpu"), *, celery=celery, **settings):
@@ -78,7 +78,7 @@ def eventually(condition):
 def test_a_woken_relay_announces_each_job_once_in_its_queue(relay, submit, heard, waiting):
     started = relay()
     for_cpu, for_gpu = submit(), submit(JobRequest(**REQUEST, queue="gpu"))
-    # Left to itself it would look in a minute.
+    # Without a wake-up it would look in a minute.
     started.wake()
     assert Counter(eventually(lambda: waiting() == [] and heard())) == Counter([(for_cpu, "cpu"), (for_gpu, "gpu")])
     started.wake()
@@ -119,7 +119,7 @@ def test_an_unavailable_broker_blocks_nothing_and_is_logged_once(relay, submit, 
         assert time.monotonic() - began < 0.5
         eventually(lambda: "polling" in caplog.text)
         assert waiting() == job_ids
-        # Once per outage, and not for every job.
+        # Once per outage, and not once per job.
         assert caplog.text.count("polling") == 1
         began = time.monotonic()
         started.stop()

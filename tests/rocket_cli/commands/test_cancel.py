@@ -1,4 +1,4 @@
-"""`rocket cancel` and what undoes it, `rocket retry`."""
+"""`rocket cancel` and `rocket retry`, which continues a cancelled job."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Commands that tell which names there are."""
+"""Commands that list available names."""
 
 import json
 

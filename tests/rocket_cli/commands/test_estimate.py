@@ -7,7 +7,7 @@ import pytest
 from rocket_cli.commands import estimate, submit
 from rocket_client.models import Available, Estimate
 
-# What a job has and an estimate has no use for.
+# What a job has and an estimate does not need.
 OF_A_JOB = {"metadata", "queue", "idempotency_key", "watch"}
 TOLD = Estimate(
     model_id="a/b",
@@ -28,7 +28,7 @@ TOLD = Estimate(
 
 @pytest.fixture
 def answered(remote, monkeypatch):
-    """Runs the command for an answer that no server need give."""
+    """Run the command with a response that no server has to send."""
 
     def run(**changes):
         told = TOLD.model_copy(update=changes)
@@ -74,7 +74,7 @@ def test_json_output_is_the_response(remote, client):
 
     assert (outcome.code, outcome.err) == (0, "")
     told, again = json.loads(outcome.out), client.estimate("local/tiny", ratio=0.3).model_dump(mode="json")
-    # What is free changes all the time.
+    # Free resources change all the time.
     assert set(told.pop("available")) == set(again.pop("available")) == {"memory_bytes", "disk_bytes"}
     assert told == again
 

@@ -8,7 +8,7 @@ from rocket_client.errors import InvalidArgumentError, ProblemError
 
 @pytest.fixture
 def profiled(service):
-    """A job that has profiled its layers, and the profile."""
+    """Return a job that has profiled its layers, and the profile."""
     job_id = service.submit()
     return job_id, service.profile_model(service.claim(job_id))
 

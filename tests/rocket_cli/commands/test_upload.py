@@ -33,7 +33,7 @@ def test_the_upload_id_goes_to_stdout(remote, client, file):
 def test_a_file_is_uploaded_without_loading_it_into_memory(client, tmp_path):
     file = tmp_path / "long.txt"
     file.write_bytes((b"word " * 2000 + b"\n") * 1600)
-    # The server's part in this process is in constant memory, too.
+    # The server's part in this process also takes constant memory.
     tracemalloc.start()
     try:
         assert client.upload(file).documents == 1

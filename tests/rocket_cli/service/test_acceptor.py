@@ -1,4 +1,4 @@
-"""Connections are accepted in turns between addresses, whatever the order in which they come."""
+"""Connections accepted in turns between addresses, in whatever order they arrive."""
 
 import errno
 import socket
@@ -58,7 +58,7 @@ def test_a_burst_from_one_address_delays_no_other(serve, dial):
 
 
 class WithoutDescriptors:
-    """A listening socket of a process that has used up its descriptors, twice."""
+    """A listening socket that twice reports a lack of descriptors."""
 
     def __init__(self, listener):
         self._listener = listener

@@ -1,4 +1,4 @@
-"""`rocket admin` on the database of a service that runs."""
+"""`rocket admin` on the database of a running service."""
 
 import json
 
@@ -168,7 +168,7 @@ def test_a_service_without_keys_does_not_start_publicly(rocket, tmp_path):
     assert (refused.code, refused.out) == (2, "")
     command = f"rocket admin keys create TENANT --data-dir {folder}"
     assert f"`{command}`" in refused.err
-    # The command works as it is printed, and from then on nothing is in the way.
+    # The command works as printed, and afterwards the service may start.
     made = rocket(*command.replace("TENANT", "alice").split()[1:])
     assert made.code == 0
     assert made.out.startswith("rk_")

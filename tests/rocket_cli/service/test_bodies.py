@@ -1,4 +1,4 @@
-"""Bodies that arrive slowly or not at all, by real sockets on the server that `rocket serve` runs."""
+"""Bodies that arrive slowly or not at all, through real sockets on the server that `rocket serve` runs."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Deadlines and limits of connections, by real sockets on the server that `rocket serve` and `rocket api` run."""
+"""Deadlines and limits of connections, through real sockets on the server of `rocket serve` and `rocket api`."""
 
 import asyncio
 import os
@@ -48,12 +48,12 @@ def test_a_second_head_has_the_same_deadline(serve, dial):
 
 def test_a_connection_is_kept_alive_for_the_next_request(serve, dial):
     kept = dial(serve(head_seconds=3))
-    # Longer altogether than one head may take.
+    # Longer in total than one head may take.
     until = time.monotonic() + 4
     while time.monotonic() < until:
         assert kept.ask()[0] == 200
         time.sleep(0.2)
-    # Two requests at once are answered one after the other.
+    # Two pipelined requests are answered one after the other.
     kept.send((HEAD + b"\r\n") * 2)
     assert kept.read().count(b"200 OK") == 2
 

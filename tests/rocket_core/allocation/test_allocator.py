@@ -31,7 +31,7 @@ def test_the_smallest_cap_is_exact(instance):
 
 
 def profile(name, candidates, d_in=10, d_out=10):
-    """A layer from (kept parameters, weight error, reconstruction error), dense first."""
+    """Return a layer from (kept parameters, weight error, reconstruction error), dense first."""
     return LayerProfile(
         name=name,
         d_in=d_in,

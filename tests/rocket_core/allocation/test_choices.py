@@ -1,4 +1,4 @@
-"""Kinds, groups that share and spending, against trying everything."""
+"""Kinds, sharing groups and spending, compared with exhaustive search."""
 
 import time
 
@@ -23,7 +23,7 @@ def allocated(profiles, ratio, measure, objective, slack=0.01):
 
 
 def taken(profiles, allocation):
-    """Each layer's candidate without its extra nonzeros."""
+    """Return each layer's candidate without its extra nonzeros."""
     plain = allocation.model_copy(update={"extra_nonzeros": (0,) * len(profiles)})
     return [candidate for _, candidate in chosen(profiles, plain, itemsize=ITEMSIZE)]
 
@@ -143,7 +143,7 @@ def test_the_reachable_ratio_is_reachable_and_the_next_is_not(profiles, measure)
 
 
 def layer(name, ways, size=(10, 10)):
-    """A layer of sparse candidates, from (nonzeros, loss), dense first."""
+    """Return a layer of sparse candidates, from (nonzeros, loss), dense first."""
     return LayerProfile(
         name=name,
         d_in=size[0],

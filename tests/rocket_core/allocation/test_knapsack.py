@@ -34,7 +34,7 @@ def test_finds_the_optimum_with_all_large_search_techniques(monkeypatch, instanc
     monkeypatch.setattr(knapsack, "_FIRST_LAYERS", 1)
     monkeypatch.setattr(knapsack, "_FIRST_WIDTH", width)
     monkeypatch.setattr(label_search, "_FIRST_FRONTIER", first_frontier)
-    # What otherwise serves only large searches.
+    # Techniques that otherwise only large searches use.
     monkeypatch.setattr(label_search, "_SORT_ALL", 0)
     monkeypatch.setattr(label_search, "_LONG_SUM", 0)
     monkeypatch.setattr(label_search, "_SUM_ANEW", 2)
@@ -53,7 +53,7 @@ def test_error_does_not_rise_as_the_budget_grows(instance):
 
 @pytest.fixture(params=["small searches", "large searches"])
 def devices(request, monkeypatch):
-    """What otherwise serves only large searches, applied to all."""
+    """Apply the techniques of large searches to all."""
     if request.param == "large searches":
         monkeypatch.setattr(label_search, "_FIRST_FRONTIER", 1)
         monkeypatch.setattr(label_search, "_SORT_ALL", 0)
@@ -75,7 +75,7 @@ def medium(kind, seed, layers=30, candidates=10):
         kept = np.sort(generator.uniform(0.3, 1, (layers, candidates)), axis=1)
         kept[:, -1] = 1
         return (kept * sizes).astype(np.int64), np.where(kept < 1, 1 - kept + 0.1, 0)
-    # Equal layers, and an error that nothing but the cost decides.
+    # Equal layers, and an error that only depends on the cost.
     costs = np.sort(generator.integers(0, 60, (1, candidates)), axis=1).repeat(layers, axis=0)
     return costs, (60.0 - costs) ** (2 if kind == "equal layers" else 1)
 
@@ -106,7 +106,7 @@ def test_costs_in_the_trillions_are_exact():
     huge = solve_knapsack(costs * scale + 1, errors, budget * scale + len(costs))
     assert huge.total_error == pytest.approx(small.total_error, rel=1e-12)
     assert huge.total_cost == small.total_cost * scale + len(costs)
-    # One parameter less for all, and that choice no longer fits.
+    # With one parameter less in total, that choice no longer fits.
     tight = solve_knapsack(costs * scale + 1, errors, huge.total_cost - 1)
     assert tight.total_error > small.total_error
 

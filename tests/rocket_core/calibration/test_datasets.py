@@ -26,7 +26,7 @@ HELD_OUT_FILE = ROOT / "examples" / "tiny-llama" / "heldout.txt"
 
 
 def paragraphs(text: str) -> set[str]:
-    """Paragraphs without regard to white space, found line by line."""
+    """Return paragraphs with normalized white space, found line by line."""
     found = []
     for blank, lines in itertools.groupby(text.splitlines(), key=lambda line: not line.strip()):
         if not blank:
@@ -222,7 +222,7 @@ class TestNames:
 
 
 class FakeHub:
-    """Stands for `datasets.load_dataset`: notes how it is called and streams rows from memory."""
+    """Stands in for `datasets.load_dataset`: records its calls and streams rows from memory."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[tuple, dict]] = []
@@ -340,7 +340,7 @@ class TestHub:
 
     def test_a_connection_lost_while_reading_is_reported(self, monkeypatch: pytest.MonkeyPatch):
         def rows() -> Iterator[dict[str, str]]:
-            # Two thousand rows: more than the buffer of the permutation holds, so that some come out before.
+            # Two thousand rows: more than the permutation's buffer holds, so that some are returned before.
             yield from ({"text": str(number)} for number in range(2000))
             raise ConnectionError("Server Disconnected")
 

@@ -22,7 +22,7 @@ EOS = {"eos_token": "</s>"}
 
 
 def word_tokenizer(**special_tokens: str) -> PreTrainedTokenizerFast:
-    """Knows w0 … w99, numbered alike, and the boundaries <s> = 100 and </s> = 101."""
+    """Return a tokenizer of w0 … w99, with those ids, and the boundaries <s> = 100 and </s> = 101."""
     vocabulary = {f"w{number}": number for number in range(100)} | {"<s>": 100, "</s>": 101, UNKNOWN: 102}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -46,7 +46,7 @@ def tokens(windows=6, length=24, seed=0):
 
 
 def walk(model, batches, architecture, *, dtype=torch.float64):
-    """Statistics of every layer by this library, and the groups of each block."""
+    """Return statistics of every layer by this library, and the groups of each block."""
     statistics, groups, passed, activations = {}, [], None, None
     for part in architecture.lists:
         blocks = model.get_submodule(part.name)
@@ -72,7 +72,7 @@ def in_double(inputs):
 
 
 def built(model, dtype=torch.float64):
-    """The architecture of the model's own class, under the names of its modules."""
+    """Return the architecture of the model's own class, with the names of its modules."""
     model.config.architectures = [type(model).__name__]
     return build_architecture(model.config, dtype)
 

@@ -1,4 +1,4 @@
-"""Calibration inputs of every kind, from files and made up."""
+"""Calibration inputs of every kind, from files and synthetic."""
 
 import hashlib
 import wave
@@ -119,7 +119,7 @@ def test_synthetic_images_depend_on_the_seed_and_have_edges():
     assert one.tobytes() == again.tobytes() != other.tobytes()
     pixels = np.asarray(one, dtype=np.float64).mean(2)
     steps = np.abs(np.diff(pixels, axis=1))
-    # Flat nearly everywhere, with steps far larger than the noise: as photographs, and unlike noise.
+    # Flat nearly everywhere, with steps far larger than the noise: like photographs, and unlike noise.
     assert np.median(steps) < 6
     assert steps.max() > 50
 

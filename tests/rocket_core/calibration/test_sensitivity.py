@@ -26,7 +26,7 @@ def random(*shape, seed=0):
 
 
 class Block(nn.Module):
-    """Two layers, called as `run` says."""
+    """Two layers, called by `run`."""
 
     def __init__(self, run):
         super().__init__()
@@ -47,12 +47,12 @@ def pull(block, hidden, gradient, *, exponent=0):
 
 
 def behind(hidden, **beside):
-    """The output of the last block, in one batch."""
+    """Return the activations after the last block, in one batch."""
     return Activations(hidden=[hidden], calls=[], **beside)
 
 
 def derivatives(function, at, gradient):
-    """Gradient at a tensor by central differences: no automatic differentiation."""
+    """Return the gradient at a tensor by central differences, without automatic differentiation."""
     result = torch.zeros_like(at)
     for place in range(at.numel()):
         step = torch.zeros_like(at)
@@ -244,7 +244,7 @@ def test_non_finite_gradients_after_the_blocks_are_found():
 def test_a_model_without_head_uses_the_loss_of_hidden_states():
     model = FAMILIES["llama"]()
     assert natural_loss(model, reads_in_order=True) == "tokens"
-    # With a head that fills in what is masked: it sees the tokens that a decoder would predict.
+    # With a head for masked tokens: it sees the tokens that a decoder would predict.
     assert natural_loss(model, reads_in_order=False) == "hidden_states"
     assert natural_loss(model.model, reads_in_order=True) == "hidden_states"
 

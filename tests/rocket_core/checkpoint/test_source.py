@@ -110,7 +110,7 @@ def test_a_download_that_does_not_fit_is_not_started(hub, cached, monkeypatch):
     monkeypatch.undo()
     hub.replace_the_hub(monkeypatch)
     find_model("org/name", hub=cached)
-    # What is there already takes no room.
+    # An existing download takes no room.
     monkeypatch.setattr(source, "free_disk", lambda _folder: 0)
     assert find_model("org/name", hub=cached).commit == COMMIT
 

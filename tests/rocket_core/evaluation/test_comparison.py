@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def save_disturbed(folder, noise):
-    """The tiny Llama with noise on its weights, as a compression might leave it."""
+    """Return the tiny Llama with noise on its weights, as after a compression."""
     model = build_llama()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def other(tmp_path_factory):
 
 @pytest.fixture
 def compare(tmp_path):
-    """Compares two models; the scratch folder must be left empty."""
+    """Compare two models; the scratch folder must be empty afterwards."""
 
     def run(before, after, text, on_step=lambda *_: None, **measured):
         scratch = tmp_path / "scratch"

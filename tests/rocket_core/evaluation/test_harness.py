@@ -36,7 +36,7 @@ def questions(tmp_path):
 
 
 def log_likelihood(model, context, continuation):
-    """log p(continuation | context) and whether each token is the likeliest, one token after another."""
+    """Return log p(continuation | context) and whether each token is the likeliest, token by token."""
     tokenizer = byte_tokenizer()
     tokens, total, greedy = tokenizer(context)["input_ids"], 0.0, True
     for token in tokenizer(continuation)["input_ids"]:
@@ -48,7 +48,7 @@ def log_likelihood(model, context, continuation):
 
 
 def accuracies(model, items):
-    """Accuracy by log-likelihood, and by log-likelihood over bytes."""
+    """Return accuracy by log-likelihood, and by log-likelihood per byte."""
     right = normalised = 0
     for item in items:
         scores = [log_likelihood(model, item["context"], choice)[0] for choice in item["choices"]]
@@ -127,7 +127,7 @@ def test_the_caller_can_stop_it_and_no_hook_is_left(questions, capfd):
         model, byte_tokenizer(), load_tasks([questions]), items=None, batch_size=1, on_call=lambda: calls.append(1)
     )
     assert len(calls) >= len(QUESTIONS)
-    # Another program may read what this one writes there.
+    # Another program may read the standard output of this one.
     assert capfd.readouterr() == ("", "")
 
 

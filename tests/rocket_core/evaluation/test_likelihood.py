@@ -13,7 +13,7 @@ from tests.reference.tiny_models import build_llama, byte_tokenizer
 
 
 def nll_token_by_token(model, window):
-    """Each token's surprise given the prefix before it, read from scratch in float64."""
+    """Return each token's surprise given the prefix before it, each computed separately in float64."""
     return [surprise_of(next_logits(model, window[:at]), window[at]) for at in range(1, len(window))]
 
 

@@ -50,7 +50,7 @@ def test_documents_start_with_bos_and_are_cut_into_windows(model_folder: Path, t
 
 
 def token_of(character: str) -> int:
-    """Id of an ASCII character after 3 special tokens: printable ones stand for themselves and come first."""
+    """Return the id of an ASCII character, after 3 special tokens: printable characters come first."""
     printable = [byte for byte in range(256) if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174]
     others = [byte for byte in range(256) if byte not in printable]
     return 3 + [*printable, *others].index(ord(character))

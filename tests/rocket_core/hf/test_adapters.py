@@ -8,7 +8,7 @@ from tests.reference.factored_models import INPUT_IDS, load, logits, stored_laye
 
 @pytest.fixture(params=["llama", "gpt2", "llama, all kinds", "gpt2, all kinds"])
 def adapted(request, artifacts):
-    """A loaded artifact with fresh adapters on all linear layers, and its folder."""
+    """Return a loaded artifact with fresh adapters on all linear layers, and its folder."""
     model = load(artifacts[request.param][1])
     config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     with torch.random.fork_rng(devices=[]):
@@ -16,7 +16,7 @@ def adapted(request, artifacts):
         return peft.get_peft_model(model, config), artifacts[request.param][1]
 
 
-# peft asks for a property that transformers has renamed, and is told `fan_in_fan_out` by no one.
+# peft asks for a property that transformers has renamed, and nothing sets `fan_in_fan_out`.
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False but the target module is `Conv1D`:UserWarning")
 @pytest.mark.filterwarnings(
     "ignore:fan_in_fan_out is set to True but the target module is `torch.nn.Linear`:UserWarning"

@@ -20,7 +20,7 @@ from tests.reference.factored_models import (
 
 
 def stock_and_factors(name):
-    """The model that was compressed, and its factors."""
+    """Return the model that was compressed, and its factors."""
     build, make_factors = ARTIFACTS[name]
     stock = build()
     return stock, make_factors(stock)

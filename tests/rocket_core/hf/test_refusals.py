@@ -20,7 +20,7 @@ FACTORED = "model.layers.1.self_attn.o_proj"
 
 
 def copy_of(folder, target):
-    """A copy of an artifact, to damage."""
+    """Return a copy of an artifact, to damage."""
     for path in folder.iterdir():
         (target / path.name).write_bytes(path.read_bytes())
     return target

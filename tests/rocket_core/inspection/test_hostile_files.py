@@ -61,7 +61,7 @@ def weights_of(raw):
 
 
 def judge(raw_config, raw_file, *, ratio=0.3, ignore=()):
-    """All that the service asks of a model without loading it."""
+    """Run all checks that the service makes on a model without loading it."""
     config = parse_config(raw_config, "m")
     refuse_config(config, "m")
     weights = weights_of(raw_file)
@@ -77,7 +77,7 @@ def judge(raw_config, raw_file, *, ratio=0.3, ignore=()):
 
 
 def is_refused(judged, *arguments, most=400):
-    """Whether an error of this library is raised, and a short one."""
+    """Return whether an error of this library is raised, with a short message."""
     try:
         judged(*arguments)
     except RocketError as error:
@@ -133,7 +133,7 @@ def test_ignore_patterns_have_limits(name, bounded):
 
 
 def test_a_hint_for_a_long_pattern_is_not_quadratic(bounded):
-    # What a caller of the library may give beyond the settings.
+    # What a caller of the library may pass beyond the limits of the settings.
     with pytest.raises(UnmatchedIgnoreError, match="layers are called like"):
         refuse_ignore(LLAMA, weights_of(GOOD_FILE), ("q" * 100_000,), "m")
 

@@ -1,4 +1,4 @@
-"""Random config.json and tokenizer.json files: whatever is in them, only errors of the library come out."""
+"""Random config.json and tokenizer.json files, for which only errors of the library may be raised."""
 
 import copy
 import json
@@ -58,7 +58,7 @@ def folder(ordinary, tmp_path_factory):
 
 
 def interpret(folder):
-    """Do all that a run does with the files of a model before long work, in the same order."""
+    """Interpret a model's files as a run does before long work, in the same order."""
     config = parse_config((folder / "config.json").read_bytes(), "the model")
     refuse_config(config, "the model")
     checkpoint = open_checkpoint(folder)
@@ -78,7 +78,7 @@ def interpret_or_refuse(folder):
 
 
 def places(content, path=()):
-    """Paths of all values in a JSON document, with little of long lists and tables."""
+    """Return paths of all values in a JSON document, but only a few of long lists and tables."""
     inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for key, value in list(inner)[:40]:
         yield (*path, key)

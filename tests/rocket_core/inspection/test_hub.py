@@ -1,4 +1,4 @@
-"""Asking a hub on the loopback interface."""
+"""Requests to a hub on the loopback interface."""
 
 import json
 import socket
@@ -72,7 +72,7 @@ def test_a_file_without_content_length_can_be_read(fake):
     repository = find()
     assert repository.read_config() == CONFIG
     assert dict(repository.read_weights().block_shapes) == SHAPES
-    # What can be held against no size is left to the worker.
+    # Without a size to compare with, it is left to the worker.
     fake.ranges = False
     assert find().read_weights() is None
 

@@ -20,7 +20,7 @@ from tests.reference.safetensors_files import llama_tensors, safetensors_bytes
 WEIGHTS = safetensors_bytes(llama_tensors())
 CONFIG = b'{"model_type": "llama"}'
 ONE = len(WEIGHTS) + len(CONFIG) + 2000
-"""Bytes of a model in the cache, with the small files in which the Hub's client notes commits."""
+"""Bytes of a model in the cache, with the small files in which the Hub's client records commits."""
 ROOT = Path(__file__).parents[3]
 WITHIN = 60
 
@@ -39,7 +39,7 @@ for model in sys.argv[3:]:
         print(error.code, error.retryable, error, flush=True)
 sys.stdin.read()
 """
-# The same without a Hub and without importing what computes: the files appear after a while.
+# The same without a Hub and without importing heavy libraries: the files appear after a while.
 COPY = """
 import sys, time
 from pathlib import Path
@@ -81,7 +81,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def start(cache):
-    """Starts a program; it stays until it is ended."""
+    """Start a program, which runs until it is ended."""
     running = []
 
     def start(code, *arguments, **environment):
@@ -120,14 +120,14 @@ def models(cache):
 
 
 def fetch(cache, name, quota=None):
-    """Fetches a model as a job does that has ended since."""
+    """Fetch a model like a job that has ended since."""
     found = find_model(f"org/{name}", hub=HubAccess(cache=cache, quota_bytes=quota))
     hub_cache.release(place(cache, name))
     return found
 
 
 def age(cache, name, seconds):
-    """Sets back when a model was used."""
+    """Set back the time at which a model was used."""
     moment = time.time() - seconds
     os.utime(hub_cache._lock_file(place(cache, name)), (moment, moment))
 
@@ -145,7 +145,7 @@ def test_the_least_recently_used_model_makes_room(hub, cache):
         age(cache, name, seconds)
     fetch(cache, "d", 3 * ONE)
     assert models(cache) == {"b", "c", "d"}
-    # To be used again counts.
+    # Using it again counts.
     fetch(cache, "c", 3 * ONE)
     fetch(cache, "e", 2 * ONE)
     assert models(cache) == {"c", "e"}
@@ -184,7 +184,7 @@ def test_a_model_in_use_by_another_process_is_kept(hub, start, cache):
         fetch(cache, "b", ONE)
     hub_cache.release(place(cache, "b"))
     assert models(cache) == {"a"}
-    # However it ends.
+    # However the process ends.
     job.kill()
     job.wait(WITHIN)
     fetch(cache, "b", ONE)
@@ -204,7 +204,7 @@ def test_a_model_in_use_by_two_processes_is_kept_until_both_end(start, cache):
 
 
 def test_concurrent_workers_respect_quota_and_models_in_use(start, cache):
-    """Eight at once, on five models, with room for three: each finds its model whole, or is told to try again."""
+    """Eight processes use five models at once, with room for three: each finds its model or is told to try again."""
     names = "abcdeabc"
     jobs = [start(COPY, place(cache, name), 3 * ONE, ONE) for name in names]
     said = [answer(job) for job in jobs]
@@ -218,13 +218,13 @@ def test_concurrent_workers_respect_quota_and_models_in_use(start, cache):
 
 
 def test_a_running_download_counts_with_its_whole_size(hub, start, cache):
-    """Another process has reserved room and has not written anything yet."""
+    """Another process has reserved room and not written anything yet."""
     other = start(COPY, place(cache, "z"), 2 * ONE, ONE, "writes nothing")
     assert answer(other) == "reserved"
     find_model("org/a", hub=HubAccess(cache=cache, quota_bytes=2 * ONE))
     with pytest.raises(HubCacheBusyError):
         find_model("org/b", hub=HubAccess(cache=cache, quota_bytes=2 * ONE))
-    # What a process has reserved goes with it.
+    # A reservation ends with its process.
     end(other)
     find_model("org/b", hub=HubAccess(cache=cache, quota_bytes=2 * ONE))
     assert models(cache) == {"a", "b"}
@@ -296,7 +296,7 @@ def test_a_link_in_place_of_a_repository_is_not_followed(hub, cache, tmp_path):
 
 
 def test_holding_waits_for_a_removal(start, cache):
-    """A process that decides keeps others from holding what it may be removing."""
+    """A process that decides what to remove prevents others from holding it."""
     lock = hub_cache._open(cache / ".locks" / "rocket" / "decision.lock")
     fcntl.flock(lock, fcntl.LOCK_EX)
     other = start(COPY, place(cache, "b"), ONE, ONE)

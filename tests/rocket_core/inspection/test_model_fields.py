@@ -1,4 +1,4 @@
-"""Fields of config.json against the weights: nothing that a real model has is refused, everything hostile by name."""
+"""Fields of config.json compared with the weights: real models pass, and hostile fields are refused by name."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The early judgement against the library's own: it may know less, and never refuses what the library accepts."""
+"""Early checks compared with the library's: they may know less, but never refuse what the library accepts."""
 
 import pytest
 import torch
@@ -127,10 +127,10 @@ def test_it_never_refuses_what_the_library_accepts(family, tmp_path):
     folder = save(family, tmp_path)
     for ratio in RATIOS:
         early, late = verdict(inspect, folder, ratio), verdict(prepare, folder, ratio)
-        # What the library cannot compress at all it says first.
+        # The library reports first that it cannot compress a model at all.
         assert early in {None, late, InfeasibleBudgetError if late else None}, ratio
     assert verdict(inspect, folder, 0.95) is InfeasibleBudgetError
-    # The library asks this as well, so that the two agree whatever the answer is.
+    # The library calls this as well, so both agree in any case.
     refuse_sizes(*described(folder), "m")
 
 
@@ -246,7 +246,7 @@ def test_no_ratio_reachable_by_any_selection_is_refused(weights, ratio):
     stored = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(rows, columns): 1 for rows, columns, _, _ in weights})
     if verdict(refuse_weights, stored, ratio, "m") is None:
         return
-    # Either way round, and any of them.
+    # In either orientation, and any of them.
     layers = [(columns, rows) if turned else (rows, columns) for rows, columns, _, turned in weights]
     chosen = [layer for layer, (_, _, is_layer, _) in zip(layers, weights, strict=True) if is_layer] or layers[:1]
     assert verdict(refuse_unreachable, chosen, ratio) is InfeasibleBudgetError
@@ -256,7 +256,7 @@ def test_families_with_custom_code_are_not_in_transformers():
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     assert not preconditions.OWN_CODE_ONLY & set(CONFIG_MAPPING_NAMES)
-    # A family that transformers has may bring code too, which is left alone.
+    # A known family may bring code too, which is ignored.
     preconditions.refuse_config({"model_type": "phi3", "auto_map": {"AutoConfig": "a.B"}}, "m")
     with pytest.raises(UnsupportedArchitectureError, match="its own code"):
         preconditions.refuse_config({"model_type": "chatglm", "auto_map": {"AutoConfig": "a.B"}}, "m")

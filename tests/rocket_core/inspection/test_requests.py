@@ -1,4 +1,4 @@
-"""The early check against the library: the same errors, before torch is imported."""
+"""The early check compared with the library: the same errors, before torch is imported."""
 
 import json
 import os

@@ -19,7 +19,7 @@ MASKED = [kind for kind, parts in PARTS.items() if "weight_mask" in parts]
 
 
 def to_all(layer, dtype):
-    """Casts a layer, and the leader that it may have."""
+    """Cast a layer, and its leader if it has one."""
     getattr(layer, "leader", layer).to(dtype)
     return layer.to(dtype)
 

@@ -1,4 +1,4 @@
-"""A leader and two followers, called on one input."""
+"""A leader and two followers, called with one input."""
 
 import copy
 import gc
@@ -15,7 +15,7 @@ from tests.reference.stored_layers import D_IN, D_OUT, RANK, make_group, make_la
 
 @pytest.fixture
 def group():
-    """The layers, not to be trained."""
+    """Return the layers, without training."""
     made, _ = make_group()
     for layer in made:
         layer.requires_grad_(requires_grad=False)
@@ -24,7 +24,7 @@ def group():
 
 @pytest.fixture
 def products(monkeypatch):
-    """Counts products with the dictionary: those whose result has as many features as there are atoms."""
+    """Count products with the dictionary: those whose result has as many features as there are atoms."""
     counted = []
 
     class Counting:
@@ -114,7 +114,7 @@ class TestOneProduct:
 
 
 class TestChanges:
-    """Between the leader's call and the follower's."""
+    """Changes between the leader's call and the follower's."""
 
     def apply(self, group, products, change, x):
         group[0](x)
@@ -163,7 +163,7 @@ class TestChanges:
 
 
 class TestTraining:
-    """Gradients of the input and of all parameters, held against those of dense layers by the chain rule."""
+    """Gradients of the input and of all parameters, compared with those of dense layers by the chain rule."""
 
     def check(self, run):
         made, _ = make_group(torch.float64)

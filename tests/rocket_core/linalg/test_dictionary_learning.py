@@ -32,7 +32,7 @@ def instance(rows=12, rank=10, columns=20, seed=0):
 )
 def test_pursuit_equals_a_loop_over_columns(rows, rank, columns, fraction, seed):
     atoms, targets = instance(rows, rank, columns, seed)
-    # More nonzeros than rows have nothing left to explain.
+    # Once there are more nonzeros than rows, nothing is left to explain.
     nonzeros = max(1, round(fraction * min(rows, rank)))
     coefficients, support = orthogonal_matching_pursuit(atoms, targets, nonzeros)
     expected = reference.orthogonal_matching_pursuit(atoms, targets, nonzeros)

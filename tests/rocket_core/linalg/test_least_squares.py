@@ -11,7 +11,7 @@ EXACT = 1e-24
 
 
 def random_system(n, outputs, seed=0, spread=1.0, density=0.5):
-    """Inputs with a falling spectrum, a weight and a support."""
+    """Return inputs with a falling spectrum, a weight and a support."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(4 * n + 8, n, generator=generator, dtype=torch.float64)
     rotation = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q

@@ -67,7 +67,7 @@ def test_each_step_is_nearly_optimal_on_its_support(shape):
         assert best * (1 - 1e-9) <= step.error <= best / (1 - 0.1)
 
 
-# By splitting where the inputs' energy is spread over directions, by steps where it is not.
+# By splitting if the inputs' energy is spread over directions, otherwise by steps.
 @pytest.mark.parametrize(("spread", "tolerance"), [(0.0, 1e-4), (1.0, 1e-2), (2.0, 1e-4), (3.0, 1e-4)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_pruned_weight_is_nearly_optimal_on_its_support(shape, spread, tolerance):
@@ -134,7 +134,7 @@ def test_a_step_removes_the_refitted_entries_of_least_energy():
     weight, inputs = random_layer(12, 6)
     first, second = path(weight, inputs, [50, 31])
     energy = inputs.square().sum(dim=0)
-    # First by the weight itself, then by what the refit has made of it.
+    # First by the weight itself, then by the refitted weight.
     for before, after in ((weight, first), (first.weight, second)):
         scores = (before.square() * energy[:, None]).masked_fill(before == 0, -1)
         kept = scores[after.support]

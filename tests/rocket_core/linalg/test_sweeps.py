@@ -1,4 +1,4 @@
-"""Sweeps, metrics and the other ways to choose a support, against explicit references."""
+"""Sweeps, metrics and the other ways to choose a support, compared with explicit references."""
 
 import pytest
 import torch
@@ -112,7 +112,7 @@ def test_float32_sweeps_survive_a_dominating_direction():
     approximation = swept.dictionary().double() @ swept.coefficients.double()
     explicit = reference.errors(weight, factor, approximation)[1]
     assert swept.reconstruction_error() == pytest.approx(explicit, rel=1e-3)
-    # An error with few digits would make the sweep look worse than nothing.
+    # With few digits the sweep would look useless.
     assert swept.reconstruction_error() < 0.8 * factorize_layer(layer, 40, 1600, sweeps=0).reconstruction_error()
 
 

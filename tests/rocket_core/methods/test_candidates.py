@@ -1,4 +1,4 @@
-"""Whatever a method says about a candidate is held against the explicit weight, and against what is written."""
+"""Statements of methods about candidates, compared with the explicit weight and with the written tensors."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def dense(factors):
 
 
 def check(candidate, layer, factors, itemsize, part=slice(None), *, measured=True):
-    """Errors and sizes of a candidate, from its factors; of errors that are not measured only that they are told."""
+    """Check errors and sizes of a candidate against its factors; unmeasured errors must only be given."""
     approximation = dense(factors)
     error, relative, distance, loss = layer.errors(approximation, part)
     assert (candidate.loss is None) == (loss is None)
@@ -88,7 +88,7 @@ def test_uniform_methods_have_one_candidate_within_the_ratio(name, shape, ratio,
         if measure == "bytes":
             assert candidate.stored_bytes <= budget.parameter_budget(2 * size, ratio)
     assert len(found) == 1
-    # No less than the next atom, or the next nonzero of every output, would take.
+    # At least what the next atom, or the next nonzero of every output, would take.
     cost = found[0].stored_bytes / 2 if measure == "bytes" else found[0].kept_parameters
     assert cost > budget.parameter_budget(size, ratio) - sum(shape) - 1
 

@@ -30,7 +30,7 @@ def test_each_output_has_about_half_as_many_nonzeros_as_atoms():
     [candidate] = cospadi.profile(layer.problem)
     factors = cospadi.compress(layer.problem, candidate).factors
     [per_column] = set(factors.support.sum(dim=0).tolist())
-    # What the last whole atom leaves of the budget is less than 40 + 30 / 2.
+    # The rest of the budget after the last whole atom is less than 40 + 30 / 2.
     assert candidate.rank // 2 <= per_column <= candidate.rank / 2 + 55 / 30
     assert candidate.nnz == 30 * per_column
 

@@ -41,7 +41,7 @@ def test_column_weights_are_roots_of_sensitivities():
     sensitivity = torch.tensor([0.0, 1e-9, 0.04, 4.0])
     mean = float(sensitivity.double().mean())
     by_column = column_weights(sensitivity, by_column=True)
-    # The first two are lifted to a ten-thousandth of the mean.
+    # The first two are raised to a ten-thousandth of the mean.
     expected = torch.tensor([math.sqrt(1e-4 * mean)] * 2 + [0.2, 2.0], dtype=torch.float64)
     torch.testing.assert_close(by_column, expected, rtol=1e-6, atol=0)
     equal = column_weights(sensitivity, by_column=False)

@@ -53,7 +53,7 @@ def test_it_finds_the_best_of_the_full_grid_at_every_ratio(shape, objective):
         allowed = budget.parameter_budget(shape[0] * shape[1], ratio)
         assert allowed - shape[1] < kept_parameters(factorization) <= allowed
         error = factorization.weight_error() if objective == "weight" else factorization.reconstruction_error()
-        # A descent may end in a dent of a nearly flat valley; what it may cost is bounded here.
+        # A descent may end in a dent of a nearly flat valley; its possible cost is bounded here.
         assert error <= best * 1.01
 
 
@@ -65,7 +65,7 @@ def test_it_finds_the_best_of_the_full_grid_by_stored_bytes(shape, itemsize):
     assert len(found) == len(PROFILE_RATIOS)
     for ratio, factorization in zip(PROFILE_RATIOS, found, strict=True):
         allowed = budget.parameter_budget(shape[0] * shape[1] * itemsize, ratio)
-        # Where the coefficients are dense, what is left is too little for another atom.
+        # With dense coefficients, the rest is too little for another atom.
         unused = shape[1] * itemsize if factorization.support is not None else (sum(shape) + 1) * itemsize
         assert allowed - unused < stored_bytes(factorization, itemsize) <= allowed
         shapes = budget.candidate_shapes(*shape, ratio, PROFILE_RANK_NNZ_RATIOS, itemsize=itemsize)

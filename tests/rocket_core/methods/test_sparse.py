@@ -1,4 +1,4 @@
-"""What a profile says of pruned weights before they are made, and what compression makes of them."""
+"""Predictions of a profile for pruned weights, and the results of compression."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ def nonzeros(layer, ratio):
 
 
 def on_the_way(layer, ratios):
-    """Error, relative error and relative distance of weights pruned to these ratios in turn, measured explicitly."""
+    """Return error, relative error and relative distance of weights pruned to these ratios in turn."""
     problem = layer.problem
     scale = 1 if problem.column_weights is None else problem.column_weights
     way = prune_path(problem.scaled_weight, UnitGram.of(problem.gram()), [nonzeros(layer, ratio) for ratio in ratios])

@@ -86,7 +86,7 @@ EXPECTED_PAIRS = {
 
 
 def built(model):
-    """The architecture of a model's own class, as a saved config names it."""
+    """Return the architecture of a model's own class, as a saved config names it."""
     model.config.architectures = [type(model).__name__]
     return build_architecture(model.config, torch.float32)
 

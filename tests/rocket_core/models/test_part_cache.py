@@ -6,7 +6,7 @@ from rocket_core.models.part_cache import FinishedParts
 
 
 class Part(nn.Module):
-    """Counts how often it is run."""
+    """A layer that counts its runs."""
 
     def __init__(self, width, *, beside=False, wide=1):
         super().__init__()
@@ -45,7 +45,7 @@ class StopError(Exception):
 
 
 def passing(block, finished, batch, hidden, *, up_to="last"):
-    """Runs the block until a layer is called."""
+    """Run the block until a layer is called."""
 
     def stop(_module, args):
         finished.reached()
@@ -80,7 +80,7 @@ def test_completed_parts_are_not_rerun_and_results_are_equal(block):
         for _ in range(3):
             assert torch.equal(passing(block, finished, batch, states), expected[batch])
     assert block.attention.runs == len(hidden)
-    # What is kept takes no more than the block's input: attention has taken all of that.
+    # The cache takes no more than the block's input: attention has used all of that.
     assert block.twice.runs == 2 * 4 * len(hidden)
 
 

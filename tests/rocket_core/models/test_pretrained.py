@@ -41,7 +41,7 @@ def settings(text):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Names of kernels that transformers was about to load; connections are refused."""
+    """Record names of kernels that transformers was about to load; connections are refused."""
     asked = []
 
     def load(name, *_args, **_kwargs):
@@ -58,7 +58,7 @@ def kernels(monkeypatch):
 
 
 def stop_after_preflight(model, output, settings):
-    """Compress as far as the end of preflight; what is raised is not caught."""
+    """Compress until the end of preflight; errors are not caught."""
     stages = set()
     compress(
         str(model),

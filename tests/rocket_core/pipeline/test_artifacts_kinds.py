@@ -32,7 +32,7 @@ def kind_of(factors):
 
 
 def bytes_of(kind, layer):
-    """Bytes that a layer takes, by the formulas."""
+    """Return the bytes of a layer, by the formulas."""
     d_in, d_out, rank, nnz = layer["d_in"], layer["d_out"], layer["rank"], layer["nnz"]
     if kind == "dense":
         return budget.dense_bytes(d_in, d_out, 4)
@@ -44,7 +44,7 @@ def bytes_of(kind, layer):
 
 
 def report_of(name, shape, input_group, factors):
-    """A layer's report; leaders of shared dictionaries have their own name as that of the dictionary, or none."""
+    """Return a layer's report; leaders of shared dictionaries name themselves as the dictionary's layer, or none."""
     kind, (d_in, d_out) = kind_of(factors), shape
     layer = {"name": name, "d_in": d_in, "d_out": d_out, "rank": None, "nnz": None, "dictionary": None}
     if factors is not None:
@@ -72,7 +72,7 @@ def report_of(name, shape, input_group, factors):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory, model_folder, settings):
-    """For each family: folders of both artifacts, the factors, and the reports of the layers."""
+    """Return for each family the folders of both artifacts, the factors, and the reports of the layers."""
     made = {}
 
     def make(family):

@@ -72,7 +72,7 @@ def test_a_profile_is_on_disk_before_its_callback(tmp_path, model_folder, settin
 def test_the_time_left_is_estimated_from_layers_only(tmp_path, model_folder, settings):
     told = []
     compress(str(model_folder("llama")), tmp_path / "out", settings(), on_progress=told.append)
-    # Inside a step the same place is told again.
+    # Within a step the same place is reported again.
     told = [told[0], *(new for old, new in itertools.pairwise(told) if place(new) != place(old))]
     first_layer = next(index for index, progress in enumerate(told) if progress.layer is not None)
     assert [progress.seconds_left for progress in told[: first_layer + 1]] == [None] * (first_layer + 1)

@@ -1,4 +1,4 @@
-"""Encoders, vision, sound and encoder-decoders, from the checkpoint to the artifacts and back."""
+"""Encoders, vision, audio and encoder-decoders, from the checkpoint to the artifacts and back."""
 
 import json
 import math
@@ -27,7 +27,7 @@ PAIRS = ("t5", "whisper")
 
 @pytest.fixture(scope="module")
 def settings_of(text):
-    """Settings of a small run of a family."""
+    """Return settings of a small run of a family."""
 
     def make(family, **changes):
         images = ALL_FAMILIES[family]().main_input_name == "pixel_values"
@@ -44,7 +44,7 @@ def settings_of(text):
 
 @pytest.fixture(scope="module")
 def compressed(tmp_path_factory, model_folder, settings_of):
-    """An uninterrupted run of a family: its output folder and report."""
+    """Return the output folder and the report of an uninterrupted run of a family."""
     made = {}
 
     def make(family):

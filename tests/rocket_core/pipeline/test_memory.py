@@ -1,4 +1,4 @@
-"""The peak of a run is that of one block, however many there are."""
+"""Peak memory of a run, which is that of one block."""
 
 import os
 import subprocess

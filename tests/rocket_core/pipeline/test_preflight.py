@@ -35,7 +35,7 @@ def model(tmp_path):
 
 
 def refused(error, match, model, tmp_path, config):
-    """The run is refused before anything long begins: no layer has been profiled."""
+    """Check that a run is refused before any long work: no layer has been profiled."""
     with pytest.raises(error, match=match):
         compress(str(model), tmp_path / "out", config)
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Profiling alone: what comes before any ratio, kept for what comes later."""
+"""Profiling alone: the work before any ratio, stored for later."""
 
 import pytest
 

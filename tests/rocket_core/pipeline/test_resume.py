@@ -20,7 +20,7 @@ from rocket_core.pipeline import compress, requirements
 from rocket_core.pipeline.preflight import prepare_run
 from tests.reference.tiny_models import save_tiny_model
 
-# Kills itself at the given step, at once and without any handler, as the system's out-of-memory killer would.
+# Kills itself at the given step, at once and without any handler, like the system's out-of-memory killer.
 VICTIM = """
 import os, signal, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What each stage of a run cost: a meter that counts how often it is read stands for the energy."""
+"""Costs of the stages of a run, with a meter that counts its readings instead of energy."""
 
 import json
 
@@ -48,7 +48,7 @@ def run(tmp_path, model_folder, settings):
 
 @pytest.fixture
 def cancelled(run):
-    """Runs until so many questions have been asked."""
+    """Run until cancelled after a number of checks."""
 
     def cancelled(questions, **more):
         asked = iter(range(questions))
@@ -84,7 +84,7 @@ def test_the_energy_of_resumed_runs_is_added_up(run, cancelled):
     assert energies["preflight"].kwh == pytest.approx(3 * STEP)
     assert energies["calibrating"].kwh == pytest.approx(3 * STEP)
     assert energies["exporting"].kwh == pytest.approx(STEP)
-    # One run that estimated makes the sum an estimate.
+    # One estimated run makes the sum an estimate.
     assert not energies["calibrating"].processor_counted
     assert report.energy_text.startswith("about ")
 
@@ -153,7 +153,7 @@ def test_costs_of_a_running_stage_are_saved_periodically(monkeypatch):
         for _ in range(12):
             clock[0] += 2.5
             costs.keep_if_due()
-        # What is kept is charged once only.
+        # Saved costs are counted only once.
         clock[0] += 1
     assert [stages[0].seconds for stages in kept] == [10.0, 20.0, 30.0]
     assert kept[-1][0].energy.kwh == pytest.approx(3 * STEP)

@@ -1,4 +1,4 @@
-"""A size in place of a ratio: the files are never larger, and hardly smaller."""
+"""A size instead of a ratio: files are never larger, and hardly smaller."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from rocket_core.pipeline import KeptProfiles, compress
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.report.schema import CompressionReport
 
-# Beyond the tensors: names and shapes, of which there are as many as there are layers.
+# Beyond the tensors: names and shapes, which grow with the number of layers.
 HEADERS_OF_A_LAYER = 3 * 250
 
 

@@ -1,4 +1,4 @@
-"""Figures as data: rows that say what a report says, whatever layers are called."""
+"""Figures as data: rows that match the report, whatever the names of layers are."""
 
 import csv
 import io

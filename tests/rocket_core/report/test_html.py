@@ -11,7 +11,7 @@ from tests.reference.reports import empty_report, layer_named, report_of_layers
 
 
 class Elements(HTMLParser):
-    """All elements with their attributes, and what scripts hold."""
+    """All elements with their attributes, and the content of scripts."""
 
     def __init__(self, text):
         super().__init__()
@@ -53,7 +53,7 @@ def test_each_figure_has_its_data_as_table_and_json():
     links = re.findall(r"data:application/json;charset=utf-8;base64,([A-Za-z0-9+/=]+)", text)
     *figures, costs = [json.loads(base64.b64decode(link)) for link in links]
     assert figures == drawn
-    # A table alone.
+    # Only a table.
     assert costs["name"] == "cost-comparison"
 
 

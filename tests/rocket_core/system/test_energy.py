@@ -1,4 +1,4 @@
-"""The meter, with codecarbon itself: against the energy that the time of a processor of known power makes."""
+"""The meter, with codecarbon itself, compared with the energy of a processor of known power over time."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ def _no_settings_of_the_machine(monkeypatch, tmp_path):
 
 
 def compute(seconds):
-    """Keeps one core busy for so much time of it."""
+    """Keep one core busy for this CPU time."""
     until = time.process_time() + seconds
     while time.process_time() < until:
         sum(range(10_000))
@@ -60,7 +60,7 @@ def test_it_uses_no_network_and_writes_no_file(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(socket.socket, "connect", lambda _self, address: asked.append(address))
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_rest, **_more: asked.append(host))
-    # Settings that would have it send what it measures, or ask for the grid.
+    # Settings that would make it send its measurements, or request data of the grid.
     monkeypatch.setenv("CODECARBON_EMISSIONS_ENDPOINT", "http://203.0.113.1/")
     monkeypatch.setenv("CODECARBON_ELECTRICITYMAPS_API_TOKEN", "token")
     monkeypatch.setenv("CODECARBON_OUTPUT_METHODS", "api,csv")

@@ -9,7 +9,7 @@ MIB = 2**20
 
 @pytest.fixture
 def system(tmp_path):
-    """Control groups and /proc as files: what is given by path and content."""
+    """Return the free container memory for control groups and /proc, given as files by path and content."""
 
     def system(membership, files):
         (tmp_path / "proc" / "self").mkdir(parents=True)

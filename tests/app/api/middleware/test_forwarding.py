@@ -160,14 +160,14 @@ def test_clients_of_an_unknown_local_proxy_are_not_local(make_app, forwarded):
         ({"X-Forwarded-For": "127.0.0.1"}, 200),
         ({"X-Forwarded-For": "::1"}, 200),
         ({"X-Forwarded-For": "203.0.113.9"}, 401),
-        # As a proxy writes it that appends to what its client has forged.
+        # Written by a proxy that appends to what its client has forged.
         ({"X-Forwarded-For": "127.0.0.1, 203.0.113.9"}, 401),
         ({"X-Forwarded-For": "203.0.113.9, 127.0.0.1"}, 401),
         ({"X-Forwarded-For": "127.0.0.1, unknown"}, 401),
         ({"X-Forwarded-For": "unknown"}, 401),
         ({"X-Forwarded-For": ""}, 401),
         ({"X-Forwarded-Proto": "https"}, 401),
-        # The proxy does not say for which client it asks.
+        # The proxy does not name its client.
         ({}, 401),
     ],
 )

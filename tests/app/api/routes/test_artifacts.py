@@ -26,7 +26,7 @@ NAME = "factored/model.safetensors"
 
 
 def raw_status(app, path):
-    """What the service answers to a path that no client has tidied up."""
+    """Return the status for a path that no client has normalized."""
     sent = []
 
     async def receive():

@@ -111,7 +111,7 @@ def test_uploads_have_their_own_size_limit(client, settings):
         answer = upload(client, content, TEXT)
         assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
     assert len(kept(settings)) == 1
-    # The others keep theirs.
+    # The others keep their files.
     assert (
         client.post("/estimates", content=b" " * 5000, headers={"Content-Type": "application/json"}).status_code == 413
     )
@@ -123,7 +123,7 @@ def test_the_number_of_uploads_is_limited(client, app, settings):
     assert [answer.status_code for answer in answers] == [201, 201, 429]
     assert answers[2].json()["code"] == "quota_exceeded"
     assert len(kept(settings)) == 2
-    # One that is there already takes no more room.
+    # An existing file takes no more room.
     assert upload(client, b"text 0", TEXT).status_code == 200
 
 
@@ -171,7 +171,7 @@ def test_uploads_of_other_tenants_are_not_found(client, context):
         uploads.delete_upload(context, other, upload_id)
     with pytest.raises(uploads.uploads.UploadNotFoundError):
         uploads.require_dataset(context, "other", view["id"])
-    # The same content belongs to each of those who have sent it.
+    # The same content belongs to each tenant that sent it.
     theirs, is_new = uploads.save_upload(context, other, ".jsonl", [GOOD])
     assert (theirs.id, is_new) == (upload_id, True)
     uploads.delete_upload(context, other, upload_id)

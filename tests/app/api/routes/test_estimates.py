@@ -40,7 +40,7 @@ def test_an_estimate_depends_on_the_request(client):
 def test_an_evaluation_adds_disk_space_for_its_logits(client):
     plain = estimate(client)
     evaluated = estimate(client, evaluate={"samples": 10, "sequence_length": 16, "stride": 4})
-    # Its config.json does not say how many tokens there are; the embeddings and the last norm have room for 321.
+    # Its config.json does not give the vocabulary; the embeddings and the last norm have room for 321.
     assert evaluated["disk_bytes"] == plain["disk_bytes"] + 10 * 4 * 321 * 4
     assert evaluated["memory_bytes"] >= plain["memory_bytes"]
 

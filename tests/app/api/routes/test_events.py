@@ -18,7 +18,7 @@ BROKEN = JobError(code="broken", message="it\nbroke")
 
 
 def messages(stream):
-    """The stream as a browser reads it."""
+    """Parse the stream as a browser does."""
     for block in stream.split("\n\n")[:-1]:
         fields = dict(line.split(": ", 1) for line in block.splitlines())
         yield fields.get("id"), fields["event"], json.loads(fields["data"])
@@ -116,7 +116,7 @@ def test_open_streams_end_when_the_service_stops(client, submitted, app, monkeyp
     stopper.start()
     stream = client.get(f"/jobs/{submitted}/events", headers=STREAM).text
     stopper.join()
-    # That it ended, with a job that has not, is the proof; on a slow machine it was told to before it began.
+    # The proof is that it ended although the job has not; on a slow machine it was closed before it started.
     assert "done" not in [kind for _, kind, _ in messages(stream)]
 
 

@@ -18,7 +18,7 @@ UNKNOWN = "/jobs/job_" + "0" * 26
 
 @pytest.fixture
 def samples(client):
-    """All samples by name and labels."""
+    """Return all samples by name and labels."""
 
     def samples():
         answer = client.get("/metrics")
@@ -36,7 +36,7 @@ def samples(client):
 
 
 def requests(samples):
-    """How many requests there were, by method, route and status."""
+    """Return the number of requests by method, route and status."""
     return {
         tuple(dict(key[1:])[label] for label in ("method", "route", "status")): value
         for key, value in samples.items()
@@ -93,7 +93,7 @@ def test_queue_metrics_match_the_queue(client, worker, samples):
     told = samples()
     jobs = {tuple(value for _, value in key[1:]): count for key, count in told.items() if key[0] == "rocket_jobs"}
     assert {labels for labels, count in jobs.items() if count == 1} == {("cpu", "queued"), ("cpu", "running")}
-    # Zeros too, or an alert could not tell none from unknown.
+    # Zeros too, because an alert could otherwise not distinguish none from unknown.
     assert sorted(jobs) == [
         (queue, status) for queue in ("cpu", "gpu") for status in ("cancelling", "queued", "running")
     ]

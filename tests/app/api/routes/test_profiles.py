@@ -1,4 +1,4 @@
-"""What a model would be at any ratio, told from its profile alone."""
+"""Predictions for a model at any ratio from its profile alone."""
 
 import numpy as np
 import pytest
@@ -128,7 +128,7 @@ def test_an_unreachable_ratio_gets_the_nearest_one(ask):
 def test_deleting_a_profile_leaves_its_jobs(client, submitted, profile_id, ask):
     assert ask(ratio=0.2).status_code == 200
     assert client.delete(f"/profiles/{profile_id}").status_code == 204
-    # Though it is still held in memory.
+    # Although it is still cached in memory.
     assert ask(ratio=0.2).status_code == 404
     assert client.get(f"/profiles/{profile_id}").json()["code"] == "profile_not_found"
     assert client.get(f"/jobs/{submitted}").json()["profile_id"] is None
@@ -223,7 +223,7 @@ def test_a_size_can_be_requested_instead_of_a_ratio(client):
     whole = client.post("/estimates", json=BODY | {"ratio": 0}).json()
     target = whole["stored_bytes"] - whole["compressible_parameters"]
     told = client.post("/estimates", json=body | {"target_bytes": target}).json()
-    # A quarter of four bytes a parameter.
+    # A quarter of four bytes per parameter.
     assert told["ratio"] == pytest.approx(0.25)
     assert told["factored_bytes"] == target
     job = client.post("/jobs", json=body | {"target_bytes": target}).json()
@@ -232,5 +232,5 @@ def test_a_size_can_be_requested_instead_of_a_ratio(client):
         for path in ("/jobs", "/estimates"):
             answer = client.post(path, json=body | change)
             assert answer.status_code == 422, change
-    # The last change is a target that cannot be reached.
+    # The last change is an unreachable target.
     assert (answer.json()["code"], answer.json()["nearest_ratio"] > 0) == ("infeasible_budget", True)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 @pytest.fixture
 def recorded(database, clock):
-    """Three events, an hour between them."""
+    """Record three events, an hour apart."""
     for actor, action in (
         (LOCAL_ACTOR, Action.JOB_SUBMIT),
         (LOCAL_ACTOR.on_behalf_of("alice"), Action.JOB_DELETE),

@@ -201,7 +201,7 @@ def test_a_retry_is_a_new_job_that_takes_over_the_checkpoints(database, submit, 
 
 
 def publish(database, job_id, profile, chosen):
-    """An attempt that publishes layers and an allocation, and fails."""
+    """Publish layers and an allocation in an attempt, and fail it."""
     with database.transaction() as session:
         lease = leases.claim_job(session, job_id, worker="w", lease_seconds=9)
         for position, (name, _) in enumerate(chosen):
@@ -222,7 +222,7 @@ def test_a_retry_has_layers_and_allocation_of_its_checkpoints(database, submit, 
         for owner in (job_id, retry.id):
             assert [layer.name for layer in outputs.list_layer_profiles(session, owner)] == ["b", "a"]
             assert outputs.list_allocation(session, owner) == chosen
-        # A worker that finds them publishes none again.
+        # A worker that finds them does not publish them again.
         lease = leases.claim_job(session, retry.id, worker="w", lease_seconds=9)
         assert not outputs.save_layer_profile(session, lease, 0, profile("b"))
         assert not outputs.save_allocation(session, lease, chosen)

@@ -162,7 +162,7 @@ def test_a_job_being_cancelled_ends_cancelled_even_if_it_fails(database, submit,
 
 
 def writes(profile, factored, report, result, artifact, lease):
-    """Every write that a worker can make."""
+    """Return every write that a worker can make."""
     return {
         "heartbeat": lambda s: leases.heartbeat(s, lease, lease_seconds=9),
         "release": lambda s: leases.release_job(s, lease),
@@ -236,7 +236,7 @@ def test_a_claim_and_each_report_count_as_progress(database, submit, claim, cloc
     for _ in range(2):
         clock.advance(5)
         with database.transaction() as session:
-            # What an earlier attempt had reached already.
+            # What an earlier attempt had already reached.
             outputs.report_progress(session, lease, stage="calibrating", progress=0.1)
         seen.append(look(database, lease.job_id).progressed_at)
     clock.advance(5)

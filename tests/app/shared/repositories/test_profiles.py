@@ -20,7 +20,7 @@ MANY = 1000
 
 
 class Profiling:
-    """Does to profiles what jobs and sweeps do; a profile is known by one digit."""
+    """Operations of jobs and sweeps on profiles; a profile is identified by one digit."""
 
     def __init__(self, database, submit, model_profile):
         self.database, self.submit, self.model_profile = database, submit, model_profile
@@ -45,7 +45,7 @@ class Profiling:
         self.do(outputs.succeed_profile, lease)
 
     def job(self, name, most=MANY, **options):
-        """A job that has ended; its id and that of its profile."""
+        """Run a job to its end; return its id and that of its profile."""
         lease = self.claim(**options)
         profile_id = self.save(lease, name, most)
         self.finish(lease)
@@ -55,7 +55,7 @@ class Profiling:
         return self.do(profiles.delete_unused, retention=retention, **options)
 
     def left(self):
-        """First digits of all fingerprints."""
+        """Return the first digits of all fingerprints."""
         with self.database.snapshot() as session:
             return "".join(sorted(name[0] for name in session.scalars(select(Profile.fingerprint))))
 
@@ -185,7 +185,7 @@ def test_a_profile_being_looked_up_is_not_deleted(profiling, clock, database_kin
     with profiling.database.transaction() as session:
         assert profiling.save_in(session, lease, "a") == old
         sweeping.start()
-        # SQLite has one writer at a time; where there are more, none of them waits for what it would delete.
+        # SQLite has one writer at a time; with several, none of them waits for what it would delete.
         sweeping.join(20 if database_kind == "postgres" else 0.2)
         assert sweeping.is_alive() == (database_kind == "sqlite")
     sweeping.join(20)
@@ -198,7 +198,7 @@ def test_a_profile_being_looked_up_is_not_deleted(profiling, clock, database_kin
 def test_a_profile_found_after_its_selection_is_not_deleted(profiling):
     _, old = profiling.job("a")
     lease, deleted = profiling.claim(), []
-    # Takes its time over each row, and then finds it changed.
+    # Takes time over each row, and then finds it changed.
     slow = select(Profile.id).where(cast(func.pg_sleep(0.5), String) == "")
 
     def delete():

@@ -1,4 +1,4 @@
-"""A client cancels at the very moment at which a worker does something: one goes first, and both know it."""
+"""Races of a client's cancellation with a worker's transactions: one is first, and both know it."""
 
 import random
 import threading
@@ -20,7 +20,7 @@ BROKEN = JobError(code="x", message="m", retryable=True)
 
 @pytest.fixture
 def worker_does(database, profile, result, report, artifact):
-    """What a worker does to a job, by name."""
+    """Return the transactions of a worker, by name."""
 
     def write(function, **options):
         def written(lease):
@@ -111,7 +111,7 @@ class Duel:
 
 
 def settle(database, lease):
-    """What the worker does next: its heartbeat tells it to stop, and it lets go."""
+    """Do what the worker does next: its heartbeat tells it to stop, and it releases the job."""
     with database.transaction() as session:
         assert leases.heartbeat(session, lease, lease_seconds=60) == Status.CANCELLING
         assert leases.release_job(session, lease) == Status.CANCELLED
@@ -195,7 +195,7 @@ def test_cancelling_at_any_moment_ends_every_job_once(database, submit, claim, c
 def test_of_two_workers_that_finish_one_job_only_one_writes(
     monkeypatch, database, submit, claim, worker_does, assert_ended_once
 ):
-    """A worker that finishes just as its job is taken from it, and another that finishes it."""
+    """A worker finishes just as its job is reclaimed, and another worker finishes it."""
     from app.shared.repositories import sweeps
 
     job_id = submit()

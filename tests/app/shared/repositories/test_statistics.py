@@ -61,7 +61,7 @@ def test_active_jobs_are_counted_by_queue_and_status(database, do, statistics, s
 
 def test_a_job_waits_from_the_time_it_becomes_claimable(do, statistics, submit, claim, clock):
     do(leases.fail_job, claim(), BROKEN, backoff_seconds=50)
-    # Not to be had yet.
+    # Cannot be claimed yet.
     assert statistics().waiting_seconds == {}
     clock.advance(60)
     assert statistics().waiting_seconds == {"cpu": 10}

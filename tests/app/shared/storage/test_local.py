@@ -1,4 +1,4 @@
-"""What a folder does in its own way; the rest is in `test_stores`."""
+"""Behaviour specific to local folders; the rest is in `test_stores`."""
 
 import os
 import time

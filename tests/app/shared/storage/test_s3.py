@@ -1,4 +1,4 @@
-"""What S3 does in its own way, and what becomes of a store that does not do it."""
+"""Behaviour specific to S3, and stores that lack some of it."""
 
 import socket
 import subprocess
@@ -26,7 +26,7 @@ def store(s3_settings, tmp_path):
 
 @pytest.fixture
 def hurried(bucket):
-    """A store at some address, with little patience."""
+    """Return a store at some address, with short timeouts."""
 
     def hurried(url):
         return S3Store("a-bucket", "p", endpoint_url=url, connect_seconds=0.2, answer_seconds=0.2, attempts=2)
@@ -36,7 +36,7 @@ def hurried(bucket):
 
 @contextmanager
 def answering(status, code):
-    """A server that answers every request with an error."""
+    """Run a server that answers every request with an error."""
 
     class Handler(BaseHTTPRequestHandler):
         def refuse(self):

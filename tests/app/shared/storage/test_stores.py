@@ -1,4 +1,4 @@
-"""What holds for every kind of store; `view` looks into it by other means."""
+"""Properties of every kind of store; `view` inspects it by other means."""
 
 import hashlib
 import os
@@ -216,7 +216,7 @@ def test_a_killed_upload_leaves_only_what_the_sweep_removes(store, view):
     assert len(view.unfinished()) == 1
     assert view.keys() == []
     assert store.keys(before=half_a_minute_ahead()) == []
-    # What was added to just now may be on its way still.
+    # Recent additions may still be in progress.
     assert store.remove_unfinished(before=time.time() - 60) == 0
     assert len(view.unfinished()) == 1
     assert store.remove_unfinished(before=half_a_minute_ahead()) == 1

@@ -15,7 +15,7 @@ FACTORED = ("low_rank", "factored", "shared")
 
 @pytest.fixture(scope="module")
 def run_with(tmp_path_factory, model_folder, settings):
-    """Compresses a tiny model by a preset; the output folder and the report, made once for equal settings."""
+    """Compress a tiny model with a preset, once for equal settings; return the output folder and the report."""
     made = {}
 
     def make(family="llama", **changes):
@@ -138,7 +138,7 @@ def test_attention_of_a_block_runs_twice_per_stream(tmp_path, model_folder, sett
     compress(str(model_folder("llama")), tmp_path, chosen, on_progress=lambda progress: stages.append(progress.stage))
     blocks = AutoModelForCausalLM.from_pretrained(model_folder("llama")).config.num_hidden_layers
     batches = 6
-    # Whether a layer is called once shows with the first batch, which runs on to the end.
+    # The first batch, which runs to the end, shows whether a layer is called only once.
     assert calls.count("factorizing") == blocks * (2 * 2 * batches + 1)
 
 
@@ -153,7 +153,7 @@ def test_a_group_is_profiled_first_and_reported_in_model_order(tmp_path, model_f
         on_profile=lambda position, profile: told.append((position, profile.name)),
     )
     assert told == list(enumerate(layer.name for layer in report.layers))
-    # A block begins under the name of its first layer.
+    # A block starts under the name of its first layer.
     last = {layer: place for place, (stage, layer) in enumerate(seen) if stage == "calibrating" and layer is not None}
     for layer in report.layers:
         if layer.input_group != layer.name:

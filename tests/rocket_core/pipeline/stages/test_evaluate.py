@@ -34,7 +34,7 @@ def stories(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def evaluation(stories):
-    """Settings of a small evaluation; keywords override."""
+    """Return settings of a small evaluation; keywords override."""
 
     def make(**changes):
         return {"dataset": str(stories), "samples": 4, "sequence_length": 32, "stride": 16} | changes
@@ -44,7 +44,7 @@ def evaluation(stories):
 
 @pytest.fixture(scope="session")
 def evaluated(tmp_path_factory, model_folder, settings, evaluation):
-    """An uninterrupted run with an evaluation: its output folder and report."""
+    """Return the output folder and the report of an uninterrupted run with an evaluation."""
     output = tmp_path_factory.mktemp("evaluated") / "out"
     return output, compress(str(model_folder("llama")), output, settings(evaluate=evaluation()))
 
@@ -192,7 +192,7 @@ def test_a_text_used_up_by_calibration_is_refused(tmp_path, model_folder, settin
 
 @pytest.fixture
 def plan(model_folder):
-    """A run with its plan of an evaluation."""
+    """Return a run with its plan of an evaluation."""
 
     def make(calibration, evaluate):
         config = compression_config(ratio=0.3, calibration=calibration, evaluate=evaluate)

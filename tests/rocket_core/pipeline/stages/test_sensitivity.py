@@ -1,4 +1,4 @@
-"""Every test here holds the pass over blocks on disk against the whole model in memory."""
+"""The pass over blocks on disk, compared with the whole model in memory."""
 
 import itertools
 import json
@@ -78,7 +78,7 @@ def tokens(windows=WINDOWS):
 
 @pytest.fixture
 def prepare(tmp_path, settings):
-    """The run of a model, as the pipeline prepares it."""
+    """Return the run of a model, as the pipeline prepares it."""
 
     def make(model, **changes):
         folder = tmp_path / "model"
@@ -86,7 +86,7 @@ def prepare(tmp_path, settings):
         byte_tokenizer().save_pretrained(folder)
         run = prepare_run(find_model(str(folder)), settings(**changes))
         if hasattr(model, "set_experts_implementation"):
-            # The default one has no float64.
+            # The default implementation of experts does not support float64.
             run.architecture.model.set_experts_implementation("eager")
             model.set_experts_implementation("eager")
         return run
@@ -96,7 +96,7 @@ def prepare(tmp_path, settings):
 
 @pytest.fixture
 def small_batches(monkeypatch):
-    """Two windows go through a block at once, so that there are three batches of them."""
+    """Process two windows at once, so that there are three batches."""
     monkeypatch.setattr(sensitivity, "TOKENS_PER_GRADIENT_BATCH", 64)
 
 
@@ -124,7 +124,7 @@ def test_every_dtype_comes_close_to_float64(dtype, within, prepare, open_work, s
 @pytest.mark.parametrize("factor", [1e-3, 100])
 def test_gradients_beyond_half_precision_are_measured(factor, prepare, open_work):
     model = build("llama").half()
-    # Numbers of this dtype end at 6e-8 and at 65504; gradients are to be far below the one, and beyond the other.
+    # The range of this dtype is 6e-8 to 65504; gradients must be far below and above it.
     with torch.no_grad():
         model.lm_head.weight *= factor
         model.model.norm.weight *= min(factor, 1.0)
@@ -160,7 +160,7 @@ def test_ignored_layers_are_passed_through_unmeasured(prepare, open_work):
 
 
 def encoder_run(folder, settings):
-    """A model without any head and its run, on three layers of each block."""
+    """Return a model without a head and its run, on three layers of each block."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = BertConfig(**LLAMA_LIKE)
@@ -176,7 +176,7 @@ def encoder_run(folder, settings):
 def test_without_a_loss_it_measures_the_final_hidden_states(tmp_path, settings, open_work, small_batches):
     model, run = encoder_run(tmp_path / "bert", settings)
     window = tokens(1)[:, :8]
-    # Each repetition draws other signs.
+    # Each repetition draws different signs.
     found = measure_sensitivities(
         run,
         CalibrationInputs.of_text(window.expand(1000, 8)),
@@ -190,7 +190,7 @@ def test_without_a_loss_it_measures_the_final_hidden_states(tmp_path, settings, 
 
 @pytest.fixture
 def four_layers(prepare, open_work, small_batches):
-    """A run of two blocks with two layers each, and the files that it leaves when nothing stops it."""
+    """Return a run of two blocks with two layers each, and its files after an uninterrupted measurement."""
     run = prepare(build("llama"), ignore=("*.k_proj", "*.v_proj", "*.mlp.*"))
     work = open_work(run, inputs(), "whole")
     measure_sensitivities(run, inputs(), work, silent_monitor(run))
@@ -206,7 +206,7 @@ def read_all(work):
 def test_cancelled_anywhere_it_resumes_to_the_same_bytes(four_layers, open_work):
     run, expected = four_layers
     assert len(expected) == 4
-    # It asks for each of two blocks and the head, there and back, for each of three batches.
+    # It checks at each of two blocks and the head, forward and backward, for each of three batches.
     for stop in range(1, 15, 2):
         work = open_work(run, inputs(), str(stop))
         asked = itertools.count()
@@ -229,7 +229,7 @@ def test_killed_at_any_file_it_resumes_to_the_same_bytes(four_layers, open_work,
                     pass
                 else:
                     assert next(operations) == number
-                    assert number >= 3 + 3 + 4 + 5  # Hidden states, gradients, layers; and what is removed of them.
+                    assert number >= 3 + 3 + 4 + 5  # Hidden states, gradients and layers, and their removal.
                     return
             known = [file.stem for file in (work.path / "sensitivities").glob("*.safetensors")]
             cache = StateCache(work.path / "sensitivity-states")
@@ -349,7 +349,7 @@ def test_memory_hardly_grows_with_the_number_of_blocks(tmp_path, text):
         text=True,
         env=os.environ | {"PYTHONPATH": str(Path.cwd())},
     )
-    # The first line is that of a process that has not computed anything yet.
+    # The first line is from a process that has not computed anything yet.
     few, many = map(int, measured.stdout.split()[1:])
     assert many <= 1.2 * few, (few, many)
     assert many < size / 3, (many, size)

@@ -18,7 +18,7 @@ ENCODER_DECODERS = ["t5", "whisper"]
 
 @pytest.fixture
 def prepare(tmp_path, settings):
-    """A model of a family in float64, and its run."""
+    """Return a model of a family in float64, and its run."""
 
     def make(family, *, dtype=torch.float64, **changes):
         folder = save_tiny_model(family, tmp_path / "model")
@@ -32,7 +32,7 @@ def prepare(tmp_path, settings):
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
-    """So few positions at once that there are several batches."""
+    """Limit positions per batch so that there are several batches."""
     monkeypatch.setattr(sensitivity, "TOKENS_PER_GRADIENT_BATCH", 150)
 
 
@@ -66,10 +66,10 @@ def test_half_precision_comes_close(family, prepare, open_work):
 
 @pytest.mark.parametrize("family", ["vit", "siglip_vision", "roberta", "distilbert"])
 def test_without_a_loss_it_measures_the_final_hidden_states(family, prepare, open_work):
-    # Models with a head that fills in masked tokens among them: they see the tokens that a decoder would predict.
+    # Including models with a head for masked tokens: they see the tokens that a decoder would predict.
     model, run = prepare(family, ignore=("*.0.*",))
     batch = {name: tensor[:1] for name, tensor in tiny_inputs(model, 1, length=8).items()}
-    # Each repetition draws other signs.
+    # Each repetition draws different signs.
     many = {name: tensor.expand(800, *tensor.shape[1:]) for name, tensor in batch.items()}
     inputs = CalibrationInputs(tensors=many)
     found = measure_sensitivities(run, inputs, open_work(run, inputs), silent_monitor(run), windows=800)

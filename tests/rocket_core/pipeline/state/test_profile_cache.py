@@ -1,4 +1,4 @@
-"""A profile that is kept spares later runs their calibration, and changes no byte of what they write."""
+"""A cached profile, which saves later runs the calibration and changes no byte of their output."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ FAST = {"preset": "fast", "sensitivity_samples": 4, "export": ("factored",), "ca
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Which blocks were calibrated, in order."""
+    """Record which blocks were calibrated, in order."""
     calibrated = []
     statistics = BlockWalk.statistics
 
@@ -33,7 +33,7 @@ def passes(monkeypatch):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, model_folder, settings, fingerprint):
-    """A folder with the profile of a run, and what a run at another ratio writes without it."""
+    """Return a folder with the profile of a run, and the fingerprint of a run at another ratio without it."""
     folder = tmp_path_factory.mktemp("kept")
     model = str(model_folder("llama"))
     compress(model, folder / "out", settings(**FAST), profiles=KeptProfiles(folder / "profiles"))
@@ -43,19 +43,19 @@ def made(tmp_path_factory, model_folder, settings, fingerprint):
 
 @pytest.fixture
 def profiles(made, tmp_path):
-    """A copy of that folder."""
+    """Return a copy of that folder."""
     return shutil.copytree(made[0], tmp_path / "profiles")
 
 
 @pytest.fixture
 def alone(made):
-    """What that run writes."""
+    """Return the fingerprint of that run."""
     return made[1]
 
 
 @pytest.fixture
 def run(tmp_path, model_folder, settings):
-    """Compresses a tiny model into a new folder."""
+    """Compress a tiny model into a new folder."""
     count = iter(range(100))
 
     def make(profiles=None, family="llama", **changes):
@@ -85,7 +85,7 @@ def test_another_ratio_reuses_the_profile_with_identical_bytes(run, tmp_path, fi
 
 @pytest.fixture
 def identity(model_folder, settings):
-    """What the profile of a run belongs to."""
+    """Return the identity of a run's profile."""
 
     def of(family="llama", **changes):
         source = ModelSource(folder=model_folder(family), name="model", commit=None)
@@ -141,7 +141,7 @@ def test_the_least_recently_used_profile_makes_room(run, tmp_path, passes):
     [second] = set(folder.iterdir()) - {first}
     os.utime(first, (1, 1))
     os.utime(second, (2, 2))
-    # Using it makes it the latest.
+    # Using it makes it the most recent.
     run(kept, ratio=0.4)
     run(kept, shrinkage=0.1)
     left = set(folder.iterdir())
