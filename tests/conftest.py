@@ -110,7 +110,7 @@ def _one_template():
 
 
 @pytest.fixture(autouse=True)
-def _log_as_it_was():
+def _logging_restored():
     """Undo what a command that runs within a test has done to the logging of the process."""
     root = logging.getLogger()
     level, hooks = root.level, (sys.excepthook, threading.excepthook)

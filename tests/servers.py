@@ -85,7 +85,7 @@ class Postgres:
                 cwd=self._folder,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_ending_with_this_thread(signal.SIGQUIT),  # noqa: PLW1509  # takes no lock
+                preexec_fn=_end_with_this_thread(signal.SIGQUIT),  # noqa: PLW1509  # takes no lock
                 **self._user,
             )
         RUNNING.add(self._process.pid)
@@ -181,7 +181,7 @@ class Redis:
         self._process = subprocess.Popen(
             command,
             stdout=subprocess.DEVNULL,
-            preexec_fn=_ending_with_this_thread(signal.SIGKILL),  # noqa: PLW1509  # takes no lock
+            preexec_fn=_end_with_this_thread(signal.SIGKILL),  # noqa: PLW1509  # takes no lock
         )
         RUNNING.add(self._process.pid)
         until = time.monotonic() + _START_SECONDS
@@ -279,7 +279,7 @@ def _copy_installation(programs: Path, target: Path) -> Path:
     return target / package.name / installed.name / programs.name
 
 
-def _ending_with_this_thread(number: signal.Signals) -> Callable[[], None] | None:
+def _end_with_this_thread(number: signal.Signals) -> Callable[[], None] | None:
     """Make the system end the server of a killed test session."""
     if sys.platform != "linux":
         return None

@@ -24,14 +24,14 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("ROCKET_"):
             monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_server_is_left():
+def _joined_servers():
     yield
     Server.join()
 

@@ -36,7 +36,7 @@ def local_client(app, **options):
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_of_this_machine(monkeypatch):
+def _clean_environment(monkeypatch):
     import os
 
     for name in list(os.environ):

@@ -80,9 +80,9 @@ class Watch:
     def _ask(self):
         with httpx2.Client(base_url=self.address, timeout=120, trust_env=False) as client:
             while not self.stop.wait(0.02):
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 assert client.get("/healthz").status_code == 200
-                self.seconds.append(time.perf_counter() - begun)
+                self.seconds.append(time.perf_counter() - started)
 
 
 def test_hostile_files_do_not_delay_other_clients(service, settings):

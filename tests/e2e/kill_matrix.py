@@ -157,7 +157,7 @@ def submit(service, marks: Path) -> str:
         return answer.json()["id"]
 
 
-def see_through(service, marks: Path, job_id: str, *, seconds: float) -> dict:
+def run_to_end(service, marks: Path, job_id: str, *, seconds: float) -> dict:
     """Restart what dies until the job has ended and all failpoints have struck; return the job."""
     until = time.monotonic() + seconds
     wanted = {point["name"] for point in json.loads(_plan(marks).read_text())["points"]}

@@ -12,8 +12,8 @@ from tests.e2e.kill_matrix import (
     POINTS,
     assert_promise,
     environment,
+    run_to_end,
     save_model,
-    see_through,
     submit,
     uninterrupted,
 )
@@ -38,7 +38,7 @@ def struck(tmp_path_factory, postgres, redis_server):
         service = Deployment(data_dir, **given, **urls)
         try:
             job_id = submit(service, marks)
-            job = see_through(service, marks, job_id, seconds=600)
+            job = run_to_end(service, marks, job_id, seconds=600)
             yield service, job, marks, expected
         finally:
             service.close()

@@ -36,7 +36,7 @@ def never_reads(_descriptors):
     time.sleep(600)
 
 
-def writes_for_ever(descriptors):
+def writes_endlessly(descriptors):
     with socket.socket(fileno=descriptors[0]) as channel:
         _question(channel)
         while True:
@@ -95,7 +95,7 @@ def meets_a_bug(descriptors):
     judge_process.run(descriptors)
 
 
-def tells_what_it_has(descriptors):
+def reports_secrets(descriptors):
     """Answer with what can be read of the service: its environment, its files, the other processes."""
     from pathlib import Path
 

@@ -57,9 +57,9 @@ class Bucket:
         self.client.delete_object(Bucket=self.name, Key=key)
 
     def begin_upload(self, key):
-        begun = self.client.create_multipart_upload(Bucket=self.name, Key=key)
+        upload = self.client.create_multipart_upload(Bucket=self.name, Key=key)
         self.client.upload_part(
-            Bucket=self.name, Key=key, UploadId=begun["UploadId"], PartNumber=1, Body=b"the beginning"
+            Bucket=self.name, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"the beginning"
         )
 
     def unfinished(self):

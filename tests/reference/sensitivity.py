@@ -80,7 +80,7 @@ def die_at(patch, number, *, late):
     """Make the process end at the given rename or removal of a file, before or after it."""
     operations = itertools.count()
 
-    def dying(operation):
+    def killing(operation):
         def call(*arguments, **options):
             dies = next(operations) == number
             if dies and not late:
@@ -93,5 +93,5 @@ def die_at(patch, number, *, late):
         return call
 
     for name in ("replace", "unlink"):
-        patch.setattr(Path, name, dying(getattr(Path, name)))
+        patch.setattr(Path, name, killing(getattr(Path, name)))
     return operations

@@ -87,14 +87,14 @@ def test_a_cancelled_download_releases_the_folder_and_is_resumed(server, service
 
     async def broken_off():
         async with AsyncRocket(server.url) as rocket:
-            begun = asyncio.Event()
+            started = asyncio.Event()
 
             def note(progress):
                 if 0 < progress.received < len(WEIGHTS):
-                    begun.set()
+                    started.set()
 
             download = asyncio.create_task(rocket.download(job_id, tmp_path, on_progress=note))
-            await begun.wait()
+            await started.wait()
             download.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await download
@@ -134,17 +134,17 @@ def test_a_slow_disk_does_not_block_the_event_loop(server, service, tmp_path, mo
 
 
 def test_disk_work_completes_before_a_cancelled_call_returns():
-    begun, end, done = threading.Event(), threading.Event(), []
+    started, end, done = threading.Event(), threading.Event(), []
 
     def write():
-        begun.set()
+        started.set()
         assert end.wait(30)
         done.append(1)
         raise OSError("what came of it matters no more")
 
     async def cancelled():
         work = asyncio.create_task(in_thread(write))
-        await asyncio.to_thread(begun.wait)
+        await asyncio.to_thread(started.wait)
         work.cancel()
         asyncio.get_running_loop().call_later(0.1, end.set)
         with pytest.raises(asyncio.CancelledError):

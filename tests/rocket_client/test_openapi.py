@@ -113,7 +113,7 @@ class Asked(BaseException):
     """Stands in for the network: every request ends there."""
 
 
-def asked_by(connect, method, arguments, monkeypatch):
+def requests_of(connect, method, arguments, monkeypatch):
     sent = []
 
     def record(request):
@@ -166,7 +166,7 @@ def operation_of(document, request):
 def requests(connect, monkeypatch):
     for method, ways in METHODS.items():
         for arguments in ways:
-            yield from asked_by(connect, method, arguments, monkeypatch)
+            yield from requests_of(connect, method, arguments, monkeypatch)
             monkeypatch.undo()
     yield file_request()
 

@@ -20,7 +20,7 @@ ROOT = Path(worker.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
-def _settings_of_no_machine(monkeypatch):
+def _clean_environment(monkeypatch):
     for name in list(os.environ):
         if name.startswith("ROCKET_") or name == "HF_TOKEN":
             monkeypatch.delenv(name)
@@ -29,7 +29,7 @@ def _settings_of_no_machine(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left():
+def _all_ended():
     threads = set(threading.enumerate())
     before = {child.pid for child in psutil.Process().children()}
     yield
@@ -145,14 +145,14 @@ def diary(tmp_path):
     return Diary()
 
 
-class Away:
+class Outage:
     """A database that can be made unavailable, as when its disk is unmounted, and available again."""
 
     def __init__(self, settings, shelter):
         self._file = Path(settings.database.database)
         self._shelter = shelter
 
-    def take(self, *databases):
+    def begin(self, *databases):
         self._file.rename(self._shelter)
         # It cannot be opened or created, and can be replaced atomically: a file that SQLite created in between would
         # be taken for the database, and the rest of the journal next to it would be discarded.
@@ -161,13 +161,13 @@ class Away:
             # Open connections would continue to use the moved file.
             database.close()
 
-    def bring_back(self):
+    def end(self):
         self._shelter.rename(self._file)
 
 
 @pytest.fixture
-def away(settings, tmp_path):
-    return Away(settings, tmp_path / "shelter.sqlite3")
+def outage(settings, tmp_path):
+    return Outage(settings, tmp_path / "shelter.sqlite3")
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def quick(submit, model):
     return submit(**QUICK)
 
 
-def keeps_the_secret_of(job, folder):
+def hides_folder(job, folder):
     return str(folder) not in job.error["message"] and str(folder.resolve()) not in job.error["message"]
 
 
@@ -257,7 +257,7 @@ def test_a_missing_model_fails_the_job(quick, attempt, model, tmp_path):
     shutil.rmtree(model)
     job = attempt(quick)
     assert (job.status, job.error["code"], job.error["retryable"]) == ("failed", "model_not_found", False)
-    assert keeps_the_secret_of(job, tmp_path)
+    assert hides_folder(job, tmp_path)
 
 
 def test_a_damaged_model_is_named_as_the_client_knows_it(quick, attempt, model, tmp_path):
@@ -266,7 +266,7 @@ def test_a_damaged_model_is_named_as_the_client_knows_it(quick, attempt, model, 
     job = attempt(quick)
     assert (job.status, job.error["stage"]) == ("failed", "preflight")
     assert "local/tiny" in job.error["message"]
-    assert keeps_the_secret_of(job, tmp_path)
+    assert hides_folder(job, tmp_path)
 
 
 def test_a_locked_work_folder_is_retried(quick, attempt, look, work, tmp_path):
@@ -286,7 +286,7 @@ def test_running_out_of_memory_fails_the_job_for_good(quick, attempt, monkeypatc
     assert (job.status, job.attempt, job.error["code"]) == ("failed", 1, "insufficient_memory")
     assert not job.error["retryable"]
     assert job.error["stage"] == "calibrating"
-    assert keeps_the_secret_of(job, tmp_path)
+    assert hides_folder(job, tmp_path)
     assert stored() == []
 
 
@@ -299,7 +299,7 @@ def test_a_full_disk_fails_the_job_and_leaves_no_partial_file(quick, attempt, se
     with file_size_limit(SMALL_DISK):
         job = attempt(job_id)
     assert (job.status, job.error["code"], job.error["stage"]) == ("failed", "disk_full", "exporting")
-    assert keeps_the_secret_of(job, tmp_path)
+    assert hides_folder(job, tmp_path)
     assert stored() == []
     assert [path for path in work.rglob("*") if path.name.endswith((".partial", ".tmp"))] == []
     assert attempt(quick).status == "succeeded"
@@ -327,7 +327,7 @@ def test_an_attempt_with_another_models_checkpoints_fails(quick, attempt, alter,
     alter()
     job = attempt(quick)
     assert (job.status, job.error["code"]) == ("failed", "stale_work_folder")
-    assert keeps_the_secret_of(job, tmp_path)
+    assert hides_folder(job, tmp_path)
 
 
 @pytest.mark.parametrize("ended", ["half way", "at the end"])
@@ -364,36 +364,36 @@ def test_a_retry_with_useless_checkpoints_starts_over(
 
 
 def test_a_job_reclaimed_from_its_worker_publishes_nothing(quick, settings, database, claim, stored, look):
-    class Robbed(Attempt):
+    class Reclaimed(Attempt):
         def _publish(self, finished, work_key):
             with database.transaction() as session:
                 sweeps.reclaim_from(session)
             super()._publish(finished, work_key)
 
     with pytest.raises(FencedOutError):
-        Robbed(settings, database, claim(quick), threading.Event()).run(os.getppid())
+        Reclaimed(settings, database, claim(quick), threading.Event()).run(os.getppid())
     assert look(quick).status == "queued"
     assert stored() == []
 
 
 def test_a_commit_without_response_keeps_the_artifacts(quick, settings, attempt, published, look):
-    class Forgetful(Database):
+    class Unacknowledged(Database):
         """A database that commits but once reports that it does not answer."""
 
-        has_forgotten = False
+        has_failed = False
 
         @contextmanager
         def transaction(self):
             with super().transaction() as session:
                 yield session
-            if not self.has_forgotten and look(quick).status == Status.SUCCEEDED:
-                self.has_forgotten = True
+            if not self.has_failed and look(quick).status == Status.SUCCEEDED:
+                self.has_failed = True
                 raise DatabaseUnavailableError("the connection was lost")
 
-    forgetful = Forgetful(settings.database)
+    unacknowledged = Unacknowledged(settings.database)
     with pytest.raises(FencedOutError):
-        attempt(quick, own_database=forgetful)
-    forgetful.close()
+        attempt(quick, own_database=unacknowledged)
+    unacknowledged.close()
     assert look(quick).status == "succeeded"
     assert "factored/model.safetensors" in published(quick)
 

@@ -108,12 +108,12 @@ def test_a_model_in_use_is_not_evicted_from_the_cache(hub, submit_with, configur
 def test_downloads_with_a_token_are_private_to_their_job(hub, submit_with, attempt, tmp_path, work):
     seen = []
 
-    class Looking(threading.Event):
+    class Watching(threading.Event):
         def is_set(self):
             seen.append(sorted(path.name for path in work.glob("*/hub/models--*")))
             return False
 
-    job = attempt(submit_with(TOKEN), stop=Looking())
+    job = attempt(submit_with(TOKEN), stop=Watching())
     assert job.status == "succeeded"
     assert {token for _, token, _ in hub.asked} == {f"Bearer {TOKEN}"}
     assert ["models--org--model"] in seen

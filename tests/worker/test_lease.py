@@ -91,20 +91,20 @@ def test_a_wrong_fence_reports_the_loss(keep, held):
         assert keeper.lost.wait(20)
 
 
-def test_a_lease_is_lost_after_its_length_without_a_database(keep, held, database, own_database, away):
+def test_a_lease_is_lost_after_its_length_without_a_database(keep, held, database, own_database, outage):
     with keep(held) as keeper:
         began = time.monotonic()
-        away.take(database, own_database)
+        outage.begin(database, own_database)
         assert keeper.lost.wait(20)
         assert LEASE_SECONDS - 1 < time.monotonic() - began < LEASE_SECONDS + 5
-    away.bring_back()
+    outage.end()
 
 
-def test_a_short_database_outage_does_not_lose_the_lease(keep, held, database, own_database, away, look, caplog):
+def test_a_short_database_outage_does_not_lose_the_lease(keep, held, database, own_database, outage, look, caplog):
     with keep(held) as keeper:
-        away.take(database, own_database)
+        outage.begin(database, own_database)
         eventually(lambda: "renewing the lease" in caplog.text)
-        away.bring_back()
+        outage.end()
         back = look(held.job_id).lease_until
         eventually(lambda: look(held.job_id).lease_until > back)
         assert not keeper.lost.is_set()

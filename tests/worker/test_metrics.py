@@ -146,29 +146,29 @@ def test_a_lost_lease_is_counted_by_both_sides(settings, database, program, regi
     assert ended() == {"lost": 1}
 
 
-def test_only_a_successful_sweep_updates_its_timestamp(settings, database, registry, count, away):
+def test_only_a_successful_sweep_updates_its_timestamp(settings, database, registry, count, outage):
     reconciler = Reconciler(settings, database, metrics=WorkerMetrics(registry))
     assert count("last_sweep_timestamp_seconds") == 0
-    away.take(database)
+    outage.begin(database)
     with pytest.raises(Exception, match="database"):
         reconciler.sweep()
     assert count("last_sweep_timestamp_seconds") == 0
-    away.bring_back()
+    outage.end()
     reconciler.sweep()
     assert count("last_sweep_timestamp_seconds") > 1.6e9
 
 
 def test_an_attempt_with_an_unknown_outcome_is_counted(
-    settings, database, program, registry, submit, away, diary, ended
+    settings, database, program, registry, submit, outage, diary, ended
 ):
     submit()
     runner = Runner(settings, database, program(diary.note(1) + "\ntime.sleep(0.5)"), metrics=WorkerMetrics(registry))
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
     eventually(diary.read)
-    away.take(database)
+    outage.begin(database)
     thread.join()
-    away.bring_back()
+    outage.end()
     assert ended() == {"unknown": 1}
 
 
@@ -182,21 +182,21 @@ def scrape(port):
 
 
 @pytest.fixture
-def employ(program):
+def start_worker(program):
     workers = []
 
-    def employ(settings, **options):
+    def start_worker(settings, **options):
         workers.append(Worker(settings, program(""), **options))
         workers[-1].start()
         return workers[-1]
 
-    yield employ
+    yield start_worker
     for worker in workers:
         worker.stop()
 
 
-def test_a_worker_serves_metrics_on_the_loopback_and_health(configure, employ, monkeypatch):
-    worker = employ(configure(metrics_port=0))
+def test_a_worker_serves_metrics_on_the_loopback_and_health(configure, start_worker, monkeypatch):
+    worker = start_worker(configure(metrics_port=0))
     address, port = worker._metrics_server._server.server_address
     assert address == "127.0.0.1"
     eventually(lambda: scrape(port)["rocket_last_sweep_timestamp_seconds"] > 0)
@@ -213,15 +213,15 @@ def test_a_worker_serves_metrics_on_the_loopback_and_health(configure, employ, m
     assert (result.returncode, "no answer" in result.stdout) == (1, True)
 
 
-def test_a_worker_within_an_api_process_opens_no_port(configure, employ):
+def test_a_worker_within_an_api_process_opens_no_port(configure, start_worker):
     registry = create_registry()
-    worker = employ(configure(metrics_port=0), registry=registry)
+    worker = start_worker(configure(metrics_port=0), registry=registry)
     assert worker._metrics_server is None
     eventually(lambda: registry.get_sample_value("rocket_last_sweep_timestamp_seconds"))
 
 
-def test_a_taken_port_is_reported_by_its_setting(configure, employ, program):
-    first = employ(configure(metrics_port=0))
+def test_a_taken_port_is_reported_by_its_setting(configure, start_worker, program):
+    first = start_worker(configure(metrics_port=0))
     second = Worker(configure(metrics_port=first._metrics_server.port), program(""))
     with pytest.raises(InvalidSettingsError, match="ROCKET_METRICS_PORT"):
         second.start()

@@ -222,15 +222,15 @@ def test_a_process_that_lost_its_job_is_ended(
 
 
 def test_a_database_outage_does_not_end_a_running_process(
-    database, away, runner, program, diary, submit, look, in_background, caplog
+    database, outage, runner, program, diary, submit, look, in_background, caplog
 ):
     job_id = submit()
     running = runner(program(POLITE.format(note=diary.note("'ready'"))))
     thread = in_background(running.run)
     eventually(diary.read)
-    away.take(database)
+    outage.begin(database)
     eventually(lambda: "cannot look after" in caplog.text)
-    away.bring_back()
+    outage.end()
     assert thread.is_alive()
     running.stop()
     thread.join()
@@ -418,16 +418,16 @@ def test_a_later_attempt_that_catches_up_is_not_stalled(configure, runner, speak
 
 
 def test_a_database_outage_is_not_a_stall(
-    database, away, configure, runner, program, diary, submit, look, in_background
+    database, outage, configure, runner, program, diary, submit, look, in_background
 ):
     job_id = submit()
     running = runner(program(f"{diary.note(1)}\n{FOREVER}"), configure(stall_seconds=1))
     thread = in_background(running.run)
     eventually(diary.read)
-    away.take(database)
+    outage.begin(database)
     time.sleep(2)
     assert thread.is_alive()
-    away.bring_back()
+    outage.end()
     running.stop()
     thread.join()
     assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)

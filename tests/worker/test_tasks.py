@@ -37,11 +37,11 @@ def test_a_message_of_an_unknown_job_does_nothing(settings, database, program):
     task_of(settings, database, program("sys.exit(1)"))("job_unknown")
 
 
-def test_a_message_during_a_database_outage_is_dropped(settings, database, away, program, submit, look, caplog):
+def test_a_message_during_a_database_outage_is_dropped(settings, database, outage, program, submit, look, caplog):
     job_id = submit()
     task = task_of(settings, database, program("sys.exit(1)"))
-    away.take(database)
+    outage.begin(database)
     task(job_id)
-    away.bring_back()
+    outage.end()
     assert "running a job" in caplog.text
     assert look(job_id).status == "queued"

@@ -24,7 +24,7 @@ NO_PROFILE = "/profiles/prof_" + "0" * 26
 BROKEN = JobError(code="x", message="m")
 FILE = "/artifacts/model.safetensors"
 # Statuses that do not only come from rate limiting.
-OF_ITS_OWN = {("get", "/jobs/{job_id}/events", 429), ("post", "/calibrations", 429)}
+OTHER_REFUSALS = {("get", "/jobs/{job_id}/events", 429), ("post", "/calibrations", 429)}
 NO_UPLOAD = "upload/" + "0" * 32
 
 
@@ -72,7 +72,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
     """Return what leads to each documented status."""
     json_type, text_type = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
     without_target = {name: value for name, value in BODY.items() if name != "ratio"}
-    of_nobody = {"calibration": {"dataset": NO_UPLOAD}}
+    unknown_upload = {"calibration": {"dataset": NO_UPLOAD}}
     profile, allocations = "/profiles/{profile_id}", "/profiles/{profile_id}/allocations"
     job, file = "/jobs/{job_id}", "/jobs/{job_id}/artifacts/{name}"
 
@@ -122,7 +122,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         app.state.streams = Streams(0, share=0)
         return client.get(f"{jobs.queued}/events", headers={"Accept": "text/event-stream"})
 
-    def from_the_store():
+    def redirected():
         context = app.state.context
         sending = settings.model_copy(update={"redirect_downloads": True})
         with monkeypatch.context() as patch:
@@ -174,18 +174,18 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("get", file, 200): lambda: client.get(jobs.succeeded + FILE),
         ("get", file, 206): lambda: client.get(jobs.succeeded + FILE, headers={"Range": "bytes=1-2"}),
         ("get", file, 304): lambda: client.get(jobs.succeeded + FILE, headers={"If-None-Match": "*"}),
-        ("get", file, 307): from_the_store,
+        ("get", file, 307): redirected,
         ("get", file, 404): lambda: client.get(jobs.succeeded + "/artifacts/none"),
         ("get", file, 410): lambda: client.get(jobs.expired + FILE),
         ("get", file, 416): lambda: client.get(jobs.succeeded + FILE, headers={"Range": "bytes=99-"}),
-        ("post", "/jobs", 404): lambda: client.post("/jobs", json=BODY | of_nobody),
+        ("post", "/jobs", 404): lambda: client.post("/jobs", json=BODY | unknown_upload),
         ("post", f"{job}/retry", 422): lambda: client.post(f"{jobs.failed}/retry", headers={"Hub-Token": "x"}),
         ("get", "/profiles", 200): lambda: client.get("/profiles"),
         ("get", "/profiles", 422): lambda: client.get("/profiles?after=x"),
         ("post", "/profiles", 202): lambda: client.post("/profiles", json=without_target),
         ("post", "/profiles", 200): lambda: replay("/profiles", without_target, "p"),
         ("post", "/profiles", 400): lambda: client.post("/profiles", content=b"{", headers=json_type),
-        ("post", "/profiles", 404): lambda: client.post("/profiles", json=without_target | of_nobody),
+        ("post", "/profiles", 404): lambda: client.post("/profiles", json=without_target | unknown_upload),
         ("post", "/profiles", 413): lambda: client.post("/profiles", content=b" " * 5000, headers=json_type),
         ("post", "/profiles", 415): lambda: client.post("/profiles", content=b"{}", headers=text_type),
         ("post", "/profiles", 422): lambda: client.post("/profiles", json=BODY),
@@ -209,7 +209,7 @@ def scenarios(client, jobs, app, settings, monkeypatch):
         ("post", allocations, 422): lambda: client.post(f"{jobs.profile}/allocations", json={"ratio": 0.9}),
         ("post", "/estimates", 200): lambda: client.post("/estimates", json=BODY),
         ("post", "/estimates", 400): lambda: client.post("/estimates", content=b"{", headers=json_type),
-        ("post", "/estimates", 404): lambda: client.post("/estimates", json=BODY | of_nobody),
+        ("post", "/estimates", 404): lambda: client.post("/estimates", json=BODY | unknown_upload),
         ("post", "/estimates", 413): lambda: client.post("/estimates", content=b" " * 5000, headers=json_type),
         ("post", "/estimates", 415): lambda: client.post("/estimates", content=b"{}", headers=text_type),
         ("post", "/estimates", 422): lambda: client.post("/estimates", json=BODY | {"ratio": 0.95}),
@@ -243,7 +243,7 @@ def test_every_documented_status_is_produced_with_its_schema(client, jobs, app, 
         for method, operation in item.items()
         for status, answer in operation["responses"].items()
         # The statuses of access control are produced in its own tests.
-        if status != "default" and (int(status) not in REFUSALS or (method, path, int(status)) in OF_ITS_OWN)
+        if status != "default" and (int(status) not in REFUSALS or (method, path, int(status)) in OTHER_REFUSALS)
     }
     produced = scenarios(client, jobs, app, settings, monkeypatch)
     assert set(produced) == set(documented)

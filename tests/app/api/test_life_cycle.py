@@ -141,7 +141,7 @@ class LifeCycle(RuleBasedStateMachine):
 
     @precondition(lambda self: self.mailbox)
     @rule(data=st.data())
-    def hear_a_message(self, data):
+    def deliver_message(self, data):
         """Deliver a message, which may arrive again at any time, as messages are repeated and never removed."""
         job_id = data.draw(st.sampled_from(self.mailbox))
         for _ in range(2):
@@ -153,7 +153,7 @@ class LifeCycle(RuleBasedStateMachine):
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
-    def live_on(self, data):
+    def keep_alive(self, data):
         for _ in range(2):
             self.write(data, self.lives.beat, leases.heartbeat, lease_seconds=LEASE)
             self.pass_time(LEASE - 20)
@@ -257,7 +257,7 @@ class LifeCycle(RuleBasedStateMachine):
     # Invariants.
 
     @invariant()
-    def the_api_tells_what_should_be(self):
+    def api_matches_model(self):
         if not hasattr(self, "lives"):
             return
         listed = self.client.get("/jobs", params={"limit": 100}).json()["data"]

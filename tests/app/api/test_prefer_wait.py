@@ -15,7 +15,7 @@ BROKEN = JobError(code="broken", message="it broke")
 
 
 @pytest.fixture(autouse=True)
-def _look_often(monkeypatch):
+def _poll_often(monkeypatch):
     monkeypatch.setattr("app.api.prefer_wait.SECONDS_BETWEEN_LOOKS", 0.02)
 
 

@@ -81,7 +81,7 @@ def test_the_template_imports_only_what_it_needs(judges):
         "dies",
         "exits",
         "exits_at_once",
-        "writes_for_ever",
+        "writes_endlessly",
         "speaks_no_json",
         "names_no_error",
         "names_a_base_error",
@@ -108,10 +108,10 @@ def test_a_process_that_takes_too_long_is_killed(judges, hostile, monkeypatch, n
     monkeypatch.setattr(admission, "_READ_SECONDS", 0.2)
     monkeypatch.setattr(admission, "_HUB_SECONDS", 0.2)
     hostile(name)
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(kind):
         judges.admit("one", request_, NO_LIMITS)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started < 30
     end = time.monotonic() + 20
     while children_of(admission._processes) and time.monotonic() < end:
         time.sleep(0.02)
@@ -125,7 +125,7 @@ def test_a_compromised_process_finds_no_secret(settings, hostile, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-store")
     secret = settings.datasets_folder / "secret.txt"
     secret.write_text("of-the-folder")
-    hostile("tells_what_it_has", LC_API_PID=str(os.getpid()))
+    hostile("reports_secrets", LC_API_PID=str(os.getpid()))
     request = REQUEST.model_copy(
         update={"calibration": REQUEST.calibration.model_copy(update={"dataset": "local/secret.txt"})}
     )

@@ -61,11 +61,11 @@ def test_few_requests_wait_and_the_rest_are_refused_at_once(turns):
         end = time.monotonic() + 30
         while turns._waiting.total() < 2 and time.monotonic() < end:
             time.sleep(0.01)
-        begun = time.monotonic()
+        started = time.monotonic()
         for owner in ("a", "c"):
             with pytest.raises(NoTurnError), turns.turn(owner, 600):
                 pass
-        assert time.monotonic() - begun < 60
+        assert time.monotonic() - started < 60
     released.set()
     for thread in waiting:
         thread.join()

@@ -247,13 +247,13 @@ def test_a_client_that_ends_leaves_no_process_and_no_warning():
 
 def test_a_fork_is_much_cheaper_than_a_start(make_server, ask):
     server = make_server(preload=("pydantic",))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     ask(server, "echo")[1].recv(100)
-    start, forks = time.perf_counter() - begun, []
+    start, forks = time.perf_counter() - started, []
     for _ in range(5):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         ask(server, "echo")[1].recv(100)
-        forks.append(time.perf_counter() - begun)
+        forks.append(time.perf_counter() - started)
     assert min(forks) < start / 3
 
 

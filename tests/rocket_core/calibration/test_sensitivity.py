@@ -46,7 +46,7 @@ def pull(block, hidden, gradient, *, exponent=0):
     return squares, back
 
 
-def behind(hidden, **beside):
+def final_activations(hidden, **beside):
     """Return the activations after the last block, in one batch."""
     return Activations(hidden=[hidden], calls=[], **beside)
 
@@ -220,7 +220,9 @@ def test_the_gradient_after_the_blocks_is_independent_of_chunks(logits, monkeypa
     monkeypatch.setattr(sensitivity, "_LOGIT_BYTES", 4 * VOCAB_SIZE * logits)
     largest = []
     model.lm_head.register_forward_hook(lambda _module, _args, output: largest.append(output.shape[:-1].numel()))
-    found = output_gradient(model, model.model.layers, "tokens", {"input_ids": tokens()}, behind(leaf.detach()))
+    found = output_gradient(
+        model, model.model.layers, "tokens", {"input_ids": tokens()}, final_activations(leaf.detach())
+    )
     torch.testing.assert_close(found.values, leaf.grad)
     assert max(largest) <= logits
 
@@ -228,7 +230,9 @@ def test_the_gradient_after_the_blocks_is_independent_of_chunks(logits, monkeypa
 def test_blocks_are_restored_and_weights_get_no_gradients():
     model = FAMILIES["llama"]().requires_grad_(requires_grad=False)
     before = list(model.model.layers)
-    output_gradient(model, model.model.layers, "tokens", {"input_ids": tokens()}, behind(torch.randn(3, 11, 32)))
+    output_gradient(
+        model, model.model.layers, "tokens", {"input_ids": tokens()}, final_activations(torch.randn(3, 11, 32))
+    )
     assert list(model.model.layers) == before
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -238,7 +242,7 @@ def test_non_finite_gradients_after_the_blocks_are_found():
     hidden = torch.randn(3, 11, 32)
     hidden[1, 4, 2] = torch.nan
     with pytest.raises(NonFiniteCalibrationError, match="after the last block"):
-        output_gradient(model, model.model.layers, "tokens", {"input_ids": tokens()}, behind(hidden))
+        output_gradient(model, model.model.layers, "tokens", {"input_ids": tokens()}, final_activations(hidden))
 
 
 def test_a_model_without_head_uses_the_loss_of_hidden_states():

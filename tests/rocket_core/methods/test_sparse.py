@@ -32,7 +32,7 @@ def nonzeros(layer, ratio):
     return math.floor(layer.problem.weight.numel() * (1 - ratio) + 1e-9)
 
 
-def on_the_way(layer, ratios):
+def pruned_in_turn(layer, ratios):
     """Return error, relative error and relative distance of weights pruned to these ratios in turn."""
     problem = layer.problem
     scale = 1 if problem.column_weights is None else problem.column_weights
@@ -45,7 +45,7 @@ def test_profile_errors_are_measured_or_interpolated(weights):
     layer = example(40, (36,), weights=weights)
     found = profiled(layer)
     assert [nonzeros(layer, ratio) for ratio in SPARSE_RATIOS] == list(found)
-    measured = on_the_way(layer, MEASURED)
+    measured = pruned_in_turn(layer, MEASURED)
     for ratio, (error, relative, distance) in zip(MEASURED, measured, strict=True):
         candidate = found[nonzeros(layer, ratio)]
         assert candidate.reconstruction_error == pytest.approx(relative, rel=1e-6)
@@ -62,7 +62,7 @@ def test_profile_errors_are_measured_or_interpolated(weights):
 def test_errors_of_wide_layers_are_estimated_from_some_outputs():
     layer = example(48, (300,), weights=2)
     found = profiled(layer)
-    measured = on_the_way(layer, MEASURED)
+    measured = pruned_in_turn(layer, MEASURED)
     for ratio, (_, relative, distance) in zip(MEASURED, measured, strict=True):
         candidate = found[nonzeros(layer, ratio)]
         tolerance = 1e-6 if ratio == MEASURED[0] else 0.1

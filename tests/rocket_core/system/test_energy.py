@@ -17,7 +17,7 @@ JOULES_PER_KWH = 3.6e6
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_of_the_machine(monkeypatch, tmp_path):
+def _clean_environment(monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.lower().startswith("codecarbon_"):
             monkeypatch.delenv(name)

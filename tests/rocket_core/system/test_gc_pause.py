@@ -6,7 +6,7 @@ from rocket_core.system.gc_pause import no_collection
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was():
+def _restored_collection():
     yield
     gc.enable()
 

@@ -176,12 +176,12 @@ def test_cancelling_at_any_moment_ends_every_job_once(database, submit, claim, c
             time.sleep(pauses[1])
             worker_does["finish"](lease)
 
-        def regret(job_id=job_id, together=together, pauses=pauses):
+        def cancel_later(job_id=job_id, together=together, pauses=pauses):
             together.wait()
             time.sleep(3 * pauses[2])
             cancel(job_id)
 
-        threads = [threading.Thread(target=work), threading.Thread(target=regret)]
+        threads = [threading.Thread(target=work), threading.Thread(target=cancel_later)]
         for thread in threads:
             thread.start()
         for thread in threads:

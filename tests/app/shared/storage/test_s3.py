@@ -25,13 +25,13 @@ def store(s3_settings, tmp_path):
 
 
 @pytest.fixture
-def hurried(bucket):
+def make_store(bucket):
     """Return a store at some address, with short timeouts."""
 
-    def hurried(url):
+    def make_store(url):
         return S3Store("a-bucket", "p", endpoint_url=url, connect_seconds=0.2, answer_seconds=0.2, attempts=2)
 
-    return hurried
+    return make_store
 
 
 @contextmanager
@@ -76,12 +76,12 @@ ACTIONS = {
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
 @pytest.mark.parametrize("is_listening", [True, False], ids=["hangs", "refuses"])
-def test_an_unresponsive_store_is_reported_in_time(hurried, action, is_listening):
+def test_an_unresponsive_store_is_reported_in_time(make_store, action, is_listening):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         if is_listening:
             held.listen()
-        store = hurried(f"http://127.0.0.1:{held.getsockname()[1]}")
+        store = make_store(f"http://127.0.0.1:{held.getsockname()[1]}")
         began = time.monotonic()
         with pytest.raises(StorageUnavailableError):
             action(store)
@@ -97,9 +97,9 @@ def test_an_unresponsive_store_is_reported_in_time(hurried, action, is_listening
         (507, "XMinioStorageFull", DiskFullError),
     ],
 )
-def test_a_refusal_has_its_own_error_and_names_no_bucket(hurried, status, code, kind):
+def test_a_refusal_has_its_own_error_and_names_no_bucket(make_store, status, code, kind):
     with answering(status, code) as url, pytest.raises(StorageError, match="store") as refused:
-        ACTIONS["put"](hurried(url))
+        ACTIONS["put"](make_store(url))
     assert type(refused.value) is kind
     assert "a-bucket" not in str(refused.value)
     assert url not in str(refused.value)
