@@ -6,6 +6,7 @@ from typing import Any, Literal
 from app.shared.lifecycle import Status
 from app.shared.outcomes import JobError, JobResult
 from app.shared.requests import CalibrationRequest, EvaluationRequest, JobKind, JobOptions, Queue
+from rocket_client import models as contract
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import Budget, Objective
 from rocket_core.schema import FrozenModel
@@ -94,21 +95,9 @@ class JobList(_List):
     """id of the last job on this page; null if the page is empty."""
 
 
-class EventView(FrozenModel):
+class EventView(contract.Event, extra="forbid"):
     """An event of a job."""
 
-    id: int
-    """number of the event within the job, from 1 without gaps."""
-    created_at: datetime
-    """when it happened."""
-    level: str
-    """info, warning or error."""
-    type: str
-    """kind of event: status, stage, layer, profile, allocation, costs, message, error, hub_token or lease_lost; new
-    ones may be added.
-    """
-    message: str
-    """one line for humans."""
     data: dict[str, Any]
     """the same for programs; its members depend on the type."""
 
@@ -151,17 +140,9 @@ class LayerList(_List):
     """the layers."""
 
 
-class ArtifactView(FrozenModel):
+class ArtifactView(contract.Artifact, extra="forbid"):
     """A file to download, until it expires."""
 
-    name: str
-    """name for `/jobs/{id}/artifacts/{name}`; may contain `/`."""
-    size: int
-    """size in bytes."""
-    sha256: str
-    """hash of its content, 64 hexadecimal digits."""
-    media_type: str
-    """media type of its content."""
     expires_at: datetime
     """when it is deleted."""
 
@@ -173,11 +154,8 @@ class ArtifactList(FrozenModel):
     """the files; empty before the job has succeeded."""
 
 
-class NamedView(FrozenModel):
+class NamedView(contract.Named, extra="forbid"):
     """Something that this server offers by name."""
-
-    id: str
-    """the name to use in a job's request."""
 
 
 class NamedList(_List):
@@ -247,19 +225,8 @@ class ProfileList(_List):
     """id of the last profile on this page; null if the page is empty."""
 
 
-class SizeView(FrozenModel):
+class SizeView(contract.Size, extra="forbid"):
     """The predicted size and error of a model at one ratio."""
-
-    ratio: float
-    """fraction of the budget unit to remove, [0, 1)."""
-    kept_parameters: int
-    """what remains of the compressible parameters."""
-    stored_bytes: int
-    """bytes of the compressible layers, masks included."""
-    model_bytes: int
-    """bytes of all weights of the model."""
-    error: float
-    """sum of the objective over the layers, at least 0."""
 
 
 class Frontier(_List):

@@ -1,30 +1,23 @@
 """Estimates of what a job would take."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import SecretStr
 
 from app.services import quotas
 from app.services.context import Context
 from app.services.uploads import require_dataset
 from app.shared.requests import JobRequest
+from rocket_client import models as contract
 from rocket_core.errors import HubUnavailableError
-from rocket_core.schema import FrozenModel
 from rocket_core.system.machine import free_disk, free_machine_memory
 
-_Count = Annotated[int, Field(ge=0)]
 
-
-class Available(FrozenModel):
+class Available(contract.Available, extra="forbid"):
     """Free resources where jobs run."""
 
-    memory_bytes: _Count | None
-    """free CPU memory; null where the system does not report it."""
-    disk_bytes: _Count
-    """free disk space of the data folder."""
 
-
-class Estimate(FrozenModel):
+class Estimate(contract.Estimate, extra="forbid"):
     """The estimated resources of a job.
 
     Only `commit`, `parameters` and `stored_bytes` are exact: they are those of the checkpoint's tensors. The rest is an
@@ -33,32 +26,8 @@ class Estimate(FrozenModel):
 
     object: Literal["estimate"] = "estimate"
     """always `estimate`."""
-    model_id: str
-    """the model, as requested."""
     commit: str | None
     """commit that the revision points to now; null for a local model."""
-    parameters: _Count
-    """parameters of the whole model."""
-    stored_bytes: _Count
-    """bytes of its weights; also the download size of a model on the Hub."""
-    compressible_parameters: _Count
-    """parameters of the layers that can be compressed, without ignored ones."""
-    kept_parameters: _Count
-    """upper bound on the parameters kept at the ratio."""
-    factored_bytes: _Count
-    """upper bound on the weight bytes of the factored artifact."""
-    ratio: float
-    """the requested ratio, [0, 1), or the fraction of the compressible layers' bytes to remove for the requested size;
-    0 if only a profile is requested.
-    """
-    nearest_ratio: float
-    """the same, or the highest ratio that is certainly reachable if that is less."""
-    calibration_tokens: _Count
-    """upper bound on the tokens read, or on what images and audio become in the model; short data have fewer."""
-    memory_bytes: _Count
-    """peak memory of the device that computes; an evaluation holds the whole model."""
-    disk_bytes: _Count
-    """disk space for checkpoints, artifacts and temporary files of an evaluation, without the download of the model."""
     available: Available | None
     """free resources where jobs run; null where they run on other machines."""
     seconds: None = None

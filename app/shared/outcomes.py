@@ -4,39 +4,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
+from rocket_client import models as contract
 from rocket_core.schema import FrozenModel
 
 EventLevel = Literal["info", "warning", "error"]
 
 
-class JobError(FrozenModel):
+class JobError(contract.JobError, extra="forbid"):
     """The error of a failed job."""
 
-    code: str
-    """stable code of the error's class."""
-    message: str
-    """what is wrong, where, and what to do."""
-    stage: str | None = None
-    """stage in which it happened; None if it was in none."""
-    layer: str | None = None
-    """layer at which it happened; None if it was at none."""
-    retryable: bool = False
-    """whether the same job may succeed later."""
 
-
-class JobResult(FrozenModel):
+class JobResult(contract.JobResult, extra="forbid"):
     """The result of a job that has succeeded."""
-
-    achieved_ratio: float
-    """fraction of the compressible parameters removed, [0, 1)."""
-    kept_parameters: Annotated[int, Field(ge=0)]
-    """what remains of them."""
-    compressible_parameters: Annotated[int, Field(ge=0)]
-    """parameters of the selected linear layers."""
-    stored_bytes: Annotated[int, Field(ge=0)]
-    """bytes of all safetensors files of the smallest export."""
-    dense_bytes: Annotated[int, Field(ge=0)]
-    """bytes of all safetensors files of the original."""
 
 
 class NewEvent(FrozenModel):
