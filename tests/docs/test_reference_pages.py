@@ -44,10 +44,10 @@ SMALL = {
     "components": {
         "schemas": {
             "Thing": {
-                "description": "A thing.\n\nAttributes:\n    colour: red | green.\n",
+                "description": "A thing.",
                 "required": ["colour"],
                 "properties": {
-                    "colour": {"type": "string", "enum": ["red", "green"]},
+                    "colour": {"type": "string", "enum": ["red", "green"], "description": "red |\ngreen."},
                     "parts": {
                         "type": "array",
                         "items": {"anyOf": [{"$ref": "#/components/schemas/Thing"}, {"type": "null"}]},
