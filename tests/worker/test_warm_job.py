@@ -9,6 +9,7 @@ import threading
 import psutil
 import pytest
 
+from tests.e2e.service_process import command_line
 from tests.worker.waiting import eventually
 from worker.job_processes import FreshJobs, JobStart, WarmJobs
 from worker.runner import Runner
@@ -57,7 +58,7 @@ def family(process=None):
 
 
 def named(module):
-    return [process for process in family() if module in process.cmdline()]
+    return [process for process in family() if module in command_line(process)]
 
 
 def template():
@@ -120,7 +121,7 @@ def test_each_job_has_its_own_home(warm, submit, model, settings, look):
     thread.start()
     eventually(lambda: named("worker.compute"), within=60)
     [computing] = named("worker.compute")
-    assert job in computing.cmdline()
+    assert job in command_line(computing)
     home = computing.environ()["HOME"]
     assert os.path.realpath(home) == str((settings.data_dir / "work" / look(job).work_key / "home").resolve())
     thread.join(60)
