@@ -40,14 +40,14 @@ def enter_confinement(channel: Channel) -> Enforced:
 
     Call it while the process has only one thread.
     """
-    told = channel.receive(CONFINEMENT)
-    assert told is not None
-    if told.memory_bytes is not None:
-        limit_memory(told.memory_bytes)
-    return enter_sandbox(Sandbox(readable=told.readable, writable=told.writable, network=told.network))
+    settings = channel.receive(CONFINEMENT)
+    assert settings is not None
+    if settings.memory_bytes is not None:
+        limit_memory(settings.memory_bytes)
+    return enter_sandbox(Sandbox(readable=settings.readable, writable=settings.writable, network=settings.network))
 
 
-def require_isolation(isolation: str) -> None:
+def check_isolation(isolation: str) -> None:
     """Raise an error if isolation is required but not available.
 
     Args:

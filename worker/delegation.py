@@ -87,14 +87,14 @@ class Delegation:
             CompressionCancelledError: the attempt must stop.
             ReportedError: the download failed.
         """
-        found: list[Downloaded] = []
+        downloads: list[Downloaded] = []
 
         def handle(message: FromFetch, _child: Child) -> bool:
             match message:
                 case Downloading():
                     self._writer.on_progress(_downloading(message.share))
                 case Downloaded():
-                    found.append(message)
+                    downloads.append(message)
                     return True
                 case Failed():
                     self._fail(message)
@@ -103,7 +103,7 @@ class Delegation:
         request.cache.mkdir(parents=True, exist_ok=True)
         self._writer.on_progress(_downloading(0.0))
         self._run(FETCH_PROGRAM, request, FROM_FETCH, handle, writable=(request.cache,), network=True)
-        return found[0]
+        return downloads[0]
 
     def compute(self, request: ComputeRequest, *, readable: Sequence[Path], network: bool) -> None:
         """Run the library on a job in a separate process.

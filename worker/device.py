@@ -100,8 +100,8 @@ def _probe(kind: Kind, should_stop: Callable[[], bool], program: Sequence[str], 
     try:
         while True:
             with suppress(subprocess.TimeoutExpired):
-                told, _ = child.communicate(timeout=_LOOK_SECONDS)
-                return _judge(kind, told, child.returncode)
+                output, _ = child.communicate(timeout=_LOOK_SECONDS)
+                return _judge(kind, output, child.returncode)
             if should_stop():
                 return None
             if time.monotonic() > until:
@@ -111,9 +111,9 @@ def _probe(kind: Kind, should_stop: Callable[[], bool], program: Sequence[str], 
         child.communicate()
 
 
-def _judge(kind: Kind, told: bytes, exit_code: int) -> DeviceProof:
+def _judge(kind: Kind, output: bytes, exit_code: int) -> DeviceProof:
     with suppress(ValidationError, IndexError):
-        return DeviceProof.model_validate_json(told.splitlines()[-1])
+        return DeviceProof.model_validate_json(output.splitlines()[-1])
     return DeviceProof(kind=kind, fault=f"the process that tried it ended with exit code {exit_code}; see the log")
 
 

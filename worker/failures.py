@@ -51,7 +51,7 @@ class ReportedError(Exception):
         self.is_logged = is_logged
 
 
-def attempted(what: str, action: Callable[[], object]) -> bool:
+def log_failures(what: str, action: Callable[[], object]) -> bool:
     """Run an action that a thread repeats, log its errors, and return whether it succeeded.
 
     No error may end the thread, not even one from a bug: the worker would stay alive and do nothing.
@@ -72,7 +72,7 @@ def attempted(what: str, action: Callable[[], object]) -> bool:
 
 
 def failure_of(
-    work: Callable[[], None], *, place: Callable[[], tuple[str | None, str | None]], hidden: Mapping[str, str]
+    work: Callable[[], None], *, location: Callable[[], tuple[str | None, str | None]], hidden: Mapping[str, str]
 ) -> JobError | None:
     """Do the work and return its error, if any.
 
@@ -80,7 +80,7 @@ def failure_of(
 
     Args:
         work: the work.
-        place: returns the current stage and layer.
+        location: returns the current stage and layer.
         hidden: folders of this machine, with the text that replaces them in messages to the user.
 
     Returns:
@@ -95,7 +95,7 @@ def failure_of(
     except (FencedOutError, CompressionCancelledError):
         raise
     except Exception as error:  # noqa: BLE001
-        stage, layer = place()
+        stage, layer = location()
         return _describe(error, stage, layer, hidden)
     return None
 

@@ -14,7 +14,7 @@ from app.shared.lifecycle import Status
 from app.shared.repositories import leases
 from app.shared.repositories.leases import Lease
 from app.shared.settings import Settings
-from worker.failures import attempted
+from worker.failures import log_failures
 from worker.process import exit_at_once
 
 _LOOK_SECONDS = 1.0
@@ -79,7 +79,7 @@ class LeaseKeeper:
             if time.monotonic() >= due:
                 due = time.monotonic() + interval
                 began = time.monotonic()
-                if attempted("renewing the lease", self._renew):
+                if log_failures("renewing the lease", self._renew):
                     renewed = began
             if time.monotonic() - renewed > self._settings.lease_seconds:
                 _log.warning("the lease has run out, as the database could not be told; this job's process ends")

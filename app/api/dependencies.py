@@ -100,7 +100,7 @@ def _hub_token(
     return SecretStr(token)
 
 
-def _require_json(request: Request) -> None:
+def _check_json(request: Request) -> None:
     sent = read_media_type(request)
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     # The framework reads a body of another type as text and would miss the members of an object in it.
@@ -110,7 +110,7 @@ def _require_json(request: Request) -> None:
 
 def _labels(request: Request) -> tuple[tuple[str, str], ...]:
     sent = [(_LABEL.fullmatch(name), value) for name, value in request.query_params.multi_items() if _is_label(name)]
-    labels = tuple((found[1], value) for found, value in sent if found)
+    labels = tuple((match[1], value) for match, value in sent if match)
     # The same limits as for a job's labels; Postgres rejects NUL in queries as well.
     sane = all(len(value) <= _MAX_LABEL_VALUE and "\x00" not in key + value for key, value in labels)
     if len(labels) < len(sent) or len(sent) > _MAX_LABELS or not sane:
@@ -126,7 +126,7 @@ def _is_label(name: str) -> bool:
     return name.partition("[")[0] == "metadata"
 
 
-JSON_BODY = Depends(_require_json)
+JSON_BODY = Depends(_check_json)
 # Only documents authentication in OpenAPI; the access middleware enforces it before any endpoint runs.
 BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="API key", description="`rk_...`"))
 ContextDep = Annotated[Context, Depends(_context)]

@@ -48,7 +48,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(members)
-    if len(found) < len(members):
+    document = dict(members)
+    if len(document) < len(members):
         raise json.JSONDecodeError(DUPLICATE_NAME, "", 0)
-    return found
+    return document

@@ -37,8 +37,8 @@ def _wait(
 
 def _seconds_to_wait(lines: Sequence[str]) -> int:
     preferences = (part.strip() for line in lines for part in line.split(","))
-    asked = next((found[1] for part in preferences if (found := _WAIT.fullmatch(part))), "0")
-    return min(int(asked), MAX_WAIT_SECONDS)
+    seconds = next((match[1] for part in preferences if (match := _WAIT.fullmatch(part))), "0")
+    return min(int(seconds), MAX_WAIT_SECONDS)
 
 
 WaitDep = Annotated[int, Depends(_wait)]
@@ -60,7 +60,7 @@ async def wait_for_end(request: Request, response: Response, context: Context, j
     if seconds == 0:
         return job
     try:
-        streams.take(caller)
+        streams.acquire(caller)
     except TooManyStreamsError:
         return job
     response.headers["Preference-Applied"] = f"wait={seconds}"
@@ -77,5 +77,5 @@ async def wait_for_end(request: Request, response: Response, context: Context, j
         # The job existed a moment ago; even its loss does not make the client's submission fail.
         return job
     finally:
-        streams.give_back(caller)
+        streams.release(caller)
     return job

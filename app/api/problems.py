@@ -217,10 +217,10 @@ def _on_invalid_request(request: Request, error: Exception) -> Response:
         is_double = invalid["ctx"]["error"] == DUPLICATE_NAME
         detail = f"the body is ambiguous: {DUPLICATE_NAME}; send one" if is_double else "the body is not valid JSON"
         return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", detail)
-    found = [{"param": _param(item["loc"]), "message": _message(item)} for item in error.errors()]
-    detail = "; ".join(f"{item['param']}: {item['message']}" for item in found[:3])
+    problems = [{"param": _param(item["loc"]), "message": _message(item)} for item in error.errors()]
+    detail = "; ".join(f"{item['param']}: {item['message']}" for item in problems[:3])
     code = errors.InvalidRequestError.code
-    return problem(request, HTTPStatus.UNPROCESSABLE_ENTITY, code, detail, param=found[0]["param"], errors=found)
+    return problem(request, HTTPStatus.UNPROCESSABLE_ENTITY, code, detail, param=problems[0]["param"], errors=problems)
 
 
 def _on_framework_error(request: Request, error: Exception) -> Response:

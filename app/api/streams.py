@@ -19,20 +19,20 @@ class Streams:
         self._places = Places(limit, share=share)
         self.are_closing = False
 
-    def take(self, caller: Caller) -> None:
+    def acquire(self, caller: Caller) -> None:
         """Count an opened stream.
 
         Raises:
             TooManyStreamsError: all streams, or all that the caller's tenant may open, are in use.
         """
-        if not self._places.try_take(caller):
+        if not self._places.try_acquire(caller):
             raise TooManyStreamsError(
                 "all event streams that you may open are in use; poll GET /jobs/{id}, or try again later"
             )
 
-    def give_back(self, caller: Caller) -> None:
+    def release(self, caller: Caller) -> None:
         """Count a closed stream."""
-        self._places.give_back(caller)
+        self._places.release(caller)
 
     def close(self) -> None:
         """End all streams within a second; called when the service stops, which would otherwise wait for them."""

@@ -27,7 +27,7 @@ class Places:
         self.share = min(share, total)
         self._taken: Counter[str] = Counter()
 
-    def try_take(self, caller: Caller) -> bool:
+    def try_acquire(self, caller: Caller) -> bool:
         """Occupy a place; return whether one was free for this caller."""
         most = self.total if caller.key_id is None else self.share
         if self._taken.total() >= self.total or self._taken[caller.tenant] >= most:
@@ -35,7 +35,7 @@ class Places:
         self._taken[caller.tenant] += 1
         return True
 
-    def give_back(self, caller: Caller) -> None:
+    def release(self, caller: Caller) -> None:
         """Free an occupied place."""
         self._taken[caller.tenant] -= 1
         if self._taken[caller.tenant] == 0:

@@ -50,7 +50,7 @@ class Receptions:
             HTTPException: 408, the body does not arrive in time.
             StorageError: the body cannot be written.
         """
-        if not self._places.try_take(caller):
+        if not self._places.try_acquire(caller):
             raise TooManyUploadsError("as many uploads are being received as may be at once; send this one later")
         threads = self._threads.of(caller)
         try:
@@ -58,7 +58,7 @@ class Receptions:
                 await self._spool(request, file, threads)
                 yield _pieces(file, self._folder), threads
         finally:
-            self._places.give_back(caller)
+            self._places.release(caller)
 
     async def _spool(self, request: Request, file: "SpooledTemporaryFile[bytes]", threads: Threads) -> None:
         stream = request.stream()

@@ -34,12 +34,12 @@ class StageStep:
 
 def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
     """Yield past, current and coming stages of a job; those of earlier attempts count as well."""
-    told = [(str(event.data["stage"]), event.created_at) for event in events if event.type == "stage"]
+    stages = [(str(event.data["stage"]), event.created_at) for event in events if event.type == "stage"]
     times: dict[str, float] = {}
-    for (name, began), (_, ended) in pairwise([*told, ("", job.finished_at or datetime.max)]):
+    for (name, began), (_, ended) in pairwise([*stages, ("", job.finished_at or datetime.max)]):
         if ended is not datetime.max:
             times[name] = times.get(name, 0.0) + (ended - began).total_seconds()
-    began_at = dict(reversed(told))
+    began_at = dict(reversed(stages))
     for name in dict.fromkeys([*_expected(job), *began_at]):
         is_over = name in began_at and (job.stage != name or job.status.is_terminal)
         if is_over:

@@ -42,7 +42,7 @@ class Caller:
     csrf: str | None = None
     session_id: str | None = None
 
-    def require_scope(self, scope: Scope) -> None:
+    def check_scope(self, scope: Scope) -> None:
         """Raise an error if the caller's key lacks a scope.
 
         Raises:
@@ -93,10 +93,10 @@ def authenticate_session(database: Database, token: str) -> Caller | None:
         DatabaseUnavailableError: the keys cannot be read.
     """
     with database.snapshot() as session:
-        found = sessions.find_session(session, token)
-    if found is None:
+        record = sessions.find_session(session, token)
+    if record is None:
         return None
-    opened, key = found
+    opened, key = record
     return Caller(
         tenant=key.tenant,
         scopes=frozenset(key.scopes.split()),
@@ -121,10 +121,10 @@ def is_loopback(address: str) -> bool:
         # An empty address means all addresses.
         return False
     try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
-    return all(is_loopback_ip(str(entry[4][0])) for entry in found)
+    return all(is_loopback_ip(str(entry[4][0])) for entry in entries)
 
 
 def parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -142,7 +142,7 @@ def is_loopback_ip(text: str) -> bool:
     return address is not None and address.is_loopback
 
 
-def require_safe_binding(settings: Settings, address: str) -> None:
+def check_safe_binding(settings: Settings, address: str) -> None:
     """Refuse to listen where other machines can connect while no API key exists.
 
     Args:

@@ -17,7 +17,7 @@ from huggingface_hub import constants, get_token
 from pydantic import SecretStr, ValidationError
 
 from app.services.questions import MAX_ANSWER_BYTES, NOT_CONFINED, Answer, Figures, HubQuestion, Question
-from app.services.quotas import require_calibration_tokens, require_evaluation_tokens
+from app.services.quotas import check_calibration_tokens, check_evaluation_tokens
 from app.services.turns import NoTurnError, Turns
 from app.shared.catalog import find_dataset, find_local_model
 from app.shared.errors import BusyError, RateLimitedError
@@ -47,13 +47,13 @@ _log = logging.getLogger(__name__)
 
 
 def _environment() -> dict[str, str]:
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
     }
     # Without a token in the question, the Hub's client would look for one in this file.
-    return {**kept, "HF_TOKEN_PATH": os.devnull, "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return {**inherited, "HF_TOKEN_PATH": os.devnull, "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 # One per process, as the template does not depend on settings.
@@ -118,8 +118,8 @@ class Admission:
     def _judge(
         self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None, *, is_estimate: bool
     ) -> Figures | None:
-        require_calibration_tokens(limits, request.calibration)
-        require_evaluation_tokens(limits, request.evaluate)
+        check_calibration_tokens(limits, request.calibration)
+        check_evaluation_tokens(limits, request.evaluate)
         for name in (*request.datasets[1:], *request.local_tasks):
             if not name.startswith(UPLOAD):
                 find_dataset(self._settings, name)
@@ -192,12 +192,12 @@ def _answer(question: Question) -> Answer:
             try:
                 raw = _exchange(ours, question.model_dump_json().encode(), deadline)
                 # A process that has written its answer is done; for one that ended without, the exit code tells why.
-                return Answer.model_validate_json(raw) if raw else _refuse_lost(question, child.wait(_SLACK_SECONDS))
+                return Answer.model_validate_json(raw) if raw else _raise_lost(question, child.wait(_SLACK_SECONDS))
             except TimeoutError:
-                _refuse_late(question)
+                _raise_timeout(question)
             except ValidationError:
                 _log.warning("a process that read a model gave no valid answer")
-                _refuse_lost(question, 0)
+                _raise_lost(question, 0)
 
 
 def _exchange(channel: socket.socket, question: bytes, deadline: float) -> bytes:
@@ -225,13 +225,13 @@ def _seconds_left(deadline: float) -> float:
     return left
 
 
-def _refuse_late(question: Question) -> NoReturn:
+def _raise_timeout(question: Question) -> NoReturn:
     if question.hub is not None:
         raise HubUnavailableError("the model repository: the Hub does not answer; try again later")
     raise _too_much(question)
 
 
-def _refuse_lost(question: Question, exit_code: int) -> NoReturn:
+def _raise_lost(question: Question, exit_code: int) -> NoReturn:
     if exit_code == NOT_CONFINED:
         _log.error("a process to read a model could not be confined; standard error has the reason")
         raise BusyError("models cannot be read now; try again later")

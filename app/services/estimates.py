@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from app.services import quotas
 from app.services.context import Context
-from app.services.uploads import require_dataset
+from app.services.uploads import check_dataset
 from app.shared.requests import JobRequest
 from rocket_core.errors import HubUnavailableError
 from rocket_core.schema import described
@@ -84,7 +84,7 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
         OverQuotaError: the request exceeds the tenant's limits.
     """
     for dataset in request.datasets:
-        require_dataset(context, owner, dataset)
+        check_dataset(context, owner, dataset)
     with context.database.snapshot() as session:
         limits = quotas.find_limits(session, context.settings, owner)
     figures = context.admission.estimate(owner, request, limits, hub_token)

@@ -49,9 +49,9 @@ def list_layers(context: Context, owner: str, job_id: str) -> Sequence[Layer]:
     """
     with context.database.snapshot() as session:
         job = jobs.get_job(session, job_id, owner)
-        chosen = dict(outputs.list_allocation(session, job.id))
+        allocation = dict(outputs.list_allocation(session, job.id))
         profiles = outputs.list_layer_profiles(session, job.id)
-    return [Layer(profile=profile, chosen=chosen.get(profile.name)) for profile in profiles]
+    return [Layer(profile=profile, chosen=allocation.get(profile.name)) for profile in profiles]
 
 
 def get_report(context: Context, owner: str, job_id: str) -> dict[str, Any]:

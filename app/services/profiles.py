@@ -59,11 +59,11 @@ def find_profile_for(context: Context, owner: str, request: JobRequest) -> Profi
 
     Only a worker can tell whether the model itself is still the same; it makes another profile if not.
     """
-    wanted = _what_counts(request.options.model_dump(mode="json"))
+    options = _what_counts(request.options.model_dump(mode="json"))
     calibration = request.calibration.model_dump(mode="json")
     with context.database.snapshot() as session:
         for profile in profiles.list_profiles_of(session, owner, request.model_id):
-            if profile.calibration == calibration and _what_counts(profile.options) == wanted:
+            if profile.calibration == calibration and _what_counts(profile.options) == options:
                 return profile
     return None
 
@@ -83,7 +83,7 @@ def get_frontier(context: Context, owner: str, profile_id: str) -> tuple["WhatIf
         return context.what_ifs.of(profile), profile.frontier
 
 
-def allocate(context: Context, owner: str, profile_id: str, wanted: AllocationRequest) -> Predicted:
+def allocate(context: Context, owner: str, profile_id: str, request: AllocationRequest) -> Predicted:
     """Return the predicted allocation for a ratio, a size or an error bound.
 
     Raises:
@@ -92,13 +92,13 @@ def allocate(context: Context, owner: str, profile_id: str, wanted: AllocationRe
     """
     with context.database.snapshot() as session:
         what_if = context.what_ifs.of(profiles.get_profile(session, profile_id, owner))
-    if wanted.ratio is not None:
-        allocation = what_if.at_ratio(wanted.ratio)
-    elif wanted.model_bytes is not None:
-        allocation = what_if.within_bytes(wanted.model_bytes)
+    if request.ratio is not None:
+        allocation = what_if.at_ratio(request.ratio)
+    elif request.model_bytes is not None:
+        allocation = what_if.within_bytes(request.model_bytes)
     else:
-        assert wanted.error is not None
-        allocation = what_if.within_error(wanted.error)
+        assert request.error is not None
+        allocation = what_if.within_error(request.error)
     chosen = [(layer.name, candidate) for layer, candidate in what_if.chosen(allocation)]
     return Predicted(what_if=what_if, allocation=allocation, chosen=chosen)
 

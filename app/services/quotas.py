@@ -22,12 +22,12 @@ def find_limits(session: Session, settings: Settings, owner: str) -> Quotas:
     own = find_quotas(session, owner)
     limits = {}
     for field in fields(Quotas):
-        chosen = getattr(own, field.name)
-        limits[field.name] = getattr(settings, f"max_{field.name}") if chosen is None else chosen
+        value = getattr(own, field.name)
+        limits[field.name] = getattr(settings, f"max_{field.name}") if value is None else value
     return Quotas(**limits)
 
 
-def require_job_slot(session: Session, settings: Settings, owner: str) -> None:
+def check_job_slot(session: Session, settings: Settings, owner: str) -> None:
     """Raise an error if the job that this transaction has just created exceeds the quota, so that it is rolled back.
 
     Exact under concurrency: the tenant's row is locked, so the second of two transactions counts after the first has
@@ -46,10 +46,10 @@ def require_job_slot(session: Session, settings: Settings, owner: str) -> None:
         raise QuotaExceededError(
             f"{most} jobs that have not ended are all that this tenant may have; wait for one to end, or cancel one"
         )
-    require_room(session, limits, owner)
+    check_room(session, limits, owner)
 
 
-def require_room(session: Session, limits: Quotas, owner: str, *, size: int = 0) -> None:
+def check_room(session: Session, limits: Quotas, owner: str, *, size: int = 0) -> None:
     """Raise an error if a tenant would store more than its quota.
 
     Args:
@@ -74,22 +74,22 @@ def require_room(session: Session, limits: Quotas, owner: str, *, size: int = 0)
         )
 
 
-def require_calibration_tokens(limits: Quotas, calibration: CalibrationRequest) -> None:
+def check_calibration_tokens(limits: Quotas, calibration: CalibrationRequest) -> None:
     """Raise an error if a calibration exceeds the tenant's quota of tokens.
 
     Raises:
         OverQuotaError: it does.
     """
     most = limits.calibration_tokens
-    asked = calibration.samples * (calibration.sequence_length or _DEFAULT_WINDOW)
-    if most is not None and asked > most:
+    tokens = calibration.samples * (calibration.sequence_length or _DEFAULT_WINDOW)
+    if most is not None and tokens > most:
         raise OverQuotaError(
-            f"{asked} calibration tokens (samples x sequence_length) are asked for, {most} are allowed",
+            f"{tokens} calibration tokens (samples x sequence_length) are asked for, {most} are allowed",
             param="calibration.samples",
         )
 
 
-def require_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | None) -> None:
+def check_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | None) -> None:
     """Raise an error if an evaluation exceeds the tenant's quota of calibration tokens.
 
     Raises:
@@ -98,9 +98,9 @@ def require_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | No
     if evaluation is None:
         return
     most = limits.calibration_tokens
-    asked = evaluation.samples * (evaluation.sequence_length or _DEFAULT_WINDOW)
-    if most is not None and asked > most:
+    tokens = evaluation.samples * (evaluation.sequence_length or _DEFAULT_WINDOW)
+    if most is not None and tokens > most:
         raise OverQuotaError(
-            f"{asked} tokens to evaluate on (samples x sequence_length) are asked for, {most} are allowed",
+            f"{tokens} tokens to evaluate on (samples x sequence_length) are asked for, {most} are allowed",
             param="evaluate.samples",
         )

@@ -132,7 +132,7 @@ def save_upload(context: Context, actor: Actor, suffix: str, chunks: Iterable[by
             # The lock makes concurrent uploads count each other.
             tenants.lock_tenant(session, owner)
             if not uploads.is_uploaded(session, owner, new.id):
-                _require_room(context, session, owner, new.size)
+                _check_room(context, session, owner, new.size)
             upload, is_new = uploads.save_upload(session, owner, new)
             if is_new:
                 audit.record(session, actor, Action.UPLOAD_CREATE, subject=upload.id, detail={"size": new.size})
@@ -143,8 +143,8 @@ def save_upload(context: Context, actor: Actor, suffix: str, chunks: Iterable[by
             _remove(context, stored.key)
 
 
-def _require_room(context: Context, session: Session, owner: str, size: int) -> None:
-    quotas.require_room(session, quotas.find_limits(session, context.settings, owner), owner, size=size)
+def _check_room(context: Context, session: Session, owner: str, size: int) -> None:
+    quotas.check_room(session, quotas.find_limits(session, context.settings, owner), owner, size=size)
     if uploads.count_uploads(session, owner) >= context.settings.max_uploads:
         raise QuotaExceededError(
             f"{context.settings.max_uploads} uploaded files are all that a tenant may have; delete one first"
@@ -180,7 +180,7 @@ def delete_upload(context: Context, actor: Actor, upload_id: str) -> None:
     _remove(context, key)
 
 
-def require_dataset(context: Context, owner: str, dataset: str) -> None:
+def check_dataset(context: Context, owner: str, dataset: str) -> None:
     """Refuse an uploaded dataset that is not the tenant's; other datasets are not checked here.
 
     Raises:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType, TracebackType
 from typing import TextIO
 
-from app.shared.settings import Settings
+from app.shared.settings import Settings, deprecated_variables
 
 _CONTEXT: ContextVar[dict[str, str]] = ContextVar("log_context")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
@@ -60,6 +60,8 @@ def configure_logging(settings: Settings, stream: TextIO | None = None, **fields
     # Celery logs two lines per message and Alembic one per plugin; silence both.
     for noisy in ("celery.worker.strategy", "celery.app.trace", "alembic.runtime.plugins"):
         logging.getLogger(noisy).setLevel(max(root.level, logging.WARNING))
+    for old, new in deprecated_variables():
+        _log.warning("%s is deprecated; set %s instead", old, new)
 
 
 def adopt_loggers() -> None:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request, Response, status
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.api.dependencies import CallerDep, ContextDep, JobId, OwnerDep
-from app.api.file_responses import StoredFileResponse, asked_ranges
+from app.api.file_responses import StoredFileResponse, requested_ranges
 from app.api.negotiation import is_known, prefers_html
 from app.api.problems import problems
 from app.api.resources import ArtifactList
@@ -80,7 +80,7 @@ def download_artifact(
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
     # The store does not know our ETag: it would send a range of this file to be appended to the start of another.
     is_other = request.headers.get("if-range") not in {None, headers["ETag"], headers["Last-Modified"]}
-    ranges = () if is_other else asked_ranges(request.headers.get("range"), artifact.size)
+    ranges = () if is_other else requested_ranges(request.headers.get("range"), artifact.size)
     if download.url is not None and request.method == "GET" and not is_other:
         return RedirectResponse(download.url, headers={"Cache-Control": "no-store"})
     return StoredFileResponse(

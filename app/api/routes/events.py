@@ -48,7 +48,7 @@ class _CountedStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._streams.give_back(self._caller)
+            self._streams.release(self._caller)
 
 
 @router.get(
@@ -80,7 +80,7 @@ async def list_events(
     page = await run_in_threadpool(jobs.list_events, context, owner, job_id, after=after, limit=limit)
     if _STREAM_TYPE in request.headers.get("accept", ""):
         streams: Streams = request.app.state.streams
-        streams.take(caller)
+        streams.acquire(caller)
         return _CountedStream(_follow(context, streams, owner, job_id, last_event_id or after), streams, caller)
     last = page.events[-1].sequence if page.events else None
     return EventList(data=[event_view(event) for event in page.events], has_more=page.has_more, last_id=last)
@@ -88,8 +88,8 @@ async def list_events(
 
 async def _follow(context: Context, streams: Streams, owner: str, job_id: str, after: int) -> AsyncIterator[str]:
     """Yield events as they happen, progress as it changes, and `done` at the end."""
-    told: ProgressView | None = None
-    spoke = time.monotonic()
+    sent: ProgressView | None = None
+    sent_at = time.monotonic()
     while not streams.are_closing:
         try:
             page = await run_in_threadpool(jobs.list_events, context, owner, job_id, after=after, limit=_PAGE)
@@ -100,17 +100,17 @@ async def _follow(context: Context, streams: Streams, owner: str, job_id: str, a
             yield _message(event.type, event_view(event), number=event.sequence)
             after = event.sequence
         progress = progress_view(page.job)
-        if progress != told:
+        if progress != sent:
             yield _message("progress", progress)
-            told, spoke = progress, time.monotonic()
+            sent, sent_at = progress, time.monotonic()
         if page.has_more:
             continue
         if Status(page.job.status).is_terminal:
             yield _message("done", progress)
             return
-        if time.monotonic() - spoke > _KEEP_ALIVE_SECONDS:
+        if time.monotonic() - sent_at > _KEEP_ALIVE_SECONDS:
             yield ": still here\n\n"
-            spoke = time.monotonic()
+            sent_at = time.monotonic()
         await asyncio.sleep(min(SECONDS_BETWEEN_LOOKS, context.settings.poll_seconds))
 
 

@@ -84,7 +84,7 @@ def count_uploads(session: Session, owner: str) -> int:
     return session.execute(select(func.count()).select_from(Upload).where(Upload.owner == owner)).scalar_one()
 
 
-def require_upload(session: Session, owner: str, upload_id: str) -> None:
+def check_upload(session: Session, owner: str, upload_id: str) -> None:
     """Raise an error unless a file exists, and lock it while this transaction creates a job that needs it.
 
     Raises:

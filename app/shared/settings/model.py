@@ -100,8 +100,8 @@ class Settings(BaseSettings):
     poll_seconds: Annotated[float, Field(ge=0.05, le=60)] = Field(
         default=1.0, description="how often workers look for jobs and the reconciler sweeps"
     )
-    ring_seconds: Annotated[float, Field(ge=1, le=3600)] = Field(
-        default=30.0, description="time after which a queued job is announced to the workers again"
+    notify_seconds: Annotated[float, Field(ge=1, le=3600)] = Field(
+        default=30.0, description="time after which the workers are notified of a queued job again"
     )
     retry_backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(
         default=10.0, description="wait before the second attempt at a job; doubles with each further one"
@@ -121,7 +121,7 @@ class Settings(BaseSettings):
     profile_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = Field(
         default=None, description="days after which a layer profile that no job has used is deleted; default never"
     )
-    kept_profiles_bytes: Annotated[int, Field(ge=0)] = Field(
+    profile_cache_bytes: Annotated[int, Field(ge=0)] = Field(
         default=64 * 2**30,
         description="disk on each worker for layer profiles and calibration statistics, which spare later jobs on the "
         "same model their calibration; those used longest ago make room",

@@ -17,9 +17,9 @@ from app.shared.storage.store import (
     ArtifactStore,
     StoredFile,
     capped,
+    check_key,
+    check_regular,
     new_key,
-    require_key,
-    require_regular,
 )
 
 _TEMPORARY = ".tmp"
@@ -45,7 +45,7 @@ class LocalStore(ArtifactStore):
 
     def put(self, source: Path) -> StoredFile:
         """Store a file; without a second copy where the file system supports that."""
-        require_regular(source)
+        check_regular(source)
         return self._publish(lambda temporary: _link_or_copy(source, temporary))
 
     def put_stream(self, chunks: Iterable[bytes], *, max_bytes: int) -> StoredFile:
@@ -73,7 +73,7 @@ class LocalStore(ArtifactStore):
     def remove(self, key: str) -> None:
         """Remove a file."""
         with storage_errors(self._folder):
-            (self._folder / require_key(key)).unlink(missing_ok=True)
+            (self._folder / check_key(key)).unlink(missing_ok=True)
 
     def keys(self, *, before: float) -> list[str]:
         """Return the files stored before a time."""
@@ -120,7 +120,7 @@ class LocalStore(ArtifactStore):
         return StoredFile(key=key, size=size, sha256=digest)
 
     def _open(self, key: str) -> BinaryIO:
-        path = self._folder / require_key(key)
+        path = self._folder / check_key(key)
         try:
             return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
         except FileNotFoundError:

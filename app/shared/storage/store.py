@@ -157,7 +157,7 @@ def new_key() -> str:
     return secrets.token_hex(16)
 
 
-def require_key(key: str) -> str:
+def check_key(key: str) -> str:
     """Return the key, if it is valid.
 
     Raises:
@@ -168,7 +168,7 @@ def require_key(key: str) -> str:
     return key
 
 
-def require_regular(source: Path) -> None:
+def check_regular(source: Path) -> None:
     """Raise an error unless a file may become an artifact.
 
     Raises:

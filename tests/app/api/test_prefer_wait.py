@@ -100,7 +100,7 @@ def test_a_job_that_is_deleted_meanwhile_is_told_as_it_was(client, submitted, co
 
 def test_no_more_wait_than_streams_may_be_open(client, submitted, app):
     app.state.streams = Streams(1, share=1)
-    app.state.streams.take(LOCAL_CALLER)
+    app.state.streams.acquire(LOCAL_CALLER)
     answer, seconds = timed(client.get, f"/jobs/{submitted}", headers=WAIT)
     assert answer.status_code == 200
     assert "Preference-Applied" not in answer.headers
@@ -111,7 +111,7 @@ def test_a_place_to_wait_is_given_back(client, submitted, app):
     app.state.streams = Streams(1, share=1)
     for _ in range(2):
         assert "Preference-Applied" in client.get(f"/jobs/{submitted}", headers={"Prefer": "wait=1"}).headers
-    app.state.streams.take(LOCAL_CALLER)
+    app.state.streams.acquire(LOCAL_CALLER)
 
 
 def test_nothing_waits_when_the_service_stops(client, submitted, app, later):

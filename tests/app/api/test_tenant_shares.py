@@ -173,12 +173,12 @@ def caller(tenant):
 
 def test_places_are_shared_between_tenants_and_all_of_the_only_one():
     places = Places(4, share=2)
-    assert [places.try_take(caller("a")) for _ in range(3)] == [True, True, False]
-    assert [places.try_take(caller(name)) for name in "bcd"] == [True, True, False]
-    places.give_back(caller("a"))
-    assert places.try_take(caller("d"))
+    assert [places.try_acquire(caller("a")) for _ in range(3)] == [True, True, False]
+    assert [places.try_acquire(caller(name)) for name in "bcd"] == [True, True, False]
+    places.release(caller("a"))
+    assert places.try_acquire(caller("d"))
     alone = Places(4, share=2)
-    assert [alone.try_take(LOCAL_CALLER) for _ in range(5)] == [True] * 4 + [False]
+    assert [alone.try_acquire(LOCAL_CALLER) for _ in range(5)] == [True] * 4 + [False]
 
 
 @pytest.mark.anyio

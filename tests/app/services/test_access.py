@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from app.services.access import LOCAL_CALLER, authenticate, is_loopback, require_safe_binding
+from app.services.access import LOCAL_CALLER, authenticate, check_safe_binding, is_loopback
 from app.shared.database import Database
 from app.shared.errors import DiskFullError, InvalidSettingsError, UnauthenticatedError
 from app.shared.models import ApiKey
@@ -155,20 +155,20 @@ def test_a_service_without_keys_refuses_to_listen_beyond_the_loopback_and_says_w
     database, database_url, make_key
 ):
     settings = Settings(database_url=database_url)
-    require_safe_binding(settings, "127.0.0.1")
+    check_safe_binding(settings, "127.0.0.1")
     for address in (EVERYWHERE, "::", ""):
         with pytest.raises(InvalidSettingsError, match="`rocket admin keys create TENANT`"):
-            require_safe_binding(settings, address)
+            check_safe_binding(settings, address)
     make_key(lifetime=timedelta(days=100 * 365))
-    require_safe_binding(settings, EVERYWHERE)
+    check_safe_binding(settings, EVERYWHERE)
     with database.transaction() as session:
         [key] = keys.list_keys(session)
         keys.revoke_key(session, key.id)
     with pytest.raises(InvalidSettingsError):
-        require_safe_binding(settings, EVERYWHERE)
+        check_safe_binding(settings, EVERYWHERE)
 
 
 def test_the_command_that_makes_a_key_names_a_data_folder_of_ones_own(settings):
     with pytest.raises(InvalidSettingsError) as refused:
-        require_safe_binding(settings, EVERYWHERE)
+        check_safe_binding(settings, EVERYWHERE)
     assert f"`rocket admin keys create TENANT --data-dir {settings.data_dir}`" in str(refused.value)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from app.services import admission
-from app.services.judgement import require_model_size
+from app.services.judgement import check_model_size
 from app.services.questions import _KINDS, Answer, Refusal
 from app.shared.confinement import supported
 from app.shared.errors import BusyError, OverQuotaError, RateLimitedError
@@ -214,9 +214,9 @@ def test_a_message_is_cut_where_it_is_endless():
 
 def test_a_model_is_measured_by_all_its_weights():
     weights = WeightSummary(dtype_bytes={"F32": 8, "BF16": 2}, block_shapes={})
-    require_model_size(10, weights)
-    require_model_size(None, None)
+    check_model_size(10, weights)
+    check_model_size(None, None)
     with pytest.raises(OverQuotaError):
-        require_model_size(9, weights)
+        check_model_size(9, weights)
     with pytest.raises(OverQuotaError):
-        require_model_size(10, None)
+        check_model_size(10, None)

@@ -172,10 +172,10 @@ def test_a_service_without_keys_does_not_start_beyond_the_loopback(rocket, tmp_p
     made = rocket(*command.replace("TENANT", "alice").split()[1:])
     assert made.code == 0
     assert made.out.startswith("rk_")
-    from app.services.access import require_safe_binding
+    from app.services.access import check_safe_binding
     from app.shared.settings import Settings
 
-    require_safe_binding(Settings(data_dir=folder), "0.0.0.0")  # noqa: S104
+    check_safe_binding(Settings(data_dir=folder), "0.0.0.0")  # noqa: S104
 
 
 def test_what_an_operator_does_is_in_the_audit_log(admin):

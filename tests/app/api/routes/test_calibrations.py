@@ -170,7 +170,7 @@ def test_another_tenant_s_files_are_not_there(client, context):
     with pytest.raises(uploads.uploads.UploadNotFoundError):
         uploads.delete_upload(context, other, upload_id)
     with pytest.raises(uploads.uploads.UploadNotFoundError):
-        uploads.require_dataset(context, "other", view["id"])
+        uploads.check_dataset(context, "other", view["id"])
     # The same content belongs to each of those who have sent it.
     theirs, is_new = uploads.save_upload(context, other, ".jsonl", [GOOD])
     assert (theirs.id, is_new) == (upload_id, True)

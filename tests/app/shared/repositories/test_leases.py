@@ -116,14 +116,14 @@ def test_an_orderly_release_does_not_count_as_an_attempt(database, submit, claim
     assert (job.status, job.attempt, job.fence, job.lease_until) == ("queued", 0, None, None)
 
 
-def test_a_released_job_is_announced_again(database, submit, claim):
+def test_a_released_job_is_notified_again(database, submit, claim):
     job_id = submit()
     with database.transaction() as session:
-        sweeps.forget_announcements(session, sweeps.list_announcements(session))
+        sweeps.delete_notifications(session, sweeps.list_notifications(session))
     lease = claim(job_id)
     with database.transaction() as session:
         leases.release_job(session, lease)
-        assert [row.job_id for row in sweeps.list_announcements(session)] == [job_id]
+        assert [row.job_id for row in sweeps.list_notifications(session)] == [job_id]
 
 
 def test_a_final_error_fails_the_job_and_is_kept(database, submit, claim):

@@ -40,7 +40,7 @@ def statistics(do):
 def test_an_empty_service_has_nothing(statistics):
     told = statistics()
     assert (told.active_jobs, told.waiting_seconds, told.silent_seconds) == ({}, {}, {})
-    assert (told.unannounced, told.artifact_bytes, told.upload_bytes) == (0, 0, 0)
+    assert (told.unsent_notifications, told.artifact_bytes, told.upload_bytes) == (0, 0, 0)
 
 
 def test_jobs_are_counted_by_queue_and_status_until_they_end(database, do, statistics, submit, claim):
@@ -82,13 +82,13 @@ def test_silence_is_counted_from_the_last_renewal_of_the_most_silent(do, statist
     assert statistics().silent_seconds == {"cpu": 135}
 
 
-def test_announcements_and_bytes_are_those_that_are_there(
+def test_notifications_and_bytes_are_those_that_exist(
     database, do, statistics, submit, claim, artifact, report, result, clock
 ):
     job_id = submit()
-    assert statistics().unannounced == 1
-    do(sweeps.forget_announcements, do(sweeps.list_announcements))
-    assert statistics().unannounced == 0
+    assert statistics().unsent_notifications == 1
+    do(sweeps.delete_notifications, do(sweeps.list_notifications))
+    assert statistics().unsent_notifications == 0
     retention = timedelta(seconds=10)
     do(outputs.succeed_job, claim(job_id), result=result, report=report, artifacts=[artifact], retention=retention)
     with database.transaction() as session:

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from app.services.timed_probe import Probe
+from app.services.timed_check import TimedCheck
 from tests.worker.waiting import eventually
 
 
@@ -27,33 +27,33 @@ def hanging():
 
 
 def test_an_answer_in_time_is_given():
-    assert Probe(lambda: "yes").ask(5) == "yes"
+    assert TimedCheck(lambda: "yes").ask(5) == "yes"
 
 
 def test_each_question_is_asked_anew():
     answers = iter("ab")
-    probe = Probe(lambda: next(answers))
-    assert (probe.ask(5), probe.ask(5)) == ("a", "b")
+    check = TimedCheck(lambda: next(answers))
+    assert (check.ask(5), check.ask(5)) == ("a", "b")
 
 
 def test_a_question_that_hangs_costs_one_thread_however_often_it_is_asked(hanging):
-    probe = Probe(hanging)
+    check = TimedCheck(hanging)
     began = time.monotonic()
-    assert [probe.ask(0.05) for _ in range(5)] == [None] * 5
+    assert [check.ask(0.05) for _ in range(5)] == [None] * 5
     assert time.monotonic() - began < 2
     assert hanging.asked == 1
 
 
 def test_once_it_has_come_back_it_is_asked_again(hanging):
-    probe = Probe(hanging)
-    assert probe.ask(0.01) is None
+    check = TimedCheck(hanging)
+    assert check.ask(0.01) is None
     hanging.release.set()
-    eventually(lambda: probe.ask(5) == "late" and hanging.asked == 2)
+    eventually(lambda: check.ask(5) == "late" and hanging.asked == 2)
 
 
 def test_several_that_ask_at_once_share_the_answer(hanging):
-    probe = Probe(hanging)
-    first, second = probe.begin(), probe.begin()
+    check = TimedCheck(hanging)
+    first, second = check.start(), check.start()
     hanging.release.set()
     assert (first.wait(5), second.wait(5)) == ("late", "late")
     assert hanging.asked == 1
