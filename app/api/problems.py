@@ -67,6 +67,13 @@ STATUSES: dict[type[Exception], HTTPStatus] = {
     core_errors.HubCacheBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
+# Errors whose own message is for the operator, as it contains paths of this machine: what the client gets instead.
+_FAILURES: dict[type[Exception], str] = {
+    errors.AppError: "the service failed; try again later, or ask its operator, whose log has the details",
+    errors.InvalidSettingsError: "the service is not set up correctly; ask its operator, whose log has the details",
+    errors.StorageError: "the service cannot read or write its files; ask its operator, whose log has the details",
+    errors.DiskFullError: "the service's disk is full; try again later, or ask its operator to free some space",
+}
 # Errors that the framework raises before our code runs.
 _FRAMEWORK_CODES = {
     HTTPStatus.BAD_REQUEST: "bad_request",
@@ -203,9 +210,8 @@ def _on_known_error(request: Request, error: Exception) -> Response:
     if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
         headers["Retry-After"] = str(getattr(error, "retry_after", RETRY_AFTER_SECONDS))
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        # The message is for the operator: it contains paths of this machine.
         _log.error("%s", error, extra={"code": error.code})
-        detail = (type(error).__doc__ or "").partition("\n")[0]
+        detail = next(_FAILURES[kind] for kind in type(error).__mro__ if kind in _FAILURES)
     more = {"nearest_ratio": error.nearest_ratio} if isinstance(error, core_errors.InfeasibleBudgetError) else {}
     return problem(request, status, error.code, detail, headers=headers, param=param_of(error), **more)
 

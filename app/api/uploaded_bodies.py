@@ -16,7 +16,7 @@ from app.api.tenant_shares import Places, SharedThreads, Threads
 from app.services.access import Caller
 from app.shared.errors import TooManyUploadsError
 from app.shared.settings import Settings
-from app.shared.storage.faults import storage_errors
+from app.shared.storage.store import storage_errors
 
 THREADS = 8
 """Threads that write received data, and store complete uploads."""

@@ -32,7 +32,7 @@ _JobIds = Annotated[list[str], Query(alias="job", max_length=_MOST)]
 
 @router.get(_COMPARE)
 def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, job_ids: _JobIds = []) -> Response:  # noqa: B006 - never changed
-    """Show the chosen jobs side by side, and those that can be chosen."""
+    """Show the selected jobs side by side, and those that can be selected."""
     compared = _reports_of(context, owner, job_ids)
     page, _ = jobs.list_jobs(context, owner, JobFilter(status=Status.SUCCEEDED), after=None, limit=_OFFERED)
     offered = [job for job in map(job_view, page) if job.kind == "compression"]
@@ -61,7 +61,7 @@ def _reports_of(context: Context, owner: str, job_ids: list[str]) -> list[tuple[
     reports = []
     for job_id in dict.fromkeys(job_ids):
         if not is_job_id(job_id):
-            raise JobNotFoundError("there is no job of this id; the list of jobs has yours")
+            raise JobNotFoundError("no job has this id; see the list of jobs")
         job = job_view(jobs.get_job(context, owner, job_id))
         report = find_report(context, owner, job_id)
         if report is not None:

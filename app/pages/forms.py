@@ -37,7 +37,7 @@ def _fields(request: Request, fields: FormDep) -> dict[str, str]:
     sent = request.headers.get(_CSRF_HEADER) or fields.get("csrf", "")
     # A caller without a cookie has no session that another site could misuse.
     if expected is not None and not hmac.compare_digest(sent.encode(), expected.encode()):
-        raise PermissionDeniedError("this form is not of your session any more; load the page again")
+        raise PermissionDeniedError("this form does not belong to your current session; reload the page")
     return fields
 
 

@@ -99,7 +99,7 @@ def show_log(
         job_id=job_id,
         events=page.events,
         last=last,
-        goes_on=page.has_more or not Status(page.job.status).is_terminal,
+        is_live=page.has_more or not Status(page.job.status).is_terminal,
         has_more=page.has_more,
     )
 

@@ -12,7 +12,7 @@ from app.shared.requests import LOCAL
 
 # In the order of a run.
 _PROFILING = ("preflight", "differentiating", "calibrating")
-_BEHIND = ("allocating", "factorizing", "exporting")
+_AFTER_PROFILING = ("allocating", "factorizing", "exporting")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,19 +21,19 @@ class StageStep:
 
     Attributes:
         name: name of the stage.
-        state: done, current, or to come.
+        state: whether it is done, current, or pending.
         began_at: when it started; None if it has not.
         seconds: how long it took; None unless it is done.
     """
 
     name: str
-    state: Literal["done", "current", "to come"]
+    state: Literal["done", "current", "pending"]
     began_at: datetime | None = None
     seconds: float | None = None
 
 
 def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
-    """Yield past, current and coming stages of a job; those of earlier attempts count as well."""
+    """Yield past, current and future stages of a job; those of earlier attempts count as well."""
     stages = [(str(event.data["stage"]), event.created_at) for event in events if event.type == "stage"]
     times: dict[str, float] = {}
     for (name, began), (_, ended) in pairwise([*stages, ("", job.finished_at or datetime.max)]):
@@ -47,7 +47,7 @@ def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
         elif job.stage == name and not job.status.is_terminal:
             yield StageStep(name=name, state="current", began_at=began_at.get(name))
         elif not job.status.is_terminal:
-            yield StageStep(name=name, state="to come")
+            yield StageStep(name=name, state="pending")
 
 
 def _expected(job: JobView) -> Iterator[str]:
@@ -57,6 +57,6 @@ def _expected(job: JobView) -> Iterator[str]:
         if name != "differentiating" or job.options.objective == "fisher":
             yield name
     if job.kind == "compression":
-        yield from _BEHIND
+        yield from _AFTER_PROFILING
         if job.evaluate is not None:
             yield "evaluating"

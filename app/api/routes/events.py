@@ -10,8 +10,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from pydantic import BaseModel
-from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.api.dependencies import CallerDep, ContextDep, JobId
@@ -27,20 +27,20 @@ from app.shared.lifecycle import Status
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-_STREAM_TYPE = "text/event-stream"
+_STREAM_TYPE = EventSourceResponse.media_type
 _PAGE = 200
 # Proxies close connections that are silent for longer.
 _KEEP_ALIVE_SECONDS = 15.0
 _MAX_SEQUENCE = 2**31 - 1
 
 
-class _CountedStream(StreamingResponse):
+class _CountedStream(EventSourceResponse):
     """A stream whose place is freed when it ends, however it ends."""
 
-    def __init__(self, content: AsyncIterator[str], streams: Streams, caller: Caller) -> None:
+    def __init__(self, content: AsyncIterator[bytes], streams: Streams, caller: Caller) -> None:
         # Buffering proxies would delay events.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(content, media_type=_STREAM_TYPE, headers=headers)
+        super().__init__(content, headers=headers)
         self._streams = streams
         self._caller = caller
 
@@ -86,7 +86,7 @@ async def list_events(
     return EventList(data=[event_view(event) for event in page.events], has_more=page.has_more, last_id=last)
 
 
-async def _follow(context: Context, streams: Streams, owner: str, job_id: str, after: int) -> AsyncIterator[str]:
+async def _follow(context: Context, streams: Streams, owner: str, job_id: str, after: int) -> AsyncIterator[bytes]:
     """Yield events as they happen, progress as it changes, and `done` at the end."""
     sent: ProgressView | None = None
     sent_at = time.monotonic()
@@ -109,12 +109,11 @@ async def _follow(context: Context, streams: Streams, owner: str, job_id: str, a
             yield _message("done", progress)
             return
         if time.monotonic() - sent_at > _KEEP_ALIVE_SECONDS:
-            yield ": still here\n\n"
+            yield KEEPALIVE_COMMENT
             sent_at = time.monotonic()
         await asyncio.sleep(min(SECONDS_BETWEEN_LOOKS, context.settings.poll_seconds))
 
 
-def _message(kind: str, data: BaseModel, *, number: int | None = None) -> str:
+def _message(kind: str, data: BaseModel, *, number: int | None = None) -> bytes:
     # Progress has no number: a client that reconnects gets the current progress anyway.
-    head = "" if number is None else f"id: {number}\n"
-    return f"{head}event: {kind}\ndata: {data.model_dump_json()}\n\n"
+    return format_sse_event(event=kind, data_str=data.model_dump_json(), id=None if number is None else str(number))

@@ -46,15 +46,6 @@ def report_progress(
     )
 
 
-def add_event(session: Session, lease: Lease, event: NewEvent) -> int:
-    """Append an event and return its number.
-
-    Raises:
-        FencedOutError: the job was taken away.
-    """
-    return append_event(session, lock_leased_job(session, lease).id, event, now(session))
-
-
 def save_layer_profile(session: Session, lease: Lease, position: int, profile: LayerProfile) -> bool:
     """Publish a layer's candidates.
 

@@ -8,8 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from app.shared.errors import DataFolderLockedError, StorageError
-from app.shared.storage.faults import storage_errors
-from app.shared.storage.store import KEY
+from app.shared.storage.store import KEY, storage_errors
 
 _OWNER = "database"
 

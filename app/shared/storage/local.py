@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from app.shared.errors import StorageError
-from app.shared.storage.faults import storage_errors
 from app.shared.storage.folders import is_bound_to, old_entries
 from app.shared.storage.store import (
     CHUNK_BYTES,
@@ -20,6 +19,7 @@ from app.shared.storage.store import (
     check_key,
     check_regular,
     new_key,
+    storage_errors,
 )
 
 _TEMPORARY = ".tmp"

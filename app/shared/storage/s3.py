@@ -32,7 +32,6 @@ from botocore.exceptions import (
 )
 
 from app.shared.errors import DiskFullError, StorageError, StorageUnavailableError
-from app.shared.storage.faults import storage_errors
 from app.shared.storage.store import (
     CHUNK_BYTES,
     KEY,
@@ -42,6 +41,7 @@ from app.shared.storage.store import (
     check_key,
     check_regular,
     new_key,
+    storage_errors,
 )
 
 if TYPE_CHECKING:

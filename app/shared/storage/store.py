@@ -6,11 +6,11 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.shared.errors import OverQuotaError, StorageError
-from app.shared.storage.faults import storage_errors
+from app.shared.errors import DiskFullError, OverQuotaError, StorageError, is_disk_full
 
 KEY = re.compile(r"[0-9a-f]{32}")
 """Format of keys."""
@@ -150,6 +150,17 @@ class ArtifactStore(ABC):
                 partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Convert operating system errors to storage errors that name the path they are about."""
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error):
+            raise DiskFullError(f"no space left in {path}; free some and retry") from error
+        raise StorageError(f"cannot use {path}: {error.strerror or error}") from error
 
 
 def new_key() -> str:

@@ -128,7 +128,7 @@ def test_requests_that_wait_leave_streams_to_other_tenants(connect, authorized):
     stream = {"Accept": "text/event-stream"}
     with connect().stream("GET", f"/jobs/{mine}/events", headers=other | stream) as answer:
         assert answer.status_code == 200
-        assert next(answer.iter_lines()).startswith("id: ")
+        assert next(answer.iter_lines()).startswith("event: ")
     for thread in threads:
         thread.join()
     waited = [answer for answer in answers if "Preference-Applied" in answer.headers]

@@ -72,8 +72,8 @@ def test_the_stream_goes_on_until_the_job_ends(client, submitted, worker, monkey
     thread.start()
     stream = client.get(f"/jobs/{submitted}/events", headers=STREAM).text
     thread.join()
-    assert ": still here" in stream
-    told = list(messages(stream.replace(": still here\n\n", "")))
+    assert ": ping\n\n" in stream
+    told = list(messages(stream.replace(": ping\n\n", "")))
     seen = [data["progress"] for _, kind, data in told if kind == "progress"]
     assert seen == sorted(seen)
     assert {0.1, 0.2} <= set(seen)

@@ -12,6 +12,7 @@ from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories import jobs, leases, outputs, sweeps
 from app.shared.repositories.leases import Lease
 from app.shared.requests import JobRequest
+from tests.job_events import add_event
 
 pytestmark = pytest.mark.databases("sqlite", "postgres")
 
@@ -168,7 +169,7 @@ def writes(profile, factored, report, result, artifact, lease):
         "release": lambda s: leases.release_job(s, lease),
         "fail": lambda s: leases.fail_job(s, lease, BROKEN),
         "progress": lambda s: outputs.report_progress(s, lease, stage="calibrating", progress=0.5),
-        "event": lambda s: outputs.add_event(s, lease, NewEvent(type="message", message="hello")),
+        "event": lambda s: add_event(s, lease, NewEvent(type="message", message="hello")),
         "profile": lambda s: outputs.save_layer_profile(s, lease, 0, profile("l0")),
         "allocation": lambda s: outputs.save_allocation(s, lease, [("l0", factored)]),
         "discard": lambda s: outputs.discard_layers(s, lease, NewEvent(type="message", message="hello")),

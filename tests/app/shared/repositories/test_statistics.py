@@ -6,6 +6,7 @@ from app.shared.models import Job, Upload
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories import jobs, leases, outputs, sweeps
 from app.shared.repositories.statistics import read_attempt, read_statistics
+from tests.job_events import add_event
 
 BROKEN = JobError(code="x", message="m", retryable=True)
 
@@ -150,7 +151,7 @@ def test_each_way_to_end_has_its_name(do, attempt, claim, clock):
 
 def test_what_the_next_attempt_does_is_not_told_of_this_one(do, attempt, claim):
     first = claim()
-    do(outputs.add_event, first, NewEvent(type="message", message="hello"))
+    do(add_event, first, NewEvent(type="message", message="hello"))
     do(leases.release_job, first)
     second = claim(first.job_id)
     do(leases.fail_job, second, JobError(code="x", message="m"))
