@@ -66,12 +66,12 @@ def result_files(report: CompressionReport, output: Path) -> list[Path]:
     for name in (*_REPORTS, *(export.folder for export in report.exports)):
         for file in _regular_files(output / name):
             if len(files) == _MAX_FILES:
-                raise StorageError(f"the compression has made more than {_MAX_FILES} files; retry the job")
+                raise StorageError(f"the compression created more than {_MAX_FILES} files; retry the job")
             files.append(file)
     for file in files:
         name = file.relative_to(output).as_posix()
         if len(name) > _MAX_NAME or not name.isprintable():
-            raise StorageError("the compression has made a file whose name cannot be published; retry the job")
+            raise StorageError("the compression created a file with an invalid name; retry the job")
     return sorted(files)
 
 

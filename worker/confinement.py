@@ -59,7 +59,7 @@ def check_isolation(isolation: str) -> None:
     missing = supported().missing
     if missing and isolation == "required":
         raise InvalidSettingsError(
-            f"ROCKET_JOB_ISOLATION is required, and this system does not restrict {', '.join(missing)} of jobs; use "
+            f"ROCKET_JOB_ISOLATION is `required`, but this system cannot restrict {', '.join(missing)} of jobs; use "
             "Linux 5.13 or later with Landlock and seccomp, or set it to auto"
         )
 
@@ -68,4 +68,4 @@ def log_missing_isolation() -> None:
     """Log a warning about what this system does not restrict."""
     missing = supported().missing
     if missing:
-        _log.warning("this system does not restrict %s of jobs; run only models that you trust", ", ".join(missing))
+        _log.warning("this system cannot restrict %s of jobs; run only models that you trust", ", ".join(missing))

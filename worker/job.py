@@ -119,7 +119,7 @@ class Attempt:
         except CompressionCancelledError:
             status = self._writer.write_with_retry(lambda session: leases.release_job(session, self._lease))
             self._forget_download(folders, status)
-            _log.info("let go of the job, which is now %s", status)
+            _log.info("released the job, which is now %s", status)
             return
         if failure is not None:
             backoff = self._settings.retry_backoff_seconds
@@ -288,7 +288,7 @@ class Attempt:
                 self._store.remove(artifact.storage_key)
         except StorageError as error:
             # The outcome of the attempt matters more.
-            _log.warning("unused artifacts are left to a sweep: %s", error)
+            _log.warning("cannot remove unused artifacts; the reconciler will: %s", error)
 
     def _hidden_folders(self, folders: JobFolders) -> dict[str, str]:
         names = {
@@ -343,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _log.warning("%s", error)
         return EXIT_FENCED_OUT
     except AppError as error:
-        _log.error("cannot say how the attempt ended, which its supervisor will try to: %s", error)
+        _log.error("cannot record how the attempt ended, so its supervisor will try: %s", error)
         return _EXIT_UNSAID
     finally:
         database.close()

@@ -73,7 +73,9 @@ class LeaseKeeper:
         due = renewed
         while not self._done.is_set():
             if os.getppid() != self._parent:
-                _log.warning("the worker is gone; this job's process ends, and another resumes from its checkpoints")
+                _log.warning(
+                    "the worker has ended, so this job's process ends too; another attempt resumes from its checkpoints"
+                )
                 self._on_lost()
                 return
             if time.monotonic() >= due:
@@ -82,7 +84,9 @@ class LeaseKeeper:
                 if log_failures("renewing the lease", self._renew):
                     renewed = began
             if time.monotonic() - renewed > self._settings.lease_seconds:
-                _log.warning("the lease has run out, as the database could not be told; this job's process ends")
+                _log.warning(
+                    "the lease expired because it could not be renewed in the database; this job's process ends"
+                )
                 self._on_lost()
                 return
             self._done.wait(min(_LOOK_SECONDS, interval))

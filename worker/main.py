@@ -82,7 +82,7 @@ class Worker:
             if not reclaimed:
                 return
             for job_id in reclaimed:
-                _log.info("taken over from a service that has died", extra={"job_id": job_id})
+                _log.info("reclaimed from a service that has died", extra={"job_id": job_id})
 
     def start(self) -> None:
         """Start all threads and return.

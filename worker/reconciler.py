@@ -65,7 +65,7 @@ class Reconciler:
             reclaimed = sweeps.reclaim_expired(session)
         self._metrics.count_reclaimed(len(reclaimed))
         for job_id in reclaimed:
-            _log.warning("its worker fell silent; taken from it", extra={"job_id": job_id})
+            _log.warning("reclaimed, as its worker stopped renewing the lease", extra={"job_id": job_id})
 
     def _has_just_woken(self) -> bool:
         """Return whether this machine slept, or its clock was set, less than a lease ago.
@@ -74,7 +74,9 @@ class Reconciler:
         """
         offset = time.time() - time.monotonic()
         if offset - self._clock_offset > _LEAP_SECONDS:
-            _log.info("the clock has leapt by %.0f seconds; leases are judged later", offset - self._clock_offset)
+            _log.info(
+                "the clock jumped by %.0f seconds; expired leases get time to be renewed", offset - self._clock_offset
+            )
             self._patient_until = time.monotonic() + self._settings.lease_seconds
         self._clock_offset = offset
         return time.monotonic() < self._patient_until
@@ -105,7 +107,7 @@ class Reconciler:
     def _may_sweep(self, is_ours: bool, name: str) -> bool:
         if not is_ours:
             _log.warning(
-                "files that belong to no job are kept: %s was created with another database; to have them deleted, "
+                "orphaned files are not deleted, as %s belongs to another database; to have them deleted, "
                 "remove `database` there",
                 name,
             )

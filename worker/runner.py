@@ -171,7 +171,7 @@ class Runner:
             child = self._start(job, lease)
         except (OSError, AppError) as error:
             _log.error("cannot start a process for %s: %s", lease.job_id, error)
-            self._record_outcome(lease, lost("its process could not be started"))
+            self._record_outcome(lease, lost("the job's process could not be started; see the worker's log"))
             return
         with log_context(**_request_of(job)):
             _log.info("started", extra={"child": child.pid, "attempt": job.attempt})
@@ -231,7 +231,7 @@ class Runner:
             now = time.monotonic()
             if asked_at is not None:
                 if now - asked_at > self._grace_seconds:
-                    _log.warning("killed, as it did not stop by itself")
+                    _log.warning("killed, as it did not stop in time")
                     return _WatchResult.ASKED
                 continue
             shall_stop = self._is_stopping
@@ -250,7 +250,7 @@ class Runner:
             with self._database.snapshot() as session:
                 job = session.get(Job, lease.job_id)
         except AppError as error:
-            _log.warning("cannot look after %s: %s", lease.job_id, error)
+            _log.warning("cannot check the status of %s: %s", lease.job_id, error)
             # Its process cannot write its progress either.
             progress.reset()
             return False
@@ -269,10 +269,10 @@ class Runner:
                     return
                 leases.fail_job(session, lease, fault, backoff_seconds=self._settings.retry_backoff_seconds)
         except FencedOutError:
-            _log.debug("%s was let go before", lease.job_id)
+            _log.debug("%s was released already", lease.job_id)
         except AppError as error:
             # The reconciler does so when the lease has expired.
-            _log.warning("cannot say how %s ended: %s", lease.job_id, error)
+            _log.warning("cannot record how %s ended: %s", lease.job_id, error)
 
 
 def _request_of(job: Job) -> dict[str, str]:
@@ -283,8 +283,8 @@ def _request_of(job: Job) -> dict[str, str]:
 def _stalled(seconds: float) -> JobError:
     return JobError(
         code=JobStalledError.code,
-        message=f"the job's process made no progress for {seconds:g} seconds; see the worker's log; where a "
-        "layer of this model takes longer, the operator raises ROCKET_STALL_SECONDS",
+        message=f"the job's process made no progress for {seconds:g} seconds; see the worker's log; if a "
+        "layer of this model takes longer, ask the operator to raise ROCKET_STALL_SECONDS",
         retryable=True,
     )
 

@@ -66,7 +66,7 @@ def _actor(request: Request) -> Actor:
 def _job_id(job_id: Annotated[str, Path(description="id of a job")]) -> str:
     # Only well-formed ids reach the database, which rejects NUL characters.
     if not is_job_id(job_id):
-        raise JobNotFoundError("there is no job of this id; GET /jobs lists yours")
+        raise JobNotFoundError("no job has this id; GET /jobs lists yours")
     return job_id
 
 
@@ -81,7 +81,7 @@ def _idempotency_key(
     key = idempotency_key.strip().removeprefix('"').removesuffix('"')
     if not 1 <= len(key) <= _MAX_KEY or not key.isascii() or not key.isprintable():
         raise InvalidRequestError(
-            f"an Idempotency-Key has 1 to {_MAX_KEY} printable ASCII characters", param="Idempotency-Key"
+            f"an Idempotency-Key must have 1 to {_MAX_KEY} printable ASCII characters", param="Idempotency-Key"
         )
     return key
 
@@ -96,7 +96,9 @@ def _hub_token(
         return None
     token = hub_token.strip()
     if not _HUB_TOKEN.fullmatch(token):
-        raise InvalidRequestError("a Hub-Token begins with hf_ and has no blanks", param="Hub-Token")
+        raise InvalidRequestError(
+            "not a valid Hub-Token; it must start with hf_ and contain no spaces", param="Hub-Token"
+        )
     return SecretStr(token)
 
 
@@ -115,7 +117,7 @@ def _labels(request: Request) -> tuple[tuple[str, str], ...]:
     sane = all(len(value) <= _MAX_LABEL_VALUE and "\x00" not in key + value for key, value in labels)
     if len(labels) < len(sent) or len(sent) > _MAX_LABELS or not sane:
         raise InvalidRequestError(
-            f"labels are asked for as `metadata[key]=value`, at most {_MAX_LABELS}, with keys up to 64 and values "
+            f"filter by labels with `metadata[key]=value`, at most {_MAX_LABELS}, with keys up to 64 and values "
             f"up to {_MAX_LABEL_VALUE} characters",
             param="metadata",
         )

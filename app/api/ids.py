@@ -11,9 +11,9 @@ PROFILE_ID = r"^prof_[0-9a-z]{26}$"
 
 FORMS: Mapping[str, str] = {
     JOB_ID: "is not a job id; expected `job_` followed by 26 lowercase letters or digits, such as "
-    "job_0123456789abcdefghjkmnpqrs: take `last_id` of the page before, or an `id` of GET /jobs",
+    "job_0123456789abcdefghjkmnpqrs: use `last_id` of the previous page, or an `id` from GET /jobs",
     PROFILE_ID: "is not a profile id; expected `prof_` followed by 26 lowercase letters or digits, such as "
-    "prof_0123456789abcdefghjkmnpqrs: take `last_id` of the page before, or an `id` of GET /profiles",
+    "prof_0123456789abcdefghjkmnpqrs: use `last_id` of the previous page, or an `id` from GET /profiles",
 }
 """Messages in place of the regular expression that a text does not match."""
 

@@ -221,7 +221,11 @@ def _on_invalid_request(request: Request, error: Exception) -> Response:
     invalid = next((item for item in error.errors() if item["type"] == "json_invalid"), None)
     if invalid is not None:
         is_double = invalid["ctx"]["error"] == DUPLICATE_NAME
-        detail = f"the body is ambiguous: {DUPLICATE_NAME}; send one" if is_double else "the body is not valid JSON"
+        detail = (
+            f"the body is ambiguous: {DUPLICATE_NAME}; send each name once"
+            if is_double
+            else "the body is not valid JSON"
+        )
         return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", detail)
     problems = [{"param": _param(item["loc"]), "message": _message(item)} for item in error.errors()]
     detail = "; ".join(f"{item['param']}: {item['message']}" for item in problems[:3])
@@ -245,12 +249,12 @@ def _on_disconnect(request: Request, error: Exception) -> Response:
     """Respond to a disconnected client: for the log and the metrics, which count a bad request."""
     assert isinstance(error, ClientDisconnect)
     _log.info("the client closed the connection before its request was complete")
-    return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", "the request is not complete")
+    return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", "the request is incomplete; send it again")
 
 
 def _on_unknown_error(request: Request, error: Exception) -> Response:
     _log.error("unexpected error", exc_info=error)
-    detail = "an error inside the service; its log has the details under this request id"
+    detail = "an unexpected error occurred; the service's log has the details under this request id"
     request_id = request.scope.get("state", {}).get("request_id", "")
     # Raised outside of the middleware that adds these headers.
     headers = {"X-Request-Id": request_id}
@@ -288,5 +292,5 @@ def _param(location: tuple[int | str, ...]) -> str:
 def _message(item: dict[str, Any]) -> str:
     if item["type"] == "string_pattern_mismatch":
         # The framework shows the regular expression, which is not helpful to most users.
-        return FORMS.get(item["ctx"]["pattern"], "has not the form that GET /openapi.json names")
+        return FORMS.get(item["ctx"]["pattern"], "does not have the format documented in GET /openapi.json")
     return str(item["msg"]).removeprefix("Value error, ")

@@ -27,7 +27,7 @@ class Streams:
         """
         if not self._places.try_acquire(caller):
             raise TooManyStreamsError(
-                "all event streams that you may open are in use; poll GET /jobs/{id}, or try again later"
+                "the limit on open event streams is reached; poll GET /jobs/{id}, or try again later"
             )
 
     def release(self, caller: Caller) -> None:

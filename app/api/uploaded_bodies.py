@@ -51,7 +51,7 @@ class Receptions:
             StorageError: the body cannot be written.
         """
         if not self._places.try_acquire(caller):
-            raise TooManyUploadsError("as many uploads are being received as may be at once; send this one later")
+            raise TooManyUploadsError("the limit on concurrent uploads is reached; try again later")
         threads = self._threads.of(caller)
         try:
             with SpooledTemporaryFile(max_size=_BUFFER_BYTES, dir=str(self._folder)) as file:
@@ -80,7 +80,7 @@ async def _next_chunk(stream: AsyncIterator[bytes], deadline: float) -> bytes | 
         # The rest of the body is not read.
         raise HTTPException(
             HTTPStatus.REQUEST_TIMEOUT,
-            "the upload did not arrive in time; send it over a faster connection, or in smaller files",
+            "the upload did not arrive in time; retry over a faster connection, or split it into smaller files",
             headers={"Connection": "close"},
         ) from None
 

@@ -72,7 +72,7 @@ def authenticate(database: Database, authorization: str | None, *, is_local: boo
             with database.snapshot() as session:
                 if not keys.has_keys(session):
                     return LOCAL_CALLER
-        raise UnauthenticatedError("this server wants an API key, as `Authorization: Bearer rk_...`")
+        raise UnauthenticatedError("this server requires an API key; send `Authorization: Bearer rk_...`")
     scheme, _, text = authorization.partition(" ")
     row = None
     if scheme.lower() == _BEARER:
@@ -161,8 +161,8 @@ def check_safe_binding(settings: Settings, address: str) -> None:
     is_elsewhere = settings.database_url is None and settings.data_dir != DEFAULT_DATA_DIR.absolute()
     folder = f" --data-dir {shlex.quote(str(settings.data_dir))}" if is_elsewhere else ""
     raise InvalidSettingsError(
-        f"{address or 'every address'} can be reached from other machines, and there is no API key, so that nobody "
-        f"could come in; make one with `rocket admin keys create TENANT{folder}`, or listen on 127.0.0.1"
+        f"{address or 'every address'} can be reached from other machines, and no API key exists to authenticate "
+        f"their requests; create one with `rocket admin keys create TENANT{folder}`, or listen on 127.0.0.1"
     )
 
 

@@ -147,13 +147,15 @@ class Admission:
                 yield
         except NoTurnError as error:
             if not is_local:
-                raise HubUnavailableError("too many requests wait for the Hub already; try again later") from error
+                raise HubUnavailableError(
+                    "too many requests are already waiting for the Hub; try again later"
+                ) from error
             if error.is_own:
                 raise RateLimitedError(
-                    "too many requests of this tenant are read at once; send fewer at a time",
+                    "too many concurrent requests from this tenant; send fewer at a time",
                     retry_after=_RETRY_SECONDS,
                 ) from error
-            raise BusyError("too many models are read at once; try again later") from error
+            raise BusyError("too many models are being read at once; try again later") from error
 
     def _hub_question(self, hub_token: SecretStr | None) -> HubQuestion:
         chosen = hub_token or self._settings.hf_token
@@ -196,7 +198,7 @@ def _answer(question: Question) -> Answer:
             except TimeoutError:
                 _raise_timeout(question)
             except ValidationError:
-                _log.warning("a process that read a model gave no valid answer")
+                _log.warning("the answer of a process that read a model is invalid")
                 _raise_lost(question, 0)
 
 
@@ -214,7 +216,7 @@ def _exchange(channel: socket.socket, question: bytes, deadline: float) -> bytes
             answer += part
     except ConnectionError:
         return b""
-    _log.warning("a process that read a model gave too long an answer")
+    _log.warning("the answer of a process that read a model is too long")
     return b""
 
 
@@ -227,7 +229,7 @@ def _seconds_left(deadline: float) -> float:
 
 def _raise_timeout(question: Question) -> NoReturn:
     if question.hub is not None:
-        raise HubUnavailableError("the model repository: the Hub does not answer; try again later")
+        raise HubUnavailableError("the Hub does not respond to requests about the model repository; try again later")
     raise _too_much(question)
 
 
@@ -243,5 +245,5 @@ def _raise_lost(question: Question, exit_code: int) -> NoReturn:
 def _too_much(question: Question) -> UnsupportedArchitectureError:
     name = question.request.model_id if question.hub is None else "the model repository"
     return UnsupportedArchitectureError(
-        f"the files of {name} take too much memory or time to read; check its config.json and headers"
+        f"reading the files of {name} takes too much memory or time; check its config.json and safetensors headers"
     )

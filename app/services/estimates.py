@@ -90,7 +90,7 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
     figures = context.admission.estimate(owner, request, limits, hub_token)
     if figures is None:
         raise HubUnavailableError(
-            "the model has more headers than can be read from the Hub while you wait; the job would read them"
+            "the model has too many headers to read from the Hub in one request; submit the job, which reads them"
         )
     return Estimate(model_id=request.model_id, available=_available(context), **figures.model_dump())
 

@@ -212,4 +212,4 @@ def delete_job(context: Context, actor: Actor, job_id: str) -> None:
         if removed.work_key is not None:
             context.work.remove(removed.work_key)
     except StorageError as error:
-        _log.warning("files of a deleted job are left: %s", error)
+        _log.warning("cannot remove files of a deleted job; the reconciler will: %s", error)

@@ -98,11 +98,12 @@ def check_model_size(most: int | None, weights: WeightSummary | None) -> None:
         return
     if weights is None:
         raise OverQuotaError(
-            f"models may have {most} bytes, and the size of this one cannot be told in time", param="model_id"
+            f"models may have at most {most} bytes, and the size of this one could not be determined in time",
+            param="model_id",
         )
     size = sum(weights.dtype_bytes.values())
     if size > most:
-        raise OverQuotaError(f"the model has {size} bytes of weights, {most} are allowed", param="model_id")
+        raise OverQuotaError(f"the model has {size} bytes of weights; at most {most} are allowed", param="model_id")
 
 
 def _see_local_model(question: Question) -> _Inspected:

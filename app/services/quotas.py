@@ -41,10 +41,10 @@ def check_job_slot(session: Session, settings: Settings, owner: str) -> None:
     limits = find_limits(session, settings, owner)
     most = limits.active_jobs
     if most == 0:
-        raise OverQuotaError("this tenant may have no jobs; ask the operator of this server")
+        raise OverQuotaError("this tenant is not allowed to have jobs; ask the operator of this server")
     if most is not None and count_active_jobs(session, owner) > most:
         raise QuotaExceededError(
-            f"{most} jobs that have not ended are all that this tenant may have; wait for one to end, or cancel one"
+            f"this tenant may have at most {most} unfinished jobs; wait for one to finish, or cancel one"
         )
     check_room(session, limits, owner)
 
@@ -66,7 +66,7 @@ def check_room(session: Session, limits: Quotas, owner: str, *, size: int = 0) -
     if most is None:
         return
     if size > most:
-        raise OverQuotaError(f"this is larger than the {most} bytes that this tenant may store")
+        raise OverQuotaError(f"this is larger than the {most} bytes that this tenant may store in total")
     stored = sum_stored_bytes(session, owner)
     if stored >= most or stored + size > most:
         raise QuotaExceededError(
@@ -84,7 +84,7 @@ def check_calibration_tokens(limits: Quotas, calibration: CalibrationRequest) ->
     tokens = calibration.samples * (calibration.sequence_length or _DEFAULT_WINDOW)
     if most is not None and tokens > most:
         raise OverQuotaError(
-            f"{tokens} calibration tokens (samples x sequence_length) are asked for, {most} are allowed",
+            f"{tokens} calibration tokens (samples x sequence_length) requested; at most {most} are allowed",
             param="calibration.samples",
         )
 
@@ -101,6 +101,6 @@ def check_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | None
     tokens = evaluation.samples * (evaluation.sequence_length or _DEFAULT_WINDOW)
     if most is not None and tokens > most:
         raise OverQuotaError(
-            f"{tokens} tokens to evaluate on (samples x sequence_length) are asked for, {most} are allowed",
+            f"{tokens} evaluation tokens (samples x sequence_length) requested; at most {most} are allowed",
             param="evaluate.samples",
         )

@@ -46,7 +46,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         if value.tzinfo is None:
-            raise ValueError("an instant needs a time zone")
+            raise ValueError("a datetime must have a time zone")
         value = value.astimezone(UTC)
         return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
 
@@ -229,7 +229,7 @@ def _database_errors() -> Iterator[None]:
         yield
     except OperationalError as error:
         if isinstance(error.orig, sqlite3.Error) and error.orig.sqlite_errorcode == sqlite3.SQLITE_FULL:
-            raise DiskFullError("the database has no room left; free space in the data folder") from error
+            raise DiskFullError("the database's disk is full; free space in the data folder") from error
         raise _unavailable(error) from error
     except PoolTimeoutError as error:
         raise DatabaseUnavailableError("all connections to the database are in use; try again later") from error

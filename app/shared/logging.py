@@ -76,12 +76,12 @@ def log_uncaught_errors() -> None:
     """Log errors that end this process, or one of its threads, like everything else."""
 
     def on_process_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _log.critical("the process ends over an error", exc_info=(kind, error, trace))
+        _log.critical("the process ends because of an error", exc_info=(kind, error, trace))
 
     def on_thread_end(ended: threading.ExceptHookArgs) -> None:
         if ended.exc_value is not None:
             _log.critical(
-                "a thread ends over an error", exc_info=(ended.exc_type, ended.exc_value, ended.exc_traceback)
+                "a thread ends because of an error", exc_info=(ended.exc_type, ended.exc_value, ended.exc_traceback)
             )
 
     sys.excepthook = on_process_end

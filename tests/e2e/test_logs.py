@@ -92,7 +92,7 @@ def test_every_line_is_json_and_those_of_a_job_carry_its_id_and_that_of_its_requ
         "started",
         next(message for message in story if "UserWarning" in message),
         "a line of a library that has a handler of its own",
-        "a thread ends over an error",
+        "a thread ends because of an error",
         "unexpected error",
         "ended",
     ]

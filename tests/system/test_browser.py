@@ -221,7 +221,7 @@ def test_with_keys_people_sign_in(browser, tmp_path):
             page.get_by_label("Model", exact=True).fill("local/none")
             page.keyboard.press("Tab")
             # With the session's token, which htmx sends in a header.
-            expect(page.locator("#preview")).to_contain_text("no local model of that name")
+            expect(page.locator("#preview")).to_contain_text("no local model with this name")
             page.get_by_role("button", name="Sign out").click()
             page.wait_for_url("**/ui/sign-in")
             page.goto("/")

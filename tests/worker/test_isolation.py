@@ -331,4 +331,4 @@ def test_where_a_system_cannot_confine_jobs_required_isolation_refuses(configure
         refusing.start()
     refusing._database.close()
     confinement.log_missing_isolation()
-    assert f"does not restrict {missing}" in caplog.text
+    assert f"cannot restrict {missing}" in caplog.text

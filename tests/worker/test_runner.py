@@ -237,7 +237,7 @@ def test_a_database_that_is_away_does_not_cost_a_running_process_its_life(
     thread = in_background(running.run)
     eventually(diary.read)
     away.take(database)
-    eventually(lambda: "cannot look after" in caplog.text)
+    eventually(lambda: "cannot check the status" in caplog.text)
     away.bring_back()
     assert thread.is_alive()
     running.stop()

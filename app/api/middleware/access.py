@@ -82,7 +82,7 @@ class AccessMiddleware:
                 return sent[0].lower()
         raise HTTPException(
             HTTPStatus.MISDIRECTED_REQUEST,
-            "this server is not known by the name it was called by; its operator can add names to ROCKET_ALLOWED_HOSTS",
+            "this server does not accept requests for this host name; its operator can add it to ROCKET_ALLOWED_HOSTS",
         )
 
     async def _find_caller(self, scope: Scope, headers: Headers) -> Caller | None:
@@ -141,7 +141,7 @@ def _check_own_origin(method: str, headers: Headers, host: str) -> None:
     origins = headers.getlist("origin")
     is_own = all(origin.lower().partition("://")[2] == host for origin in origins)
     if not is_own or headers.get("sec-fetch-site", "none") not in _OWN_SITES:
-        raise PermissionDeniedError("a web page of another origin may not do this")
+        raise PermissionDeniedError("requests from web pages of another origin are not allowed")
 
 
 def _is_own_ip(scope: Scope, name: str) -> bool:

@@ -33,7 +33,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 def _upload_id(upload_id: Annotated[str, Path(description="id of an upload, without `upload/`")]) -> str:
     if not _ID.fullmatch(upload_id):
-        raise UploadNotFoundError("you have uploaded no file of this id; GET /calibrations lists yours")
+        raise UploadNotFoundError("no uploaded file has this id; GET /calibrations lists yours")
     return upload_id
 
 

@@ -173,7 +173,7 @@ def find_replayed(session: Session, request: JobRequest, *, owner: str, key: str
         return None
     if not secrets.compare_digest(row.fingerprint, request.fingerprint()):
         raise IdempotencyKeyReusedError(
-            "this Idempotency-Key was used for another request; choose a new one", param="Idempotency-Key"
+            "this Idempotency-Key was already used for a different request; use a new one", param="Idempotency-Key"
         )
     return get_job(session, row.job_id, owner)
 
@@ -288,7 +288,7 @@ def delete_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Remov
     """
     job = _locked(session, job_id, owner)
     if not Status(job.status).is_terminal:
-        raise ConflictError(f"the job is {job.status}; cancel it before deleting it")
+        raise ConflictError(f"the job is {job.status}; cancel it before you delete it")
     return _delete(session, job)
 
 
@@ -352,7 +352,7 @@ def _locked(session: Session, job_id: str, owner: str) -> Job:
 def _only(session: Session, statement: Select[Job]) -> Job:
     job = session.scalars(statement.execution_options(populate_existing=True)).one_or_none()
     if job is None:
-        raise JobNotFoundError("there is no job of this id; GET /jobs lists yours")
+        raise JobNotFoundError("no job has this id; GET /jobs lists yours")
     return job
 
 

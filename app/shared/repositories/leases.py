@@ -210,4 +210,6 @@ def _held_by(lease: Lease) -> tuple[Any, ...]:
 
 
 def _fenced_out(lease: Lease) -> FencedOutError:
-    return FencedOutError(f"{lease.job_id} is no longer this worker's; it stops here and publishes nothing")
+    return FencedOutError(
+        f"{lease.job_id} no longer belongs to this worker, which stops working on it and publishes nothing"
+    )

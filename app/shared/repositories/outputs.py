@@ -232,5 +232,5 @@ def find_artifact(session: Session, job: Job, name: str) -> Artifact:
     # Postgres rejects NUL and lone surrogates, which a client's name may contain.
     artifact = session.get(Artifact, (job.id, name)) if name.isprintable() else None
     if artifact is None:
-        raise ArtifactNotFoundError("the job has no artifact of this name; GET /jobs/{id}/artifacts lists them")
+        raise ArtifactNotFoundError("the job has no artifact with this name; GET /jobs/{id}/artifacts lists them")
     return artifact

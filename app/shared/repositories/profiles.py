@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 PREFIX = "prof"
 NOT_FOUND = (
-    "there is no profile of this id, or no longer; GET /profiles lists yours, and a job on the same model, calibration "
-    "and options makes it again"
+    "no profile has this id, or it was deleted; GET /profiles lists yours, and a job with the same model, calibration "
+    "and options recreates it"
 )
 
 _BATCH = 100

@@ -129,12 +129,12 @@ def requeue_job(session: Session, job_id: str) -> Job:
     statement = select(Job).where(Job.id == job_id).with_for_update().execution_options(populate_existing=True)
     job = session.scalars(statement).one_or_none()
     if job is None:
-        raise JobNotFoundError("there is no job of this id")
+        raise JobNotFoundError("no job has this id; GET /jobs lists them")
     status = Status(job.status)
     if status.is_terminal:
-        raise ConflictError(f"the job is {status}, which never changes; `rocket retry` makes a new one of it")
+        raise ConflictError(f"the job is {status}, which is final; `rocket retry` creates a new job from it")
     if not status.is_held:
-        raise ConflictError("the job is queued already; if no worker takes it, see whether one runs")
+        raise ConflictError("the job is already queued; if no worker claims it, check that one is running")
     _take(session, job, now(session), why="taken from its worker by the operator")
     session.refresh(job)
     return job
@@ -213,7 +213,7 @@ def _take(session: Session, job: Job, at: datetime, *, why: str = "the worker no
         return give_up(session, job, at, available_at=at)
     error = JobError(
         code=WorkerLostError.code,
-        message=f"the worker was lost {job.attempt} times without saying why; see its log, then retry the job",
+        message=f"the worker stopped reporting in {job.attempt} attempts; see its log, then retry the job",
         stage=job.stage,
     )
     return end_job(session, job, Status.FAILED, at, error=error.model_dump())

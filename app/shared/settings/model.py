@@ -286,7 +286,7 @@ class Settings(BaseSettings):
             usable = False
         if not usable:
             raise ValueError(
-                "is not a key; make one with: python3 -c 'import base64, os; "
+                "is not a key; create one with: python3 -c 'import base64, os; "
                 "print(base64.urlsafe_b64encode(os.urandom(32)).decode())'"
             )
         return secret

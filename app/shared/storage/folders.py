@@ -54,7 +54,7 @@ class WorkFolders:
 
     def _locate(self, key: str) -> Path:
         if not KEY.fullmatch(key):
-            raise StorageError("a work key is 32 hexadecimal digits; this one is not")
+            raise StorageError("not a work key; expected 32 hexadecimal digits")
         return self._folder / key
 
 

@@ -66,7 +66,9 @@ class LocalStore(ArtifactStore):
             while left > 0:
                 chunk = stream.read(min(CHUNK_BYTES, left))
                 if not chunk:
-                    raise StorageError(f"artifact file {key} in {self._folder} has lost its end; restore it")
+                    raise StorageError(
+                        f"artifact file {key} in {self._folder} is truncated; restore it or retry the job"
+                    )
                 left -= len(chunk)
                 yield chunk
 

@@ -217,7 +217,7 @@ class S3Store(ArtifactStore):
         if not is_same or head["ContentLength"] != tally.size:
             self.remove(key)
             raise StorageUnavailableError(
-                "the artifact store has other bytes than it was sent; they are removed, retry"
+                "the artifact store received different bytes than were sent, which were removed; retry"
             )
 
     def _last_added(self, upload: "MultipartUploadTypeDef") -> float:
@@ -335,7 +335,7 @@ def _refusal(error: ClientError, key: str | None) -> StorageError:
     if key is not None and code == "InvalidRange":
         return StorageError(f"artifact file {key} has not its length in the store; restore it")
     if code in _FULL_CODES:
-        return DiskFullError("no room is left in the artifact store; free some and retry")
+        return DiskFullError("the artifact store is full; free some space and retry")
     if status >= 500 or code in _PASSING_CODES:
         return _unavailable(code)
     return StorageError(
@@ -346,6 +346,6 @@ def _refusal(error: ClientError, key: str | None) -> StorageError:
 
 def _unavailable(reason: str) -> StorageUnavailableError:
     return StorageUnavailableError(
-        f"the artifact store does not answer ({reason}); it is tried again, else check that it runs, "
+        f"the artifact store does not respond ({reason}); if retries fail too, check that it is running, "
         "ROCKET_STORAGE_URL and ROCKET_S3_ENDPOINT_URL"
     )

@@ -145,7 +145,7 @@ class ArtifactStore(ABC):
                 stream.flush()
                 os.fsync(stream.fileno())
             if digest.hexdigest() != stored.sha256:
-                raise StorageError(f"artifact file {stored.key} is damaged in the store; restore it or make it anew")
+                raise StorageError(f"artifact file {stored.key} is damaged in the store; restore it or retry the job")
             with storage_errors(target.parent):
                 partial.replace(target)
         finally:
@@ -159,7 +159,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if is_disk_full(error):
-            raise DiskFullError(f"no space left in {path}; free some and retry") from error
+            raise DiskFullError(f"no space left in {path}; free some space and retry") from error
         raise StorageError(f"cannot use {path}: {error.strerror or error}") from error
 
 
@@ -175,7 +175,7 @@ def check_key(key: str) -> str:
         StorageError: it is not valid, and must not become part of a path.
     """
     if not KEY.fullmatch(key):
-        raise StorageError("a storage key is 32 hexadecimal digits; this one is not")
+        raise StorageError("not a storage key; expected 32 hexadecimal digits")
     return key
 
 
@@ -199,7 +199,5 @@ def capped(chunks: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
     for chunk in chunks:
         total += len(chunk)
         if total > max_bytes:
-            raise OverQuotaError(
-                f"the file is larger than the {max_bytes:,} bytes that one may have; send a smaller one"
-            )
+            raise OverQuotaError(f"the file is larger than the maximum of {max_bytes:,} bytes; send a smaller one")
         yield chunk

@@ -118,7 +118,7 @@ def test_errors_are_pages_for_browsers_and_documents_for_programs(page, client):
     missing = "/ui/jobs/job_" + "0" * 26
     answer = page("GET", missing)
     assert (answer.status_code, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
-    assert "there is no job of this id" in answer.text
+    assert "no job has this id" in answer.text
     assert client.get(missing).headers["Content-Type"] == "application/problem+json"
     assert page("GET", "/?after=x").status_code == 422
 

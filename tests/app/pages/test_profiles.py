@@ -55,8 +55,8 @@ def test_a_compression_whose_profile_is_gone_shows_its_own_results(page, client,
 def test_the_page_of_a_profile_that_is_gone_says_what_to_do(page, gone, part):
     answer = page("GET", f"/ui/profiles/{gone[1]}{part}")
     assert (answer.status_code, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
-    assert "no profile of this id" in answer.text
-    assert "makes it again" in answer.text
+    assert "no profile has this id" in answer.text
+    assert "recreates it" in answer.text
     assert 'href="/ui/profiles"' in answer.text
 
 

@@ -94,7 +94,7 @@ def test_the_template_imports_no_more_than_it_needs(judges):
 )
 def test_a_process_that_was_taken_over_refuses_its_own_model_alone(judges, hostile, name, caplog):
     hostile(name)
-    with caplog.at_level(logging.WARNING), pytest.raises(UnsupportedArchitectureError, match="take too much memory"):
+    with caplog.at_level(logging.WARNING), pytest.raises(UnsupportedArchitectureError, match="takes too much memory"):
         judges.estimate("one", REQUEST, NO_LIMITS)
     assert "forged" not in caplog.text
     assert caplog.records

@@ -116,7 +116,7 @@ def test_a_held_job_is_taken_from_its_worker_and_the_attempt_counts(admin, servi
         messages = [event.message for event in session.query(JobEvent).order_by(JobEvent.sequence)]
     assert (job.status, job.attempt, job.fence) == ("queued", 1, None)
     assert messages == ["queued", "running", "taken from its worker by the operator", "queued"]
-    with pytest.raises(Exception, match="no longer this worker's"):
+    with pytest.raises(Exception, match="no longer belongs to this worker"):
         service.do(leases.heartbeat, lease, lease_seconds=60)
     assert service.claim(job_id) is not None
 

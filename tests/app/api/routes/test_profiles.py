@@ -145,7 +145,7 @@ def test_a_profile_too_many_takes_the_place_of_that_used_longest_ago(client, wor
     assert [profile["id"] for profile in client.get("/profiles").json()["data"]] == [second]
     gone = client.get(f"/profiles/{first}")
     assert (gone.status_code, gone.json()["code"]) == (404, "profile_not_found")
-    assert "makes it again" in gone.json()["detail"]
+    assert "recreates it" in gone.json()["detail"]
     assert client.get(f"/jobs/{submitted}").json()["profile_id"] is None
 
 
