@@ -45,7 +45,7 @@ WaitDep = Annotated[int, Depends(_wait)]
 
 
 async def wait_for_end(request: Request, response: Response, context: Context, job: Job, seconds: int) -> Job:
-    """Return the job once it has ended, or as it is after some seconds; at once if all places to wait are taken.
+    """Return the job once it has ended, or as it is after some seconds; at once if no slot to wait is free.
 
     Args:
         request: the request to respond to; waiting ends when its client disconnects.

@@ -1,6 +1,6 @@
 """Limits on open event streams and waiting requests."""
 
-from app.api.tenant_shares import Places
+from app.api.tenant_shares import TenantSlots
 from app.services.access import Caller
 from app.shared.errors import TooManyStreamsError
 
@@ -16,7 +16,7 @@ class Streams:
     """
 
     def __init__(self, limit: int, *, share: int) -> None:
-        self._places = Places(limit, share=share)
+        self._slots = TenantSlots(limit, share=share)
         self.are_closing = False
 
     def acquire(self, caller: Caller) -> None:
@@ -25,14 +25,14 @@ class Streams:
         Raises:
             TooManyStreamsError: all streams, or all that the caller's tenant may open, are in use.
         """
-        if not self._places.try_acquire(caller):
+        if not self._slots.try_acquire(caller):
             raise TooManyStreamsError(
                 "the limit on open event streams is reached; poll GET /jobs/{id}, or try again later"
             )
 
     def release(self, caller: Caller) -> None:
         """Count a closed stream."""
-        self._places.release(caller)
+        self._slots.release(caller)
 
     def close(self) -> None:
         """End all streams within a second; called when the service stops, which would otherwise wait for them."""

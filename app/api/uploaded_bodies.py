@@ -12,7 +12,7 @@ import anyio
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from app.api.tenant_shares import Places, SharedThreads, Threads
+from app.api.tenant_shares import SharedThreads, TenantSlots, Threads
 from app.services.access import Caller
 from app.shared.errors import TooManyUploadsError
 from app.shared.settings import Settings
@@ -26,7 +26,7 @@ _SILENCE_SECONDS = 30.0
 _BUFFER_BYTES = 2**18
 
 
-class Receptions:
+class UploadReceiver:
     """The uploads that this process is receiving; used from the event loop only.
 
     Args:
@@ -34,7 +34,7 @@ class Receptions:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._places = Places(_RECEIVED_AT_ONCE, share=settings.max_concurrent_uploads)
+        self._slots = TenantSlots(_RECEIVED_AT_ONCE, share=settings.max_concurrent_uploads)
         self._threads = SharedThreads(THREADS, share=_THREADS_OF_A_TENANT)
         self._folder = settings.data_dir
         self._seconds = settings.upload_seconds
@@ -43,14 +43,14 @@ class Receptions:
     async def receive(self, request: Request, caller: Caller) -> AsyncIterator[tuple[Iterator[bytes], Threads]]:
         """Receive a body; yield its content in pieces, and the threads to store it with.
 
-        The place is occupied until the end of the block; a large body is in an unnamed file, which is removed with it.
+        The slot is occupied until the end of the block; a large body is in an unnamed file, which is removed with it.
 
         Raises:
             TooManyUploadsError: as many are being received as allowed, of this tenant or in total.
             HTTPException: 408, the body does not arrive in time.
             StorageError: the body cannot be written.
         """
-        if not self._places.try_acquire(caller):
+        if not self._slots.try_acquire(caller):
             raise TooManyUploadsError("the limit on concurrent uploads is reached; try again later")
         threads = self._threads.of(caller)
         try:
@@ -58,7 +58,7 @@ class Receptions:
                 await self._spool(request, file, threads)
                 yield _pieces(file, self._folder), threads
         finally:
-            self._places.release(caller)
+            self._slots.release(caller)
 
     async def _spool(self, request: Request, file: "SpooledTemporaryFile[bytes]", threads: Threads) -> None:
         stream = request.stream()

@@ -18,7 +18,7 @@ from pydantic import SecretStr, ValidationError
 
 from app.services.questions import MAX_ANSWER_BYTES, NOT_CONFINED, Answer, Figures, HubQuestion, Question
 from app.services.quotas import check_calibration_tokens, check_evaluation_tokens
-from app.services.turns import NoTurnError, Turns
+from app.services.tenant_semaphore import NoSlotError, TenantSemaphore
 from app.shared.catalog import find_dataset, find_local_model
 from app.shared.errors import BusyError, RateLimitedError
 from app.shared.fork_server import ForkServer, ForkServerError
@@ -33,12 +33,12 @@ _HUB_SECONDS = 10.0
 _READ_SECONDS = 20.0
 # Extra time for noticing that the Hub's own deadlines have passed.
 _SLACK_SECONDS = 0.5
-# How long a request waits for a place, and how long its client should wait before the next one.
-_TURN_SECONDS = 10.0
+# How long a request waits for a slot, and how long its client should wait before the next one.
+_SLOT_SECONDS = 10.0
 _RETRY_SECONDS = 5
 # Including those that wait, fewer than the threads for judging models: 40.
-_HUB_TURNS = {"most": 8, "most_of_one": 4, "waiting": 12, "waiting_of_one": 8}
-_READ_TURNS = {"most": 6, "most_of_one": 3, "waiting": 13, "waiting_of_one": 12}
+_HUB_SLOTS = {"most": 8, "most_of_one": 4, "waiting": 12, "waiting_of_one": 8}
+_READ_SLOTS = {"most": 6, "most_of_one": 3, "waiting": 13, "waiting_of_one": 12}
 # Environment variables that children need; many of the others are secret.
 _ENVIRONMENT = ("PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _ENVIRONMENT_PREFIXES = ("LC_", "HF_HUB_")
@@ -88,8 +88,8 @@ class Admission:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._hub_turns = Turns(**_HUB_TURNS)
-        self._read_turns = Turns(**_READ_TURNS)
+        self._hub_slots = TenantSemaphore(**_HUB_SLOTS)
+        self._read_slots = TenantSemaphore(**_READ_SLOTS)
 
     def admit(self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None = None) -> None:
         """Refuse a request that no worker could carry out, or that exceeds its tenant's limits.
@@ -141,11 +141,11 @@ class Admission:
 
     @contextmanager
     def _turn(self, owner: str, *, is_local: bool) -> Iterator[None]:
-        turns = self._read_turns if is_local else self._hub_turns
+        slots = self._read_slots if is_local else self._hub_slots
         try:
-            with turns.turn(owner, _TURN_SECONDS):
+            with slots.acquire(owner, _SLOT_SECONDS):
                 yield
-        except NoTurnError as error:
+        except NoSlotError as error:
             if not is_local:
                 raise HubUnavailableError(
                     "too many requests are already waiting for the Hub; try again later"

@@ -11,7 +11,7 @@ from app.api.dependencies import ActorDep, CallerDep, ContextDep, OwnerDep
 from app.api.problems import problems
 from app.api.resources import CalibrationList, CalibrationView
 from app.api.serializers import upload_view
-from app.api.uploaded_bodies import Receptions
+from app.api.uploaded_bodies import UploadReceiver
 from app.services import uploads
 from app.shared import catalog
 from app.shared.errors import UploadNotFoundError
@@ -64,8 +64,8 @@ async def save_upload(
     suffix: Annotated[str, Depends(_suffix)],
 ) -> CalibrationView:
     """Store the body as a calibration file, for use as `upload/ID`; the same content has the same id."""
-    receptions: Receptions = request.app.state.receptions
-    async with receptions.receive(request, caller) as (pieces, threads):
+    upload_receiver: UploadReceiver = request.app.state.upload_receiver
+    async with upload_receiver.receive(request, caller) as (pieces, threads):
         upload, is_new = await threads.run(uploads.save_upload, context, actor, suffix, pieces)
     if not is_new:
         response.status_code = status.HTTP_200_OK

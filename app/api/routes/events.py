@@ -35,7 +35,7 @@ _MAX_SEQUENCE = 2**31 - 1
 
 
 class _CountedStream(EventSourceResponse):
-    """A stream whose place is freed when it ends, however it ends."""
+    """A stream whose slot is freed when it ends, however it ends."""
 
     def __init__(self, content: AsyncIterator[bytes], streams: Streams, caller: Caller) -> None:
         # Buffering proxies would delay events.

@@ -54,8 +54,8 @@ _UPLOADS_AT_ONCE = 4
 _PRESIGNED_SECONDS = 300
 # Timeout of a check for /readyz, which has about a second.
 _CHECK_SECONDS = 0.8
-_PASSING = (BotoConnectionError, HTTPClientError, IncompleteReadError, CredentialRetrievalError)
-_PASSING_CODES = frozenset({"RequestTimeout", "SlowDown", "TooManyRequests", "Throttling", "ThrottlingException"})
+_TRANSIENT = (BotoConnectionError, HTTPClientError, IncompleteReadError, CredentialRetrievalError)
+_TRANSIENT_CODES = frozenset({"RequestTimeout", "SlowDown", "TooManyRequests", "Throttling", "ThrottlingException"})
 _FULL_CODES = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "ServiceQuotaExceeded"})
 _MISSING_CODES = frozenset({"NoSuchKey", "404"})
 _TAKEN_CODES = frozenset({"PreconditionFailed", "ConditionalRequestConflict"})
@@ -119,7 +119,7 @@ class S3Store(ArtifactStore):
                     left -= len(chunk)
                     yield chunk
         if left != 0:
-            raise StorageError(f"artifact file {key} has not its length in the store; restore it")
+            raise StorageError(f"artifact file {key} has a wrong length in the store; restore it or retry the job")
 
     def remove(self, key: str) -> None:
         """Remove a file."""
@@ -316,10 +316,10 @@ def _errors(key: str | None = None) -> Iterator[None]:
         yield
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise StorageError(
-            "there are no credentials for the artifact store; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-            "whatever else the AWS tools look for"
+            "no credentials were found for the artifact store; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "configure them in another way that the AWS tools support"
         ) from error
-    except _PASSING as error:
+    except _TRANSIENT as error:
         raise _unavailable(type(error).__name__) from error
     except ClientError as error:
         raise _refusal(error, key) from error
@@ -333,14 +333,14 @@ def _refusal(error: ClientError, key: str | None) -> StorageError:
     if key is not None and code in _MISSING_CODES:
         return StorageError(f"artifact file {key} is missing from the artifact store; restore it or retry the job")
     if key is not None and code == "InvalidRange":
-        return StorageError(f"artifact file {key} has not its length in the store; restore it")
+        return StorageError(f"artifact file {key} has a wrong length in the store; restore it or retry the job")
     if code in _FULL_CODES:
         return DiskFullError("the artifact store is full; free some space and retry")
-    if status >= 500 or code in _PASSING_CODES:
+    if status >= 500 or code in _TRANSIENT_CODES:
         return _unavailable(code)
     return StorageError(
         f"the artifact store refuses {error.operation_name} ({code}); check ROCKET_STORAGE_URL, "
-        "ROCKET_S3_ENDPOINT_URL and what the credentials may do"
+        "ROCKET_S3_ENDPOINT_URL and the permissions of the credentials"
     )
 
 

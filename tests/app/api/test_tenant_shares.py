@@ -10,7 +10,7 @@ import anyio
 import httpx2
 import pytest
 
-from app.api.tenant_shares import Places, SharedThreads
+from app.api.tenant_shares import SharedThreads, TenantSlots
 from app.services import admission
 from app.services.access import LOCAL_CALLER, Caller
 from app.shared.repositories import keys
@@ -85,7 +85,7 @@ def test_uploads_that_trickle_keep_no_other_tenant_waiting(connect, begin_upload
 
 def test_an_upload_has_a_deadline_and_gives_its_place_back(app, connect, begin_upload, authorized):
     headers = authorized("slow")
-    app.state.receptions._seconds = 1.5
+    app.state.upload_receiver._seconds = 1.5
     slow = [begin_upload(headers) for _ in range(2)]
     until = time.monotonic() + 10
     sent = 1
@@ -172,12 +172,12 @@ def caller(tenant):
 
 
 def test_places_are_shared_between_tenants_and_all_of_the_only_one():
-    places = Places(4, share=2)
-    assert [places.try_acquire(caller("a")) for _ in range(3)] == [True, True, False]
-    assert [places.try_acquire(caller(name)) for name in "bcd"] == [True, True, False]
-    places.release(caller("a"))
-    assert places.try_acquire(caller("d"))
-    alone = Places(4, share=2)
+    slots = TenantSlots(4, share=2)
+    assert [slots.try_acquire(caller("a")) for _ in range(3)] == [True, True, False]
+    assert [slots.try_acquire(caller(name)) for name in "bcd"] == [True, True, False]
+    slots.release(caller("a"))
+    assert slots.try_acquire(caller("d"))
+    alone = TenantSlots(4, share=2)
     assert [alone.try_acquire(LOCAL_CALLER) for _ in range(5)] == [True] * 4 + [False]
 
 
