@@ -72,7 +72,7 @@ def _job_id(job_id: Annotated[str, Path(description="id of a job")]) -> str:
 
 def _idempotency_key(
     idempotency_key: Annotated[
-        str | None, Header(description="Send the same again and again, and one job is made.")
+        str | None, Header(description="Requests with the same key create only one job.")
     ] = None,
 ) -> str | None:
     if idempotency_key is None:
@@ -89,7 +89,7 @@ def _idempotency_key(
 def _hub_token(
     hub_token: Annotated[
         str | None,
-        Header(description="A token of the Hugging Face Hub, `hf_...`; kept encrypted until the job ends."),
+        Header(description="A Hugging Face Hub token, `hf_...`; stored encrypted until the job ends."),
     ] = None,
 ) -> SecretStr | None:
     if hub_token is None:

@@ -17,11 +17,11 @@ FORMS: Mapping[str, str] = {
 }
 """Messages in place of the regular expression that a text does not match."""
 
-AfterJob = Annotated[str | None, Query(pattern=JOB_ID, description="Id of a job: only those made before it.")]
+AfterJob = Annotated[str | None, Query(pattern=JOB_ID, description="Id of a job: return only jobs created before it.")]
 AfterProfile = Annotated[
-    str | None, Query(pattern=PROFILE_ID, description="Id of a profile: only those made before it.")
+    str | None, Query(pattern=PROFILE_ID, description="Id of a profile: return only profiles created before it.")
 ]
-PageSize = Annotated[int, Query(ge=1, le=100, description="How many at most.")]
+PageSize = Annotated[int, Query(ge=1, le=100, description="Maximum number of items.")]
 
 
 def is_job_id(text: str) -> bool:

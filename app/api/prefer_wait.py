@@ -28,7 +28,7 @@ _WAIT = re.compile(r'wait\s*=\s*"?(\d{1,6})"?\s*(?:;.*)?', re.IGNORECASE)
 def _wait(
     request: Request,
     prefer: Annotated[
-        str | None, Header(description="`wait=n`: answer when the job has ended, or after n seconds, at most 60.")
+        str | None, Header(description="`wait=n`: respond once the job has ended, or after n seconds, at most 60.")
     ] = None,
 ) -> int:
     # Declared as one string, which is what most clients send; it may come in several header lines.

@@ -52,7 +52,7 @@ class ServiceCollector(Collector):
 def _families(statistics: Statistics) -> Iterator[Metric]:
     jobs = GaugeMetricFamily("rocket_jobs", "Jobs that have not ended.", labels=("queue", "status"))
     waiting = GaugeMetricFamily(
-        "rocket_oldest_queued_seconds", "How long the job that waits longest could have run.", labels=("queue",)
+        "rocket_oldest_queued_seconds", "Time since the longest waiting job became available.", labels=("queue",)
     )
     silent = GaugeMetricFamily(
         "rocket_longest_silence_seconds", "Longest time since a running job's lease was renewed.", labels=("queue",)

@@ -67,7 +67,7 @@ def list_artifacts(job_id: JobId, context: ContextDep, owner: OwnerDep) -> Artif
 )
 def download_artifact(
     job_id: JobId,
-    name: Annotated[str, Path(description="name of a file, as the list of artifacts has it; may hold `/`")],
+    name: Annotated[str, Path(description="name of a file, as in the list of artifacts; may contain `/`")],
     request: Request,
     context: ContextDep,
     caller: CallerDep,

@@ -65,13 +65,13 @@ async def list_events(
         int,
         Query(ge=0, le=_MAX_SEQUENCE, description="Number of an event: return only later ones; 0 starts at the first."),
     ] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000, description="How many at most; a stream sends all.")] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number of events; a stream sends all.")] = 100,
     last_event_id: Annotated[
         int | None,
         Header(
             ge=0,
             le=_MAX_SEQUENCE,
-            description="Number of the last event seen, where a stream is taken up again; goes before `after`.",
+            description="Number of the last event received, to resume a stream; takes precedence over `after`.",
         ),
     ] = None,
 ) -> EventList | Response:

@@ -76,7 +76,7 @@ def list_jobs(
     labels: LabelsDep,
     after: AfterJob = None,
     limit: PageSize = 20,
-    status: Annotated[Status | None, Query(description="Only jobs of this status.")] = None,
+    status: Annotated[Status | None, Query(description="Return only jobs with this status.")] = None,
 ) -> JobList:
     """List jobs, newest first."""
     choice = JobFilter(status=status, metadata=labels)

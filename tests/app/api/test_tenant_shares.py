@@ -153,7 +153,7 @@ def test_models_of_a_slow_hub_leave_places_to_other_tenants(connect, authorized,
         }
         hub.silent = ["/api/models/org/slow"]
         # As many as may ask the Hub at once, of all tenants.
-        threads = [threading.Thread(target=estimate) for _ in range(admission._HUB_TURNS["most"])]
+        threads = [threading.Thread(target=estimate) for _ in range(admission._HUB_SLOTS["most"])]
         for thread in threads:
             thread.start()
         until = time.monotonic() + PATIENCE_SECONDS
@@ -164,7 +164,7 @@ def test_models_of_a_slow_hub_leave_places_to_other_tenants(connect, authorized,
         assert answer.status_code == 200, answer.text
         for thread in threads:
             thread.join()
-    assert statuses == [503] * admission._HUB_TURNS["most"]
+    assert statuses == [503] * admission._HUB_SLOTS["most"]
 
 
 def caller(tenant):

@@ -166,7 +166,7 @@ def test_a_template_that_cannot_start_asks_clients_to_come_back(judges, monkeypa
 
 def test_a_tenant_cannot_take_all_places(judges, hostile, monkeypatch):
     monkeypatch.setattr(admission, "_READ_SECONDS", 6.0)
-    monkeypatch.setattr(admission, "_TURN_SECONDS", 0.05)
+    monkeypatch.setattr(admission, "_SLOT_SECONDS", 0.05)
     kept = admission._processes
     hostile("hangs")
     ends = []
