@@ -64,7 +64,7 @@ class _WatchResult(Enum):
     """Reason why watching a process ended."""
 
     ENDED = auto()
-    ASKED = auto()
+    STOPPED = auto()
     STALLED = auto()
 
 
@@ -176,15 +176,15 @@ class Runner:
         with log_context(**_request_of(job)):
             _log.info("started", extra={"child": child.pid, "attempt": job.attempt})
             try:
-                verdict = self._watch(child, lease)
+                result = self._watch(child, lease)
             finally:
                 # No process of this job may run once the slot is free.
                 _kill(child)
                 # A killed attempt cannot remove it itself.
                 MemoryGroup.remove_left(group_name(lease.fence))
             _log.info("ended", extra={"child": child.pid, "exit_code": child.returncode})
-            fault = ended(child.returncode) if verdict is _WatchResult.ENDED else None
-            if verdict is _WatchResult.STALLED:
+            fault = ended(child.returncode) if result is _WatchResult.ENDED else None
+            if result is _WatchResult.STALLED:
                 fault = _stalled(self._settings.stall_seconds)
             self._record_outcome(lease, fault)
 
@@ -222,30 +222,30 @@ class Runner:
     def _watch(self, child: "subprocess.Popen[bytes]", lease: Lease) -> _WatchResult:
         """Wait until the process ends or must be killed, which is up to the caller."""
         progress = _Progress()
-        look_at = time.monotonic() + self._settings.poll_seconds
-        asked_at: float | None = None
+        check_at = time.monotonic() + self._settings.poll_seconds
+        stopped_at: float | None = None
         while True:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_LOOK_SECONDS)
-                return _WatchResult.ENDED if asked_at is None else _WatchResult.ASKED
+                return _WatchResult.ENDED if stopped_at is None else _WatchResult.STOPPED
             now = time.monotonic()
-            if asked_at is not None:
-                if now - asked_at > self._grace_seconds:
+            if stopped_at is not None:
+                if now - stopped_at > self._grace_seconds:
                     _log.warning("killed, as it did not stop in time")
-                    return _WatchResult.ASKED
+                    return _WatchResult.STOPPED
                 continue
-            shall_stop = self._is_stopping
-            if not shall_stop and now >= look_at:
-                look_at = now + self._settings.poll_seconds
-                shall_stop = self._shall_stop(lease, progress)
-                if not shall_stop and progress.idle_seconds > self._settings.stall_seconds:
+            should_stop = self._is_stopping
+            if not should_stop and now >= check_at:
+                check_at = now + self._settings.poll_seconds
+                should_stop = self._should_stop(lease, progress)
+                if not should_stop and progress.idle_seconds > self._settings.stall_seconds:
                     _log.warning("killed, as it made no progress", extra={"job_id": lease.job_id})
                     return _WatchResult.STALLED
-            if shall_stop:
+            if should_stop:
                 child.send_signal(signal.SIGTERM)
-                asked_at = now
+                stopped_at = now
 
-    def _shall_stop(self, lease: Lease, progress: _Progress) -> bool:
+    def _should_stop(self, lease: Lease, progress: _Progress) -> bool:
         try:
             with self._database.snapshot() as session:
                 job = session.get(Job, lease.job_id)

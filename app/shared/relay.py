@@ -54,7 +54,7 @@ class OutboxRelay:
         self._queues = reachable_queues(settings, queues)
         self._guard = guard
         self._is_stopping = False
-        self._is_silent = False
+        self._has_warned = False
         self._resume_at = 0.0
         self._woken = threading.Event()
         # A daemon, so that a hanging broker does not keep the process from ending.
@@ -118,10 +118,10 @@ class OutboxRelay:
             self._resume_at = time.monotonic() + _RETRY_SECONDS
             self._log_outage(error)
         else:
-            self._is_silent = False
+            self._has_warned = False
 
     def _log_outage(self, error: AppError) -> None:
         # Warn once per outage.
-        level = logging.DEBUG if self._is_silent else logging.WARNING
+        level = logging.DEBUG if self._has_warned else logging.WARNING
         _log.log(level, "%s; workers find the jobs by polling", error)
-        self._is_silent = isinstance(error, QueueError)
+        self._has_warned = isinstance(error, QueueError)

@@ -139,13 +139,13 @@ def test_a_part_that_is_none_is_begun_anew(client, job_id, folder, part, left):
 def test_a_range_is_asked_for_only_of_the_content_it_belongs_to(client, job_id, folder, part, monkeypatch):
     part.write_bytes(WEIGHTS[:1000])
     asked = []
-    real = artifacts.asked_ranges
+    real = artifacts.requested_ranges
 
     def spy(header, size):
         asked.append(header)
         return real(header, size)
 
-    monkeypatch.setattr(artifacts, "asked_ranges", spy)
+    monkeypatch.setattr(artifacts, "requested_ranges", spy)
     client.download(job_id, folder)
 
     assert [header for header in asked if header] == ["bytes=1000-"]
