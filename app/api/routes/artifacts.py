@@ -37,7 +37,7 @@ _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "bi
 def get_report(
     job_id: JobId, request: Request, response: Response, context: ContextDep, owner: OwnerDep
 ) -> object | Response:
-    """Return the report of a job that has succeeded: JSON, or a self-contained page for `Accept: text/html`."""
+    """Return the report of a succeeded job: JSON, or a self-contained page for `Accept: text/html`."""
     body = outputs.get_report(context, owner, job_id)
     if not prefers_html(request.headers.get("accept")):
         response.headers["Vary"] = "Accept"
@@ -49,7 +49,7 @@ def get_report(
 
 @router.get("/artifacts", responses=problems(404))
 def list_artifacts(job_id: JobId, context: ContextDep, owner: OwnerDep) -> ArtifactList:
-    """List the files of a job that has succeeded."""
+    """List the files of a succeeded job."""
     return ArtifactList(data=[artifact_view(artifact) for artifact in outputs.list_artifacts(context, owner, job_id)])
 
 
@@ -60,9 +60,9 @@ def list_artifacts(job_id: JobId, context: ContextDep, owner: OwnerDep) -> Artif
     responses=problems(404, 410, 416)
     | {
         200: {"content": _FILE, "description": "The file"},
-        206: {"content": _FILE, "description": "Ranges of it"},
-        304: {"description": "The client has it already"},
-        307: {"description": "The store has it, at the address in `Location`, for some minutes"},
+        206: {"content": _FILE, "description": "The requested ranges of the file"},
+        304: {"description": "The client already has this version"},
+        307: {"description": "Redirect to the artifact store; the URL is valid for a few minutes"},
     },
 )
 def download_artifact(

@@ -53,7 +53,7 @@ UploadId = Annotated[str, Depends(_upload_id)]
     status_code=status.HTTP_201_CREATED,
     openapi_extra=_BODY,
     responses=problems(413, 415, 422, 429, 507)
-    | {200: {"model": CalibrationView, "description": "The same content was there already"}},
+    | {200: {"model": CalibrationView, "description": "The same content was already uploaded"}},
 )
 async def save_upload(
     request: Request,
@@ -75,7 +75,7 @@ async def save_upload(
 
 @router.get("", responses=problems())
 def list_calibrations(context: ContextDep, owner: OwnerDep) -> CalibrationList:
-    """List calibration datasets, as `calibration.dataset` takes them: the server's, then the caller's uploads."""
+    """List the values that `calibration.dataset` accepts: the server's datasets, then the caller's uploads."""
     offered = [CalibrationView(id=name) for name in catalog.list_calibrations(context.settings)]
     return CalibrationList(data=[*offered, *map(upload_view, uploads.list_uploads(context, owner))])
 
@@ -88,5 +88,5 @@ def get_upload(upload_id: UploadId, context: ContextDep, owner: OwnerDep) -> Cal
 
 @router.delete("/{upload_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409))
 def delete_upload(upload_id: UploadId, context: ContextDep, actor: ActorDep) -> None:
-    """Delete an upload that no unfinished job needs."""
+    """Delete an upload, unless an unfinished job uses it."""
     uploads.delete_upload(context, actor, upload_id)
