@@ -85,7 +85,7 @@ def look_at(page, name):
 def fill_in(page, ratio):
     page.get_by_label("Samples").fill("4")
     page.get_by_label("Tokens per sample").fill("32")
-    page.get_by_label("Measure the quality").check()
+    page.get_by_label("Measure quality").check()
     page.get_by_label("ratio, 0 to below 1").fill(str(ratio))
 
 
