@@ -197,7 +197,7 @@ def test_a_profile_can_be_asked_for_alone(client, worker):
     assert client.get(f"/jobs/{job['id']}/artifacts").json()["data"] == []
     report = client.get(f"/jobs/{job['id']}/report")
     assert (report.status_code, report.json()["code"]) == (409, "report_not_ready")
-    assert "profiles layers" in report.json()["detail"]
+    assert "profile jobs have no report" in report.json()["detail"]
     assert client.get("/jobs").json()["data"][0]["kind"] == "profile"
 
 
