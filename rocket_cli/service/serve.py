@@ -51,7 +51,7 @@ def _serve(settings: "Settings", host: str, port: int) -> None:
             if settings.database_url is None:
                 # The folder that contains the database is locked, so no other worker can have a job.
                 worker.reclaim_all()
-            application = create_app(settings, registry=registry, address=host, on_queued=worker.announce)
+            application = create_app(settings, registry=registry, address=host, on_queued=worker.wake_relay)
             ready = functools.partial(_announce, settings, listener)
             with web_server(application, on_ready=ready, on_abort=worker.abort) as server:
                 worker.start()

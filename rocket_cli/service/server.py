@@ -86,10 +86,10 @@ def listen(settings: "Settings", host: str, port: int) -> socket.socket:
         InvalidConfigError: the address is in use, or not an address of this machine.
         InvalidSettingsError: other machines could reach the service, and there is no API key yet.
     """
-    from app.services.access import require_safe_binding
+    from app.services.access import check_safe_binding
 
     # Checked before any client can connect.
-    require_safe_binding(settings, host)
+    check_safe_binding(settings, host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

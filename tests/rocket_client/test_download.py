@@ -139,13 +139,13 @@ def test_an_invalid_partial_file_is_restarted(client, job_id, folder, part, left
 def test_a_range_is_requested_only_of_the_same_content(client, job_id, folder, part, monkeypatch):
     part.write_bytes(WEIGHTS[:1000])
     asked = []
-    real = artifacts.asked_ranges
+    real = artifacts.requested_ranges
 
     def spy(header, size):
         asked.append(header)
         return real(header, size)
 
-    monkeypatch.setattr(artifacts, "asked_ranges", spy)
+    monkeypatch.setattr(artifacts, "requested_ranges", spy)
     client.download(job_id, folder)
 
     assert [header for header in asked if header] == ["bytes=1000-"]
