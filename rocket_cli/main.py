@@ -27,9 +27,6 @@ from rocket_core import __version__
 
 _EXIT_CODES = "\n".join(["Exit codes:", *(f"{int(code):>3}  {meaning}" for code, meaning in MEANINGS.items())])
 
-# The base class from click, or from the copy of click in newer versions of typer.
-_WrongUsage: Any = typer.BadParameter.__mro__[1]
-
 
 class _Commands(TyperGroup):
     """Group of commands that also reports wrong usage as JSON if the command line asks for JSON."""
@@ -37,7 +34,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except _WrongUsage as error:
+        except typer.TyperException as error:
             if "--json" in (ctx.obj or ()):
                 typer.echo(json.dumps({"error": {"code": "invalid_usage", "message": error.format_message()}}))
             raise

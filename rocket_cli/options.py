@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
@@ -61,12 +61,6 @@ Size = Annotated[
         show_default=False,
     ),
 ]
-
-
-def require_target(ratio: float | None, size: int | None) -> None:
-    """Raise an error unless exactly one of `--ratio` and `--size` is given."""
-    if (ratio is None) == (size is None):
-        raise typer.BadParameter("specify exactly one of them", param_hint="--ratio or --size")
 
 
 Calibration = Annotated[
@@ -202,11 +196,6 @@ ServerTasks = Annotated[
 JsonErrors = Annotated[
     bool, typer.Option("--json", help="Write errors to stdout as JSON too; the result is JSON in any case.")
 ]
-
-
-def evaluation(**given: Any) -> dict[str, Any] | None:
-    """Return the given settings of an evaluation, without those that are None; None if no setting is given."""
-    return {name: value for name, value in given.items() if value is not None} or None
 
 
 # Options of commands that talk to a server. Only given options are sent; the server has the defaults.

@@ -8,39 +8,22 @@ from rich.filesize import decimal as bytes_text
 from rich.table import Table
 
 from rocket_cli import options
+from rocket_cli.compression_options import ServerOptions
 from rocket_cli.connection import OutageNotice, connected, hub_token
+from rocket_cli.option_groups import expand_groups
 from rocket_cli.progress_view import print_line
 from rocket_cli.report_table import count_text, percent, wide_console
-from rocket_cli.submission import explained_refusals, request_parts
+from rocket_cli.submission import explained_refusals
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Estimate
 
 
+@expand_groups
 def estimate(
     *,
     context: typer.Context,
     model_id: options.ServerModel,
-    ratio: options.Ratio = None,
-    size: options.Size = None,
-    calibration: options.ServerCalibration = None,
-    samples: options.ServerSamples = None,
-    sequence_length: options.SequenceLength = None,
-    seed: options.ServerSeed = None,
-    preset: options.Preset = None,
-    method: options.Method = None,
-    objective: options.Objective = None,
-    budget: options.Budget = None,
-    evaluate: options.EvaluateOn = None,
-    evaluate_samples: options.EvaluateSamples = None,
-    evaluate_length: options.EvaluateLength = None,
-    evaluate_stride: options.EvaluateStride = None,
-    task: options.ServerTasks = None,
-    task_items: options.TaskItems = None,
-    ignore: options.Ignore = None,
-    export: options.Export = None,
-    dtype: options.ServerDtype = None,
-    precision: options.ServerPrecision = None,
-    revision: options.Revision = None,
+    compression: ServerOptions,
     hub_token_env: options.HubTokenVariable = None,
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
@@ -49,12 +32,11 @@ def estimate(
 
     The options are those of `rocket submit`, and are refused for the same reasons.
     """
-    values = locals()
-    options.require_target(ratio, size)
+    compression.check_target()
     token = hub_token(hub_token_env)
     notice = OutageNotice(server, quiet=as_json)
-    with connected(server, as_json=as_json, notice=notice) as rocket, explained_refusals(rocket, values):
-        told = rocket.estimate(model_id, ratio=ratio, target_bytes=size, **request_parts(values), hub_token=token)
+    with connected(server, as_json=as_json, notice=notice) as rocket, explained_refusals(rocket, model_id, compression):
+        told = rocket.estimate(model_id, **compression.compression_request(), hub_token=token)
         notice.end()
     if as_json:
         typer.echo(told.model_dump_json(indent=2))
