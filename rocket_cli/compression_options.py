@@ -41,7 +41,7 @@ class CompressionOptions:
             raise typer.BadParameter("specify exactly one of them", param_hint="--ratio or --size")
 
     def evaluation(self) -> dict[str, Any] | None:
-        """Return the settings of the evaluation that were given; None if there are none."""
+        """Return the given settings of the evaluation; None if it was not asked for."""
         settings = {
             "dataset": self.evaluate,
             "samples": self.evaluate_samples,

@@ -99,7 +99,7 @@ def _failure(job: Job, server: str) -> Failure:
     return Failure(
         code=job.error.code,
         message=f"{job.id} failed{where}: {job.error.message}" + (f"; {again}" if job.error.retryable else ""),
-        exit_code=exit_code_of_code(job.error.code),
+        exit_code=exit_code_of_code(job.error.code, retryable=job.error.retryable),
     )
 
 

@@ -23,6 +23,10 @@ ClientError
 Messages say what is wrong, where, and what to do. `code` is stable, for programs.
 """
 
+from typing import ClassVar
+
+from rocket_client._exit_codes import ExitCode
+
 # Statuses after which the same request may succeed: too many requests, and service unavailable.
 _PASSING_STATUSES = frozenset({429, 503})
 
@@ -32,11 +36,13 @@ class ClientError(Exception):
 
     Attributes:
         code: stable name of the kind of error.
+        exit_code: exit code of a command that ends with the error; for a `ProblemError` it depends on the problem.
         is_passing: whether the same request may succeed later.
         retry_after: seconds after which the server asks for a retry; None if it does not say.
     """
 
     code: str = "client_error"
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
     is_passing: bool = False
     retry_after: float | None = None
 
@@ -45,6 +51,7 @@ class InvalidArgumentError(ClientError):
     """An argument is not valid; nothing was sent."""
 
     code = "invalid_argument"
+    exit_code = ExitCode.INVALID
 
 
 class ServerUnreachableError(ClientError):
@@ -57,6 +64,7 @@ class ServerUnreachableError(ClientError):
     """
 
     code = "server_unreachable"
+    exit_code = ExitCode.TEMPORARY
     is_passing = True
 
     def __init__(self, server: str, reason: str, *, may_have_arrived: bool) -> None:
@@ -87,6 +95,7 @@ class UnexpectedAnswerError(ClientError):
     """The answer is not from a Rocket server that this client understands."""
 
     code = "unexpected_answer"
+    exit_code = ExitCode.INVALID
 
     def __init__(self, server: str, found: str) -> None:
         super().__init__(
@@ -141,18 +150,21 @@ class DetachedError(ClientError):
     """The user stopped watching a job, which continues."""
 
     code = "detached"
+    exit_code = ExitCode.INTERRUPTED
 
 
 class DownloadError(ClientError):
     """Artifacts cannot be downloaded."""
 
     code = "download_failed"
+    exit_code = ExitCode.SAVED_STATE
 
 
 class NothingToDownloadError(DownloadError):
     """The job has no such artifacts."""
 
     code = "nothing_to_download"
+    exit_code = ExitCode.CONFLICT
 
 
 class UnsafeNameError(DownloadError):
@@ -165,6 +177,7 @@ class FolderBusyError(DownloadError):
     """Another download writes to the folder."""
 
     code = "download_folder_busy"
+    exit_code = ExitCode.TEMPORARY
     is_passing = True
 
 
@@ -172,6 +185,7 @@ class NotEnoughDiskError(DownloadError):
     """The artifacts do not fit on the disk."""
 
     code = "insufficient_disk"
+    exit_code = ExitCode.MACHINE_TOO_SMALL
 
 
 class DigestMismatchError(DownloadError):
@@ -184,24 +198,28 @@ class PushError(ClientError):
     """An export cannot be pushed to the Hugging Face Hub."""
 
     code = "push_failed"
+    exit_code = ExitCode.INVALID
 
 
 class HubTokenError(PushError):
     """The Hub's token is missing or unknown."""
 
     code = "hub_token_invalid"
+    exit_code = ExitCode.NOT_ALLOWED
 
 
 class HubForbiddenError(PushError):
     """The token may not write to the repository."""
 
     code = "hub_forbidden"
+    exit_code = ExitCode.NOT_ALLOWED
 
 
 class HubUnreachableError(PushError):
     """The Hub does not answer, or is busy."""
 
     code = "hub_unreachable"
+    exit_code = ExitCode.TEMPORARY
     is_passing = True
 
 
@@ -209,6 +227,7 @@ class PublicRepositoryError(PushError):
     """The repository should be private, but is public."""
 
     code = "repository_is_public"
+    exit_code = ExitCode.CONFLICT
 
 
 class HubRefusesError(PushError):

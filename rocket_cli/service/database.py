@@ -48,7 +48,11 @@ def transaction(data_dir: Path | None, *, as_json: bool) -> Iterator["Session"]:
                 with database.transaction() as session:
                     yield session
         except AppError as error:
-            failure = Failure(code=error.code, message=str(error), exit_code=exit_code_of_code(error.code))
+            # The same error over HTTP has the same exit code.
+            from app.api.problems import status_of
+
+            exit_code = exit_code_of_code(error.code, status=status_of(type(error)))
+            failure = Failure(code=error.code, message=str(error), exit_code=exit_code)
             report_failure(failure, as_json=as_json)
             raise typer.Exit(failure.exit_code) from error
 
