@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from rocket_cli.exit_codes import reported_failures
-from rocket_cli.progress_view import duration, print_line
+from rocket_cli.progress_view import print_line
 from rocket_client._defaults import COMMAND_PATIENCE, DEFAULT_SERVER, KEY_VARIABLE, SERVER_VARIABLE
 from rocket_client.errors import ClientError, ProblemError
+from rocket_core.report.formatting import duration_text
 
 if TYPE_CHECKING:
     from rocket_client._wire import Waiting
@@ -39,7 +40,7 @@ class OutageNotice:
     def begin(self, waiting: "Waiting") -> None:
         """Note a missing answer."""
         if self._reason is None and not self._quiet:
-            left = duration(round(waiting.seconds_left))
+            left = duration_text(round(waiting.seconds_left))
             state = "is busy" if waiting.has_answered else "does not answer"
             print_line(f"{self._server} {state} ({waiting.reason}); trying again for {left}")
         self._reason = waiting.reason

@@ -4,14 +4,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import typer
-from rich.filesize import decimal as bytes_text
 
 from rocket_cli.connection import OutageNotice, command
 from rocket_cli.exit_codes import ExitCode, Failure, exit_code_of_code, report_failure
-from rocket_cli.progress_view import ProgressView, duration, print_line, progress_view
-from rocket_cli.report_table import count_text, percent
+from rocket_cli.progress_view import ProgressView, print_line, progress_view
 from rocket_client.errors import DetachedError
 from rocket_client.models import Event, Job, Progress
+from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 
 if TYPE_CHECKING:
     from rocket_client.client import Rocket
@@ -106,15 +105,13 @@ def _failure(job: Job, server: str) -> Failure:
 def _print_result(job: Job, server: str) -> None:
     took = ""
     if job.started_at is not None and job.finished_at is not None:
-        took = f" in {duration((job.finished_at - job.started_at).total_seconds())}"
+        took = f" in {duration_text((job.finished_at - job.started_at).total_seconds())}"
     typer.echo(f"{job.id} succeeded{took}")
     if job.result is not None:
         kept, all_ = count_text(job.result.kept_parameters), count_text(job.result.compressible_parameters)
-        typer.echo(f"Parameters: {kept} of {all_} compressible ones kept, {percent(job.result.achieved_ratio)} removed")
-        stored, dense = (
-            bytes_text(job.result.stored_bytes, precision=2),
-            bytes_text(job.result.dense_bytes, precision=2),
-        )
+        removed = percent_text(job.result.achieved_ratio)
+        typer.echo(f"Parameters: {kept} of {all_} compressible ones kept, {removed} removed")
+        stored, dense = bytes_text(job.result.stored_bytes), bytes_text(job.result.dense_bytes)
         typer.echo(f"Size on disk: {stored}, {dense} before")
     if job.kind == "profile":
         typer.echo(f"    {command(server, 'frontier', job.id)}")

@@ -10,6 +10,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from rocket_cli import completion
 from rocket_client._defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
+from rocket_core.report.figures import ERROR_NAMES
 
 
 class QueueChoice(StrEnum):
@@ -81,8 +82,8 @@ _SEED = typer.Option(metavar="N", help="Which windows are drawn.")
 Seed = Annotated[int, _SEED]
 _OBJECTIVE = typer.Option(
     metavar="NAME",
-    help="What to minimise: weight (error of the weights, with a cap on each layer), whitened (error of the layers' "
-    "output) or fisher (expected increase of the loss).",
+    help=f"What to minimise: {'; '.join(f'{name}, the {error}' for name, error in ERROR_NAMES.items())}, with a cap on "
+    "the error of each layer.",
     show_default="the preset's",
 )
 Objective = Annotated[config.Objective | None, _OBJECTIVE]

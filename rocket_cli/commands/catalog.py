@@ -12,9 +12,10 @@ from rich.text import Text
 from rocket_cli import options
 from rocket_cli.connection import OutageNotice, command, connected
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import age_text, percent, print_names, wide_console
+from rocket_cli.report_table import print_names, wide_console
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Profile
+from rocket_core.report.formatting import age_text, percent_text
 
 After = Annotated[str | None, typer.Option(metavar="PROFILE", help="Only profiles older than this one.")]
 # The upper bound is that of the server's pages.
@@ -85,6 +86,6 @@ def _table(found: Sequence[Profile], now: datetime) -> Table:
     for profile in found:
         ages = (age_text((now - at).total_seconds()) for at in (profile.created_at, profile.used_at))
         data = f"{profile.calibration.dataset}, {profile.calibration.samples}"
-        cells = (profile.id, profile.model_id, data, str(profile.layers), percent(profile.reachable_ratio), *ages)
+        cells = (profile.id, profile.model_id, data, str(profile.layers), percent_text(profile.reachable_ratio), *ages)
         table.add_row(*(Text(cell) for cell in cells))
     return table

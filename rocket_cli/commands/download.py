@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.filesize import decimal as bytes_text
 
 from rocket_cli import options
 from rocket_cli.connection import OutageNotice, connected
 from rocket_cli.progress_view import ProgressView, print_line, progress_view
 from rocket_client._defaults import DEFAULT_SERVER
+from rocket_core.report.formatting import bytes_text
 
 if TYPE_CHECKING:
     from rocket_client._download_state import DownloadedFile, DownloadProgress
@@ -70,7 +70,7 @@ def bytes_view(
 
 def _summary(files: Sequence["DownloadedFile"]) -> list[str]:
     counts = Counter(file.outcome.value for file in files)
-    size = bytes_text(sum(file.artifact.size for file in files), precision=2)
+    size = bytes_text(sum(file.artifact.size for file in files))
     replaced = [f"{file.path} was another file and is replaced" for file in files if file.outcome == "replaced"]
     already = f", {counts['kept']} of them already there" if counts["kept"] else ""
     return [*replaced, f"{len(files)} files of {size}, verified by their SHA-256{already}"]

@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 import typer
-from rich.filesize import decimal as bytes_text
 from rich.table import Table
 
 from rocket_cli import options
@@ -12,10 +11,11 @@ from rocket_cli.compression_options import ServerOptions
 from rocket_cli.connection import OutageNotice, connected, hub_token
 from rocket_cli.option_groups import expand_groups
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import count_text, percent, wide_console
+from rocket_cli.report_table import wide_console
 from rocket_cli.submission import explained_refusals
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Estimate
+from rocket_core.report.formatting import bytes_text, count_text, percent_text
 
 
 @expand_groups
@@ -57,9 +57,9 @@ def _sizes(told: Estimate) -> Table:
         ("parameters", told.parameters, left),
         ("of those, compressible", told.compressible_parameters, told.kept_parameters),
     ):
-        table.add_row(name, count_text(before), count_text(after), percent(after / before - 1, sign="+"))
-    sizes = (bytes_text(count, precision=2) for count in (told.stored_bytes, told.factored_bytes))
-    table.add_row("weights", *sizes, percent(told.factored_bytes / told.stored_bytes - 1, sign="+"))
+        table.add_row(name, count_text(before), count_text(after), percent_text(after / before - 1, sign="+"))
+    sizes = (bytes_text(count) for count in (told.stored_bytes, told.factored_bytes))
+    table.add_row("weights", *sizes, percent_text(told.factored_bytes / told.stored_bytes - 1, sign="+"))
     return table
 
 
@@ -68,10 +68,10 @@ def _needs(told: Estimate) -> Table:
     table = _table("needed", *(() if free is None else ("free",)))
     memory, disk = (None, None) if free is None else (free.memory_bytes, free.disk_bytes)
     for name, needed, there_is in (("memory", told.memory_bytes, memory), ("disk", told.disk_bytes, disk)):
-        known = "-" if there_is is None else bytes_text(there_is, precision=2)
-        table.add_row(name, bytes_text(needed, precision=2), *(() if free is None else (known,)))
+        known = "-" if there_is is None else bytes_text(there_is)
+        table.add_row(name, bytes_text(needed), *(() if free is None else (known,)))
     if told.commit is not None:
-        table.add_row("download", bytes_text(told.stored_bytes, precision=2))
+        table.add_row("download", bytes_text(told.stored_bytes))
     return table
 
 

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.filesize import decimal as bytes_text
 from rich.table import Table
 from rich.text import Text
 
@@ -12,10 +11,12 @@ from rocket_cli import options
 from rocket_cli.connection import command, connected
 from rocket_cli.plots import error_curve
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import percent, wide_console
+from rocket_cli.report_table import wide_console
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import Frontier, Job, Size
+from rocket_core.report.figures import ERROR_NAMES
+from rocket_core.report.formatting import bytes_text, percent_text
 
 _PROFILE = "prof_"
 _BAR = 40
@@ -23,11 +24,6 @@ _BAR = 40
 _BESIDE_BAR = 48
 # The table shows every fifth of a hundred points, and the last.
 _STEP = 5
-_ERRORS = {
-    "fisher": "expected increase of the loss, nats per token (of models that predict no tokens: change of the output)",
-    "whitened": "sum over layers of the squared relative error of the output",
-    "weight": "sum over layers of the relative error of the weights",
-}
 
 
 def frontier(
@@ -58,7 +54,9 @@ def frontier(
     # A terminal that wraps lines would make the table unreadable.
     bar = min(_BAR, max(0, screen.width - _BESIDE_BAR)) if screen.is_terminal else _BAR
     console.print(_table(found, bar, block="#" if console.options.ascii_only else "█"))
-    console.print(f"Predicted error: {_ERRORS.get(found.objective, found.objective)}", style="dim")
+    # A newer server may have other objectives.
+    meaning = next((text for name, text in ERROR_NAMES.items() if name == found.objective), found.objective)
+    console.print(f"Predicted error: {meaning}", style="dim")
     print_line(f"to make one of them: {command(server, 'submit', model_id, '--ratio', 'R')}")
 
 
@@ -76,8 +74,9 @@ def _table(found: Frontier, longest: int, block: str) -> Table:
     for point in _shown(found.data):
         part = point.model_bytes / found.dense_bytes
         bar = block * round(longest * part)
-        size = bytes_text(point.model_bytes, precision=2)
-        table.add_row(*(Text(cell) for cell in (f"{point.ratio:.2f}", size, percent(part), bar, f"{point.error:.3g}")))
+        size = bytes_text(point.model_bytes)
+        cells = (f"{point.ratio:.2f}", size, percent_text(part), bar, f"{point.error:.3g}")
+        table.add_row(*(Text(cell) for cell in cells))
     return table
 
 

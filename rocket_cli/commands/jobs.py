@@ -7,17 +7,17 @@ from itertools import islice
 from pathlib import Path
 
 import typer
-from rich.filesize import decimal as bytes_text
 from rich.table import Table
 from rich.text import Text
 
 from rocket_cli import options
 from rocket_cli.connection import OutageNotice, command, connected, hub_token
 from rocket_cli.following import follow_job
-from rocket_cli.progress_view import percentage, print_line
-from rocket_cli.report_table import age_text, percent, print_report, wide_console
+from rocket_cli.progress_view import print_line
+from rocket_cli.report_table import print_report, wide_console
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Job
+from rocket_core.report.formatting import age_text, bytes_text, percent_text, progress_text
 
 
 def jobs(
@@ -111,10 +111,10 @@ def _table(found: Sequence[Job], now: datetime) -> Table:
 def _target(job: Job) -> str:
     if job.target_bytes is not None:
         return f"≤ {bytes_text(job.target_bytes)}"
-    return "profile" if job.ratio is None else percent(job.ratio)
+    return "profile" if job.ratio is None else percent_text(job.ratio)
 
 
 def _progress(job: Job) -> str:
     if job.has_ended:
         return "" if job.error is None else job.error.code
-    return " ".join(part for part in (job.stage or "", percentage(job.progress)) if part)
+    return " ".join(part for part in (job.stage or "", progress_text(job.progress)) if part)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.filesize import decimal as bytes_text
 
 from rocket_cli import options
 from rocket_cli.commands.download import bytes_view
 from rocket_cli.connection import OutageNotice, connected, hub_token
 from rocket_cli.progress_view import print_line, progress_view
 from rocket_client._defaults import DEFAULT_SERVER
+from rocket_core.report.formatting import bytes_text
 
 if TYPE_CHECKING:
     from rocket_client._download_state import DownloadedFile
@@ -100,7 +100,7 @@ def push(
 
 
 def _size(files: "Sequence[DownloadedFile]") -> str:
-    return bytes_text(sum(file.artifact.size for file in files), precision=2)
+    return bytes_text(sum(file.artifact.size for file in files))
 
 
 def _json(pushed: "PushedExport") -> dict[str, object]:

@@ -105,7 +105,7 @@ def test_progress_is_told_in_bytes():
         show(DownloadProgress(name="a/b", done=done, total=3_000_000, received=received))
 
     assert shown == [
-        ("downloading", "10 bytes of 3.0 MB a/b", pytest.approx(0, abs=1e-5), None),
-        ("downloading", "1.5 MB of 3.0 MB a/b", 0.5, pytest.approx(15)),
-        ("downloading", "3.0 MB of 3.0 MB a/b", 1.0, None),
+        ("downloading", "10 bytes of 3.00 MB a/b", pytest.approx(0, abs=1e-5), None),
+        ("downloading", "1.50 MB of 3.00 MB a/b", 0.5, pytest.approx(15)),
+        ("downloading", "3.00 MB of 3.00 MB a/b", 1.0, None),
     ]

@@ -22,7 +22,7 @@ def test_it_is_drawn_for_a_job_and_for_a_profile(remote, profiled):
     dense, smallest = lines[1].split(), lines[-2].split()
     assert (dense[1:4], len(dense[4])) == (["612", "bytes", "100.0%"], 40)
     assert (smallest[1:4], len(smallest[4])) == (["340", "bytes", "55.6%"], 22)
-    assert "relative error of the output" in lines[-1]
+    assert "relative errors of all outputs" in lines[-1]
 
 
 def test_a_terminal_has_a_curve_above_the_table(remote, profiled, monkeypatch):
