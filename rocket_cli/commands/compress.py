@@ -11,11 +11,12 @@ import typer
 
 from rocket_cli import options
 from rocket_cli.compression_options import LocalOptions
-from rocket_cli.exit_codes import ExitCode, reported_failures
+from rocket_cli.exit_codes import reported_failures
 from rocket_cli.option_groups import expand_groups
 from rocket_cli.progress_view import hide_library_bars, print_line, progress_view
 from rocket_cli.report_table import print_report
 from rocket_cli.signals import stopping_on_signals
+from rocket_client._exit_codes import ExitCode
 from rocket_core.config import WORK_FOLDER_NAME
 from rocket_core.report.schema import CompressionReport
 from rocket_core.system.energy import EnergyMeter

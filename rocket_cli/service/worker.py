@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocket_cli.options import QueueChoice
-from rocket_cli.service.server import require_schema, service_settings, stopping_on_signals
+from rocket_cli.service.server import require_schema, service_settings
+from rocket_cli.signals import stopping_on_signals
 
 if TYPE_CHECKING:
     from app.shared.requests import Queue

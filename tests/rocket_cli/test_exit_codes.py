@@ -10,13 +10,13 @@ from app.api.problems import status_of
 from app.shared import errors as service_errors
 from rocket_cli.exit_codes import (
     MEANINGS,
-    ExitCode,
     describe,
     exit_code_of,
     exit_code_of_code,
     reported_failures,
 )
 from rocket_client import errors as client_errors
+from rocket_client._exit_codes import ExitCode
 from rocket_core import errors
 
 LIBRARY_CODES = {
