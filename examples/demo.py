@@ -31,7 +31,7 @@ from rocket_cli.following import follow_job
 from rocket_cli.progress_view import hide_library_bars, progress_view
 from rocket_cli.report_table import wide_console
 from rocket_client import Rocket
-from rocket_client._wire import Waiting
+from rocket_client._wire import RetryNotice
 from rocket_client.errors import ClientError, DetachedError
 from rocket_core.errors import RocketError
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
@@ -87,7 +87,7 @@ class Server:
     process: subprocess.Popen[str]
     log: Path
 
-    def require_alive(self, waiting: Waiting) -> None:
+    def require_alive(self, waiting: RetryNotice) -> None:
         """Raise an error if the service has ended, as waiting for it would be in vain.
 
         Raises:
@@ -125,7 +125,7 @@ def run() -> Path:
     model_id = install_model(settings.models_folder)
     with (
         service(settings.data_dir / "demo.log") as server,
-        Rocket(server.address, on_wait=server.require_alive) as rocket,
+        Rocket(server.address, on_retry=server.require_alive) as rocket,
     ):
         say(f"the service runs at {server.address}, with its data in {settings.data_dir}")
         job_id = compress(rocket, model_id)

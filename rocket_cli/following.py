@@ -29,16 +29,16 @@ class JobView:
         self._layer = ""
         self._stage = ""
 
-    def show(self, news: Event | Progress | Job) -> None:
+    def show(self, update: Event | Progress | Job) -> None:
         """Show an update."""
-        if isinstance(news, Event):
-            self._note(news)
+        if isinstance(update, Event):
+            self._note(update)
             return
         # A job that is being cancelled still has its last stage, but its status matters more.
-        stage = news.stage if news.status == "running" and news.stage else news.status
+        stage = update.stage if update.status == "running" and update.stage else update.status
         if stage != self._stage:
             self._stage, self._layer = stage, ""
-        self._view.show(stage, self._layer, news.progress, seconds_until(news.estimated_finish_at))
+        self._view.show(stage, self._layer, update.progress, seconds_until(update.estimated_finish_at))
 
     def _note(self, event: Event) -> None:
         if event.type == "layer":
@@ -60,9 +60,9 @@ def follow_job(rocket: "Rocket", job: Job, notice: OutageNotice, *, quiet: bool)
             shown = JobView(view)
             shown.show(job)
 
-            def show(news: Event | Progress) -> None:
+            def show(update: Event | Progress) -> None:
                 notice.end()
-                shown.show(news)
+                shown.show(update)
 
             return rocket.wait(job.id, on_news=show)
     except KeyboardInterrupt as error:
@@ -94,8 +94,8 @@ def _failure(job: Job, server: str) -> Failure:
     if job.error is None:
         code = ExitCode.CANCELLED if job.status == "cancelled" else ExitCode.INTERNAL
         return Failure(code=job.status, message=f"{job.id} is {job.status}; {again}", exit_code=code)
-    place = " at ".join(part for part in (job.error.stage, job.error.layer) if part)
-    where = f" while {place}" if place else ""
+    position = " at ".join(part for part in (job.error.stage, job.error.layer) if part)
+    where = f" while {position}" if position else ""
     return Failure(
         code=job.error.code,
         message=f"{job.id} failed{where}: {job.error.message}" + (f"; {again}" if job.error.retryable else ""),

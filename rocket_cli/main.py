@@ -76,8 +76,8 @@ for _command in (
 app.add_typer(admin.app, name="admin", epilog=_EXIT_CODES)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(value: bool) -> None:
+    if value:
         typer.echo(f"rocket {__version__}")
         raise typer.Exit
 
@@ -97,6 +97,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: arguments of `rocket`; None takes those of the process.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    values = sys.argv[1:] if arguments is None else list(arguments)
     # Commands get the arguments as `context.obj`, to print the command line that resumes an interrupted run.
-    app(args=given, prog_name="rocket", obj=tuple(given))
+    app(args=values, prog_name="rocket", obj=tuple(values))

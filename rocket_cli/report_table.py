@@ -116,10 +116,10 @@ def _cells(layer: LayerReport) -> tuple[str, ...]:
 
 def _totals(report: CompressionReport) -> Iterable[str]:
     totals = report.totals
-    asked, used = report.settings.calibration.samples, report.calibration.samples
-    if used < asked:
+    requested, used = report.settings.calibration.samples, report.calibration.samples
+    if used < requested:
         samples, source = _SAMPLES[report.calibration.kind]
-        yield f"Calibrated on {used} {samples}, not the {asked} asked for: {source} no more"
+        yield f"Calibrated on {used} {samples}, not the {requested} requested: {source} no more"
     if report.calibration.dataset == SYNTHETIC_DATASET:
         yield f"Calibrated on made-up {report.calibration.kind}, which costs quality: better give a folder of real data"
     yield (

@@ -34,19 +34,19 @@ def profile_path(profile_id: str, *parts: str) -> str:
 
 def target(ratio: float | None, target_bytes: int | None) -> dict[str, object]:
     """Return the target as part of a body; raises InvalidArgumentError unless exactly one number is given."""
-    given: dict[str, object] = {"ratio": ratio, "target_bytes": target_bytes}
-    wanted = {name: value for name, value in given.items() if value is not None}
-    if len(wanted) != 1:
+    numbers: dict[str, object] = {"ratio": ratio, "target_bytes": target_bytes}
+    specified = {name: value for name, value in numbers.items() if value is not None}
+    if len(specified) != 1:
         raise InvalidArgumentError("specify either ratio or target_bytes")
     if ratio is not None and not math.isfinite(ratio):
         raise InvalidArgumentError(f"the ratio is {ratio}; it is a fraction, from 0 to below 1")
-    return wanted
+    return specified
 
 
-def request_body(model_id: str, given: Mapping[str, object]) -> dict[str, object]:
+def request_body(model_id: str, settings: Mapping[str, object]) -> dict[str, object]:
     """Return the body that requests a job for a model."""
     # Any other empty part means the same as an omitted one.
-    sent = {name: value for name, value in given.items() if value or (name in _MAY_BE_EMPTY and value is not None)}
+    sent = {name: value for name, value in settings.items() if value or (name in _MAY_BE_EMPTY and value is not None)}
     return {"model_id": model_id} | sent
 
 

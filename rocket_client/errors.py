@@ -28,7 +28,7 @@ from typing import ClassVar
 from rocket_client._exit_codes import ExitCode
 
 # Statuses after which the same request may succeed: too many requests, and service unavailable.
-_PASSING_STATUSES = frozenset({429, 503})
+_RETRYABLE_STATUSES = frozenset({429, 503})
 
 
 class ClientError(Exception):
@@ -37,13 +37,13 @@ class ClientError(Exception):
     Attributes:
         code: stable name of the kind of error.
         exit_code: exit code of a command that ends with the error; for a `ProblemError` it depends on the problem.
-        is_passing: whether the same request may succeed later.
+        retryable: whether the same request may succeed later.
         retry_after: seconds after which the server asks for a retry; None if it does not say.
     """
 
     code: str = "client_error"
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
-    is_passing: bool = False
+    retryable: bool = False
     retry_after: float | None = None
 
 
@@ -65,7 +65,7 @@ class ServerUnreachableError(ClientError):
 
     code = "server_unreachable"
     exit_code = ExitCode.TEMPORARY
-    is_passing = True
+    retryable = True
 
     def __init__(self, server: str, reason: str, *, may_have_arrived: bool) -> None:
         super().__init__(
@@ -82,9 +82,9 @@ class StoreUnreachableError(ServerUnreachableError):
 
     code = "store_unreachable"
 
-    def __init__(self, store: str, reason: str, *, is_passing: bool = True) -> None:
+    def __init__(self, store: str, reason: str, *, retryable: bool = True) -> None:
         super().__init__(store, reason, may_have_arrived=True)
-        self.is_passing = is_passing
+        self.retryable = retryable
         self.args = (
             f"the server keeps its files at {store}, which does not give them ({reason}); check that this machine can "
             "reach it, and its clock",
@@ -97,10 +97,10 @@ class UnexpectedAnswerError(ClientError):
     code = "unexpected_answer"
     exit_code = ExitCode.INVALID
 
-    def __init__(self, server: str, found: str) -> None:
+    def __init__(self, server: str, description: str) -> None:
         super().__init__(
-            f"{server} answers, but not as a Rocket server that this client understands ({found}); check the address, "
-            "and that client and server are of the same version"
+            f"{server} does not answer like a Rocket server that this client understands ({description}); check the "
+            "address, and that client and server have the same version"
         )
 
 
@@ -132,7 +132,7 @@ class ProblemError(ClientError):
         self.param = param
         self.request_id = request_id
         self.retry_after = retry_after
-        self.is_passing = status in _PASSING_STATUSES
+        self.retryable = status in _RETRYABLE_STATUSES
 
     def explained(self, detail: str) -> "ProblemError":
         """Return the same problem with another detail."""
@@ -178,7 +178,7 @@ class FolderBusyError(DownloadError):
 
     code = "download_folder_busy"
     exit_code = ExitCode.TEMPORARY
-    is_passing = True
+    retryable = True
 
 
 class NotEnoughDiskError(DownloadError):
@@ -220,7 +220,7 @@ class HubUnreachableError(PushError):
 
     code = "hub_unreachable"
     exit_code = ExitCode.TEMPORARY
-    is_passing = True
+    retryable = True
 
 
 class PublicRepositoryError(PushError):

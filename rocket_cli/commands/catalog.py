@@ -25,15 +25,15 @@ Limit = Annotated[int, typer.Option(metavar="N", min=1, max=100, help="How many 
 def models(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
     """List the models in the server's folder, as `rocket submit` takes them; models on the Hub are not listed."""
     with connected(server, as_json=as_json) as rocket:
-        found = rocket.models()
-    print_names(found, "models", as_json=as_json)
+        names = rocket.models()
+    print_names(names, "models", as_json=as_json)
 
 
 def calibrations(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
     """List calibration data, including uploads, as `rocket submit --calibration` takes it."""
     with connected(server, as_json=as_json) as rocket:
-        found = rocket.calibrations()
-    print_names(found, "calibration data", as_json=as_json)
+        names = rocket.calibrations()
+    print_names(names, "calibration data", as_json=as_json)
 
 
 def upload(
@@ -48,13 +48,13 @@ def upload(
     """
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, notice=notice) as rocket:
-        kept = rocket.upload(file)
+        uploaded = rocket.upload(file)
         notice.end()
     if as_json:
-        typer.echo(kept.model_dump_json(indent=2))
+        typer.echo(uploaded.model_dump_json(indent=2))
         return
-    typer.echo(kept.id)
-    print_line(f"{kept.documents} documents; use it with `rocket submit ... --calibration {kept.id}`")
+    typer.echo(uploaded.id)
+    print_line(f"{uploaded.documents} documents; use it with `rocket submit ... --calibration {uploaded.id}`")
 
 
 def profiles(
@@ -78,12 +78,12 @@ def profiles(
         print_line(f"older ones: {command(server, 'profiles', '--after', page.data[-1].id)}")
 
 
-def _table(found: Sequence[Profile], now: datetime) -> Table:
+def _table(rows: Sequence[Profile], now: datetime) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
     for column in ("profile", "model", "calibration", "layers", "up to", "age", "used"):
         is_number = column in {"layers", "up to", "age", "used"}
         table.add_column(column, justify="right" if is_number else "left", no_wrap=True)
-    for profile in found:
+    for profile in rows:
         ages = (age_text((now - at).total_seconds()) for at in (profile.created_at, profile.used_at))
         data = f"{profile.calibration.dataset}, {profile.calibration.samples}"
         cells = (profile.id, profile.model_id, data, str(profile.layers), percent_text(profile.reachable_ratio), *ages)

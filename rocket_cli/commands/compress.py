@@ -66,11 +66,11 @@ def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) ->
         with no_collection(lasting=True):
             from rocket_core.pipeline import compress as run_pipeline
 
-        kept = None
+        cache = None
         if compression.profiles is not None:
             from rocket_core.pipeline import KeptProfiles
 
-            kept = KeptProfiles(compression.profiles)
+            cache = KeptProfiles(compression.profiles)
         hide_library_bars()
         with progress_view(quiet=quiet) as view, stopping_on_signals(view.announce_stop) as stop:
 
@@ -83,7 +83,7 @@ def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) ->
                 config,
                 revision=compression.revision,
                 resume=compression.resume,
-                profiles=kept,
+                profiles=cache,
                 meter=meter,
                 on_progress=show,
                 should_cancel=stop.made,

@@ -36,42 +36,42 @@ def estimate(
     token = hub_token(hub_token_env)
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, notice=notice) as rocket, explained_refusals(rocket, model_id, compression):
-        told = rocket.estimate(model_id, **compression.compression_request(), hub_token=token)
+        result = rocket.estimate(model_id, **compression.compression_request(), hub_token=token)
         notice.end()
     if as_json:
-        typer.echo(told.model_dump_json(indent=2))
+        typer.echo(result.model_dump_json(indent=2))
         return
     console = wide_console()
-    console.print(_sizes(told))
+    console.print(_sizes(result))
     console.print()
-    console.print(_needs(told))
-    for line in _remarks(told):
+    console.print(_needs(result))
+    for line in _remarks(result):
         console.print(line, style="dim")
     print_line(f"to make a job of it: {_submission(context.obj or ('estimate',))}")
 
 
-def _sizes(told: Estimate) -> Table:
+def _sizes(result: Estimate) -> Table:
     table = _table("now", "factored, at most", "")
-    left = told.parameters - told.compressible_parameters + told.kept_parameters
+    left = result.parameters - result.compressible_parameters + result.kept_parameters
     for name, before, after in (
-        ("parameters", told.parameters, left),
-        ("of those, compressible", told.compressible_parameters, told.kept_parameters),
+        ("parameters", result.parameters, left),
+        ("of those, compressible", result.compressible_parameters, result.kept_parameters),
     ):
         table.add_row(name, count_text(before), count_text(after), percent_text(after / before - 1, sign="+"))
-    sizes = (bytes_text(count) for count in (told.stored_bytes, told.factored_bytes))
-    table.add_row("weights", *sizes, percent_text(told.factored_bytes / told.stored_bytes - 1, sign="+"))
+    sizes = (bytes_text(count) for count in (result.stored_bytes, result.factored_bytes))
+    table.add_row("weights", *sizes, percent_text(result.factored_bytes / result.stored_bytes - 1, sign="+"))
     return table
 
 
-def _needs(told: Estimate) -> Table:
-    free = told.available
+def _needs(result: Estimate) -> Table:
+    free = result.available
     table = _table("needed", *(() if free is None else ("free",)))
     memory, disk = (None, None) if free is None else (free.memory_bytes, free.disk_bytes)
-    for name, needed, there_is in (("memory", told.memory_bytes, memory), ("disk", told.disk_bytes, disk)):
-        known = "-" if there_is is None else bytes_text(there_is)
+    for name, needed, free_bytes in (("memory", result.memory_bytes, memory), ("disk", result.disk_bytes, disk)):
+        known = "-" if free_bytes is None else bytes_text(free_bytes)
         table.add_row(name, bytes_text(needed), *(() if free is None else (known,)))
-    if told.commit is not None:
-        table.add_row("download", bytes_text(told.stored_bytes))
+    if result.commit is not None:
+        table.add_row("download", bytes_text(result.stored_bytes))
     return table
 
 
@@ -84,19 +84,19 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _remarks(told: Estimate) -> Iterator[str]:
-    yield f"Calibrates on {told.calibration_tokens:,} tokens at most"
-    if told.nearest_ratio < told.ratio:
+def _remarks(result: Estimate) -> Iterator[str]:
+    yield f"Calibrates on {result.calibration_tokens:,} tokens at most"
+    if result.nearest_ratio < result.ratio:
         yield (
-            f"Certain to be reached are ratios up to {told.nearest_ratio}; whether {told.ratio:.4g} is shows once the "
-            "layers are profiled"
+            f"Ratios up to {result.nearest_ratio} are certain to be reachable; whether {result.ratio:.4g} is, is known "
+            "once the layers are profiled"
         )
-    free = told.available
+    free = result.available
     if free is None:
         return
-    if free.memory_bytes is not None and free.memory_bytes < told.memory_bytes:
+    if free.memory_bytes is not None and free.memory_bytes < result.memory_bytes:
         yield "The server's CPU has less memory free than that; shorter or fewer samples may take less"
-    if free.disk_bytes < told.disk_bytes:
+    if free.disk_bytes < result.disk_bytes:
         yield "The server has less disk free than that; one --export takes less than two"
 
 

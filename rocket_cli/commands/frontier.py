@@ -21,7 +21,7 @@ from rocket_core.report.formatting import bytes_text, percent_text
 _PROFILE = "prof_"
 _BAR = 40
 # Width of the other columns.
-_BESIDE_BAR = 48
+_OTHER_COLUMNS = 48
 # The table shows every fifth of a hundred points, and the last.
 _STEP = 5
 
@@ -42,20 +42,20 @@ def frontier(
             if job.profile_id is None:
                 raise InvalidArgumentError(_why_none(job, server))
             profile_id = job.profile_id
-        found = rocket.frontier(profile_id)
+        result = rocket.frontier(profile_id)
         model_id = rocket.get_profile(profile_id).model_id
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        typer.echo(result.model_dump_json(indent=2))
         return
     screen, console = Console(), wide_console()
-    curve = None if table else error_curve(found.data, screen)
+    curve = None if table else error_curve(result.data, screen)
     if curve is not None:
         screen.print(curve)
     # A terminal that wraps lines would make the table unreadable.
-    bar = min(_BAR, max(0, screen.width - _BESIDE_BAR)) if screen.is_terminal else _BAR
-    console.print(_table(found, bar, block="#" if console.options.ascii_only else "█"))
+    bar = min(_BAR, max(0, screen.width - _OTHER_COLUMNS)) if screen.is_terminal else _BAR
+    console.print(_table(result, bar, block="#" if console.options.ascii_only else "█"))
     # A newer server may have other objectives.
-    meaning = next((text for name, text in ERROR_NAMES.items() if name == found.objective), found.objective)
+    meaning = next((text for name, text in ERROR_NAMES.items() if name == result.objective), result.objective)
     console.print(f"Predicted error: {meaning}", style="dim")
     print_line(f"to make one of them: {command(server, 'submit', model_id, '--ratio', 'R')}")
 
@@ -67,18 +67,18 @@ def _why_none(job: Job, server: str) -> str:
     return f"the profile of {job.id} is gone: deleted, or unused for long; {again} with its options makes it again"
 
 
-def _table(found: Frontier, longest: int, block: str) -> Table:
+def _table(result: Frontier, longest: int, block: str) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
     for column in ("ratio", "size", "of original", "", "predicted error"):
         table.add_column(column, justify="left" if column == "" else "right", no_wrap=True)
-    for point in _shown(found.data):
-        part = point.model_bytes / found.dense_bytes
-        bar = block * round(longest * part)
+    for point in _shown(result.data):
+        fraction = point.model_bytes / result.dense_bytes
+        bar = block * round(longest * fraction)
         size = bytes_text(point.model_bytes)
-        cells = (f"{point.ratio:.2f}", size, percent_text(part), bar, f"{point.error:.3g}")
+        cells = (f"{point.ratio:.2f}", size, percent_text(fraction), bar, f"{point.error:.3g}")
         table.add_row(*(Text(cell) for cell in cells))
     return table
 
 
 def _shown(points: tuple[Size, ...]) -> list[Size]:
-    return [point for place, point in enumerate(points) if place % _STEP == 0 or place == len(points) - 1]
+    return [point for index, point in enumerate(points) if index % _STEP == 0 or index == len(points) - 1]

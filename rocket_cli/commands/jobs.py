@@ -31,8 +31,8 @@ def jobs(
     """List jobs, newest first."""
     with connected(server, as_json=as_json) as rocket:
         # One extra job shows whether there are more.
-        found = list(islice(rocket.iterate_jobs(status=status, after=after), limit + 1))
-    shown, has_more = found[:limit], len(found) > limit
+        listed = list(islice(rocket.iterate_jobs(status=status, after=after), limit + 1))
+    shown, has_more = listed[:limit], len(listed) > limit
     if as_json:
         typer.echo(json.dumps({"data": [job.model_dump(mode="json") for job in shown], "has_more": has_more}, indent=2))
         return
@@ -41,8 +41,8 @@ def jobs(
         return
     wide_console().print(_table(shown, datetime.now(UTC)))
     if has_more:
-        narrowed = () if status is None else ("--status", status)
-        print_line(f"older ones: {command(server, 'jobs', *narrowed, '--after', shown[-1].id)}")
+        filters = () if status is None else ("--status", status)
+        print_line(f"older ones: {command(server, 'jobs', *filters, '--after', shown[-1].id)}")
 
 
 def report(
@@ -50,11 +50,11 @@ def report(
 ) -> None:
     """Show the report of a job that has succeeded, layer by layer."""
     with connected(server, as_json=as_json, job_id=job_id) as rocket:
-        found = rocket.report(job_id)
+        result = rocket.report(job_id)
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        typer.echo(result.model_dump_json(indent=2))
     else:
-        print_report(found, Path(job_id), fetched_by=command(server, "download", job_id))
+        print_report(result, Path(job_id), fetched_by=command(server, "download", job_id))
 
 
 def cancel(
@@ -97,11 +97,11 @@ def retry(
     print_line(f"resumes from the checkpoints of {job_id}; `{command(server, 'watch', job.id)}` shows how")
 
 
-def _table(found: Sequence[Job], now: datetime) -> Table:
+def _table(rows: Sequence[Job], now: datetime) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
     for column in ("job", "status", "progress", "model", "target", "age"):
         table.add_column(column, justify="right" if column in {"target", "age"} else "left", no_wrap=True)
-    for job in found:
+    for job in rows:
         age = age_text((now - job.created_at).total_seconds())
         cells = (job.id, job.status, _progress(job), job.model_id, _target(job), age)
         table.add_row(*(Text(cell) for cell in cells))

@@ -110,8 +110,8 @@ def list_keys(
     from app.shared.repositories import keys
 
     with transaction(data_dir, as_json=as_json) as session:
-        found = [_key_fields(row) for row in keys.list_keys(session, tenant)]
-    print_rows(found, as_json=as_json)
+        rows = [_key_fields(row) for row in keys.list_keys(session, tenant)]
+    print_rows(rows, as_json=as_json)
 
 
 @_keys.command("revoke")
@@ -143,8 +143,8 @@ def list_tenants(*, data_dir: DataDir = None, as_json: options.JsonResult = Fals
     from app.shared.repositories import tenants
 
     with transaction(data_dir, as_json=as_json) as session:
-        found = [_tenant_fields(row) for row in tenants.list_tenants(session)]
-    print_rows(found, as_json=as_json)
+        rows = [_tenant_fields(row) for row in tenants.list_tenants(session)]
+    print_rows(rows, as_json=as_json)
 
 
 @_quota.command("set")
@@ -161,17 +161,17 @@ def set_quota(
     """Set quotas of a tenant: a number, or `default` for that of the settings; other quotas are unchanged."""
     from app.shared.repositories import audit, tenants
 
-    given = {
+    quotas = {
         "active_jobs": active_jobs,
         "stored_bytes": stored_bytes,
         "model_bytes": model_bytes,
         "calibration_tokens": calibration_tokens,
     }
-    chosen = {name: None if most == _SETTINGS_QUOTA else int(most) for name, most in given.items() if most is not None}
+    chosen = {name: None if most == _SETTINGS_QUOTA else int(most) for name, most in quotas.items() if most is not None}
     with transaction(data_dir, as_json=as_json) as session:
-        found = _tenant_fields(tenants.set_quotas(session, tenant, **chosen))
+        row = _tenant_fields(tenants.set_quotas(session, tenant, **chosen))
         audit.record(session, audit.ADMIN.on_behalf_of(tenant), audit.Action.QUOTA_SET, detail=chosen)
-    print_rows([found], as_json=as_json)
+    print_rows([row], as_json=as_json)
 
 
 @app.command("requeue")

@@ -39,7 +39,7 @@ def list_sessions(
     from app.shared.repositories import sessions
 
     with transaction(data_dir, as_json=as_json) as session:
-        found: list[Row] = [
+        rows: list[Row] = [
             {
                 "id": row.id,
                 "tenant": key.tenant,
@@ -49,7 +49,7 @@ def list_sessions(
             }
             for row, key in sessions.list_sessions(session, tenant)
         ]
-    print_rows(found, as_json=as_json)
+    print_rows(rows, as_json=as_json)
 
 
 @sessions_app.command("revoke")

@@ -42,9 +42,9 @@ def transaction(data_dir: Path | None, *, as_json: bool) -> Iterator["Session"]:
     with reported_failures(as_json=as_json):
         try:
             settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
-            _require_file(settings)
+            _check_file(settings)
             with closing(Database(settings.database)) as database:
-                _require_schema(database.is_current())
+                _check_schema(database.is_current())
                 with database.transaction() as session:
                     yield session
         except AppError as error:
@@ -57,7 +57,7 @@ def transaction(data_dir: Path | None, *, as_json: bool) -> Iterator["Session"]:
             raise typer.Exit(failure.exit_code) from error
 
 
-def _require_file(settings: "Settings") -> None:
+def _check_file(settings: "Settings") -> None:
     from app.shared.errors import InvalidSettingsError
 
     # SQLite would create a new database, whose keys the service does not know.
@@ -69,7 +69,7 @@ def _require_file(settings: "Settings") -> None:
         )
 
 
-def _require_schema(is_current: bool) -> None:
+def _check_schema(is_current: bool) -> None:
     from app.shared.errors import InvalidSettingsError
 
     if not is_current:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocket_cli.options import JsonResult
-from rocket_cli.service.server import require_schema, service_settings
+from rocket_cli.service.server import check_schema, service_settings
 from rocket_core.errors import InvalidConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def migrate(*, revision: Revision = None, check: Check = False, as_json: JsonRes
     """
     with service_settings(as_json=as_json) as settings:
         if check:
-            require_schema(settings)
+            check_schema(settings)
         reached = None if check else _migrate(settings, revision)
     if as_json:
         typer.echo(json.dumps({"is_newest": True} if reached is None else {"revision": reached}))

@@ -57,7 +57,7 @@ def service_settings(*, as_json: bool = False, **overrides: object) -> Iterator[
             raise typer.Exit(exit_code) from error
 
 
-def require_schema(settings: "Settings") -> None:
+def check_schema(settings: "Settings") -> None:
     """Raise an error unless the database exists and has this version's schema.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocket_cli.options import QueueChoice
-from rocket_cli.service.server import require_schema, service_settings
+from rocket_cli.service.server import check_schema, service_settings
 from rocket_cli.signals import stopping_on_signals
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def worker(*, queue: WorkerQueue = None) -> None:
     variables; CUDA_VISIBLE_DEVICES selects this worker's GPU.
     """
     with service_settings() as settings:
-        require_schema(settings)
+        check_schema(settings)
         _work(settings, None if queue is None else queue.value)
 
 
@@ -43,7 +43,7 @@ def _work(settings: "Settings", queue: "Queue | None") -> None:
     from worker.runner import Equipment
 
     # A signal handler may put an item into it at any point of the main thread.
-    told: SimpleQueue[None] = SimpleQueue()
+    requests: SimpleQueue[None] = SimpleQueue()
     working: list[Worker] = []
 
     def abort() -> None:
@@ -52,8 +52,8 @@ def _work(settings: "Settings", queue: "Queue | None") -> None:
 
     # Workers share a data folder, but not with a `rocket serve`, which reclaims every claimed job in its database.
     lock = nullcontext() if settings.database_url else data_folder_lock(settings.data_dir, shared=True)
-    with lock, stopping_on_signals(lambda: told.put(None), abort):
-        proof = prove_device(queue, should_stop=lambda: not told.empty())
+    with lock, stopping_on_signals(lambda: requests.put(None), abort):
+        proof = prove_device(queue, should_stop=lambda: not requests.empty())
         if proof is None:
             return
         chosen = QUEUES[proof.kind]
@@ -62,6 +62,6 @@ def _work(settings: "Settings", queue: "Queue | None") -> None:
         device = f"{proof.kind}, {proof.name}" if proof.name else proof.kind
         # The first line of standard output, which scripts read; the log goes to standard error.
         typer.echo(f"Working on queue {chosen} (device {device}), as {working[0].name}")
-        told.get()
+        requests.get()
         _log.info("stopping; a running job keeps what it has finished")
         working[0].stop()

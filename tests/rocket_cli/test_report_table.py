@@ -74,7 +74,7 @@ def test_layers_left_alone_are_counted_by_reason(lines: list[str]) -> None:
 
 
 def test_a_text_with_fewer_windows_than_asked_for_is_told(lines: list[str]) -> None:
-    assert "Calibrated on 1 windows, not the 256 asked for: the text has no more" in lines
+    assert "Calibrated on 1 windows, not the 256 requested: the text has no more" in lines
 
 
 def test_totals_compare_the_exports_with_the_original(lines: list[str]) -> None:

@@ -199,7 +199,7 @@ def test_a_server_that_is_not_there_is_told_within_the_patience(connect):
     url, waits = f"http://127.0.0.1:{free_port()}", []
     began = time.monotonic()
 
-    with connect(url, patience=0.6, on_wait=waits.append) as client, pytest.raises(ServerUnreachableError) as gone:
+    with connect(url, patience=0.6, on_retry=waits.append) as client, pytest.raises(ServerUnreachableError) as gone:
         client.list_jobs()
 
     assert 0.5 < time.monotonic() - began < 3
@@ -231,7 +231,7 @@ def test_a_request_to_a_server_that_is_busy_is_sent_again_under_the_same_key(con
 
 def test_a_refusal_that_will_not_pass_is_not_repeated(connect, server):
     waits = []
-    with connect(server.url, on_wait=waits.append) as client, pytest.raises(ProblemError):
+    with connect(server.url, on_retry=waits.append) as client, pytest.raises(ProblemError):
         client.get_job(UNKNOWN)
 
     assert waits == []

@@ -190,7 +190,7 @@ def test_a_server_that_is_killed_and_started_again_only_interrupts_a_download(co
     waits, told = [], []
     with (
         ServerProcess(service.settings.data_dir) as server,
-        connect(server.url, patience=5, on_wait=waits.append) as client,
+        connect(server.url, patience=5, on_retry=waits.append) as client,
     ):
 
         def kill_once(progress):

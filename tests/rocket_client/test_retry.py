@@ -1,6 +1,6 @@
 import pytest
 
-from rocket_client._retry import Patience, retry_after_seconds
+from rocket_client._retry import RetryBudget, retry_after_seconds
 
 
 class Clock:
@@ -14,7 +14,7 @@ class Clock:
 def waits(patience, clock):
     """Every wait until it is enough, slept through."""
     found = []
-    while (wait := patience.next_wait()) is not None:
+    while (wait := patience.next_delay()) is not None:
         found.append(wait)
         clock.now += wait
     return found
@@ -26,7 +26,7 @@ def clock():
 
 
 def test_waits_grow_and_add_up_to_the_whole_patience(clock):
-    found = waits(Patience(60, clock=clock), clock)
+    found = waits(RetryBudget(60, clock=clock), clock)
 
     assert sum(found) == pytest.approx(60)
     assert found[0] <= 0.25
@@ -36,28 +36,28 @@ def test_waits_grow_and_add_up_to_the_whole_patience(clock):
 
 
 def test_two_clients_do_not_wait_alike(clock):
-    assert Patience(60, clock=clock).next_wait() != Patience(60, clock=clock).next_wait()
+    assert RetryBudget(60, clock=clock).next_delay() != RetryBudget(60, clock=clock).next_delay()
 
 
 def test_without_patience_there_is_no_wait(clock):
-    assert Patience(0, clock=clock).next_wait() is None
+    assert RetryBudget(0, clock=clock).next_delay() is None
 
 
 def test_what_the_server_asks_for_is_waited_at_least(clock):
-    assert Patience(60, clock=clock).next_wait(20) == 20
+    assert RetryBudget(60, clock=clock).next_delay(20) == 20
 
 
 def test_who_would_have_to_wait_for_too_long_gives_up_at_once(clock):
-    assert Patience(60, clock=clock).next_wait(61) is None
+    assert RetryBudget(60, clock=clock).next_delay(61) is None
 
 
 def test_an_answer_begins_anew(clock):
-    patience = Patience(60, clock=clock)
+    patience = RetryBudget(60, clock=clock)
     waits(patience, clock)
-    patience.renew()
+    patience.reset()
 
     assert patience.seconds_left == 60
-    assert patience.next_wait() <= 0.25
+    assert patience.next_delay() <= 0.25
 
 
 @pytest.mark.parametrize(
