@@ -42,7 +42,7 @@ class OutageNotice:
         if self._reason is None and not self._quiet:
             left = duration_text(round(notice.seconds_left))
             state = "is busy" if notice.has_answered else "does not answer"
-            print_line(f"{self._server} {state} ({notice.reason}); trying again for {left}")
+            print_line(f"{self._server} {state} ({notice.reason}); retrying for {left}")
         self._reason = notice.reason
 
     def end(self) -> None:
@@ -95,7 +95,7 @@ def hub_token(variable: str | None) -> str | None:
     if not token:
         # The value is not repeated: it may be the token itself.
         raise typer.BadParameter(
-            "the environment has no variable of that name; name the variable, not the token",
+            "no such environment variable; give the name of the variable, not the token",
             param_hint="--hub-token-env",
         )
     return token
@@ -136,11 +136,11 @@ def _explain_name(error: ProblemError, name: str, offered: Callable[[], Sequence
         return error
     folder = Path(name).name if Path(name).exists() else None
     near = _nearest(f"local/{folder or name.removeprefix('local/')}", names) or _nearest(name, names)
-    lines = [f"{name!r} is refused: {error.detail}"]
+    lines = [f"{name!r} is not accepted: {error.detail}"]
     if near is not None:
         lines.append(f"did you mean {near}?")
     elif folder is not None:
-        lines.append(f"a server takes no paths; copy it into the server's {kind} folder and submit local/{folder}")
+        lines.append(f"servers do not accept paths; copy it into the server's {kind} folder and submit local/{folder}")
     if names:
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         lines.append(f"this server has {', '.join(names[:_NAMES_SHOWN])}{more}")
@@ -164,10 +164,10 @@ def _explained(rocket: "Rocket", error: ProblemError, job_id: str | None) -> Pro
 
 
 def _key_advice(server: str) -> str:
-    source = "its operator makes one with `rocket admin keys create`"
+    source = "its operator creates one with `rocket admin keys create`"
     if os.environ.get(KEY_VARIABLE):
         return f"{server} does not know the API key in {KEY_VARIABLE}, or it has expired or was revoked; {source}"
-    return f"{server} wants an API key; set {KEY_VARIABLE} to yours ({source})"
+    return f"{server} requires an API key; set {KEY_VARIABLE} to yours ({source})"
 
 
 def _nearest(name: str, names: Sequence[str]) -> str | None:

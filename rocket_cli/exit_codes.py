@@ -18,14 +18,14 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.INTERNAL: "unexpected error; please report it",
     ExitCode.INVALID: "wrong usage or settings",
     ExitCode.UNUSABLE_INPUT: "the model or the text cannot be used",
-    ExitCode.OUT_OF_REACH: "ratio out of reach; the message names the nearest one",
+    ExitCode.OUT_OF_REACH: "the target is out of reach; the message names the nearest ratio",
     ExitCode.MACHINE_TOO_SMALL: "too little memory or disk",
-    ExitCode.SAVED_STATE: "weights or a download are damaged, or the work folder is another run's",
+    ExitCode.SAVED_STATE: "weights or a download are damaged, or the work folder belongs to another run",
     ExitCode.NOT_FOUND: "the server has no such job or file",
-    ExitCode.CONFLICT: "the job's status does not allow it, or the repository is public",
+    ExitCode.CONFLICT: "the job's status does not allow this, or the repository is public",
     ExitCode.CANCELLED: "the job was cancelled",
     ExitCode.TEMPORARY: "the model hub or the server cannot be reached; try again later",
-    ExitCode.NOT_ALLOWED: "the API key (ROCKET_API_KEY) or Hub token is missing or may not do this",
+    ExitCode.NOT_ALLOWED: "the API key (ROCKET_API_KEY) or Hub token is missing or lacks permission",
     ExitCode.INTERRUPTED: "interrupted; a compression can be resumed, a job continues",
 }
 
@@ -207,7 +207,7 @@ def _problem(error: client_errors.ProblemError) -> Failure:
     known = {"status": error.status, "param": error.param, "request_id": error.request_id}
     message = error.detail
     if exit_code is ExitCode.INTERNAL and error.request_id is not None:
-        message = f"{message} (the server's log has more under request id {error.request_id})"
+        message = f"{message} (for details, see request {error.request_id} in the server's log)"
     details = {name: value for name, value in known.items() if value is not None}
     return Failure(code=error.code, message=message, exit_code=exit_code, details=details)
 

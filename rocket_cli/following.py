@@ -67,7 +67,7 @@ def follow_job(rocket: "Rocket", job: Job, notice: OutageNotice, *, quiet: bool)
             return rocket.wait(job.id, on_news=show)
     except KeyboardInterrupt as error:
         again, stop = command(rocket.server, "watch", job.id), command(rocket.server, "cancel", job.id)
-        raise DetachedError(f"{job.id} continues; `{again}` shows it again, `{stop}` ends it") from error
+        raise DetachedError(f"{job.id} continues; `{again}` follows it again, `{stop}` cancels it") from error
 
 
 def report_end(job: Job, server: str, *, as_json: bool) -> ExitCode:

@@ -43,7 +43,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="rocket",
     cls=_Commands,
-    help="Make transformer models smaller, without training.",
+    help="Compress transformer models without training.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

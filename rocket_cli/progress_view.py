@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rocket_core.report.formatting import clock_text, progress_text
 
-STOPPING = "stopping after this layer; press Ctrl-C again to stop at once"
+STOPPING = "stopping after this layer; press Ctrl-C again to stop immediately"
 
 _SECONDS_BETWEEN_LINES = 10.0
 

@@ -45,7 +45,7 @@ def print_report(report: CompressionReport, output: Path, *, fetched_by: str | N
     if prefix:
         console.print(f"All layer names begin with {prefix}", style="dim")
     for reason, count in Counter(report.skipped.values()).items():
-        console.print(f"Left alone: {count} {_plural('layer', count)} ({reason})", style="dim")
+        console.print(f"Not compressed: {count} {_plural('layer', count)} ({reason})", style="dim")
     console.print()
     for line in _totals(report):
         console.print(line)
@@ -121,7 +121,8 @@ def _totals(report: CompressionReport) -> Iterable[str]:
         samples, source = _SAMPLES[report.calibration.kind]
         yield f"Calibrated on {used} {samples}, not the {requested} requested: {source} no more"
     if report.calibration.dataset == SYNTHETIC_DATASET:
-        yield f"Calibrated on made-up {report.calibration.kind}, which costs quality: better give a folder of real data"
+        kind = report.calibration.kind
+        yield f"Calibrated on generated {kind}, which costs quality; use a folder of real data instead"
     yield (
         f"Parameters: {count_text(totals.kept_parameters)} of {count_text(totals.compressible_parameters)} "
         f"compressible ones kept, {percent_text(totals.achieved_ratio)} removed "

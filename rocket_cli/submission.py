@@ -86,4 +86,4 @@ def submit_job(
     if as_json:
         typer.echo(job.model_dump_json(indent=2))
     else:
-        print_line(f"submitted; `{command(server, 'watch', job.id)}` shows how it comes along")
+        print_line(f"submitted; `{command(server, 'watch', job.id)}` shows its progress")

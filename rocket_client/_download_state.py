@@ -108,7 +108,7 @@ def safe_paths(names: Sequence[str], folder: Path) -> list[Path]:
     files = {str(path) for path in paths} | {str(path) + _PART for path in paths}
     inner = {str(parent) for path in paths for parent in path.parents}
     if len(files) != 2 * len(names) or files & inner:
-        raise UnsafeNameError(f"the server gives two artifacts one name in {folder}; nothing was downloaded")
+        raise UnsafeNameError(f"two artifacts would be the same file in {folder}; nothing was downloaded")
     return paths
 
 
@@ -175,7 +175,7 @@ class FileDownload:
                 if not self._is_resumed:
                     raise DigestMismatchError(
                         f"{self.artifact.name} has the SHA-256 {digest} instead of {self.artifact.sha256} and was "
-                        "removed; try again, and if that does not help, the file is damaged on the server or on the way"
+                        "removed; try again; if that does not help, the file is damaged on the server or in transit"
                     )
 
     def expect(self, response: httpx2.Response) -> None:
@@ -184,7 +184,7 @@ class FileDownload:
         if response.status_code != _PARTIAL_CONTENT:
             self._empty(stream)
         elif not response.headers.get("content-range", "").startswith(f"bytes {stream.tell()}-"):
-            raise self._wire.unexpected("another range of a file than was asked for")
+            raise self._wire.unexpected("a different range of a file than requested")
 
     def write(self, piece: bytes) -> None:
         """Append a chunk; raises DigestMismatchError if the file becomes larger than announced."""
@@ -264,7 +264,8 @@ class DownloadSession:
         free = shutil.disk_usage(self._request.folder).free
         if needed > free:
             raise NotEnoughDiskError(
-                f"{needed:,} more bytes are needed in {self._request.folder}, and {free:,} are free; make room there"
+                f"the download needs {needed:,} more bytes in {self._request.folder}, but only {free:,} are "
+                "free; free some space"
             )
         return missing
 
@@ -312,7 +313,7 @@ def _only_download(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FolderBusyError(
-                f"another download writes to {folder}; wait for it, or choose another folder"
+                f"another download is writing to {folder}; wait for it, or choose another folder"
             ) from None
         yield
     finally:

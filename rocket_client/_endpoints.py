@@ -54,7 +54,7 @@ def upload(file: Path) -> Call[Upload]:
     """Return the request that uploads a calibration file; raises InvalidArgumentError for an unsupported file type."""
     kind = _UPLOAD_TYPES.get(file.suffix.lower())
     if kind is None:
-        raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only those can be uploaded")
+        raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only these can be uploaded")
     return Call(method="POST", path="/calibrations", file=file, headers={"Content-Type": kind}, answer=Upload)
 
 
@@ -166,5 +166,7 @@ def _delete(path: str) -> Request:
 
 def _upload_path(upload_id: str) -> str:
     if not _UPLOAD_ID.fullmatch(upload_id):
-        raise InvalidArgumentError(f"{upload_id!r} is not an upload id; those look like upload/ and 32 digits")
+        raise InvalidArgumentError(
+            f"{upload_id!r} is not an upload id; expected upload/ followed by 32 hexadecimal digits"
+        )
     return f"/calibrations/{upload_id.partition('/')[2]}"

@@ -90,7 +90,7 @@ class _Stream:
         """Return the messages of a response; raises UnexpectedAnswerError if it is not an event stream."""
         kind = response.headers.get("content-type", "")
         if kind.partition(";")[0].strip() != _STREAM_TYPE:
-            raise self._wire.unexpected(f"{kind or 'no content type'} where a stream of events was asked for")
+            raise self._wire.unexpected(f"{kind or 'no content type'} instead of a stream of events")
         return httpx2.EventSource(response)
 
     def receive(self, message: httpx2.ServerSentEvent) -> Event | Progress | None:

@@ -55,12 +55,12 @@ def token_header(hub_token: str | None) -> dict[str, str]:
     if hub_token is None:
         return {}
     if not hub_token.isascii() or not hub_token.isprintable():
-        raise InvalidArgumentError("a Hub token has printable ASCII characters only")
+        raise InvalidArgumentError("the Hub token contains characters other than printable ASCII; copy it again")
     return {"Hub-Token": hub_token}
 
 
 def header_text(text: str) -> str:
     """Return the text unchanged; raises InvalidArgumentError if it is not valid in a header."""
     if not text.isascii() or not text.isprintable():
-        raise InvalidArgumentError("an idempotency key has printable ASCII characters only")
+        raise InvalidArgumentError("the idempotency key contains characters other than printable ASCII; use others")
     return text

@@ -232,9 +232,9 @@ class Wire:
         try:
             url = httpx2.URL(answer.headers.get("location", ""))
         except httpx2.InvalidURL as error:
-            raise self.unexpected("a redirection to no address") from error
+            raise self.unexpected("a redirect without a valid address") from error
         if url.scheme not in {"http", "https"} or not url.host or url.userinfo:
-            raise self.unexpected("a redirection to no address")
+            raise self.unexpected("a redirect without a valid address")
         return Store(url, request)
 
 
@@ -315,7 +315,7 @@ def _server_url(server: str) -> httpx2.URL:
 def _usable_key(key: str) -> str:
     # The characters must be valid in a header. The message does not repeat the key.
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise InvalidArgumentError("the API key holds characters that no key has; copy it again, it begins with rk_")
+        raise InvalidArgumentError("the API key contains invalid characters; copy it again, it begins with rk_")
     return key
 
 
@@ -330,7 +330,7 @@ def _reason(error: httpx2.RequestError) -> str:
     if isinstance(error, httpx2.TimeoutException):
         return "timed out"
     if isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError):
-        return "the connection broke off"
+        return "the connection was closed"
     number = _system_error(error)
     if number is not None:
         return os.strerror(number)

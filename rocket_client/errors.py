@@ -86,8 +86,9 @@ class StoreUnreachableError(ServerUnreachableError):
         super().__init__(store, reason, may_have_arrived=True)
         self.retryable = retryable
         self.args = (
-            f"the server keeps its files at {store}, which does not give them ({reason}); check that this machine can "
-            "reach it, and its clock",
+            f"the server stores its files at {store}, which does not serve them ({reason}); check that this "
+            "machine can "
+            "reach it, and that its clock is right",
         )
 
 

@@ -19,18 +19,18 @@ from rocket_core.report.formatting import age_text, percent_text
 
 After = Annotated[str | None, typer.Option(metavar="PROFILE", help="Only profiles older than this one.")]
 # The upper bound is that of the server's pages.
-Limit = Annotated[int, typer.Option(metavar="N", min=1, max=100, help="How many at most.")]
+Limit = Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Maximum number of profiles.")]
 
 
 def models(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
-    """List the models in the server's folder, as `rocket submit` takes them; models on the Hub are not listed."""
+    """List the models in the server's folder, as `rocket submit` accepts them; does not list models on the Hub."""
     with connected(server, as_json=as_json) as rocket:
         names = rocket.models()
     print_names(names, "models", as_json=as_json)
 
 
 def calibrations(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
-    """List calibration data, including uploads, as `rocket submit --calibration` takes it."""
+    """List calibration data, including uploads, as `rocket submit --calibration` accepts it."""
     with connected(server, as_json=as_json) as rocket:
         names = rocket.calibrations()
     print_names(names, "calibration data", as_json=as_json)
@@ -38,11 +38,13 @@ def calibrations(*, server: options.Server = DEFAULT_SERVER, as_json: options.Js
 
 def upload(
     *,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .txt file, or a .jsonl file of texts.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help='A .txt file, or a .jsonl file of {"text": ...} documents.')
+    ],
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Upload FILE to a server, and print its name for `rocket submit --calibration`.
+    """Upload FILE to a server, and print the name to use with `rocket submit --calibration`.
 
     Uploading the same content again returns the same upload.
     """
@@ -54,7 +56,7 @@ def upload(
         typer.echo(uploaded.model_dump_json(indent=2))
         return
     typer.echo(uploaded.id)
-    print_line(f"{uploaded.documents} documents; use it with `rocket submit ... --calibration {uploaded.id}`")
+    print_line(f"{uploaded.documents} documents; use them with `rocket submit ... --calibration {uploaded.id}`")
 
 
 def profiles(
@@ -64,14 +66,14 @@ def profiles(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """List profiles, newest first. `rocket frontier` shows them, and jobs reuse them instead of calibrating again."""
+    """List profiles, newest first. Jobs reuse them instead of calibrating again; `rocket frontier` plots them."""
     with connected(server, as_json=as_json) as rocket:
         page = rocket.list_profiles(after=after, limit=limit)
     if as_json:
         typer.echo(page.model_dump_json(indent=2))
         return
     if not page.data:
-        print_line("no profiles; each job makes one, unless there is one for it")
+        print_line("no profiles; a job creates one unless a matching one exists")
         return
     wide_console().print(_table(page.data, datetime.now(UTC)))
     if page.has_more:

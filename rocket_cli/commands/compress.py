@@ -40,7 +40,7 @@ def compress(
     compression: LocalOptions,
     as_json: options.Json = False,
 ) -> None:
-    """Compress MODEL, without training, into OUT.
+    """Compress MODEL into OUT, without training.
 
     Ctrl-C stops after the current layer; the same command with --resume continues from there.
     """
@@ -104,5 +104,5 @@ def resume_command(arguments: Sequence[str]) -> str:
 
 def _advice(code: ExitCode, output: Path, arguments: Sequence[str]) -> None:
     if code in _WORTH_RESUMING and (output / WORK_FOLDER_NAME).is_dir():
-        print_line(f"finished layers are kept in {output / WORK_FOLDER_NAME}; to go on:")
+        print_line(f"finished layers are kept in {output / WORK_FOLDER_NAME}; to resume:")
         typer.echo(f"    {resume_command(arguments)}", err=True)

@@ -28,9 +28,9 @@ def estimate(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Show the size that MODEL_ID would have, and the memory and disk that a job needs, without creating a job.
+    """Estimate the compressed size of MODEL_ID and the memory and disk that a job needs, without creating a job.
 
-    The options are those of `rocket submit`, and are refused for the same reasons.
+    Takes the options of `rocket submit`, and rejects them for the same reasons.
     """
     compression.check_target()
     token = hub_token(hub_token_env)
@@ -47,7 +47,7 @@ def estimate(
     console.print(_needs(result))
     for line in _remarks(result):
         console.print(line, style="dim")
-    print_line(f"to make a job of it: {_submission(context.obj or ('estimate',))}")
+    print_line(f"to submit it as a job: {_submission(context.obj or ('estimate',))}")
 
 
 def _sizes(result: Estimate) -> Table:
@@ -85,7 +85,7 @@ def _table(*columns: str) -> Table:
 
 
 def _remarks(result: Estimate) -> Iterator[str]:
-    yield f"Calibrates on {result.calibration_tokens:,} tokens at most"
+    yield f"Calibrates on at most {result.calibration_tokens:,} tokens"
     if result.nearest_ratio < result.ratio:
         yield (
             f"Ratios up to {result.nearest_ratio} are certain to be reachable; whether {result.ratio:.4g} is, is known "
@@ -95,9 +95,9 @@ def _remarks(result: Estimate) -> Iterator[str]:
     if free is None:
         return
     if free.memory_bytes is not None and free.memory_bytes < result.memory_bytes:
-        yield "The server's CPU has less memory free than that; shorter or fewer samples may take less"
+        yield "The server has less free memory than that; shorter or fewer samples need less"
     if free.disk_bytes < result.disk_bytes:
-        yield "The server has less disk free than that; one --export takes less than two"
+        yield "The server has less free disk space than that; a single --export needs less"
 
 
 def _submission(arguments: Sequence[str]) -> str:

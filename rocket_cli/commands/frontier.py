@@ -29,11 +29,11 @@ _STEP = 5
 def frontier(
     *,
     job_or_profile: options.JobOrProfile,
-    table: Annotated[bool, typer.Option("--table", help="No curve, but the table alone.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Show only the table, without the curve.")] = False,
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Show size and predicted error of a profiled model at every ratio: a curve in a terminal, and a table."""
+    """Show size and predicted error of a profiled model at every ratio, as a curve (in a terminal) and a table."""
     is_profile = job_or_profile.startswith(_PROFILE)
     with connected(server, as_json=as_json, job_id=None if is_profile else job_or_profile) as rocket:
         profile_id = job_or_profile
@@ -57,14 +57,17 @@ def frontier(
     # A newer server may have other objectives.
     meaning = next((text for name, text in ERROR_NAMES.items() if name == result.objective), result.objective)
     console.print(f"Predicted error: {meaning}", style="dim")
-    print_line(f"to make one of them: {command(server, 'submit', model_id, '--ratio', 'R')}")
+    print_line(f"to create one of these models: {command(server, 'submit', model_id, '--ratio', 'R')}")
 
 
 def _why_none(job: Job, server: str) -> str:
     if job.status != "succeeded":
-        return f"{job.id} is {job.status} and has no profile: it has one once all layers are profiled"
+        return f"{job.id} is {job.status} and has no profile yet; a job has one once all layers are profiled"
     again = command(server, "profile", job.model_id)
-    return f"the profile of {job.id} is gone: deleted, or unused for long; {again} with its options makes it again"
+    return (
+        f"the profile of {job.id} was deleted, by a user or because it was unused for long; `{again}` with the same "
+        "options creates it again"
+    )
 
 
 def _table(result: Frontier, longest: int, block: str) -> Table:

@@ -64,7 +64,7 @@ def cancel(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Cancel a job; its finished layers are kept for a retry."""
+    """Cancel a job, and keep its finished layers for a retry."""
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket:
         job = rocket.cancel(job_id)
@@ -76,7 +76,7 @@ def cancel(
     elif job.has_ended:
         print_line(f"{job.id} is {job.status}; `{command(server, 'retry', job.id)}` resumes from its checkpoints")
     else:
-        print_line(f"{job.id} stops as soon as its worker notices; `{command(server, 'watch', job.id)}` shows when")
+        print_line(f"{job.id} stops as soon as its worker notices; `{command(server, 'watch', job.id)}` waits for that")
 
 
 def retry(
@@ -94,7 +94,7 @@ def retry(
         typer.echo(job.model_dump_json(indent=2))
         return
     typer.echo(job.id)
-    print_line(f"resumes from the checkpoints of {job_id}; `{command(server, 'watch', job.id)}` shows how")
+    print_line(f"resumes from the checkpoints of {job_id}; `{command(server, 'watch', job.id)}` shows its progress")
 
 
 def _table(rows: Sequence[Job], now: datetime) -> Table:

@@ -25,10 +25,10 @@ def profile(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Submit a job that only calibrates and profiles MODEL_ID, and print its id.
+    """Submit a job that profiles MODEL_ID without compressing it, and print its id.
 
-    Afterwards `rocket frontier JOB` shows size and error at any ratio, and `rocket submit` with the same options starts
-    after the calibration.
+    Afterwards `rocket frontier JOB` shows size and error at any ratio, and `rocket submit` with the same options
+    needs no calibration.
     """
     submit_job(
         lambda rocket, arguments: rocket.profile(model_id, **calibration.request(), **arguments),

@@ -26,7 +26,7 @@ DataDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Data folder of a `rocket serve` that was given one.",
+        help="Data folder of the service, if `rocket serve` runs with --data-dir.",
         show_default="ROCKET_DATA_DIR or ./rocket-data",
     ),
 ]
@@ -73,7 +73,7 @@ def _check_schema(is_current: bool) -> None:
     from app.shared.errors import InvalidSettingsError
 
     if not is_current:
-        raise InvalidSettingsError("the database is of another version of Rocket; run `rocket migrate`")
+        raise InvalidSettingsError("the database has the schema of another version of Rocket; run `rocket migrate`")
 
 
 def text_of(instant: datetime | None) -> str | None:

@@ -27,10 +27,10 @@ Host = Annotated[
     str,
     typer.Option(
         metavar="ADDRESS",
-        help="Address to listen on; beyond the loopback an API key is needed (`rocket admin keys create`).",
+        help="Address to listen on; any other than loopback requires an API key (`rocket admin keys create`).",
     ),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 picks a free one.")]
 
 
 @contextmanager
@@ -75,7 +75,8 @@ def check_schema(settings: "Settings") -> None:
     finally:
         database.close()
     raise InvalidConfigError(
-        "the database's schema is not that of this version; run `rocket migrate` once, with the same ROCKET_ variables"
+        "the database does not have the schema of this version; run `rocket migrate` once, with the same "
+        "ROCKET_ variables"
     )
 
 
@@ -95,7 +96,7 @@ def listen(settings: "Settings", host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise InvalidConfigError(
-            f"cannot listen on {host} port {port}: {_reason(error)}; choose another with --port (0 takes a free one)"
+            f"cannot listen on {host} port {port}: {_reason(error)}; choose another with --port (0 picks a free one)"
         ) from error
 
 

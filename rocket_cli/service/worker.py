@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 WorkerQueue = Annotated[
     QueueChoice | None,
-    typer.Option("--queue", help="Jobs to take.", show_default="gpu where a CUDA device computes, else cpu"),
+    typer.Option("--queue", help="Queue to take jobs from.", show_default="gpu if a CUDA device works, else cpu"),
 ]
 
 

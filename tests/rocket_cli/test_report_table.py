@@ -70,7 +70,7 @@ def test_quality_before_and_after_is_shown_where_it_was_measured(
 
 
 def test_layers_left_alone_are_counted_by_reason(lines: list[str]) -> None:
-    assert "Left alone: 2 layers (never called)" in lines
+    assert "Not compressed: 2 layers (never called)" in lines
 
 
 def test_a_text_with_fewer_windows_than_asked_for_is_told(lines: list[str]) -> None:

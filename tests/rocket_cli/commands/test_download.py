@@ -51,8 +51,8 @@ def test_downloaded_again_it_says_what_it_found(remote, job_id):
 
     outcome = remote("download", job_id, "here")
 
-    assert f"{Path.cwd()}/here/report.json was another file and is replaced" in outcome.err
-    assert "2 of them already there" in outcome.err
+    assert f"{Path.cwd()}/here/report.json differed and was replaced" in outcome.err
+    assert "2 of them already present" in outcome.err
     assert Path("here/report.json").read_bytes() == b"{}"
 
 

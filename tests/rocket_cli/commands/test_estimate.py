@@ -61,7 +61,7 @@ def test_it_says_how_to_make_the_job(remote):
     arguments = ("local/tiny", "--ratio", "0.3", "--ignore", "*.q_proj")
 
     assert remote("estimate", *arguments).err == (
-        "rocket: to make a job of it: rocket submit local/tiny --ratio 0.3 --ignore '*.q_proj'\n"
+        "rocket: to submit it as a job: rocket submit local/tiny --ratio 0.3 --ignore '*.q_proj'\n"
     )
 
 
@@ -84,8 +84,8 @@ def test_what_does_not_fit_or_is_not_certain_is_said(answered):
 
     assert outcome.code == 0
     assert "ratios up to 0.45; whether 0.5 is shows once the layers are profiled" in outcome.out
-    assert "less memory free than that" in outcome.out
-    assert "less disk free than that" in outcome.out
+    assert "less free memory than that" in outcome.out
+    assert "less free disk space than that" in outcome.out
     assert rows(outcome.out)["download"] == ["4.00", "kB"]
 
 
@@ -129,7 +129,7 @@ def test_its_options_are_those_of_a_submission_and_mean_the_same(remote, monkeyp
         (("local/tiny", "--ratio", "0.3", "--calibration", "wikitxt2"), 2, "did you mean wikitext2?"),
         (("local/tiny", "--ratio", "0.99"), 4, "0.99"),
         (("local/tiny",), 2, "specify exactly one"),
-        (("local/tiny", "--ratio", "0.3", "--hub-token-env", "NONE"), 2, "no variable of that name"),
+        (("local/tiny", "--ratio", "0.3", "--hub-token-env", "NONE"), 2, "no such environment variable"),
     ],
 )
 def test_it_is_refused_as_a_submission_is(remote, arguments, code, said):

@@ -22,7 +22,7 @@ def test_the_id_goes_to_stdout_and_what_to_do_next_to_stderr(remote, client):
 
     job = submitted(client)
     assert (outcome.code, outcome.out) == (0, f"{job.id}\n")
-    assert outcome.err == f"rocket: submitted; `rocket watch {job.id}` shows how it comes along\n"
+    assert outcome.err == f"rocket: submitted; `rocket watch {job.id}` shows its progress\n"
 
 
 def test_what_is_not_given_is_not_sent(remote, monkeypatch):
@@ -156,7 +156,7 @@ def test_a_path_is_answered_with_what_to_do_with_it(remote, tmp_path):
     outcome = remote("submit", tmp_path / "my model", "--ratio", "0.3")
 
     assert outcome.code == 2
-    assert "a server takes no paths; copy it into the server's models folder" in outcome.err
+    assert "servers do not accept paths; copy it into the server's models folder" in outcome.err
 
 
 def test_an_unknown_dataset_is_answered_with_those_there_are(remote):
@@ -222,7 +222,7 @@ def test_without_a_server_it_is_said_how_to_start_one(rocket, monkeypatch):
     outcome = rocket("submit", "local/tiny", "--ratio", "0.3", "--server", url)
 
     assert outcome.code == 75
-    assert f"{url} does not answer (Connection refused); trying again for 0 s" in outcome.err
+    assert f"{url} does not answer (Connection refused); retrying for 0 s" in outcome.err
     assert "start it with `rocket serve`" in outcome.err
 
 
@@ -274,5 +274,5 @@ def test_a_server_that_asks_for_time_is_not_called_silent(remote, server, monkey
 
     outcome = remote("submit", "local/tiny", "--ratio", "0.3")
     assert outcome.code == 0
-    assert f"{server.url} is busy (later); trying again for" in outcome.err
+    assert f"{server.url} is busy (later); retrying for" in outcome.err
     assert "does not answer" not in outcome.err

@@ -183,7 +183,7 @@ def test_a_server_that_is_killed_and_started_again_is_found_again(service):
         out, err = process.communicate(timeout=30)
 
     assert f"{server.url} does not answer" in gone
-    assert "trying again for 5 min" in gone
+    assert "retrying for 5 min" in gone
     assert f"{server.url} answers again" in err
     assert process.returncode == 0
     assert f"{job_id} succeeded" in out
