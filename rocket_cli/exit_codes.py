@@ -20,7 +20,7 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.UNUSABLE_INPUT: "the model or the text cannot be used",
     ExitCode.OUT_OF_REACH: "the target is out of reach; the message names the nearest ratio",
     ExitCode.MACHINE_TOO_SMALL: "too little memory or disk",
-    ExitCode.SAVED_STATE: "weights or a download are damaged, or the work folder belongs to another run",
+    ExitCode.SAVED_STATE: "damaged weights or download, or the work folder of another run",
     ExitCode.NOT_FOUND: "the server has no such job or file",
     ExitCode.CONFLICT: "the job's status does not allow this, or the repository is public",
     ExitCode.CANCELLED: "the job was cancelled",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from typing import assert_never
 
 import typer
 from rich.table import Table
@@ -18,6 +19,7 @@ from rocket_cli.report_table import print_report, wide_console
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Job
 from rocket_core.report.formatting import age_text, bytes_text, percent_text, progress_text
+from rocket_core.target import ByBytes, ByRatio, target_of
 
 
 def jobs(
@@ -109,9 +111,15 @@ def _table(rows: Sequence[Job], now: datetime) -> Table:
 
 
 def _target(job: Job) -> str:
-    if job.target_bytes is not None:
-        return f"≤ {bytes_text(job.target_bytes)}"
-    return "profile" if job.ratio is None else percent_text(job.ratio)
+    match target_of(job.ratio, job.target_bytes):
+        case ByRatio(ratio=ratio):
+            return percent_text(ratio)
+        case ByBytes(target_bytes=size):
+            return f"≤ {bytes_text(size)}"
+        case None:
+            return "profile"
+        case unknown:
+            assert_never(unknown)
 
 
 def _progress(job: Job) -> str:

@@ -53,7 +53,7 @@ def test_sizes_before_and_after_and_needs_are_shown_and_no_job_is_made(remote, c
     assert shown["memory"][1] in {"MB", "GB"}
     assert len(shown["memory"]) == len(shown["disk"]) == 4, "needed and free"
     assert "download" not in shown
-    assert "Calibrates on 2,048 tokens at most" in outcome.out
+    assert "Calibrates on at most 2,048 tokens" in outcome.out
     assert client.list_jobs().data == ()
 
 
@@ -83,7 +83,10 @@ def test_what_does_not_fit_or_is_not_certain_is_said(answered):
     outcome = answered()
 
     assert outcome.code == 0
-    assert "ratios up to 0.45; whether 0.5 is shows once the layers are profiled" in outcome.out
+    assert (
+        "Ratios up to 0.45 are certain to be reachable; whether 0.5 is, is known once the layers are profiled"
+        in outcome.out
+    )
     assert "less free memory than that" in outcome.out
     assert "less free disk space than that" in outcome.out
     assert rows(outcome.out)["download"] == ["4.00", "kB"]

@@ -68,7 +68,7 @@ def test_a_job_whose_profile_is_gone_says_how_to_have_it_again(remote, service):
 
     assert outcome.code == 2
     said = " ".join(outcome.err.split())
-    assert "is gone" in said
+    assert "was deleted" in said
     assert "rocket profile local/tiny" in said
 
 

@@ -145,7 +145,7 @@ def test_an_unknown_model_is_answered_with_those_there_are(remote, model, near):
     outcome = remote("submit", model, "--ratio", "0.3")
 
     assert outcome.code in {2, 3}
-    assert f"{model!r} is refused" in outcome.err
+    assert f"{model!r} is not accepted" in outcome.err
     assert "this server has local/tiny" in outcome.err
     assert (f"did you mean {near}?" in outcome.err) == (near is not None)
 
@@ -172,7 +172,7 @@ def test_of_two_datasets_the_unknown_one_is_answered(remote):
     outcome = remote("submit", "local/tiny", "--ratio", "0.3", *known, "--evaluate", "local/main.jsonl")
 
     assert outcome.code == 3
-    assert "'local/main.jsonl' is refused" in outcome.err
+    assert "'local/main.jsonl' is not accepted" in outcome.err
     assert "did you mean local/mine.jsonl?" in outcome.err
 
 
