@@ -245,7 +245,7 @@ def test_two_downloads_do_not_share_a_folder(client, job_id, folder):
 def test_what_does_not_fit_is_told_before_anything_is_written(client, job_id, folder, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
 
-    with pytest.raises(NotEnoughDiskError, match="bytes are needed"):
+    with pytest.raises(NotEnoughDiskError, match="the download needs"):
         client.download(job_id, folder)
     assert contents(folder) == {}
 
