@@ -8,8 +8,8 @@ from rocket_cli.service.server import (
     Host,
     Port,
     announce_address,
+    check_schema,
     listen,
-    require_schema,
     service_settings,
     web_server,
 )
@@ -24,7 +24,7 @@ def api(*, host: Host = "127.0.0.1", port: Port = 8000) -> None:
     Several processes may share one database. Settings come from ROCKET_ variables.
     """
     with service_settings() as settings:
-        require_schema(settings)
+        check_schema(settings)
         _serve(settings, host, port)
 
 

@@ -29,8 +29,8 @@ def serve(*, host: Host = "127.0.0.1", port: Port = 8000, data_dir: DataDir = No
 
     On Ctrl-C a running job keeps its finished layers and returns to the queue; it resumes at the next start.
     """
-    given: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
-    with service_settings(**given) as settings:
+    overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
+    with service_settings(**overrides) as settings:
         _serve(settings, host, port)
 
 
