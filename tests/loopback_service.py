@@ -32,6 +32,7 @@ from pathlib import Path
 import uvicorn
 from app.main import create_app
 from app.shared.settings import Settings
+from tests.job_events import add_event
 application = create_app(Settings(data_dir=Path(sys.argv[1])))
 uvicorn.run(application, port=int(sys.argv[2]), log_config=None, access_log=False)
 """
@@ -101,7 +102,7 @@ class Service:
         return self.do(profiles.save_profile, lease, whole, what_if.frontier(), what_if.reachable_ratio, most=most)
 
     def warn(self, lease, message):
-        self.do(outputs.add_event, lease, NewEvent(type="message", level="warning", message=message))
+        self.do(add_event, lease, NewEvent(type="message", level="warning", message=message))
 
     def fail(self, lease, error=None):
         error = error or JobError(code="corrupt_checkpoint", message="a file is damaged", stage="preflight")
