@@ -170,11 +170,12 @@ class WarmJobs:
         """Have the template fork a process, and start the template if necessary."""
         if self._next is not None:
             return
+        ours, theirs = socket.socketpair()
         try:
-            ours, theirs = socket.socketpair()
             with theirs:
                 child = self._running_server().fork([theirs.fileno()])
         except (OSError, ForkServerError) as error:
+            ours.close()
             _log.warning("the next job starts more slowly, as no process can be prepared for it: %s", error)
             return
         self._next = (child, Channel(ours))

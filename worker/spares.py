@@ -36,11 +36,13 @@ class Assignment(Message):
 
     Attributes:
         module: module of the program.
+        folder: working directory.
         environment: all variables.
         title: command line to show in lists of processes.
     """
 
     module: str
+    folder: Path
     environment: dict[str, str]
     title: str
 
@@ -123,7 +125,11 @@ class Spares:
         child = ChildProcess(process, connection, output, spared=self._waiting_pids)
         title = f"{sys.executable} -P -m {module} {connection.fileno()} {os.getpid()} {name}"
         try:
-            child.channel.send(Assignment(module=module, environment={**environment, **self._environment}, title=title))
+            child.channel.send(
+                Assignment(
+                    module=module, folder=Path.cwd(), environment={**environment, **self._environment}, title=title
+                )
+            )
         except ChannelError as error:
             child.kill()
             raise OSError("a spare process has ended") from error
@@ -187,6 +193,7 @@ def _become_program(
     except ChannelClosedError:
         return 0
     assert assignment is not None
+    os.chdir(assignment.folder)
     adopt_environment(assignment.environment, assignment.title)
     importlib.import_module(assignment.module).run(channel)
     return 0

@@ -1,5 +1,6 @@
 """The real service in a separate process, as a user starts it, with methods to kill it."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -132,7 +133,13 @@ class Service:
 
 def runs_job(process: psutil.Process) -> bool:
     """Return whether a process works for a job, and does not only wait for one."""
-    return not JOB_MODULES.isdisjoint(command_line(process))
+    return any(runs(process, module) for module in JOB_MODULES)
+
+
+def runs(process: psutil.Process, module: str) -> bool:
+    """Return whether a process is an interpreter that runs a module."""
+    words = command_line(process)
+    return ("-m", module) in itertools.pairwise(words)
 
 
 def command_line(process: psutil.Process) -> list[str]:

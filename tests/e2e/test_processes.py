@@ -9,7 +9,7 @@ import httpx2
 import psutil
 import pytest
 
-from tests.e2e.service_process import QUICK, ROCKET, command_line
+from tests.e2e.service_process import QUICK, ROCKET, runs
 from tests.e2e.watching import LAYERS
 from tests.servers import Redis
 
@@ -98,9 +98,7 @@ def test_job_moved_between_workers_produces_identical_bytes(stack):
         wait(job_id, lambda job: events(job_id, 10))
         # The attempt's process, which is in between, hides its environment.
         [computing] = [
-            child
-            for child in psutil.Process(first.pid).children(recursive=True)
-            if "worker.compute" in command_line(child)
+            child for child in psutil.Process(first.pid).children(recursive=True) if runs(child, "worker.compute")
         ]
         assert computing.environ()["CUDA_VISIBLE_DEVICES"] == ""
         # Killed; the next has another disk, and finds no checkpoint on it.

@@ -9,7 +9,7 @@ import threading
 import psutil
 import pytest
 
-from tests.e2e.service_process import command_line
+from tests.e2e.service_process import command_line, runs
 from tests.worker.waiting import eventually
 from worker.job_processes import FreshJobs, JobStart, WarmJobs
 from worker.runner import Runner
@@ -17,6 +17,7 @@ from worker.runner import Runner
 pytestmark = pytest.mark.skipif(not WarmJobs.is_supported(), reason="this system cannot fork such processes")
 
 CANARY = "canary-0123456789"
+KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 CALIBRATION = {"samples": 2, "sequence_length": 16}
 # Imported by every interpreter that is started with it on PYTHONPATH; replaces what reads the model.
 CURIOUS = """
@@ -58,7 +59,7 @@ def family(process=None):
 
 
 def named(module):
-    return [process for process in family() if module in command_line(process)]
+    return [process for process in family() if runs(process, module)]
 
 
 def template():
@@ -88,7 +89,7 @@ def test_warm_jobs_produce_the_bytes_of_fresh_ones(warm, settings, database, sub
 
 
 def test_processes_that_wait_hold_no_secret_and_no_thread(warm):
-    warm(encryption_key="MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
+    warm(secret_key=KEY)
     eventually(lambda: len(family(template())) == 3, within=60)
     for process in (template(), *family(template())):
         assert process.num_threads() == 1
@@ -98,10 +99,10 @@ def test_processes_that_wait_hold_no_secret_and_no_thread(warm):
 def test_a_forked_process_is_confined_like_a_fresh_one(warm, submit, model, look, tmp_path, monkeypatch, settings):
     (tmp_path / "curious").mkdir()
     (tmp_path / "curious" / "sitecustomize.py").write_text(CURIOUS)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'curious'}{os.pathsep}{os.environ['PYTHONPATH']}")
+    monkeypatch.syspath_prepend(tmp_path / "curious")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
     job = submit(max_attempts=1, calibration=CALIBRATION)
-    assert warm(s3_secret_key=CANARY).run(job)
+    assert warm(hf_token=CANARY).run(job)
     assert look(job).status == "failed"
     work = settings.data_dir / "work" / look(job).work_key
     environment, folder, session, standard = json.loads((work / "out" / "found.json").read_text())
