@@ -204,6 +204,7 @@ class WarmJobs:
             self._server.close()
             self._server = None
         if self._folder is not None:
+            # The template removes it, but may never have started.
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
@@ -234,7 +235,10 @@ class WarmJobs:
                 link.symlink_to(empty, target_is_directory=True)
             environment = confined_environment(home, temporary, network=False, inherited=self._inherited)
             self._server = ForkServer(
-                "worker.warm_job:run", preload=_PRELOADED, environment={**environment, **_TEMPLATE_VARIABLES}
+                "worker.warm_job:run",
+                preload=_PRELOADED,
+                environment={**environment, **_TEMPLATE_VARIABLES},
+                scratch=self._folder,
             )
         return self._server
 

@@ -204,8 +204,11 @@ def test_killing_a_worker_ends_its_template():
         process.stdout.readline()
         eventually(lambda: len(process.children(recursive=True)) == 4, within=60)
         below = process.children(recursive=True)
+        [home] = {child.environ()["HOME"] for child in below}
+        assert os.path.lexists(home)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
     assert psutil.wait_procs(below, timeout=10)[1] == []
+    assert not os.path.lexists(home)
