@@ -110,7 +110,7 @@ Method = Annotated[
     ),
 ]
 Budget = Annotated[
-    config.Budget | None,
+    config.BudgetUnit | None,
     typer.Option(
         metavar="UNIT", help="What the ratio is a fraction of: parameters, or bytes.", show_default="parameters"
     ),

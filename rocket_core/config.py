@@ -12,7 +12,7 @@ from rocket_core.schema import described
 Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda"]
 Preset = Literal["paper", "fast", "best"]
 Objective = Literal["weight", "whitened", "fisher"]
-Budget = Literal["parameters", "bytes"]
+BudgetUnit = Literal["parameters", "bytes"]
 Kind = Literal["low_rank", "factored", "shared", "sparse"]
 Sparsification = Literal["two-stage", "per-row", "global"]
 WeightMetric = Literal["frobenius", "l1", "cosine", "spectral"]
@@ -229,7 +229,7 @@ class CompressionConfig(_Frozen):
     method: Method = "rocket"
     evaluate: EvaluationConfig | None = None
     objective: Objective = "fisher"
-    budget: Budget = "parameters"
+    budget: BudgetUnit = "parameters"
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("low_rank", "factored", "shared", "sparse")
     ignore: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)], ...], Field(max_length=MAX_PATTERNS)

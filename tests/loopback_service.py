@@ -89,7 +89,7 @@ class Service:
             revision="0",
             settings={},
             objective="whitened",
-            measure="parameters",
+            budget_unit="parameters",
             cap_slack=0,
             itemsize=4,
             model_parameters=153,

@@ -9,7 +9,7 @@ from app.shared.lifecycle import Status
 from app.shared.outcomes import JobError, JobResult
 from app.shared.requests import CalibrationRequest, EvaluationRequest, JobKind, JobOptions, Queue
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.config import Budget, Objective
+from rocket_core.config import BudgetUnit, Objective
 from rocket_core.schema import described
 
 
@@ -327,7 +327,7 @@ class Frontier(_List):
     """
 
     objective: Objective
-    budget: Budget
+    budget: BudgetUnit
     compressible_parameters: int
     dense_bytes: int
     data: list[SizeView]
@@ -356,6 +356,6 @@ class AllocationView(SizeView):
     """
 
     object: Literal["allocation"] = "allocation"
-    budget: Budget
+    budget: BudgetUnit
     proven: bool
     layers: list[LayerAllocation]

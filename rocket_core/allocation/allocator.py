@@ -15,7 +15,7 @@ from rocket_core.allocation.label_search import undominated
 from rocket_core.allocation.spending import spend
 from rocket_core.budget import parameter_budget
 from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile, SharedCandidate, SizePoint
-from rocket_core.config import Budget, Objective
+from rocket_core.config import BudgetUnit, Objective
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
 
 # The nearest reachable ratio is reported in steps of this fraction, so that it is short enough to type.
@@ -31,7 +31,7 @@ class Allocation(BaseModel):
     Attributes:
         objective: what was summed over layers.
         ratio: target compression ratio.
-        measure: what the budget counts.
+        budget_unit: what the budget counts.
         budget: kept parameters, or stored bytes, allowed.
         compressible: parameters, or bytes, of all layers when dense.
         kept: cost of the chosen candidates and the extra nonzeros, at most the budget.
@@ -52,7 +52,7 @@ class Allocation(BaseModel):
 
     objective: Objective
     ratio: Annotated[float, Field(ge=0, lt=1)]
-    measure: Budget
+    budget_unit: BudgetUnit
     budget: _Count
     compressible: _Count
     kept: _Count
@@ -88,7 +88,7 @@ class Allocator:
         profiles: the layers, at least one.
         objective: `weight`, `whitened` or `fisher`.
         cap_slack: relative slack on the smallest cap, >= 0; only used with `weight`.
-        measure: what the budget counts.
+        budget_unit: what the budget counts.
         itemsize: bytes of one more nonzero, used if the budget counts bytes.
 
     Raises:
@@ -104,7 +104,7 @@ class Allocator:
         *,
         objective: Objective,
         cap_slack: float,
-        measure: Budget = "parameters",
+        budget_unit: BudgetUnit = "parameters",
         itemsize: int = 1,
     ) -> None:
         if not profiles:
@@ -117,9 +117,9 @@ class Allocator:
         self._profiles = profiles
         self._objective: Objective = objective
         self._cap_slack = cap_slack
-        self._measure: Budget = measure
+        self._budget_unit: BudgetUnit = budget_unit
         self._itemsize = itemsize
-        self._priced = price(profiles, measure, objective)
+        self._priced = price(profiles, budget_unit, objective)
         self._items = build_items(profiles, self._priced)
         self._costs = _padded((item.costs.tolist() for item in self._items), 0)
         self._errors = _padded((item.errors.tolist() for item in self._items), math.inf)
@@ -144,7 +144,7 @@ class Allocator:
             raise InvalidConfigError(
                 f"compression ratio {ratio} is out of range; give a number from 0 up to, but not 1"
             )
-        budget = _feasible_budget(self._items, self._whole, ratio, self._measure)
+        budget = _feasible_budget(self._items, self._whole, ratio, self._budget_unit)
         errors = self._errors
         cap = None
         if self._objective == "weight":
@@ -153,14 +153,14 @@ class Allocator:
         solution = solve_knapsack(self._costs, errors, budget)
         assert solution is not None, "the smallest candidates fit, and so does some choice under the smallest cap"
         choices = _choices(self._items, solution.choices.tolist(), len(self._profiles))
-        per_nonzero = self._itemsize if self._measure == "bytes" else 1
+        per_nonzero = self._itemsize if self._budget_unit == "bytes" else 1
         # The paper's objective is kept to the letter.
         left = 0 if self._objective == "weight" else budget - solution.total_cost
         extra = spend(self._profiles, choices, self._priced, left, per_nonzero)
         return Allocation(
             objective=self._objective,
             ratio=ratio,
-            measure=self._measure,
+            budget_unit=self._budget_unit,
             budget=budget,
             compressible=self._whole,
             kept=solution.total_cost + sum(extra) * per_nonzero,
@@ -178,7 +178,7 @@ class Allocator:
         """Return the allocation at the largest ratio, in steps of 1e-4, whose total error is at most a bound.
 
         Args:
-            most: the bound, >= 0, in the objective's measure.
+            most: the bound, >= 0, in the unit of the objective.
 
         Raises:
             InvalidConfigError: the bound is negative or not a number.
@@ -222,11 +222,13 @@ def allocate(
     *,
     objective: Objective,
     cap_slack: float,
-    measure: Budget = "parameters",
+    budget_unit: BudgetUnit = "parameters",
     itemsize: int = 1,
 ) -> Allocation:
     """Return one allocation; see `Allocator`, which takes and raises the same."""
-    allocator = Allocator(profiles, objective=objective, cap_slack=cap_slack, measure=measure, itemsize=itemsize)
+    allocator = Allocator(
+        profiles, objective=objective, cap_slack=cap_slack, budget_unit=budget_unit, itemsize=itemsize
+    )
     return allocator.allocate(ratio)
 
 
@@ -248,21 +250,21 @@ def chosen(
 
 
 def layer_frontiers(
-    profiles: Sequence[LayerProfile], objective: Objective, measure: Budget
+    profiles: Sequence[LayerProfile], objective: Objective, budget_unit: BudgetUnit
 ) -> dict[str, tuple[FrontierPoint, ...]]:
     """Return the candidates worth choosing for each layer by itself, and for each group at its first layer.
 
     Args:
         profiles: all layers.
-        objective: measure of the errors.
-        measure: measure of the costs.
+        objective: which errors to return.
+        budget_unit: what costs count.
 
     Returns:
         By layer name: the layer's own candidates that no other one beats in both size and error, by falling cost, then
         the same of the shared ones.
     """
     frontiers = {}
-    for profile, layer in zip(profiles, price(profiles, measure, objective), strict=True):
+    for profile, layer in zip(profiles, price(profiles, budget_unit, objective), strict=True):
         own = len(profile.candidates)
         frontiers[profile.name] = (
             *_frontier(profile.candidates, layer.costs[:own], layer.errors[:own]),
@@ -271,9 +273,9 @@ def layer_frontiers(
     return frontiers
 
 
-def reachable_ratio(profiles: Sequence[LayerProfile], measure: Budget = "parameters") -> float:
+def reachable_ratio(profiles: Sequence[LayerProfile], budget_unit: BudgetUnit = "parameters") -> float:
     """Return the largest compression ratio that `allocate` can reach, rounded down to 4 decimals; [0, 1)."""
-    priced = price(profiles, measure, "weight")
+    priced = price(profiles, budget_unit, "weight")
     return _reachable(build_items(profiles, priced), sum(int(layer.costs[0]) for layer in priced))
 
 
@@ -317,15 +319,14 @@ def _choices(items: Sequence[Item], options: Sequence[int], layers: int) -> tupl
     return tuple(choices)
 
 
-def _feasible_budget(items: Sequence[Item], whole: int, ratio: float, measure: Budget) -> int:
+def _feasible_budget(items: Sequence[Item], whole: int, ratio: float, budget_unit: BudgetUnit) -> int:
     budget = parameter_budget(whole, ratio)
     smallest = _smallest(items)
     if smallest > budget:
         nearest = _reachable(items, whole)
-        what = "parameters" if measure == "parameters" else "bytes"
         raise InfeasibleBudgetError(
             f"compression ratio {ratio} is out of reach: it allows {budget} of the {whole} compressible "
-            f"{what}, and the smallest candidates of the {sum(len(item.layers) for item in items)} layers keep "
+            f"{budget_unit}, and the smallest candidates of the {sum(len(item.layers) for item in items)} layers keep "
             f"{smallest}. Ask for {nearest} or less, or ignore fewer layers",
             nearest_ratio=nearest,
         )

@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int64
 
 from rocket_core.allocation.label_search import undominated
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.config import Budget, Objective
+from rocket_core.config import BudgetUnit, Objective
 from rocket_core.errors import InvalidConfigError
 
 
@@ -50,9 +50,9 @@ class Item:
     choices: Int64[np.ndarray, "options layers"]
 
 
-def costs_of(candidates: Sequence[Candidate], measure: Budget) -> Int64[np.ndarray, " candidates"]:
+def costs_of(candidates: Sequence[Candidate], budget_unit: BudgetUnit) -> Int64[np.ndarray, " candidates"]:
     """Return what candidates cost: kept parameters or stored bytes."""
-    if measure == "bytes":
+    if budget_unit == "bytes":
         return np.array([candidate.stored_bytes for candidate in candidates], dtype=np.int64)
     return np.array([candidate.kept_parameters for candidate in candidates], dtype=np.int64)
 
@@ -73,7 +73,7 @@ def errors_of(candidates: Sequence[Candidate], objective: Objective) -> Float64[
     return np.array(losses, dtype=np.float64)
 
 
-def price(profiles: Sequence[LayerProfile], measure: Budget, objective: Objective) -> list[Priced]:
+def price(profiles: Sequence[LayerProfile], budget_unit: BudgetUnit, objective: Objective) -> list[Priced]:
     """Return the cost and error of every choice for every layer.
 
     Raises:
@@ -81,11 +81,11 @@ def price(profiles: Sequence[LayerProfile], measure: Budget, objective: Objectiv
     """
     priced = []
     for profile in profiles:
-        costs, errors = costs_of(profile.candidates, measure), errors_of(profile.candidates, objective)
+        costs, errors = costs_of(profile.candidates, budget_unit), errors_of(profile.candidates, objective)
         if profile.shared:
             members = [member for shared in profile.shared for member in shared.members]
             together = (len(profile.shared), -1)
-            costs = np.append(costs, costs_of(members, measure).reshape(together).sum(axis=1))
+            costs = np.append(costs, costs_of(members, budget_unit).reshape(together).sum(axis=1))
             errors = np.append(errors, errors_of(members, objective).reshape(together).sum(axis=1))
         priced.append(Priced(costs=costs, errors=errors))
     return priced

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rocket_core.allocation import Allocation, Allocator, chosen
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
-from rocket_core.config import Budget, Objective
+from rocket_core.config import BudgetUnit, Objective
 from rocket_core.errors import InfeasibleBudgetError
 
 # Digits of a ratio computed from a size: precise to a byte of a petabyte.
@@ -25,7 +25,7 @@ class ModelProfile(BaseModel):
         revision: commit of the repository, or the hash of the folder's weights.
         settings: the settings that a profile depends on.
         objective: what the knapsack sums over layers.
-        measure: what the budget counts: parameters or bytes.
+        budget_unit: what the budget counts: parameters or bytes.
         cap_slack: relative slack on the smallest error cap, for objective `weight`.
         itemsize: bytes of a stored number.
         model_parameters: parameters of the whole model.
@@ -35,14 +35,17 @@ class ModelProfile(BaseModel):
         layers: profiles, in model order.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Stored profiles call the unit `measure`.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_by_name=True, serialize_by_alias=True
+    )
 
     fingerprint: str
     model: str
     revision: str
     settings: dict[str, Any]
     objective: Objective
-    measure: Budget
+    budget_unit: Annotated[BudgetUnit, Field(alias="measure")]
     cap_slack: Annotated[float, Field(ge=0)]
     itemsize: Annotated[int, Field(ge=1)]
     model_parameters: _Count
@@ -74,7 +77,7 @@ class WhatIf:
 
     def __init__(self, profile: ModelProfile) -> None:
         self.profile = profile
-        self._allocator = self._by(profile.measure)
+        self._allocator = self._by(profile.budget_unit)
         self._by_bytes: Allocator | None = None
 
     @property
@@ -103,7 +106,7 @@ class WhatIf:
             InfeasibleBudgetError: no choice of candidates is small enough.
         """
         if self._by_bytes is None:
-            self._by_bytes = self._allocator if self.profile.measure == "bytes" else self._by("bytes")
+            self._by_bytes = self._allocator if self.profile.budget_unit == "bytes" else self._by("bytes")
         whole = self.profile.compressible_bytes
         room = size - self.profile.other_bytes
         smallest = self.profile.other_bytes + whole * (1 - self._by_bytes.reachable_ratio)
@@ -140,12 +143,12 @@ class WhatIf:
         """Return each layer with its candidate, extra nonzeros included."""
         return chosen(self.profile.layers, allocation, itemsize=self.profile.itemsize)
 
-    def _by(self, measure: Budget) -> Allocator:
+    def _by(self, budget_unit: BudgetUnit) -> Allocator:
         profile = self.profile
         return Allocator(
             profile.layers,
             objective=profile.objective,
             cap_slack=profile.cap_slack,
-            measure=measure,
+            budget_unit=budget_unit,
             itemsize=profile.itemsize,
         )

@@ -43,7 +43,8 @@ def _without_folder(dataset: str) -> str:
 
 def allocation_report(allocation: Allocation) -> AllocationReport:
     """Return the report on the knapsack's result."""
-    return AllocationReport.model_validate({name: getattr(allocation, name) for name in AllocationReport.model_fields})
+    shared = AllocationReport.model_fields.keys() & Allocation.model_fields.keys()
+    return AllocationReport(measure=allocation.budget_unit, **allocation.model_dump(include=shared))
 
 
 def totals_report(run: Run, layers: Sequence[LayerReport], exports: Sequence[ExportReport]) -> TotalsReport:

@@ -320,7 +320,7 @@ def _profile(begun: _Begun) -> tuple[ModelProfile, dict[str, str]]:
         revision=identity.revision,
         settings=identity.settings,
         objective=objective_of(run.config),
-        measure=run.config.budget,
+        budget_unit=run.config.budget,
         cap_slack=run.config.cap_slack,
         itemsize=run.dtype.itemsize,
         model_parameters=run.architecture.parameters,
@@ -345,7 +345,7 @@ def _compress(begun: _Begun) -> CompressionReport:
             SequentialCompression(run, begun.calibration, work, units, monitor).complete()
         else:
             compress_layers(run, begun.calibration, work, units, monitor)
-    frontiers = layer_frontiers(profile.layers, allocation.objective, allocation.measure)
+    frontiers = layer_frontiers(profile.layers, allocation.objective, allocation.budget_unit)
     layers = tuple(
         layer_report(layer, candidate, work.outcome(layer.name), frontiers[layer.name]) for layer, candidate in selected
     )

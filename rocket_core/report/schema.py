@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rocket_core.budget import achieved_ratio
 from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
-from rocket_core.config import Budget, CompressionConfig, ExportKind, InputKind, Objective
+from rocket_core.config import BudgetUnit, CompressionConfig, ExportKind, InputKind, Objective
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import described
 
@@ -78,7 +78,7 @@ class AllocationReport(_Frozen):
     """
 
     objective: Objective
-    measure: Budget = "parameters"
+    measure: BudgetUnit = "parameters"
     budget: int
     kept: int | None = None
     alpha: float | None

@@ -27,8 +27,8 @@ def what_if():
         layer("blocks.0.down", candidate("sparse", 12, 0.01), candidate("sparse", 8, 0.02)),
     )
     return ModelProfile(
-        fingerprint="f", model="m", revision="r", settings={}, objective="fisher", measure="parameters", cap_slack=0,
-        itemsize=2, model_parameters=32, dense_bytes=64, other_bytes=0, layers=layers,
+        fingerprint="f", model="m", revision="r", settings={}, objective="fisher", budget_unit="parameters",
+        cap_slack=0, itemsize=2, model_parameters=32, dense_bytes=64, other_bytes=0, layers=layers,
     ).what_if()  # fmt: skip
 
 

@@ -76,20 +76,20 @@ def test_candidates_are_what_compression_makes_of_them(shape, weights, settings)
 @pytest.mark.parametrize("name", UNIFORM)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("ratio", [0.1, 0.37, 0.6])
-@pytest.mark.parametrize("measure", ["parameters", "bytes"])
-def test_uniform_methods_have_one_candidate_within_the_ratio(name, shape, ratio, measure):
+@pytest.mark.parametrize("budget_unit", ["parameters", "bytes"])
+def test_uniform_methods_have_one_candidate_within_the_ratio(name, shape, ratio, budget_unit):
     layer = example(shape[0], shape[1:])
-    uniform = method(name, ratio=ratio, budget=measure)
+    uniform = method(name, ratio=ratio, budget=budget_unit)
     found = uniform.profile(layer.problem)
     size = shape[0] * shape[1]
     for candidate in found:
         check(candidate, layer, uniform.compress(layer.problem, candidate).factors, 2)
         assert candidate.kept_parameters <= budget.parameter_budget(size, ratio)
-        if measure == "bytes":
+        if budget_unit == "bytes":
             assert candidate.stored_bytes <= budget.parameter_budget(2 * size, ratio)
     assert len(found) == 1
     # No less than the next atom, or the next nonzero of every output, would take.
-    cost = found[0].stored_bytes / 2 if measure == "bytes" else found[0].kept_parameters
+    cost = found[0].stored_bytes / 2 if budget_unit == "bytes" else found[0].kept_parameters
     assert cost > budget.parameter_budget(size, ratio) - sum(shape) - 1
 
 
@@ -154,11 +154,11 @@ def test_the_output_gram_gives_the_same_factors_as_the_gram(shape, weights):
 
 
 @pytest.mark.parametrize("weights", [None, 2])
-@pytest.mark.parametrize("measure", ["parameters", "bytes"])
-def test_shared_candidates_are_what_compression_makes_of_them_member_by_member(weights, measure):
+@pytest.mark.parametrize("budget_unit", ["parameters", "bytes"])
+def test_shared_candidates_are_what_compression_makes_of_them_member_by_member(weights, budget_unit):
     members = (16, 8, 12)
     layer = example(20, members, weights=weights)
-    rocket = method(kinds=("shared",), sweeps=1, budget=measure)
+    rocket = method(kinds=("shared",), sweeps=1, budget=budget_unit)
     sizes = (2, rocket.budget_itemsize)
     found = rocket.share(layer.problem, "q")
     found += dictionary.share(
