@@ -81,7 +81,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
 )
 """Settings of each preset; a setting given explicitly overrides its preset's."""
 
-BEHIND_THE_PROFILE = frozenset({"ratio", "target_bytes", "preset", "cap_slack", "export", "max_shard_bytes"})
+SETTINGS_NOT_IN_PROFILE = frozenset({"ratio", "target_bytes", "preset", "cap_slack", "export", "max_shard_bytes"})
 """Settings that a layer's profile does not depend on. All others do, and new settings are assumed to."""
 
 MAX_PATTERNS = 256

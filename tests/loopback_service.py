@@ -97,8 +97,8 @@ class Service:
             other_bytes=100,
             layers=layers,
         )
-        what_if, most = whole.what_if(), self.settings.max_profiles
-        return self.do(profiles.save_profile, lease, whole, what_if.frontier(), what_if.reachable_ratio, most=most)
+        predictor, most = whole.predictor(), self.settings.max_profiles
+        return self.do(profiles.save_profile, lease, whole, predictor.frontier(), predictor.reachable_ratio, most=most)
 
     def warn(self, lease, message):
         self.do(outputs.add_event, lease, NewEvent(type="message", level="warning", message=message))

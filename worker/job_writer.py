@@ -90,8 +90,8 @@ class ProgressWriter:
 
     def on_profiled(self, profile: ModelProfile) -> None:
         """Write the profile of the whole model, and its predictions at every ratio."""
-        what_if = profile.what_if()
-        found = profile, what_if.frontier(), what_if.reachable_ratio
+        predictor = profile.predictor()
+        found = profile, predictor.frontier(), predictor.reachable_ratio
         self.insist(lambda session: profiles.save_profile(session, self._lease, *found, most=self._max_profiles))
 
     def on_costs(self, stages: tuple[StageReport, ...]) -> None:

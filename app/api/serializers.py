@@ -24,7 +24,7 @@ from app.shared.requests import UPLOAD, CalibrationRequest, JobOptions, JobReque
 from rocket_core.candidates import LayerProfile
 
 if TYPE_CHECKING:
-    from rocket_core.allocation.predictor import WhatIf
+    from rocket_core.allocation.predictor import Predictor
 
 
 def profile_view(profile: Profile) -> ProfileView:
@@ -43,9 +43,9 @@ def profile_view(profile: Profile) -> ProfileView:
     )
 
 
-def frontier_view(what_if: "WhatIf", points: list[dict[str, Any]]) -> Frontier:
+def frontier_view(predictor: "Predictor", points: list[dict[str, Any]]) -> Frontier:
     """Return the view of a profiled model's sizes."""
-    profile = what_if.profile
+    profile = predictor.profile
     return Frontier(
         objective=profile.objective,
         budget=profile.budget_unit,

@@ -170,7 +170,7 @@ def _preview(context: Context, owner: str, wanted: JobRequest) -> Preview:
 
 
 def _predict(context: Context, owner: str, wanted: JobRequest, estimate: Estimate, profile: Profile) -> Preview:
-    what_if, points = profiles.get_frontier(context, owner, profile.id)
+    predictor, points = profiles.get_frontier(context, owner, profile.id)
     target = {"ratio": wanted.ratio} if wanted.ratio is not None else {"model_bytes": wanted.target_bytes}
     predicted, refusal, nearest = None, None, None
     try:
@@ -184,8 +184,8 @@ def _predict(context: Context, owner: str, wanted: JobRequest, estimate: Estimat
         predicted=predicted,
         refusal=refusal,
         suggestion=nearest,
-        frontier=frontier_of(what_if, points, marked_bytes=marked),
-        allocation=None if predicted is None else predicted_map(what_if.chosen(predicted.allocation)),
+        frontier=frontier_of(predictor, points, marked_bytes=marked),
+        allocation=None if predicted is None else predicted_map(predictor.chosen(predicted.allocation)),
     )
 
 

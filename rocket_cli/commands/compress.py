@@ -120,11 +120,11 @@ def _run(
         with no_collection(lasting=True):
             from rocket_core.pipeline import compress as run_pipeline
 
-        kept = None
+        cache = None
         if profiles is not None:
-            from rocket_core.pipeline import KeptProfiles
+            from rocket_core.pipeline import ProfileCache
 
-            kept = KeptProfiles(profiles)
+            cache = ProfileCache(profiles)
         hide_library_bars()
         with progress_view(quiet=quiet) as view, stopping_on_signals(view.announce_stop) as stop:
 
@@ -137,7 +137,7 @@ def _run(
                 config,
                 revision=revision,
                 resume=resume,
-                profiles=kept,
+                profiles=cache,
                 meter=meter,
                 on_progress=show,
                 should_cancel=stop.made,

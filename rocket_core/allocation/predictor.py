@@ -63,12 +63,12 @@ class ModelProfile(BaseModel):
         """Bytes of all profiled layers when dense."""
         return sum(layer.candidates[0].stored_bytes for layer in self.layers)
 
-    def what_if(self) -> "WhatIf":
+    def predictor(self) -> "Predictor":
         """Return a predictor for any ratio, size or error."""
-        return WhatIf(self)
+        return Predictor(self)
 
 
-class WhatIf:
+class Predictor:
     """Predictions about a profiled model; work that does not depend on the question is done once.
 
     Args:

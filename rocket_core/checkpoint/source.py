@@ -17,8 +17,8 @@ from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError, Mo
 from rocket_core.inspection import hub_cache
 from rocket_core.inspection.feasibility import check_feasible
 from rocket_core.inspection.hub import HubAccess, Repository, check_repository_id, find_repository, hub_errors
-from rocket_core.inspection.model_files import refuse_adapter, vet_folder
-from rocket_core.inspection.preconditions import parse_config, refuse_config
+from rocket_core.inspection.model_files import check_adapter, vet_folder
+from rocket_core.inspection.preconditions import check_config, parse_config
 from rocket_core.system.machine import free_disk
 
 if TYPE_CHECKING:
@@ -103,9 +103,9 @@ def find_model(
     check_repository_id(model)
     subject = f"repository {model} (there is no such folder)"
     repository = find_repository(model, revision, token=hub.token, seconds=_ASK_SECONDS, subject=subject)
-    refuse_adapter(repository.files, model)
+    check_adapter(repository.files, model)
     settings = parse_config(repository.read_config(), model)
-    refuse_config(settings, model)
+    check_config(settings, model)
     weights = repository.read_weights()
     if weights is not None:
         check_feasible(settings, weights, config or CompressionConfig(), model)

@@ -5,8 +5,8 @@ from typing import Any
 
 from rocket_core.config import CompressionConfig
 from rocket_core.inspection.footprint import describe_model
-from rocket_core.inspection.model_fields import refuse_sizes
-from rocket_core.inspection.preconditions import ratio_within, refuse_ignore, refuse_weights
+from rocket_core.inspection.model_fields import check_sizes
+from rocket_core.inspection.preconditions import check_ignore, check_weights, ratio_within
 from rocket_core.inspection.safetensors_headers import WeightSummary
 
 
@@ -28,9 +28,9 @@ def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: 
         UnmatchedIgnoreError: a pattern of `ignore` matches no layer.
         UnsupportedArchitectureError: the model has nothing to compress.
     """
-    refuse_weights(weights, config.ratio or 0.0, model)
-    refuse_sizes(settings, weights, model)
-    refuse_ignore(settings, weights, config.ignore, model)
+    check_weights(weights, config.ratio or 0.0, model)
+    check_sizes(settings, weights, model)
+    check_ignore(settings, weights, config.ignore, model)
     if config.target_bytes is not None:
         shape = describe_model(settings, weights, ignore=config.ignore, dtype=config.dtype)
         ratio_within(shape.shapes, config.target_bytes, itemsize=shape.itemsize, other_bytes=shape.other_bytes)

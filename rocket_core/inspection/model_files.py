@@ -76,14 +76,14 @@ def vet_folder(folder: Path, name: str) -> None:
         is_folder = Path(entry.path).is_dir()
         if is_folder and not any(fnmatchcase(entry.name, pattern) for pattern in _READ_FOLDERS):
             continue
-        _require_safe(root, Path(entry.path), f"{name}/{_shown(entry.name)}")
+        _check_safe(root, Path(entry.path), f"{name}/{_shown(entry.name)}")
         for inner in sorted(Path(entry.path).iterdir()) if is_folder else ():
             if not inner.is_dir():
-                _require_safe(root, inner, f"{name}/{_shown(entry.name)}/{_shown(inner.name)}")
-    refuse_adapter(names, name)
+                _check_safe(root, inner, f"{name}/{_shown(entry.name)}/{_shown(inner.name)}")
+    check_adapter(names, name)
 
 
-def refuse_adapter(names: Collection[str], name: str) -> None:
+def check_adapter(names: Collection[str], name: str) -> None:
     """Raise an error if a model has an adapter, which transformers would add to the weights when loading the model.
 
     Args:
@@ -120,9 +120,9 @@ def companions(folder: Path, name: str) -> list[Path]:
     total = 0
     for file in found:
         shown = f"{name}/{_shown(str(file.relative_to(root)))}"
-        _require_safe(root, file, shown)
+        _check_safe(root, file, shown)
         size = file.stat().st_size
-        _require_size(size, _limit(file.relative_to(root)), shown)
+        _check_size(size, _limit(file.relative_to(root)), shown)
         total += size
     if total > _MAX_COMPANIONS_BYTES:
         raise UnsafeFileError(
@@ -209,7 +209,7 @@ def open_file(folder: Path, file: Path) -> Iterator[BinaryIO]:
         yield stream
 
 
-def _require_safe(root: Path, file: Path, name: str) -> None:
+def _check_safe(root: Path, file: Path, name: str) -> None:
     _, target = _target(root, file, name)
     mode = target.lstat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -269,7 +269,7 @@ def _limit(file: Path) -> int:
     return _MAX_LARGE_BYTES if is_large else MAX_SMALL_BYTES
 
 
-def _require_size(size: int, limit: int, name: str) -> None:
+def _check_size(size: int, limit: int, name: str) -> None:
     if size > limit:
         raise _too_large(name, limit)
 

@@ -34,7 +34,7 @@ from rocket_core.inspection.layer_names import (
     name_matcher,
     possible_names,
 )
-from rocket_core.inspection.model_fields import refuse_fields
+from rocket_core.inspection.model_fields import check_fields
 from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
 from rocket_core.inspection.strict_json import Limits, is_field_name, parse_object
 
@@ -92,7 +92,7 @@ def parse_config(raw: bytes, model: str) -> dict[str, Any]:
         ) from error
 
 
-def refuse_config(config: Mapping[str, object], model: str) -> None:
+def check_config(config: Mapping[str, object], model: str) -> None:
     """Raise an error if a model's config.json shows that it cannot be compressed.
 
     Args:
@@ -117,7 +117,7 @@ def refuse_config(config: Mapping[str, object], model: str) -> None:
             f"the config.json of {model} has no model_type that transformers could know; architectures that bring "
             "their own code are not supported"
         )
-    refuse_fields(config, model)
+    check_fields(config, model)
     if config.get("auto_map") and kind in OWN_CODE_ONLY:
         raise UnsupportedArchitectureError(
             f"{model} needs its own code, which is never loaded; only architectures of transformers are supported"
@@ -136,7 +136,7 @@ def input_kind(config: Mapping[str, object]) -> InputKind:
     return "images" if "patch_size" in config and "vocab_size" not in config else "text"
 
 
-def refuse_calibration(kind: InputKind, dataset: str, sequence_length: int | None, model: str) -> None:
+def check_calibration(kind: InputKind, dataset: str, sequence_length: int | None, model: str) -> None:
     """Raise an error if the calibration data is of a different kind than the model reads.
 
     Args:
@@ -172,7 +172,7 @@ def _is_text(dataset: str) -> bool:
     return dataset != SYNTHETIC_DATASET and not Path(dataset).is_dir()
 
 
-def refuse_weights(weights: WeightSummary, ratio: float, model: str) -> None:
+def check_weights(weights: WeightSummary, ratio: float, model: str) -> None:
     """Raise an error if a model's weights show that it cannot be compressed.
 
     Args:
@@ -197,10 +197,10 @@ def refuse_weights(weights: WeightSummary, ratio: float, model: str) -> None:
             f"the weight matrices in the blocks of {model} have {len(shapes)} different shapes; models with more than "
             f"{_MAX_SHAPES} are not supported"
         )
-    _refuse_ratio_of_any_selection(shapes, ratio)
+    _check_ratio_of_any_selection(shapes, ratio)
 
 
-def refuse_ignore(config: Mapping[str, object], weights: WeightSummary, patterns: Sequence[str], model: str) -> None:
+def check_ignore(config: Mapping[str, object], weights: WeightSummary, patterns: Sequence[str], model: str) -> None:
     """Raise an error if an ignore pattern matches no layer, as far as can be told from the names in the files.
 
     Args:
@@ -258,7 +258,7 @@ def highest_ratio(layers: Collection[Shape]) -> float:
     return _rounded_ratio(sum(_fewest_kept(*shape)[1] for shape in layers), total)
 
 
-def refuse_unreachable(layers: Collection[Shape], ratio: float) -> None:
+def check_reachable(layers: Collection[Shape], ratio: float) -> None:
     """Raise an error if no choice of candidates reaches a ratio; which shapes a profile will hold is not known yet.
 
     Args:
@@ -290,7 +290,7 @@ def ratio_within(layers: Collection[Shape], target_bytes: int, *, itemsize: int,
     try:
         if ratio < 1:
             # The fraction of bytes removed cannot exceed that of parameters.
-            refuse_unreachable(layers, ratio)
+            check_reachable(layers, ratio)
             return ratio
     except InfeasibleBudgetError:
         pass
@@ -302,7 +302,7 @@ def ratio_within(layers: Collection[Shape], target_bytes: int, *, itemsize: int,
     )
 
 
-def _refuse_ratio_of_any_selection(shapes: Mapping[Shape, int], ratio: float) -> None:
+def _check_ratio_of_any_selection(shapes: Mapping[Shape, int], ratio: float) -> None:
     """Raise an error if a ratio cannot be reached, whichever of these weights are the compressible layers.
 
     If each layer keeps more than its share of the budget, so does every sum of layers. A weight may be stored in either

@@ -182,7 +182,7 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
         init_empty_weights(include_buffers=False),
     ):
         model = _build(config, dtype)
-        _require_readable(model)
+        _check_readable(model)
     model.eval()
     model.requires_grad_(requires_grad=False)
     if model.main_input_name not in _KINDS:
@@ -272,7 +272,7 @@ def _quantizations(config: Mapping[Any, Any]) -> Iterator[Any]:
             yield from _quantizations(value)
 
 
-def _require_readable(model: PreTrainedModel) -> None:
+def _check_readable(model: PreTrainedModel) -> None:
     """Access attributes of the model that are needed later, so that wrong types in its configuration raise now."""
     text = model.config.get_text_config()
     if int(getattr(text, "vocab_size", 0) or 0) < 0:

@@ -22,7 +22,7 @@ _KWH_DIGITS = 11
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Begun:
+class _OpenStage:
     """A stage in progress.
 
     Attributes:
@@ -59,13 +59,17 @@ class Costs:
         self._costs = dict(earlier)
         self._meter = meter
         self._keep = keep
-        self._begun: _Begun | None = None
+        self._open_stage: _OpenStage | None = None
         self._kept_at = time.monotonic()
 
     @property
     def stages(self) -> tuple[StageReport, ...]:
         """Cost of each stage, including the stage in progress so far."""
-        costs = self._costs if self._begun is None else self._costs | {self._begun.name: self._charge(self._begun)}
+        costs = (
+            self._costs
+            if self._open_stage is None
+            else self._costs | {self._open_stage.name: self._charge(self._open_stage)}
+        )
         return tuple(costs.values())
 
     def include(self, stage: StageReport) -> None:
@@ -84,12 +88,12 @@ class Costs:
     def of(self, stage: str) -> Iterator[None]:
         """Charge the block to a stage, even if it is interrupted."""
         _reset_peak(self._device)
-        self._begun = _Begun(name=stage, energy=self._energy(), at=time.monotonic())
+        self._open_stage = _OpenStage(name=stage, energy=self._energy(), at=time.monotonic())
         try:
             yield
         finally:
-            self._costs[stage] = self._charge(self._begun)
-            self._begun = None
+            self._costs[stage] = self._charge(self._open_stage)
+            self._open_stage = None
 
     def keep_if_due(self) -> None:
         """Store all costs if some time has passed since they were last stored."""
@@ -97,12 +101,12 @@ class Costs:
             self._keep(self.stages)
             self._kept_at = time.monotonic()
 
-    def _charge(self, begun: _Begun) -> StageReport:
-        before = self._costs.get(begun.name)
-        seconds = time.monotonic() - begun.at
-        spent = _spent(begun.energy, self._energy(), accelerated=self._device.type != "cpu")
+    def _charge(self, open_stage: _OpenStage) -> StageReport:
+        before = self._costs.get(open_stage.name)
+        seconds = time.monotonic() - open_stage.at
+        spent = _spent(open_stage.energy, self._energy(), accelerated=self._device.type != "cpu")
         return StageReport(
-            name=begun.name,
+            name=open_stage.name,
             seconds=round(seconds + (before.seconds if before else 0.0), 3),
             peak_memory_bytes=max(_peak_resident_bytes(), before.peak_memory_bytes if before else 0),
             peak_device_bytes=_larger(peak_memory(self._device), before.peak_device_bytes if before else None),

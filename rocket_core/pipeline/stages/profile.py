@@ -85,12 +85,12 @@ def allocate_layers(config: CompressionConfig, profile: ModelProfile, work: Work
     """
     allocation = work.allocation()
     if allocation is None:
-        what_if = profile.what_if()
+        predictor = profile.predictor()
         if config.target_bytes is not None:
-            allocation = what_if.within_bytes(config.target_bytes)
+            allocation = predictor.within_bytes(config.target_bytes)
         else:
             assert config.ratio is not None
-            allocation = what_if.at_ratio(config.ratio)
+            allocation = predictor.at_ratio(config.ratio)
         work.save_allocation(allocation)
     return allocation
 

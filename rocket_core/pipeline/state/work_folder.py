@@ -119,7 +119,7 @@ class WorkFolder:
                 raise InvalidConfigError(
                     f"{self.path} holds the work of an unfinished run; resume it, or remove that folder to start afresh"
                 )
-            _refuse_another(self.path, read_model(self._identity_file, RunIdentity), identity)
+            _check_identity(self.path, read_model(self._identity_file, RunIdentity), identity)
 
     def claim(self, identity: RunIdentity, inputs: CalibrationInputs) -> None:
         """Lock the folder for this process, and create it if needed.
@@ -358,7 +358,7 @@ def _lock(file: Path) -> BinaryIO:
     return stream
 
 
-def _refuse_another(path: Path, found: RunIdentity, wanted: RunIdentity) -> None:
+def _check_identity(path: Path, found: RunIdentity, wanted: RunIdentity) -> None:
     differences = [
         f"{name} was {getattr(found, name)!r} and is now {getattr(wanted, name)!r}"
         for name in ("rocket_version", "model", "revision")

@@ -21,16 +21,16 @@ from rocket_core.errors import (
 from rocket_core.hf.names import disk_names
 from rocket_core.inspection import preconditions
 from rocket_core.inspection.layer_names import PREFIXES
-from rocket_core.inspection.model_fields import refuse_sizes
+from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.preconditions import (
     UNSUPPORTED,
+    check_calibration,
+    check_config,
+    check_ignore,
+    check_reachable,
+    check_weights,
     input_kind,
     parse_config,
-    refuse_calibration,
-    refuse_config,
-    refuse_ignore,
-    refuse_unreachable,
-    refuse_weights,
 )
 from rocket_core.inspection.safetensors_headers import (
     WeightSummary,
@@ -101,9 +101,9 @@ def verdict(judge, *arguments):
 
 
 def inspect(folder, ratio):
-    refuse_config(parse_config((folder / "config.json").read_bytes(), "m"), "m")
+    check_config(parse_config((folder / "config.json").read_bytes(), "m"), "m")
     files = local_weight_files(folder, "m")
-    refuse_weights(sum_summaries(summarize(read_header(file, file.name)) for file in files), ratio, "m")
+    check_weights(sum_summaries(summarize(read_header(file, file.name)) for file in files), ratio, "m")
 
 
 def prepare(folder, ratio):
@@ -131,7 +131,7 @@ def test_never_refuses_what_the_library_accepts(family, tmp_path):
         assert early in {None, late, InfeasibleBudgetError if late else None}, ratio
     assert verdict(inspect, folder, 0.95) is InfeasibleBudgetError
     # The library asks this as well, so that the two agree whatever the answer is.
-    refuse_sizes(*described(folder), "m")
+    check_sizes(*described(folder), "m")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_config_tells_what_a_model_reads(family, tmp_path):
 )
 def test_data_of_another_kind_are_refused_with_what_to_give(kind, dataset, wanted):
     with pytest.raises(UnknownDatasetError, match=wanted):
-        refuse_calibration(kind, dataset, None, "m")
+        check_calibration(kind, dataset, None, "m")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_data_of_another_kind_are_refused_with_what_to_give(kind, dataset, wante
     [("images", "synthetic"), ("audio", "."), ("text", "c4"), ("text", "upload/0"), ("text", "a.txt")],
 )
 def test_data_of_the_right_kind_are_accepted(kind, dataset):
-    refuse_calibration(kind, dataset, None, "m")
+    check_calibration(kind, dataset, None, "m")
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"1", b"\xff", b"[" * 100_000])
@@ -220,21 +220,21 @@ def test_what_is_no_config_is_refused(raw):
 def test_a_model_without_blocks_has_nothing_to_compress():
     weights = WeightSummary(dtype_bytes={"F32": 8}, block_shapes={(0, 4): 1})
     with pytest.raises(UnsupportedArchitectureError, match="nothing to compress"):
-        refuse_weights(weights, 0.3, "m")
+        check_weights(weights, 0.3, "m")
 
 
 def test_weights_of_another_kind_are_named_before_the_ratio():
     weights = WeightSummary(dtype_bytes={"I8": 8}, block_shapes={(64, 64): 1})
     with pytest.raises(AlreadyQuantizedError, match="I8"):
-        refuse_weights(weights, 0.95, "m")
+        check_weights(weights, 0.95, "m")
 
 
 def test_a_ratio_out_of_reach_names_one_that_the_library_takes():
     weights = WeightSummary(dtype_bytes={"F32": 8}, block_shapes={(640, 640): 3, (1728, 640): 1})
     with pytest.raises(InfeasibleBudgetError, match="at most") as caught:
-        refuse_weights(weights, 0.9, "m")
+        check_weights(weights, 0.9, "m")
     assert 0.69 <= caught.value.nearest_ratio < 0.71
-    refuse_unreachable([(640, 640)] * 3 + [(640, 1728)], caught.value.nearest_ratio)
+    check_reachable([(640, 640)] * 3 + [(640, 1728)], caught.value.nearest_ratio)
 
 
 SIDE = st.integers(1, 200)
@@ -244,12 +244,12 @@ SIDE = st.integers(1, 200)
 @given(st.lists(st.tuples(SIDE, SIDE, st.booleans(), st.booleans()), min_size=1, max_size=8), st.floats(0, 0.999))
 def test_refuses_no_ratio_that_some_selection_of_the_weights_reaches(weights, ratio):
     stored = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(rows, columns): 1 for rows, columns, _, _ in weights})
-    if verdict(refuse_weights, stored, ratio, "m") is None:
+    if verdict(check_weights, stored, ratio, "m") is None:
         return
     # Either way round, and any of them.
     layers = [(columns, rows) if turned else (rows, columns) for rows, columns, _, turned in weights]
     chosen = [layer for layer, (_, _, is_layer, _) in zip(layers, weights, strict=True) if is_layer] or layers[:1]
-    assert verdict(refuse_unreachable, chosen, ratio) is InfeasibleBudgetError
+    assert verdict(check_reachable, chosen, ratio) is InfeasibleBudgetError
 
 
 def test_families_with_code_of_their_own_are_none_that_transformers_has():
@@ -257,9 +257,9 @@ def test_families_with_code_of_their_own_are_none_that_transformers_has():
 
     assert not preconditions.OWN_CODE_ONLY & set(CONFIG_MAPPING_NAMES)
     # A family that transformers has may bring code too, which is left alone.
-    preconditions.refuse_config({"model_type": "phi3", "auto_map": {"AutoConfig": "a.B"}}, "m")
+    preconditions.check_config({"model_type": "phi3", "auto_map": {"AutoConfig": "a.B"}}, "m")
     with pytest.raises(UnsupportedArchitectureError, match="its own code"):
-        preconditions.refuse_config({"model_type": "chatglm", "auto_map": {"AutoConfig": "a.B"}}, "m")
+        preconditions.check_config({"model_type": "chatglm", "auto_map": {"AutoConfig": "a.B"}}, "m")
 
 
 def described(folder):
@@ -282,7 +282,7 @@ def test_a_pattern_that_the_library_takes_is_never_refused(family, tmp_path):
         first, last = name.split(".", 1)[0], name.rsplit(".", 1)[-1]
         patterns = (name, f"*.{last}", f"{first}.*", f"*{name[3:]}")
         ignored_layers(names, patterns)
-        refuse_ignore(config, weights, patterns, "m")
+        check_ignore(config, weights, patterns, "m")
 
 
 @pytest.mark.parametrize("family", sorted(set(ALL_FAMILIES) & set(PREFIXES)))
@@ -296,7 +296,7 @@ def test_a_pattern_that_matches_nothing_is_refused_early_with_its_place_and_with
         with pytest.raises(UnmatchedIgnoreError) as late:
             ignored_layers(names, patterns)
         with pytest.raises(UnmatchedIgnoreError) as early:
-            refuse_ignore(config, weights, patterns, "m")
+            check_ignore(config, weights, patterns, "m")
         assert early.value.position == late.value.position == 1
         assert "canary" not in str(early.value)
         assert str(early.value).startswith("ignore pattern 2 of 2 matches no layer of m; ")
@@ -308,16 +308,16 @@ def test_a_slip_is_answered_with_what_was_meant():
     with pytest.raises(
         UnmatchedIgnoreError, match=r"the ignore pattern matches no layer of m; did you mean '\*.c_attn'"
     ):
-        refuse_ignore({"model_type": "gpt2"}, weights, ("*.c_atn",), "m")
+        check_ignore({"model_type": "gpt2"}, weights, ("*.c_atn",), "m")
     # As the built model calls it.
-    refuse_ignore({"model_type": "gpt2"}, weights, ("transformer.h.0.*", "*.c_attn"), "m")
+    check_ignore({"model_type": "gpt2"}, weights, ("transformer.h.0.*", "*.c_attn"), "m")
 
 
 def test_what_takes_long_to_compare_and_families_with_other_names_are_for_the_preflight():
     weights = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(2, 2): 1}, matrices=(("h.0.attn.c_attn", (2, 2)),))
-    refuse_ignore({"model_type": "gpt2"}, weights, ("none",) * 5_000_000, "m")
+    check_ignore({"model_type": "gpt2"}, weights, ("none",) * 5_000_000, "m")
     for kind in ("mixtral", "of_a_newer_transformers"):
-        refuse_ignore({"model_type": kind}, weights, ("none",), "m")
+        check_ignore({"model_type": kind}, weights, ("none",), "m")
 
 
 @pytest.mark.filterwarnings("ignore")
