@@ -69,15 +69,17 @@ class Method(ABC):
             The factors, in the problem's precision and on its device, and their errors.
         """
 
-    def share(self, problem: LayerProblem, owner: str, alone: Sequence[Sequence[Candidate]]) -> list[SharedCandidate]:
+    def share(
+        self, problem: LayerProblem, dictionary_owner: str, alone: Sequence[Sequence[Candidate]]
+    ) -> list[SharedCandidate]:
         """Return candidates for all layers of an input group, by decreasing size; called only if it `shares`.
 
         Args:
             problem: the members' weights, concatenated by columns.
-            owner: name of the first member, which owns the dictionary.
+            dictionary_owner: name of the first member, which owns the dictionary.
             alone: the candidates that `profile` returned for each member.
         """
-        raise NotImplementedError(owner)
+        raise NotImplementedError(dictionary_owner)
 
     def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> Compressed:
         """Compress all layers of an input group; called only if it `shares`.

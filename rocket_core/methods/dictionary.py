@@ -77,7 +77,7 @@ def share(
     *,
     ratios: Sequence[float],
     shapes: Sequence[float],
-    owner: str,
+    dictionary_owner: str,
     itemsizes: tuple[int, int | None],
     rivals: Sequence[Sequence[float]] = (),
 ) -> list[SharedCandidate]:
@@ -89,7 +89,7 @@ def share(
     together = _together(rivals, _output_energies(problem, layer)) if rivals else ()
     found = best_factorizations(layer, ratios, shapes, objective="whitened", itemsize=itemsizes[1], rivals=together)
     return [
-        _shared_candidate(problem, _serving_all(problem, factorization), owner, itemsizes[0])
+        _shared_candidate(problem, _serving_all(problem, factorization), dictionary_owner, itemsizes[0])
         for factorization in found
         if factorization.nnz >= len(problem.members)
     ][::-1]
@@ -184,7 +184,7 @@ def _output_energies(problem: LayerProblem, layer: PreparedLayer) -> list[float]
 
 
 def _shared_candidate(
-    problem: LayerProblem, factorization: Factorization, owner: str, itemsize: int
+    problem: LayerProblem, factorization: Factorization, dictionary_owner: str, itemsize: int
 ) -> SharedCandidate:
     d_in, _ = problem.shape
     layer, rank = factorization.layer, factorization.rank
@@ -203,7 +203,7 @@ def _shared_candidate(
                 kind="low_rank" if dense else "factored",
                 rank=rank,
                 nnz=nnz,
-                dictionary=owner,
+                dictionary=dictionary_owner,
                 kept_parameters=atoms + nnz,
                 # Supports are chosen jointly; with as many nonzeros in total, this member may need its mask.
                 stored_bytes=(atoms + nnz) * itemsize + (0 if dense else budget.mask_bytes(rank, d_out)),

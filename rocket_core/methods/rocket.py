@@ -40,7 +40,7 @@ class Rocket(Method):
         return found + pruned
 
     def share(
-        self, problem: LayerProblem, owner: str, alone: Sequence[Sequence[Candidate]] = ()
+        self, problem: LayerProblem, dictionary_owner: str, alone: Sequence[Sequence[Candidate]] = ()
     ) -> list[SharedCandidate]:
         """Return the best shared dictionary at each ratio."""
         d_in, _ = problem.shape
@@ -50,7 +50,7 @@ class Rocket(Method):
             dictionary.settings_of(self.config),
             ratios=self.ratios,
             shapes=PROFILE_RANK_NNZ_RATIOS,
-            owner=owner,
+            dictionary_owner=dictionary_owner,
             itemsizes=(self.itemsize, self.budget_itemsize),
             rivals=rivals if all(rivals) else (),
         )

@@ -163,7 +163,7 @@ def _split(run: Run, unit: Unit, factors: LayerFactors) -> Iterator[LayerFactors
             dictionary=factors.dictionary,
             coefficients=factors.coefficients[:, part],
             support=None if factors.support is None else factors.support[:, part],
-            shared_dictionary_of=unit.names[0] if index else None,
+            dictionary_owner=unit.names[0] if index else None,
         )
 
 

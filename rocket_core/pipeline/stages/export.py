@@ -127,8 +127,8 @@ def _plan_composed(run: Run, work: WorkFolder, layer: LayerReport, entry: Tensor
         )
         dictionary = None
         if layer.rank is not None:
-            leader = _leader(layer)
-            atoms = tensors["weight_u"] if leader is None else _factors(work, leader)["weight_u"].read()
+            owner = _dictionary_owner(layer)
+            atoms = tensors["weight_u"] if owner is None else _factors(work, owner)["weight_u"].read()
             dictionary = atoms.T
         weight = compose_weight(dictionary, coefficients, run.dtype)
         module = run.architecture.model.get_submodule(layer.name)
@@ -143,15 +143,15 @@ def _factors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
     return entries
 
 
-def _leader(layer: LayerReport) -> str | None:
+def _dictionary_owner(layer: LayerReport) -> str | None:
     """Return the other layer whose dictionary this one uses; None if it has its own, or does not have one."""
     return None if layer.dictionary == layer.name else layer.dictionary
 
 
 def _table_entry(run: Run, work: WorkFolder, layer: LayerReport) -> LayerEntry:
-    leader = _leader(layer)
+    owner = _dictionary_owner(layer)
     (nnz,) = _factors(work, layer.name)["weight"].shape
-    return LayerEntry(rank=layer.rank, nnz=nnz, dictionary=None if leader is None else run.disk_name(leader))
+    return LayerEntry(rank=layer.rank, nnz=nnz, dictionary=None if owner is None else run.disk_name(owner))
 
 
 def _write_config(run: Run, folder: Path, entries: dict[str, LayerEntry] | None) -> None:

@@ -236,6 +236,6 @@ def _share(
     return shared
 
 
-def shared_name(owner: str) -> str:
+def shared_name(dictionary_owner: str) -> str:
     """Return the name under which the statistics of a group's concatenated weights are stored."""
-    return f"{owner}.shared"
+    return f"{dictionary_owner}.shared"

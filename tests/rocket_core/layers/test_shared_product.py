@@ -1,4 +1,4 @@
-"""A leader and two followers, called on one input."""
+"""A dictionary owner and two followers, called on one input."""
 
 import copy
 import gc
@@ -114,7 +114,7 @@ class TestOneProduct:
 
 
 class TestChanges:
-    """Between the leader's call and the follower's."""
+    """Between the dictionary owner's call and the follower's."""
 
     def apply(self, group, products, change, x):
         group[0](x)
@@ -242,21 +242,21 @@ class TestOtherModes:
 
 
 class TestReference:
-    """A follower refers to its leader, and does not own it."""
+    """A follower refers to its dictionary owner, and does not own it."""
 
     def test_is_no_part_of_the_follower(self):
-        leader, follower, _ = make_group()[0]
+        owner, follower, _ = make_group()[0]
         assert list(follower.children()) == []
         assert {name for name, _ in follower.named_parameters()} == {"coefficients", "weight_mask", "bias"}
-        assert follower.leader is leader
-        assert leader.leader is leader
+        assert follower.dictionary_owner is owner
+        assert owner.dictionary_owner is owner
 
     def test_follows_into_a_copy(self, group):
         x = new_input()
         group[0](x)
         model = torch.nn.ModuleList(reversed(group))  # the followers first
         twin = copy.deepcopy(model)
-        assert twin[0].leader is twin[1].leader is twin[2]
+        assert twin[0].dictionary_owner is twin[1].dictionary_owner is twin[2]
         assert twin[2].followers == 2
         assert not is_left([twin[2]])
         twin[2].weight_u.mul_(2)
@@ -279,9 +279,9 @@ class TestReference:
         gc.collect()
         assert [reference() for reference in references] == [None] * 3
 
-    def test_needs_a_leader_that_fits(self):
-        leader, follower, _ = make_group()[0]
-        with pytest.raises(AssertionError, match="leads no layer"):
-            FactorizedLinear(D_IN, D_OUT, rank=RANK, nnz=3, leader=follower)
+    def test_needs_a_dictionary_owner_that_fits(self):
+        owner, follower, _ = make_group()[0]
+        with pytest.raises(AssertionError, match="owns no dictionary"):
+            FactorizedLinear(D_IN, D_OUT, rank=RANK, nnz=3, dictionary_owner=follower)
         with pytest.raises(AssertionError, match="does not fit"):
-            FactorizedLinear(D_IN + 1, D_OUT, rank=RANK, nnz=3, leader=leader)
+            FactorizedLinear(D_IN + 1, D_OUT, rank=RANK, nnz=3, dictionary_owner=owner)

@@ -162,7 +162,7 @@ def test_shared_candidates_are_what_compression_makes_of_them_member_by_member(w
     sizes = (2, rocket.budget_itemsize)
     found = rocket.share(layer.problem, "q")
     found += dictionary.share(
-        layer.problem, FactorizerSettings(), ratios=(0.3,), shapes=(1.0,), owner="q", itemsizes=sizes
+        layer.problem, FactorizerSettings(), ratios=(0.3,), shapes=(1.0,), dictionary_owner="q", itemsizes=sizes
     )
     assert {candidate.kind for candidate in found} == {"low_rank", "factored"}
     for shared in found:
@@ -175,7 +175,7 @@ def test_shared_candidates_are_what_compression_makes_of_them_member_by_member(w
                 dictionary=compressed.factors.dictionary,
                 coefficients=compressed.factors.coefficients[:, part],
                 support=None if compressed.factors.support is None else compressed.factors.support[:, part],
-                shared_dictionary_of="q" if index else None,
+                dictionary_owner="q" if index else None,
             )
             if shared.kind == "factored" and bool(factors.support.all()):
                 continue  # written without the mask that is counted for it
