@@ -242,7 +242,7 @@ def chosen(
         allocation: the allocation.
         itemsize: bytes of a nonzero.
     """
-    candidates = chosen_candidate(profiles, allocation.choices, _leaders(profiles))
+    candidates = chosen_candidate(profiles, allocation.choices, _first_layers(profiles))
     return [
         (profile, _enlarged(candidate, extra, itemsize))
         for (profile, candidate), extra in zip(candidates, allocation.extra_nonzeros, strict=True)
@@ -307,7 +307,7 @@ def _frontier(
     ]
 
 
-def _leaders(profiles: Sequence[LayerProfile]) -> dict[str, LayerProfile]:
+def _first_layers(profiles: Sequence[LayerProfile]) -> dict[str, LayerProfile]:
     return {profile.input_group: profile for profile in profiles if profile.shared}
 
 

@@ -115,7 +115,7 @@ def build_items(profiles: Sequence[LayerProfile], priced: Sequence[Priced]) -> l
 
 
 def chosen_candidate(
-    profiles: Sequence[LayerProfile], choices: Sequence[int], leaders: Mapping[str, LayerProfile]
+    profiles: Sequence[LayerProfile], choices: Sequence[int], first_layers: Mapping[str, LayerProfile]
 ) -> Iterator[tuple[LayerProfile, Candidate]]:
     """Yield each layer with its chosen candidate.
 
@@ -124,7 +124,7 @@ def chosen_candidate(
     Args:
         profiles: all layers.
         choices: one index per layer.
-        leaders: the first layer of each input group.
+        first_layers: the first layer of each input group.
     """
     places: dict[str, int] = {}
     for profile, choice in zip(profiles, choices, strict=True):
@@ -134,7 +134,7 @@ def chosen_candidate(
         if choice < own:
             yield profile, profile.candidates[choice]
         else:
-            yield profile, leaders[profile.input_group].shared[choice - own].members[member]
+            yield profile, first_layers[profile.input_group].shared[choice - own].members[member]
 
 
 def _own(place: int, profile: LayerProfile, priced: Priced) -> Item:
@@ -163,14 +163,14 @@ def _combined(items: Sequence[Item]) -> Item:
     return whole
 
 
-def _with_shared(own: Item, leader: Priced, counts: Sequence[int]) -> Item:
+def _with_shared(own: Item, first: Priced, counts: Sequence[int]) -> Item:
     """Add the shared candidates of a group; `counts` is the number of each member's own candidates."""
-    shared = np.arange(len(leader.costs) - counts[0])
+    shared = np.arange(len(first.costs) - counts[0])
     return _undominated(
         Item(
             layers=own.layers,
-            costs=np.append(own.costs, leader.costs[counts[0] :]),
-            errors=np.append(own.errors, leader.errors[counts[0] :]),
+            costs=np.append(own.costs, first.costs[counts[0] :]),
+            errors=np.append(own.errors, first.errors[counts[0] :]),
             choices=np.vstack([own.choices, np.add.outer(shared, counts)]),
         )
     )

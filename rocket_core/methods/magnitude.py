@@ -8,7 +8,7 @@ from rocket_core.candidates import Candidate
 from rocket_core.linalg.pruning import prune_at_once
 from rocket_core.methods import sparse
 from rocket_core.methods.base import Method
-from rocket_core.methods.layer_problem import Compressed, LayerProblem, output_errors
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 
 
 class Magnitude(Method):
@@ -37,7 +37,7 @@ class Magnitude(Method):
             found.append(sparse.candidate(problem, weight, pruned, nnz, (error, energy), self.itemsize))
         return found
 
-    def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Set all entries that are not kept to zero."""
         assert candidate.nnz is not None
         support = self.support(problem, candidate.nnz)

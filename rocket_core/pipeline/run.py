@@ -32,7 +32,7 @@ from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.report_builder import allocation_report, calibration_report, totals_report, without_paths
 from rocket_core.pipeline.requirements import check_evaluation, check_size
 from rocket_core.pipeline.stage_costs import Costs
-from rocket_core.pipeline.stages.compress import compress_layers, units_of
+from rocket_core.pipeline.stages.compress import compress_layers, group_units
 from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan, evaluate_export, plan_evaluation
@@ -340,7 +340,7 @@ def _compress(prepared: _PreparedRun) -> CompressionReport:
         selected = chosen(profile.layers, allocation, itemsize=run.dtype.itemsize)
         monitor.allocated(selected)
     with monitor.stage("factorizing"):
-        units = units_of(selected)
+        units = group_units(selected)
         if run.config.sequential:
             SequentialCompression(run, prepared.calibration, work, units, monitor).complete()
         else:

@@ -200,11 +200,11 @@ class WorkFolder:
     def sensitivity(self, layer: str) -> Sensitivity | None:
         """Return the Fisher diagonal of a layer's output, if it has been measured."""
         file = self.path / "sensitivities" / f"{layer}.safetensors"
-        return Sensitivity(curvature=read_tensors(file)["curvature"]) if file.is_file() else None
+        return Sensitivity(fisher_diagonal=read_tensors(file)["curvature"]) if file.is_file() else None
 
     def save_sensitivity(self, layer: str, sensitivity: Sensitivity) -> None:
         """Store the Fisher diagonal of a layer's output."""
-        write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", {"curvature": sensitivity.curvature})
+        write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", {"curvature": sensitivity.fisher_diagonal})
 
     def output_energies(self, layer: str) -> torch.Tensor:
         """Return the squared norms of a layer's outputs over the calibration tokens, in float64, from profiling."""

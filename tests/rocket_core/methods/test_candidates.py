@@ -156,19 +156,24 @@ def test_the_output_gram_gives_the_same_factors_as_the_gram(shape, weights):
 @pytest.mark.parametrize("weights", [None, 2])
 @pytest.mark.parametrize("budget_unit", ["parameters", "bytes"])
 def test_shared_candidates_are_what_compression_makes_of_them_member_by_member(weights, budget_unit):
-    members = (16, 8, 12)
-    layer = example(20, members, weights=weights)
+    widths = (16, 8, 12)
+    layer = example(20, widths, weights=weights)
     rocket = method(kinds=("shared",), sweeps=1, budget=budget_unit)
-    sizes = (2, rocket.budget_itemsize)
     found = rocket.share(layer.problem, "q")
     found += dictionary.share(
-        layer.problem, FactorizerSettings(), ratios=(0.3,), shapes=(1.0,), dictionary_owner="q", itemsizes=sizes
+        layer.problem,
+        FactorizerSettings(),
+        ratios=(0.3,),
+        shapes=(1.0,),
+        dictionary_owner="q",
+        stored_itemsize=2,
+        budget_itemsize=rocket.budget_itemsize,
     )
     assert {candidate.kind for candidate in found} == {"low_rank", "factored"}
     for shared in found:
         compressed = rocket.compress_shared(layer.problem, shared.rank, shared.nnz)
         begin = 0
-        for index, (member, width) in enumerate(zip(shared.members, members, strict=True)):
+        for index, (member, width) in enumerate(zip(shared.members, widths, strict=True)):
             part = slice(begin, begin + width)
             begin += width
             factors = LayerFactors(
@@ -189,7 +194,7 @@ def test_shared_candidates_are_what_compression_makes_of_them_member_by_member(w
 
 def test_a_member_that_hardly_matters_is_left_one_coefficient():
     layer = example(20, (16, 8, 8), weights=0)
-    layer.problem.column_weights[16:] *= 1e-4
+    layer.problem.output_weights[16:] *= 1e-4
     rocket = method(kinds=("shared",), sweeps=2)
     found = rocket.share(layer.problem, "q")
     assert len(found) == 14
@@ -221,10 +226,10 @@ def test_shared_candidates_stay_within_their_ratio():
 def test_column_weights_lower_the_error_that_they_weigh(kind):
     weighted = example(24, (24,), weights=3)
     rocket = method(kinds=(kind,))
-    plain = rocket.profile(replace(weighted.problem, column_weights=None, basis=None))
+    plain = rocket.profile(replace(weighted.problem, output_weights=None, basis=None))
     better = 0
     for candidate, unaware in zip(rocket.profile(weighted.problem), plain, strict=True):
-        without = rocket.compress(replace(weighted.problem, column_weights=None, basis=None), unaware)
+        without = rocket.compress(replace(weighted.problem, output_weights=None, basis=None), unaware)
         ignorant, aware = (
             weighted.errors(dense(factors))[1]
             for factors in (without.factors, rocket.compress(weighted.problem, candidate).factors)
@@ -237,7 +242,7 @@ def test_column_weights_lower_the_error_that_they_weigh(kind):
 @pytest.mark.parametrize("weights", [None, 2])
 def test_low_rank_candidates_are_the_best_of_their_rank(weights):
     layer = example(20, (14,), weights=weights)
-    scale = torch.ones(14, dtype=torch.float64) if weights is None else layer.problem.column_weights
+    scale = torch.ones(14, dtype=torch.float64) if weights is None else layer.problem.output_weights
     values = torch.linalg.svdvals(layer.inputs @ (layer.problem.weight * scale))
     for candidate in method(kinds=("low_rank",)).profile(layer.problem):
         best = float(values[candidate.rank :].square().sum() / values.square().sum()) ** 0.5
@@ -247,7 +252,7 @@ def test_low_rank_candidates_are_the_best_of_their_rank(weights):
 @pytest.mark.parametrize("weight", [1e-3, 1e3])
 def test_equal_column_weights_change_the_loss_and_nothing_else(weight):
     layer = example(24, (24,))
-    scaled = replace(layer.problem, column_weights=torch.full((24,), weight, dtype=torch.float64), basis=None)
+    scaled = replace(layer.problem, output_weights=torch.full((24,), weight, dtype=torch.float64), basis=None)
     rocket = method()
     for candidate, other in zip(rocket.profile(layer.problem), rocket.profile(scaled), strict=True):
         assert (candidate.kind, candidate.rank, candidate.nnz) == (other.kind, other.rank, other.nnz)

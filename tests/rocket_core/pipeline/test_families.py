@@ -174,7 +174,7 @@ def test_walking_an_encoder_decoder_gives_what_the_whole_model_computes(family, 
         with torch.no_grad():
             expected = collect_statistics(
                 modules,
-                [rocket_core.calibration.grams.InputGroup(members=(name,), from_output=False) for name in names],
+                [rocket_core.calibration.grams.InputGroup(layers=(name,), from_output=False) for name in names],
                 lambda _batch: whole(**inputs.tensors),
                 batches=1,
                 dtype=torch.float64,
