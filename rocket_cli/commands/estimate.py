@@ -14,6 +14,7 @@ from rocket_cli.report_table import count_text, percent, wide_console
 from rocket_cli.submission import explained_refusals, request_parts
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Estimate
+from rocket_core.budget import remaining_parameters
 
 
 def estimate(
@@ -70,7 +71,7 @@ def estimate(
 
 def _sizes(told: Estimate) -> Table:
     table = _table("now", "factored, at most", "")
-    left = told.parameters - told.compressible_parameters + told.kept_parameters
+    left = remaining_parameters(told.parameters, told.compressible_parameters, told.kept_parameters)
     for name, before, after in (
         ("parameters", told.parameters, left),
         ("of those, compressible", told.compressible_parameters, told.kept_parameters),

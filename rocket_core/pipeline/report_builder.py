@@ -51,7 +51,7 @@ def totals_report(run: Run, layers: Sequence[LayerReport], exports: Sequence[Exp
     """Return the report on sizes before and after."""
     compressible = sum(layer.d_in * layer.d_out for layer in layers)
     kept = sum(layer.kept_parameters for layer in layers)
-    whole = run.architecture.parameters
+    total = run.architecture.parameters
     return TotalsReport(
         compressible_parameters=compressible,
         kept_parameters=kept,
@@ -59,8 +59,8 @@ def totals_report(run: Run, layers: Sequence[LayerReport], exports: Sequence[Exp
         achieved_byte_ratio=budget.achieved_ratio(
             sum(run.stored_bytes(layer.name) for layer in layers), sum(layer.stored_bytes for layer in layers)
         ),
-        model_parameters=whole,
-        model_compression_ratio=budget.achieved_ratio(whole, whole - compressible + kept),
+        model_parameters=total,
+        model_compression_ratio=budget.achieved_ratio(total, budget.remaining_parameters(total, compressible, kept)),
         stored_bytes=min(export.stored_bytes for export in exports),
         dense_bytes=run.checkpoint.stored_bytes,
     )

@@ -83,3 +83,9 @@ def test_layers_that_share_a_dictionary_count_it_once(d_in, d_out, rank, nnz, it
 
 def test_achieved_ratio_is_what_is_gone():
     assert budget.achieved_ratio(200, 150) == 0.25
+
+
+def test_a_layer_reports_what_is_left_and_what_is_zero():
+    assert budget.kept_fraction(10, 20, 50) == 0.25
+    assert budget.sparsity(10, 20, 50) == 0.75
+    assert budget.remaining_parameters(1000, 200, 50) == 850
