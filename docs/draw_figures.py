@@ -178,10 +178,7 @@ def _draw_map(axes: Axes, chosen: Chosen) -> None:
     cells: dict[str, dict[str, tuple[float, str]]] = {}
     for profile, candidate in chosen:
         block, name = _block_and_name(profile.name)
-        cells.setdefault(block, {})[name] = (
-            kept_fraction(profile.d_in, profile.d_out, candidate.kept_parameters),
-            _kind(candidate),
-        )
+        cells.setdefault(block, {})[name] = (candidate.kept_parameters / profile.parameters, _kind(candidate))
     names = list(dict.fromkeys(name for row in cells.values() for name in row))
     parts = [[row.get(name, (float("nan"), ""))[0] for name in names] for row in cells.values()]
     image = axes.imshow(parts, cmap=_SHADES, vmin=0, vmax=1, aspect="auto")
