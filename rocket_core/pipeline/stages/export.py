@@ -13,7 +13,6 @@ from rocket_core.checkpoint import (
     header_bytes,
     plan_copy,
     plan_tensor,
-    write_atomically,
     write_checkpoint,
 )
 from rocket_core.checkpoint.reader import DTYPES
@@ -25,6 +24,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerReport
+from rocket_core.system.files import atomic_write
 
 # Files that may name code: classes shipped with the model.
 _SETTINGS = frozenset(
@@ -161,7 +161,7 @@ def _write_config(run: Run, folder: Path, entries: dict[str, LayerEntry] | None)
         config["dtype"] = run.config.dtype
     if entries is not None:
         config["quantization_config"] = quantization_config(entries)
-    with write_atomically(folder / CONFIG_NAME) as stream:
+    with atomic_write(folder / CONFIG_NAME) as stream:
         stream.write(_json(config))
 
 

@@ -1,12 +1,11 @@
 """Finished work of a run on disk: each file is written atomically, so that a killed run can be resumed."""
 
-import fcntl
 import hashlib
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -33,6 +32,7 @@ from rocket_core.pipeline.state.files import (
 )
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import LayerOutcome, StageReport
+from rocket_core.system.files import locked
 
 _LOCK_NAME = "lock"
 
@@ -101,7 +101,7 @@ class WorkFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: BinaryIO | None = None
+        self._lock: ExitStack | None = None
 
     def check(self, identity: RunIdentity, *, resume: bool) -> None:
         """Raise an error if the folder holds work that this run must not continue.
@@ -130,7 +130,14 @@ class WorkFolder:
             WorkFolderBusyError: another process is using the folder.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.path / _LOCK_NAME)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / _LOCK_NAME))
+            except BlockingIOError as error:
+                raise WorkFolderBusyError(
+                    f"another process works in {self.path}; wait for it to end, or choose another output folder"
+                ) from error
+            self._lock = stack.pop_all()
         if not self.is_claimed:
             # Remains without an identity belong to no run: a run was killed while it removed its folder.
             for remains in self.path.iterdir():
@@ -344,18 +351,6 @@ class WorkFolder:
     def save_evaluation(self, record: EvaluationRecord, report: EvaluationReport) -> None:
         """Store a finished evaluation."""
         write_model(self.path / "evaluation.json", record.model_copy(update={"report": report}))
-
-
-def _lock(file: Path) -> BinaryIO:
-    stream = file.open("wb")
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        stream.close()
-        raise WorkFolderBusyError(
-            f"another process works in {file.parent}; wait for it to end, or choose another output folder"
-        ) from error
-    return stream
 
 
 def _check_identity(path: Path, found: RunIdentity, wanted: RunIdentity) -> None:
