@@ -12,6 +12,7 @@ from rocket_cli.progress_view import ProgressView, duration, print_line, progres
 from rocket_cli.report_table import count_text, percent
 from rocket_client.errors import DetachedError
 from rocket_client.models import Event, Job, Progress
+from rocket_core.config import stage_label
 
 if TYPE_CHECKING:
     from rocket_client.client import Rocket
@@ -94,7 +95,7 @@ def _failure(job: Job, server: str) -> Failure:
     if job.error is None:
         code = ExitCode.CANCELLED if job.status == "cancelled" else ExitCode.INTERNAL
         return Failure(code=job.status, message=f"{job.id} is {job.status}; {again}", exit_code=code)
-    place = " at ".join(part for part in (job.error.stage, job.error.layer) if part)
+    place = " at ".join(part for part in (stage_label(job.error.stage or ""), job.error.layer) if part)
     where = f" while {place}" if place else ""
     return Failure(
         code=job.error.code,

@@ -14,6 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from rocket_core.config import stage_label
+
 STOPPING = "stopping after this layer; press Ctrl-C again to stop at once"
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -61,7 +63,7 @@ class LineView:
             return
         self._stage, self._written_at = stage, now
         left = "" if seconds_left is None else f", {duration(seconds_left)} left"
-        print_line(" ".join(part for part in (f"{percentage(fraction)}{left}:", stage, detail) if part))
+        print_line(" ".join(part for part in (f"{percentage(fraction)}{left}:", stage_label(stage), detail) if part))
 
     def announce_stop(self) -> None:
         """Write directly to the descriptor, as the stream may be in the middle of a write."""
@@ -74,7 +76,7 @@ class BarView:
     def __init__(self, console: Console) -> None:
         self._progress = _BarWithNotice(
             # As wide as the longest stage, so that the bar does not move.
-            TextColumn("{task.description:<15}", markup=False),
+            TextColumn("{task.description:<21}", markup=False),
             BarColumn(bar_width=16),
             TextColumn("{task.fields[percent]:>4}", markup=False),
             TextColumn("{task.fields[left]:>8} left", markup=False),
@@ -100,7 +102,7 @@ class BarView:
         """Pass the state to the drawing thread."""
         self._progress.update(
             self._task,
-            description=stage,
+            description=stage_label(stage),
             completed=fraction,
             percent=percentage(fraction),
             left="-:--" if seconds_left is None else duration(seconds_left),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,6 +21,22 @@ StorageDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Precision = Literal["float32", "float64"]
 InputKind = Literal["text", "images", "audio"]
 """What a model reads."""
+Stage = Literal[
+    "downloading",
+    "preflight",
+    "differentiating",
+    "calibrating",
+    "allocating",
+    "factorizing",
+    "exporting",
+    "evaluating",
+]
+"""Stages of a run, in order: `downloading` only for a model on the Hub, `differentiating` only with the objective
+`fisher`, `evaluating` only if requested. A run that only profiles ends after `calibrating`."""
+STAGES: tuple[Stage, ...] = get_args(Stage)
+_STAGE_LABELS: Mapping[str, str] = MappingProxyType(
+    {"differentiating": "measuring sensitivity", "calibrating": "profiling"}
+)
 
 HUB_DATASETS = ("wikitext2", "ptb", "alpaca", "refinedweb", "c4")
 BUILTIN_DATASET = "builtin"
@@ -290,6 +306,11 @@ class CompressionConfig(_Frozen):
     def measures_sensitivities(self) -> bool:
         """Whether sensitivities are measured with a backward pass before calibration."""
         return self.method == "rocket" and self.objective == "fisher"
+
+
+def stage_label(name: str) -> str:
+    """Return how a stage is shown to people; other names are returned unchanged."""
+    return _STAGE_LABELS.get(name, name)
 
 
 def with_preset(settings: Any) -> Any:

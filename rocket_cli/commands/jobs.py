@@ -18,6 +18,7 @@ from rocket_cli.progress_view import percentage, print_line
 from rocket_cli.report_table import age_text, percent, print_report, wide_console
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Job
+from rocket_core.config import stage_label
 
 
 def jobs(
@@ -117,4 +118,4 @@ def _target(job: Job) -> str:
 def _progress(job: Job) -> str:
     if job.has_ended:
         return "" if job.error is None else job.error.code
-    return " ".join(part for part in (job.stage or "", percentage(job.progress)) if part)
+    return " ".join(part for part in (stage_label(job.stage or ""), percentage(job.progress)) if part)

@@ -10,6 +10,7 @@ from importlib import resources
 from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from rocket_core.config import stage_label
 from rocket_core.report.cost_table import cost_comparison
 from rocket_core.report.figures import Figure, report_figures
 from rocket_core.report.formatting import bytes_text, cell_text, duration_text, percent_text
@@ -38,7 +39,13 @@ def environment(*loaders: BaseLoader) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"bytes": bytes_text, "percent": percent_text, "duration": duration_text, "cell": cell_text}
+    made.filters |= {
+        "bytes": bytes_text,
+        "percent": percent_text,
+        "duration": duration_text,
+        "cell": cell_text,
+        "stage_label": stage_label,
+    }
     made.globals |= {"headlines": headlines, "loading_snippet": loading_snippet, "quality_rows": quality_rows}
     return made
 

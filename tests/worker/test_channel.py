@@ -1,14 +1,12 @@
 import contextlib
 import socket
 import threading
-from typing import get_args
 
 import pytest
 from pydantic import TypeAdapter
 
-from rocket_core.pipeline.progress import Stage
 from worker.channel import Channel, ChannelClosedError, ChannelError, Message
-from worker.messages import FROM_COMPUTE, Advanced, Finished, StageName
+from worker.messages import FROM_COMPUTE, Advanced, Finished
 
 
 class Note(Message):
@@ -107,7 +105,3 @@ def test_a_message_is_told_from_others_by_its_kind(ends):
 def test_a_fraction_is_one(fraction):
     with pytest.raises(ValueError, match="fraction"):
         Advanced(stage="calibrating", layer=None, fraction=fraction, seconds_left=None)
-
-
-def test_stages_are_those_of_the_library():
-    assert get_args(StageName) == get_args(Stage)
