@@ -123,12 +123,12 @@ class Allocator:
         self._items = build_items(profiles, self._priced)
         self._costs = _padded((item.costs.tolist() for item in self._items), 0)
         self._errors = _padded((item.errors.tolist() for item in self._items), math.inf)
-        self._whole = sum(int(layer.costs[0]) for layer in self._priced)
+        self._total = sum(int(layer.costs[0]) for layer in self._priced)
 
     @property
     def reachable_ratio(self) -> float:
         """Largest ratio that can be reached, rounded down to 4 decimals; [0, 1)."""
-        return _reachable(self._items, self._whole)
+        return _reachable(self._items, self._total)
 
     def allocate(self, ratio: float) -> Allocation:
         """Choose one candidate per layer with the least total error within the budget of a ratio.
@@ -144,7 +144,7 @@ class Allocator:
             raise InvalidConfigError(
                 f"compression ratio {ratio} is out of range; give a number from 0 up to, but not 1"
             )
-        budget = _feasible_budget(self._items, self._whole, ratio, self._budget_unit)
+        budget = _feasible_budget(self._items, self._total, ratio, self._budget_unit)
         errors = self._errors
         cap = None
         if self._objective == "weight":
@@ -162,7 +162,7 @@ class Allocator:
             ratio=ratio,
             budget_unit=self._budget_unit,
             budget=budget,
-            compressible=self._whole,
+            compressible=self._total,
             kept=solution.total_cost + sum(extra) * per_nonzero,
             choices=choices,
             extra_nonzeros=extra,
@@ -190,9 +190,9 @@ class Allocator:
         best = self.allocate(0.0)
         while beyond - reached > 1:
             middle = (reached + beyond) // 2
-            found = self.allocate(middle / _RATIO_STEPS)
-            if found.total_error <= most:
-                reached, best = middle, found
+            allocation = self.allocate(middle / _RATIO_STEPS)
+            if allocation.total_error <= most:
+                reached, best = middle, allocation
             else:
                 beyond = middle
         return best
@@ -319,13 +319,13 @@ def _choices(items: Sequence[Item], options: Sequence[int], layers: int) -> tupl
     return tuple(choices)
 
 
-def _feasible_budget(items: Sequence[Item], whole: int, ratio: float, budget_unit: BudgetUnit) -> int:
-    budget = parameter_budget(whole, ratio)
+def _feasible_budget(items: Sequence[Item], total: int, ratio: float, budget_unit: BudgetUnit) -> int:
+    budget = parameter_budget(total, ratio)
     smallest = _smallest(items)
     if smallest > budget:
-        nearest = _reachable(items, whole)
+        nearest = _reachable(items, total)
         raise InfeasibleBudgetError(
-            f"compression ratio {ratio} is out of reach: it allows {budget} of the {whole} compressible "
+            f"compression ratio {ratio} is out of reach: it allows {budget} of the {total} compressible "
             f"{budget_unit}, and the smallest candidates of the {sum(len(item.layers) for item in items)} layers keep "
             f"{smallest}. Ask for {nearest} or less, or ignore fewer layers",
             nearest_ratio=nearest,
@@ -333,9 +333,9 @@ def _feasible_budget(items: Sequence[Item], whole: int, ratio: float, budget_uni
     return budget
 
 
-def _reachable(items: Sequence[Item], whole: int) -> float:
-    removable = whole - _smallest(items)
-    return max(0, min(removable * _RATIO_STEPS // whole, _RATIO_STEPS - 1)) / _RATIO_STEPS
+def _reachable(items: Sequence[Item], total: int) -> float:
+    removable = total - _smallest(items)
+    return max(0, min(removable * _RATIO_STEPS // total, _RATIO_STEPS - 1)) / _RATIO_STEPS
 
 
 def _smallest(items: Sequence[Item]) -> int:

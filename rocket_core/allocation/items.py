@@ -99,18 +99,18 @@ def build_items(profiles: Sequence[LayerProfile], priced: Sequence[Priced]) -> l
         priced: costs and errors of each layer's choices.
     """
     members: dict[str, list[int]] = {}
-    for place, profile in enumerate(profiles):
-        members.setdefault(profile.input_group, []).append(place)
+    for index, profile in enumerate(profiles):
+        members.setdefault(profile.input_group, []).append(index)
     sharing = {profile.input_group for profile in profiles if profile.shared}
     items = []
-    for place, profile in enumerate(profiles):
+    for index, profile in enumerate(profiles):
         group = members[profile.input_group]
         if profile.input_group not in sharing:
-            items.append(_own(place, profile, priced[place]))
-        elif group[0] == place:
+            items.append(_own(index, profile, priced[index]))
+        elif group[0] == index:
             combined = _combined([_own(member, profiles[member], priced[member]) for member in group])
             counts = [len(profiles[member].candidates) for member in group]
-            items.append(_with_shared(combined, priced[place], counts))
+            items.append(_with_shared(combined, priced[index], counts))
     return items
 
 
@@ -137,10 +137,10 @@ def chosen_candidate(
             yield profile, first_layers[profile.input_group].shared[choice - own].members[member]
 
 
-def _own(place: int, profile: LayerProfile, priced: Priced) -> Item:
+def _own(index: int, profile: LayerProfile, priced: Priced) -> Item:
     own = len(profile.candidates)
     return Item(
-        layers=(place,),
+        layers=(index,),
         costs=priced.costs[:own],
         errors=priced.errors[:own],
         choices=np.arange(own)[:, None],
@@ -149,18 +149,21 @@ def _own(place: int, profile: LayerProfile, priced: Priced) -> Item:
 
 def _combined(items: Sequence[Item]) -> Item:
     """Return one item that decides for the layers of all given items."""
-    whole, *others = map(_undominated, items)
+    combined, *others = map(_undominated, items)
     for item in others:
-        costs, errors = np.add.outer(whole.costs, item.costs).ravel(), np.add.outer(whole.errors, item.errors).ravel()
-        kept = undominated(costs, errors)
-        first, second = np.divmod(kept, len(item.costs))
-        whole = Item(
-            layers=whole.layers + item.layers,
-            costs=costs[kept],
-            errors=errors[kept],
-            choices=np.hstack([whole.choices[first], item.choices[second]]),
+        costs, errors = (
+            np.add.outer(combined.costs, item.costs).ravel(),
+            np.add.outer(combined.errors, item.errors).ravel(),
         )
-    return whole
+        options = undominated(costs, errors)
+        first, second = np.divmod(options, len(item.costs))
+        combined = Item(
+            layers=combined.layers + item.layers,
+            costs=costs[options],
+            errors=errors[options],
+            choices=np.hstack([combined.choices[first], item.choices[second]]),
+        )
+    return combined
 
 
 def _with_shared(own: Item, first: Priced, counts: Sequence[int]) -> Item:
@@ -178,5 +181,10 @@ def _with_shared(own: Item, first: Priced, counts: Sequence[int]) -> Item:
 
 def _undominated(item: Item) -> Item:
     """Return the undominated options by rising cost; of options with equal cost and error, the first."""
-    kept = undominated(item.costs, item.errors)
-    return Item(layers=item.layers, costs=item.costs[kept], errors=item.errors[kept], choices=item.choices[kept])
+    options = undominated(item.costs, item.errors)
+    return Item(
+        layers=item.layers,
+        costs=item.costs[options],
+        errors=item.errors[options],
+        choices=item.choices[options],
+    )

@@ -107,16 +107,16 @@ class Predictor:
         """
         if self._by_bytes is None:
             self._by_bytes = self._allocator if self.profile.budget_unit == "bytes" else self._by("bytes")
-        whole = self.profile.compressible_bytes
+        total = self.profile.compressible_bytes
         room = size - self.profile.other_bytes
-        smallest = self.profile.other_bytes + whole * (1 - self._by_bytes.reachable_ratio)
+        smallest = self.profile.other_bytes + total * (1 - self._by_bytes.reachable_ratio)
         if room <= 0:
             raise InfeasibleBudgetError(
                 f"{size} bytes are out of reach: what is not compressed takes {self.profile.other_bytes} already. The "
                 f"smallest that can be reached is about {round(smallest)}",
                 nearest_ratio=self._by_bytes.reachable_ratio,
             )
-        ratio = max(0.0, round(1 - room / whole, _RATIO_DIGITS))
+        ratio = max(0.0, round(1 - room / total, _RATIO_DIGITS))
         try:
             return self._by_bytes.allocate(ratio)
         except InfeasibleBudgetError as error:

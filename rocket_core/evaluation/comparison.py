@@ -151,10 +151,10 @@ def compare_models(
         )
     if not dense.predicts_tokens:
         return _compare_encoders(dense, compressed, how, on_step)
-    kept = LogitStore(scratch, how)
-    before = _read_dense(dense, how, kept, _part(on_step, 0, "dense"))
+    store = LogitStore(scratch, how)
+    before = _read_dense(dense, how, store, _part(on_step, 0, "dense"))
     return_freed_memory()
-    after, total = _read_compressed(compressed, dense, how, kept, _part(on_step, 1, "compressed"))
+    after, total = _read_compressed(compressed, dense, how, store, _part(on_step, 1, "compressed"))
     return Comparison(
         before=before,
         after=after.quality,
@@ -276,20 +276,20 @@ def measure_model(
     return Measured(quality=quality, tokens=likelihood.tokens, dtype=model.dtype)
 
 
-def _read_dense(dense: ModelFolder, how: Measurement, kept: LogitStore, on_step: Step) -> ModelQuality:
+def _read_dense(dense: ModelFolder, how: Measurement, store: LogitStore, on_step: Step) -> ModelQuality:
     # A local variable, so that the model's memory is freed when this returns.
     model = load_model(dense, how.device)
-    return measure_model(dense, model, how, on_step=on_step, on_prediction=kept.put).quality
+    return measure_model(dense, model, how, on_step=on_step, on_prediction=store.put).quality
 
 
 def _read_compressed(
-    compressed: ModelFolder, dense: ModelFolder, how: Measurement, kept: LogitStore, on_step: Step
+    compressed: ModelFolder, dense: ModelFolder, how: Measurement, store: LogitStore, on_step: Step
 ) -> tuple[Measured, DivergenceSum]:
     model = load_model(compressed, how.device)
     sums: list[DivergenceSum] = []
 
     def compare(prediction: Prediction) -> None:
-        sums.append(token_divergence(kept.take(prediction), prediction.logits))
+        sums.append(token_divergence(store.take(prediction), prediction.logits))
 
     # One tokenizer for both, so that the tasks are the same.
     folder = replace(compressed, tokenizer=dense.tokenizer)

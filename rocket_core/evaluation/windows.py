@@ -62,8 +62,8 @@ def text_windows(
         EmptyCalibrationError: the text does not fill one window.
     """
     step = checked_stride(stride, length)
-    wanted = None if count is None else length + (count - 1) * step
-    tokens = token_windows(texts, tokenizer, count=wanted, length=1).flatten()
+    token_count = None if count is None else length + (count - 1) * step
+    tokens = token_windows(texts, tokenizer, count=token_count, length=1).flatten()
     if len(tokens) < length:
         raise EmptyCalibrationError(
             f"the text has {len(tokens)} tokens, one window needs {length}; give more text or a shorter sequence length"

@@ -131,11 +131,11 @@ def _taken(repository: Path) -> int:
 def _size(folder: Path) -> int:
     """Return the bytes of all files below a folder; each file counts once, however many links point to it."""
     total = 0
-    for place, _folders, files in os.walk(folder):
+    for current, _folders, files in os.walk(folder):
         for name in files:
             # Another process may be downloading: temporary files come and go.
             with suppress(FileNotFoundError):
-                file = Path(place, name)
+                file = Path(current, name)
                 total += 0 if file.is_symlink() else file.stat().st_size
     return total
 
@@ -221,9 +221,9 @@ def _reservations(repository: Path) -> Mapping[str, int]:
     """Return the sizes of the commits that processes holding a repository have started to download."""
     file = _lock_file(repository)
     with suppress(FileNotFoundError, ValueError):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and all(isinstance(size, int) for size in found.values()):
-            return found if repository in _held or _is_held_elsewhere(file) else {}
+        reservations = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(reservations, dict) and all(isinstance(size, int) for size in reservations.values()):
+            return reservations if repository in _held or _is_held_elsewhere(file) else {}
     return {}
 
 

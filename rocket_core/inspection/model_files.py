@@ -70,7 +70,7 @@ def vet_folder(folder: Path, name: str) -> None:
     """
     root = folder.resolve()
     names = set()
-    for entry in sorted(os.scandir(root), key=lambda found: found.name):
+    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
         names.add(entry.name)
         # Not `DirEntry.is_dir`, which raises if links form a cycle.
         is_folder = Path(entry.path).is_dir()
@@ -111,14 +111,14 @@ def companions(folder: Path, name: str) -> list[Path]:
         UnsafeFileError: a file must not be read (see `vet_folder`), or is larger than such a file can be.
     """
     root = folder.resolve()
-    found = sorted({file for pattern in COMPANIONS for file in root.glob(pattern) if file.is_file()})
-    if len(found) > _MAX_COMPANIONS:
+    files = sorted({file for pattern in COMPANIONS for file in root.glob(pattern) if file.is_file()})
+    if len(files) > _MAX_COMPANIONS:
         raise UnsafeFileError(
-            f"{name} holds {len(found)} tokenizer, licence and settings files, more than {_MAX_COMPANIONS}; remove "
+            f"{name} holds {len(files)} tokenizer, licence and settings files, more than {_MAX_COMPANIONS}; remove "
             "those that do not belong to the model"
         )
     total = 0
-    for file in found:
+    for file in files:
         shown = f"{name}/{_shown(str(file.relative_to(root)))}"
         _check_safe(root, file, shown)
         size = file.stat().st_size
@@ -129,7 +129,7 @@ def companions(folder: Path, name: str) -> list[Path]:
             f"the tokenizer, licence and settings files of {name} together are larger than "
             f"{_MAX_COMPANIONS_BYTES // 2**20} MiB; remove those that do not belong to the model"
         )
-    return [file.relative_to(root) for file in found]
+    return [file.relative_to(root) for file in files]
 
 
 def copy_file(folder: Path, file: Path, target: Path) -> None:

@@ -285,8 +285,8 @@ def ratio_within(layers: Collection[Shape], target_bytes: int, *, itemsize: int,
     Raises:
         InfeasibleBudgetError: no choice of candidates is small enough; names the smallest size that is guaranteed.
     """
-    whole = sum(d_in * d_out for d_in, d_out in layers) * itemsize
-    ratio = max(0.0, 1 - (target_bytes - other_bytes) / whole)
+    total = sum(d_in * d_out for d_in, d_out in layers) * itemsize
+    ratio = max(0.0, 1 - (target_bytes - other_bytes) / total)
     try:
         if ratio < 1:
             # The fraction of bytes removed cannot exceed that of parameters.
@@ -297,7 +297,7 @@ def ratio_within(layers: Collection[Shape], target_bytes: int, *, itemsize: int,
     nearest = highest_ratio(layers)
     raise InfeasibleBudgetError(
         f"{target_bytes} bytes are out of reach: what is not compressed takes {other_bytes}, and with the layers about "
-        f"{other_bytes + math.ceil(whole * (1 - nearest))} is the smallest that is certain to be reached",
+        f"{other_bytes + math.ceil(total * (1 - nearest))} is the smallest that is certain to be reached",
         nearest_ratio=nearest,
     )
 

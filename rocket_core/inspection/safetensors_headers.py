@@ -233,9 +233,9 @@ def weight_files(names: Collection[str], read_index: Callable[[], bytes], folder
     files = tuple(sorted(name for name in names if name.endswith(SUFFIX)))
     if not files:
         others = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
-        found = f"only {others[0]}, a pickle, which is never loaded" if others else "none"
+        others_text = f"only {others[0]}, a pickle, which is never loaded" if others else "none"
         raise CheckpointFormatError(
-            f"{folder} should hold safetensors, but there is {found}; convert the model with "
+            f"{folder} should hold safetensors, but there is {others_text}; convert the model with "
             "save_pretrained(..., safe_serialization=True)"
         )
     return files

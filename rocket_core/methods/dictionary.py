@@ -69,10 +69,10 @@ def profile(
         competing_errors: relative error at each ratio of the best other kind of candidate; see `best_factorizations`.
     """
     layer = prepare(problem, settings)
-    found = best_factorizations(
+    factorizations = best_factorizations(
         layer, ratios, shapes, objective=objective, itemsize=budget_itemsize, competing_errors=competing_errors
     )
-    return [candidate(problem, factorization, stored_itemsize) for factorization in found][::-1]
+    return [candidate(problem, factorization, stored_itemsize) for factorization in factorizations][::-1]
 
 
 def share(
@@ -92,12 +92,12 @@ def share(
     """
     layer = prepare(problem, settings)
     together = _together(competing_errors, _output_energies(problem, layer)) if competing_errors else ()
-    found = best_factorizations(
+    factorizations = best_factorizations(
         layer, ratios, shapes, objective="whitened", itemsize=budget_itemsize, competing_errors=together
     )
     return [
         _shared_candidate(problem, _serving_all(problem, factorization), dictionary_owner, stored_itemsize)
-        for factorization in found
+        for factorization in factorizations
         if factorization.nnz >= len(problem.output_widths)
     ][::-1]
 
@@ -177,9 +177,9 @@ def _parts(problem: LayerProblem) -> list[slice]:
 
 def _together(errors: Sequence[Sequence[float]], energies: Sequence[float]) -> list[float]:
     """Return a group's relative error at each ratio, from its members' errors and the energies of their outputs."""
-    whole = sum(energies)
+    total = sum(energies)
     return [
-        _root_of_share(sum(error**2 * energy for error, energy in zip(at_ratio, energies, strict=True)), whole)
+        _root_of_share(sum(error**2 * energy for error, energy in zip(at_ratio, energies, strict=True)), total)
         for at_ratio in zip(*errors, strict=True)
     ]
 
@@ -222,5 +222,5 @@ def _shared_candidate(
     return SharedCandidate(members=tuple(members))
 
 
-def _root_of_share(part: float, whole: float) -> float:
-    return (max(0.0, part) / whole) ** 0.5 if whole > 0 else 0.0
+def _root_of_share(part: float, total: float) -> float:
+    return (max(0.0, part) / total) ** 0.5 if total > 0 else 0.0

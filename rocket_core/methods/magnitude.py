@@ -30,12 +30,12 @@ class Magnitude(Method):
         weight = problem.weight.to(problem.precision)
         gram = problem.gram()
         energy = float((weight * (gram @ weight)).sum(dtype=torch.float64))
-        found = []
+        candidates = []
         for nnz in sparse.counts(*problem.shape, self.ratios, self.budget_itemsize):
             pruned = weight.masked_fill(~self.support(problem, nnz), 0)
             error = float(output_errors(gram, weight - pruned).sum())
-            found.append(sparse.candidate(problem, weight, pruned, nnz, (error, energy), self.itemsize))
-        return found
+            candidates.append(sparse.candidate(problem, weight, pruned, nnz, (error, energy), self.itemsize))
+        return candidates
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Set all entries that are not kept to zero."""

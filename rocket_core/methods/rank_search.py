@@ -93,5 +93,5 @@ def _start(shapes: list[budget.Shape], previous: budget.Shape | None) -> int:
     """Return the index of the shape closest in rank per nonzero to the neighbouring ratio's best; else the middle."""
     if previous is None:
         return len(shapes) // 2
-    wanted = previous[0] / previous[1]
-    return min(range(len(shapes)), key=lambda index: abs(shapes[index][0] / shapes[index][1] - wanted))
+    requested = previous[0] / previous[1]
+    return min(range(len(shapes)), key=lambda index: abs(shapes[index][0] / shapes[index][1] - requested))

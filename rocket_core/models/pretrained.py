@@ -250,11 +250,11 @@ def _check_class(name: object, kind: type | tuple[type, ...], where: str) -> Non
         return
     if not isinstance(name, str):
         raise CheckpointFormatError(f"{where} is not a name of a class; correct or remove it")
-    found = getattr(transformers, name, None) if name.isidentifier() else None
+    candidate = getattr(transformers, name, None) if name.isidentifier() else None
     # If a library is missing, transformers has a placeholder that raises an error when used.
-    if found is None or type(found).__name__ == "DummyObject":
+    if candidate is None or type(candidate).__name__ == "DummyObject":
         return
-    if not isinstance(found, type) or not issubclass(found, kind):
+    if not isinstance(candidate, type) or not issubclass(candidate, kind):
         raise CheckpointFormatError(f"{where} names {_shown(name)}, which is of another kind; correct or remove it")
 
 

@@ -116,13 +116,13 @@ def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) 
         CalibrationError: the data has too few samples, or tokens that the model does not have.
         WorkFolderError: the data has changed since the run that is resumed.
     """
-    kept = work.inputs()
+    cached = work.inputs()
     settings = run.config.calibration
-    if kept is not None and settings.dataset in HUB_DATASETS:
-        return kept
+    if cached is not None and settings.dataset in HUB_DATASETS:
+        return cached
     inputs = run.inputs.draw(settings, token=token)
     _check_token_ids(run, inputs)
-    if kept is not None and not kept.equals(inputs):
+    if cached is not None and not cached.equals(inputs):
         raise WorkFolderError(
             f"{work.path} was started with other calibration data of {settings.dataset!r}; give those back, or remove "
             "the folder to start afresh"

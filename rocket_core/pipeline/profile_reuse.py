@@ -41,8 +41,8 @@ class RunProfileCache:
         """Copy the cached profile to the work folder if it has the same inputs and the run has not allocated yet."""
         if self.profiles is None or work.allocation() is not None:
             return
-        found = self.profiles.inputs(self.identity)
-        if found is not None and found.equals(inputs):
+        cached_inputs = self.profiles.inputs(self.identity)
+        if cached_inputs is not None and cached_inputs.equals(inputs):
             self.profiles.restore_into(self.identity, work)
 
     def store(self, work: WorkFolder) -> None:

@@ -111,7 +111,7 @@ class Monitor:
             CompressionCancelledError: the caller has cancelled the run.
         """
         self.check()
-        self.costs.keep_if_due()
+        self.costs.save_if_due()
         stages = list(self._shares)
         before = sum(self._shares[stage] for stage in stages[: stages.index(self._stage)])
         self._fraction = max(self._fraction, min(1.0, before + share * self._shares[self._stage]))
@@ -128,7 +128,7 @@ class Monitor:
             CompressionCancelledError: the caller has cancelled the run.
         """
         self.check()
-        self.costs.keep_if_due()
+        self.costs.save_if_due()
         if self._last is None:
             return
         left = self._last.seconds_left

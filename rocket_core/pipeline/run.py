@@ -240,11 +240,11 @@ def _open_run(
     map_large_tensors()
     work = WorkFolder(output / WORK_FOLDER_NAME)
 
-    def keep(stages: tuple[StageReport, ...]) -> None:
+    def save(stages: tuple[StageReport, ...]) -> None:
         if work.is_ours and work.is_claimed:
             work.save_stages(stages)
 
-    costs = Costs(device, work.stages(), meter=meter, keep=keep)
+    costs = Costs(device, work.stages(), meter=meter, save=save)
     if download is not None:
         costs.include(download)
     monitor = Monitor(callbacks, costs, evaluates=config.evaluate is not None, compresses=config.has_target)

@@ -16,7 +16,7 @@ from rocket_core.system.devices import device_name, peak_memory, reset_peak_memo
 from rocket_core.system.energy import EnergyMeter, EnergyReading
 
 # A killed run loses at most the costs of this many seconds.
-_KEEP_SECONDS = 10.0
+_SAVE_SECONDS = 10.0
 # A hundredth of a joule.
 _KWH_DIGITS = 11
 
@@ -43,7 +43,7 @@ class Costs:
         device: compute device.
         earlier: costs of the stages in runs that this one resumes.
         meter: measures the energy; None leaves it out.
-        keep: called with all costs so far every few seconds, to store them for a later run.
+        save: called with all costs so far every few seconds, to store them for a later run.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class Costs:
         earlier: Mapping[str, StageReport],
         *,
         meter: EnergyMeter | None = None,
-        keep: Callable[[tuple[StageReport, ...]], None] = lambda _stages: None,
+        save: Callable[[tuple[StageReport, ...]], None] = lambda _stages: None,
     ) -> None:
         self._device = device
         self._device_name = device_name(device)
         self._costs = dict(earlier)
         self._meter = meter
-        self._keep = keep
+        self._save = save
         self._open_stage: _OpenStage | None = None
-        self._kept_at = time.monotonic()
+        self._saved_at = time.monotonic()
 
     @property
     def stages(self) -> tuple[StageReport, ...]:
@@ -95,11 +95,11 @@ class Costs:
             self._costs[stage] = self._charge(self._open_stage)
             self._open_stage = None
 
-    def keep_if_due(self) -> None:
+    def save_if_due(self) -> None:
         """Store all costs if some time has passed since they were last stored."""
-        if time.monotonic() - self._kept_at >= _KEEP_SECONDS:
-            self._keep(self.stages)
-            self._kept_at = time.monotonic()
+        if time.monotonic() - self._saved_at >= _SAVE_SECONDS:
+            self._save(self.stages)
+            self._saved_at = time.monotonic()
 
     def _charge(self, open_stage: _OpenStage) -> StageReport:
         before = self._costs.get(open_stage.name)

@@ -198,12 +198,12 @@ def _basis_name(unit: CompressionUnit) -> str:
 
 
 def _problem(run: Run, work: WorkFolder, unit: CompressionUnit, statistics: dict[str, GramStatistics]) -> LayerProblem:
-    found = statistics.get(unit.names[0])
-    if found is None:
+    sums = statistics.get(unit.names[0])
+    if sums is None:
         profile = work.profile(unit.names[0])
         assert profile is not None
         gram = work.gram(unit.input_group) if unit.candidates[0].kind == "sparse" else None
         gram = None if gram is None else gram.to(run.device)
         energy = torch.empty(0) if gram is None else gram.diagonal()
-        found = GramStatistics(tokens=profile.tokens, gram=gram, output_gram=None, input_energy=energy)
-    return layer_problem(run, work, unit.names, found, basis=work.basis(_basis_name(unit)))
+        sums = GramStatistics(tokens=profile.tokens, gram=gram, output_gram=None, input_energy=energy)
+    return layer_problem(run, work, unit.names, sums, basis=work.basis(_basis_name(unit)))

@@ -102,8 +102,8 @@ def bytes_beside(run: Run, layers: Collection[str]) -> int:
         else:
             tensors.append((key, entry.shape))
             others += _plan_untouched(run, entry).nbytes
-    whole = others + sum(run.stored_bytes(name) for name in layers)
-    return others + header_bytes(tensors, whole, run.config.max_shard_bytes)
+    total = others + sum(run.stored_bytes(name) for name in layers)
+    return others + header_bytes(tensors, total, run.config.max_shard_bytes)
 
 
 def _plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:

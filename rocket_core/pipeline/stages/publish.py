@@ -68,8 +68,8 @@ def check_same_evaluation(finished: CompressionReport, config: CompressionConfig
     Raises:
         InvalidConfigError: the run was evaluated with other settings, or not at all.
     """
-    wanted = without_paths(config).evaluate
-    if wanted is not None and wanted != finished.settings.evaluate:
+    requested = without_paths(config).evaluate
+    if requested is not None and requested != finished.settings.evaluate:
         raise InvalidConfigError(
             f"the compression in {output} is finished and its evaluation was another one, or none; measure the "
             "artifact with `rocket evaluate`, or leave evaluate out"

@@ -340,11 +340,11 @@ class WorkFolder:
         path.mkdir()
         return path
 
-    def evaluation(self, wanted: EvaluationRecord) -> EvaluationReport | None:
+    def evaluation(self, requested: EvaluationRecord) -> EvaluationReport | None:
         """Return the result of a finished evaluation with the same settings on the same text."""
         file = self.path / "evaluation.json"
         record = read_model(file, EvaluationRecord) if file.is_file() else None
-        if record is None or record.model_copy(update={"report": None}) != wanted:
+        if record is None or record.model_copy(update={"report": None}) != requested:
             return None
         return record.report
 
@@ -353,16 +353,16 @@ class WorkFolder:
         write_model(self.path / "evaluation.json", record.model_copy(update={"report": report}))
 
 
-def _check_identity(path: Path, found: RunIdentity, wanted: RunIdentity) -> None:
+def _check_identity(path: Path, stored: RunIdentity, requested: RunIdentity) -> None:
     differences = [
-        f"{name} was {getattr(found, name)!r} and is now {getattr(wanted, name)!r}"
+        f"{name} was {getattr(stored, name)!r} and is now {getattr(requested, name)!r}"
         for name in ("rocket_version", "model", "revision")
-        if getattr(found, name) != getattr(wanted, name)
+        if getattr(stored, name) != getattr(requested, name)
     ]
     differences += [
-        f"{name} was {found.settings.get(name)!r} and is now {value!r}"
-        for name, value in wanted.settings.items()
-        if found.settings.get(name) != value
+        f"{name} was {stored.settings.get(name)!r} and is now {value!r}"
+        for name, value in requested.settings.items()
+        if stored.settings.get(name) != value
     ]
     if differences:
         raise WorkFolderError(
