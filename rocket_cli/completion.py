@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import typer
 
 from rocket_client.errors import ClientError
+from rocket_core.target import ByBytes, ByRatio, target_of
 
 if TYPE_CHECKING:
     from rocket_client.client import Rocket
@@ -82,5 +83,16 @@ def _offered(context: typer.Context, incomplete: str, ask: Callable[["Rocket"], 
 
 
 def _told(job: "Job") -> str:
-    target = job.ratio if job.target_bytes is None else f"{job.target_bytes} bytes"
-    return f"{job.status} {job.model_id} {job.kind if target is None else target}"
+    return f"{job.status} {job.model_id} {_target(job)}"
+
+
+def _target(job: "Job") -> str:
+    match target_of(job.ratio, job.target_bytes):
+        case ByRatio(ratio=ratio):
+            return str(ratio)
+        case ByBytes(target_bytes=size):
+            return f"{size} bytes"
+        case None:
+            return job.kind
+        case unknown:
+            assert_never(unknown)

@@ -3,8 +3,10 @@
 import math
 import re
 from collections.abc import Mapping
+from typing import assert_never
 
 from rocket_client.errors import InvalidArgumentError
+from rocket_core.target import ByBytes, ByRatio, target_of
 
 # A ratio of 0 is valid, and an empty evaluation requests one with all defaults.
 _MAY_BE_EMPTY = frozenset({"ratio", "evaluate"})
@@ -34,13 +36,21 @@ def profile_path(profile_id: str, *parts: str) -> str:
 
 def target(ratio: float | None, target_bytes: int | None) -> dict[str, object]:
     """Return the target as part of a body; raises InvalidArgumentError unless exactly one number is given."""
-    given: dict[str, object] = {"ratio": ratio, "target_bytes": target_bytes}
-    wanted = {name: value for name, value in given.items() if value is not None}
-    if len(wanted) != 1:
-        raise InvalidArgumentError("specify either ratio or target_bytes")
-    if ratio is not None and not math.isfinite(ratio):
-        raise InvalidArgumentError(f"the ratio is {ratio}; it is a fraction, from 0 to below 1")
-    return wanted
+    try:
+        wanted = target_of(ratio, target_bytes)
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from None
+    match wanted:
+        case ByRatio(ratio=fraction):
+            if not math.isfinite(fraction):
+                raise InvalidArgumentError(f"the ratio is {fraction}; it is a fraction, from 0 to below 1")
+            return {"ratio": fraction}
+        case ByBytes(target_bytes=size):
+            return {"target_bytes": size}
+        case None:
+            raise InvalidArgumentError("specify either ratio or target_bytes")
+        case _:
+            assert_never(wanted)
 
 
 def request_body(model_id: str, given: Mapping[str, object]) -> dict[str, object]:

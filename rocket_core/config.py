@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import described
+from rocket_core.target import ByBytes, ByRatio, Target, target_of
 
 Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda"]
 Preset = Literal["paper", "fast", "best"]
@@ -284,23 +285,22 @@ class CompressionConfig(_Frozen):
             raise ValueError("column_weights need the sensitivities of objective fisher")
         if self.metric != "frobenius" and self.objective != "weight":
             raise ValueError("metric is what objective weight measures; leave it out, or take that objective")
-        self._refuse_targets()
+        self._check_target()
         return self
 
-    def _refuse_targets(self) -> None:
-        if self.ratio is not None and self.target_bytes is not None:
-            raise ValueError("ratio and target_bytes say the same thing twice; give one of them")
-        if self.ratio is None and self.method != "rocket":
+    def _check_target(self) -> None:
+        target = self.target
+        if not isinstance(target, ByRatio) and self.method != "rocket":
             raise ValueError(
                 f"method {self.method} compresses every layer at one ratio and allocates nothing: give that"
             )
-        if self.target_bytes is not None and "factored" not in self.export:
+        if isinstance(target, ByBytes) and "factored" not in self.export:
             raise ValueError("target_bytes is a size of the factored artifact; export that")
 
     @property
-    def has_target(self) -> bool:
-        """Whether a target size or ratio is set; without one, layers can only be profiled."""
-        return self.ratio is not None or self.target_bytes is not None
+    def target(self) -> Target | None:
+        """The target; None if layers are only to be profiled."""
+        return target_of(self.ratio, self.target_bytes)
 
     @property
     def measures_sensitivities(self) -> bool:

@@ -22,7 +22,7 @@ from app.shared import catalog
 from app.shared.errors import AppError, ProfileNotFoundError
 from app.shared.models import Profile
 from app.shared.repositories.audit import Actor
-from app.shared.requests import QUEUES, UPLOAD, AllocationRequest, JobRequest
+from app.shared.requests import QUEUES, UPLOAD, CompressionRequest, JobRequest
 from rocket_core.errors import InfeasibleBudgetError, RocketError
 from rocket_core.report.figures import Figure, predicted_map
 
@@ -153,7 +153,7 @@ def _form(
     )
 
 
-def _preview(context: Context, owner: str, wanted: JobRequest) -> Preview:
+def _preview(context: Context, owner: str, wanted: CompressionRequest) -> Preview:
     try:
         estimate = estimates.make_estimate(context, owner, wanted, None)
     except (AppError, RocketError) as error:
@@ -169,12 +169,12 @@ def _preview(context: Context, owner: str, wanted: JobRequest) -> Preview:
         return Preview(estimate=estimate)
 
 
-def _predict(context: Context, owner: str, wanted: JobRequest, estimate: Estimate, profile: Profile) -> Preview:
+def _predict(context: Context, owner: str, wanted: CompressionRequest, estimate: Estimate, profile: Profile) -> Preview:
     predictor, points = profiles.get_frontier(context, owner, profile.id)
-    target = {"ratio": wanted.ratio} if wanted.ratio is not None else {"model_bytes": wanted.target_bytes}
+    assert wanted.target is not None, "a compression has a target"
     predicted, refusal, nearest = None, None, None
     try:
-        predicted = profiles.allocate(context, owner, profile.id, AllocationRequest.model_validate(target))
+        predicted = profiles.allocate(context, owner, profile.id, wanted.target)
     except InfeasibleBudgetError as error:
         refusal, nearest = str(error), error.nearest_ratio
     marked = None if predicted is None else predicted.model_bytes

@@ -16,9 +16,9 @@ from app.pages.jobs import figure_data
 from app.pages.rendering import redirect, render
 from app.services import profiles
 from app.services.context import Context
-from app.shared.requests import AllocationRequest
 from rocket_core.errors import InfeasibleBudgetError
 from rocket_core.report.figures import Figure, predicted_map
+from rocket_core.target import ByRatio
 
 router = APIRouter(include_in_schema=False)
 
@@ -87,7 +87,7 @@ def _what_if(context: Context, owner: str, profile_id: str, ratio: float) -> dic
     model = predictor.profile
     refusal, size, error, allocation = None, None, None, None
     try:
-        predicted = profiles.allocate(context, owner, profile_id, AllocationRequest(ratio=ratio))
+        predicted = profiles.allocate(context, owner, profile_id, ByRatio(ratio=ratio))
     except InfeasibleBudgetError as infeasible:
         refusal = str(infeasible)
     else:

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from app.services.questions import Figures, HubQuestion, Question
 from app.shared.errors import OverQuotaError
 from app.shared.requests import JobRequest
 from rocket_core import budget
 from rocket_core.errors import ModelNotFoundError
-from rocket_core.inspection.feasibility import check_feasible
+from rocket_core.inspection.feasibility import check_feasible, reach_of_model
 from rocket_core.inspection.footprint import (
     ModelShape,
     ResourceEstimate,
@@ -36,10 +36,8 @@ from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
     check_calibration,
     check_config,
-    highest_ratio,
     input_kind,
     parse_config,
-    ratio_within,
     window_length,
 )
 from rocket_core.inspection.safetensors_headers import (
@@ -49,6 +47,7 @@ from rocket_core.inspection.safetensors_headers import (
     sum_summaries,
     summarize,
 )
+from rocket_core.target import ByBytes, ByRatio, Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,23 +164,33 @@ def _estimate(request: JobRequest, seen: _Model, weights: WeightSummary) -> Figu
         input_bytes=input_bytes(seen.config, input_kind(seen.config)),
     )
     footprint = _with_evaluation(estimate_footprint(model, work), model, request, seen)
-    ratio = config.ratio or 0.0
-    if config.target_bytes is not None:
-        ratio = ratio_within(model.shapes, config.target_bytes, itemsize=model.itemsize, other_bytes=model.other_bytes)
-    largest = factored_export_bytes(model, ratio)
+    reach = reach_of_model(model)
+    # Without a target, the bounds are those of the dense model.
+    ratio = 0.0 if config.target is None else reach.check(config.target)
     return Figures(
         commit=seen.commit,
         parameters=model.parameters,
         stored_bytes=model.stored_bytes,
         compressible_parameters=model.compressible_parameters,
         kept_parameters=budget.parameter_budget(model.compressible_parameters, ratio),
-        factored_bytes=min(largest, config.target_bytes or largest),
+        factored_bytes=_most_bytes(model, ratio, config.target),
         ratio=ratio,
-        nearest_ratio=min(ratio, highest_ratio(model.shapes)),
+        nearest_ratio=min(ratio, reach.ratio),
         calibration_tokens=work.tokens,
         memory_bytes=footprint.memory_bytes,
         disk_bytes=footprint.disk_bytes,
     )
+
+
+def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:
+    largest = factored_export_bytes(model, ratio)
+    match target:
+        case ByBytes(target_bytes=size):
+            return min(largest, size)
+        case ByRatio() | None:
+            return largest
+        case _:
+            assert_never(target)
 
 
 def _with_evaluation(

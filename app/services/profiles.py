@@ -8,8 +8,9 @@ from app.services.context import Context
 from app.shared.models import Profile
 from app.shared.repositories import audit, profiles
 from app.shared.repositories.audit import Action, Actor
-from app.shared.requests import AllocationRequest, JobRequest
+from app.shared.requests import JobRequest
 from rocket_core.config import SETTINGS_NOT_IN_PROFILE
+from rocket_core.target import ByError, Target
 
 if TYPE_CHECKING:
     from rocket_core.allocation import Allocation
@@ -83,7 +84,7 @@ def get_frontier(context: Context, owner: str, profile_id: str) -> tuple["Predic
         return context.predictors.of(profile), profile.frontier
 
 
-def allocate(context: Context, owner: str, profile_id: str, wanted: AllocationRequest) -> Predicted:
+def allocate(context: Context, owner: str, profile_id: str, target: Target | ByError) -> Predicted:
     """Return the predicted allocation for a ratio, a size or an error bound.
 
     Raises:
@@ -92,13 +93,7 @@ def allocate(context: Context, owner: str, profile_id: str, wanted: AllocationRe
     """
     with context.database.snapshot() as session:
         predictor = context.predictors.of(profiles.get_profile(session, profile_id, owner))
-    if wanted.ratio is not None:
-        allocation = predictor.at_ratio(wanted.ratio)
-    elif wanted.model_bytes is not None:
-        allocation = predictor.within_bytes(wanted.model_bytes)
-    else:
-        assert wanted.error is not None
-        allocation = predictor.within_error(wanted.error)
+    allocation = predictor.allocate(target)
     chosen = [(layer.name, candidate) for layer, candidate in predictor.chosen(allocation)]
     return Predicted(predictor=predictor, allocation=allocation, chosen=chosen)
 

@@ -17,6 +17,7 @@ from rocket_core.config import (
 )
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import described
+from rocket_core.target import ByError, Target, target_of
 
 LOCAL = "local/"
 UPLOAD = "upload/"
@@ -242,7 +243,12 @@ class JobRequest(_Stored):
     @property
     def kind(self) -> JobKind:
         """The kind of the job."""
-        return "profile" if self.ratio is None and self.target_bytes is None else "compression"
+        return "profile" if self.target is None else "compression"
+
+    @property
+    def target(self) -> Target | None:
+        """The target; None if layers are only to be profiled."""
+        return target_of(self.ratio, self.target_bytes)
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -331,6 +337,15 @@ class AllocationRequest(_Frozen):
         if sum(value is not None for value in (self.ratio, self.model_bytes, self.error)) != 1:
             raise ValueError("give one of ratio, model_bytes and error")
         return self
+
+    @property
+    def target(self) -> Target | ByError:
+        """The target of the prediction."""
+        if self.error is not None:
+            return ByError(error=self.error)
+        target = target_of(self.ratio, self.model_bytes)
+        assert target is not None, "one of the three is given"
+        return target
 
 
 def _require_storable(data: Any) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from typing import assert_never
 
 import typer
 from rich.filesize import decimal as bytes_text
@@ -19,6 +20,7 @@ from rocket_cli.report_table import age_text, percent, print_report, wide_consol
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Job
 from rocket_core.config import stage_label
+from rocket_core.target import ByBytes, ByRatio, target_of
 
 
 def jobs(
@@ -110,9 +112,15 @@ def _table(found: Sequence[Job], now: datetime) -> Table:
 
 
 def _target(job: Job) -> str:
-    if job.target_bytes is not None:
-        return f"≤ {bytes_text(job.target_bytes)}"
-    return "profile" if job.ratio is None else percent(job.ratio)
+    match target_of(job.ratio, job.target_bytes):
+        case ByRatio(ratio=ratio):
+            return percent(ratio)
+        case ByBytes(target_bytes=size):
+            return f"≤ {bytes_text(size)}"
+        case None:
+            return "profile"
+        case unknown:
+            assert_never(unknown)
 
 
 def _progress(job: Job) -> str:

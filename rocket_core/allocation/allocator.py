@@ -9,17 +9,16 @@ from jaxtyping import Float64, Int64, Shaped
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocket_core.allocation.cap import error_cap
-from rocket_core.allocation.items import Item, build_items, chosen_candidate, price
+from rocket_core.allocation.items import Item, Priced, build_items, chosen_candidate, price
 from rocket_core.allocation.knapsack import solve_knapsack
 from rocket_core.allocation.label_search import undominated
 from rocket_core.allocation.spending import spend
 from rocket_core.budget import parameter_budget
 from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile, SharedCandidate, SizePoint
 from rocket_core.config import BudgetUnit, Objective
-from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
-
-# The nearest reachable ratio is reported in steps of this fraction, so that it is short enough to type.
-_RATIO_STEPS = 10_000
+from rocket_core.errors import InvalidConfigError
+from rocket_core.reachability import RATIO_STEPS, Reach
+from rocket_core.target import ByRatio
 
 _Count = Annotated[int, Field(ge=0)]
 _Error = Annotated[float, Field(ge=0)]
@@ -123,12 +122,17 @@ class Allocator:
         self._items = build_items(profiles, self._priced)
         self._costs = _padded((item.costs.tolist() for item in self._items), 0)
         self._errors = _padded((item.errors.tolist() for item in self._items), math.inf)
-        self._total = sum(int(layer.costs[0]) for layer in self._priced)
+        self._reach = _reach(self._priced, self._items, budget_unit)
+
+    @property
+    def reach(self) -> Reach:
+        """How small the layers can become."""
+        return self._reach
 
     @property
     def reachable_ratio(self) -> float:
         """Largest ratio that can be reached, rounded down to 4 decimals; [0, 1)."""
-        return _reachable(self._items, self._total)
+        return self._reach.ratio
 
     def allocate(self, ratio: float) -> Allocation:
         """Choose one candidate per layer with the least total error within the budget of a ratio.
@@ -144,7 +148,8 @@ class Allocator:
             raise InvalidConfigError(
                 f"compression ratio {ratio} is out of range; give a number from 0 up to, but not 1"
             )
-        budget = _feasible_budget(self._items, self._total, ratio, self._budget_unit)
+        self._reach.check(ByRatio(ratio=ratio))
+        budget = parameter_budget(self._reach.dense, ratio)
         errors = self._errors
         cap = None
         if self._objective == "weight":
@@ -162,7 +167,7 @@ class Allocator:
             ratio=ratio,
             budget_unit=self._budget_unit,
             budget=budget,
-            compressible=self._total,
+            compressible=self._reach.dense,
             kept=solution.total_cost + sum(extra) * per_nonzero,
             choices=choices,
             extra_nonzeros=extra,
@@ -186,13 +191,13 @@ class Allocator:
         if not 0 <= most < math.inf:
             raise InvalidConfigError(f"error bound {most} is out of range; give a number of at least 0")
         # Fewer parameters never have less error, so bisection finds it: at most 14 allocations.
-        reached, beyond = 0, round(self.reachable_ratio * _RATIO_STEPS) + 1
+        reached, beyond = 0, round(self.reachable_ratio * RATIO_STEPS) + 1
         best = self.allocate(0.0)
         while beyond - reached > 1:
             middle = (reached + beyond) // 2
-            allocation = self.allocate(middle / _RATIO_STEPS)
-            if allocation.total_error <= most:
-                reached, best = middle, allocation
+            found = self.allocate(middle / RATIO_STEPS)
+            if found.total_error <= most:
+                reached, best = middle, found
             else:
                 beyond = middle
         return best
@@ -276,7 +281,7 @@ def layer_frontiers(
 def reachable_ratio(profiles: Sequence[LayerProfile], budget_unit: BudgetUnit = "parameters") -> float:
     """Return the largest compression ratio that `allocate` can reach, rounded down to 4 decimals; [0, 1)."""
     priced = price(profiles, budget_unit, "weight")
-    return _reachable(build_items(profiles, priced), sum(int(layer.costs[0]) for layer in priced))
+    return _reach(priced, build_items(profiles, priced), budget_unit).ratio
 
 
 def _enlarged(candidate: Candidate, extra: int, itemsize: int) -> Candidate:
@@ -319,27 +324,10 @@ def _choices(items: Sequence[Item], options: Sequence[int], layers: int) -> tupl
     return tuple(choices)
 
 
-def _feasible_budget(items: Sequence[Item], total: int, ratio: float, budget_unit: BudgetUnit) -> int:
-    budget = parameter_budget(total, ratio)
-    smallest = _smallest(items)
-    if smallest > budget:
-        nearest = _reachable(items, total)
-        raise InfeasibleBudgetError(
-            f"compression ratio {ratio} is out of reach: it allows {budget} of the {total} compressible "
-            f"{budget_unit}, and the smallest candidates of the {sum(len(item.layers) for item in items)} layers keep "
-            f"{smallest}. Ask for {nearest} or less, or ignore fewer layers",
-            nearest_ratio=nearest,
-        )
-    return budget
-
-
-def _reachable(items: Sequence[Item], total: int) -> float:
-    removable = total - _smallest(items)
-    return max(0, min(removable * _RATIO_STEPS // total, _RATIO_STEPS - 1)) / _RATIO_STEPS
-
-
-def _smallest(items: Sequence[Item]) -> int:
-    return sum(int(item.costs.min()) for item in items)
+def _reach(priced: Sequence[Priced], items: Sequence[Item], budget_unit: BudgetUnit) -> Reach:
+    smallest = sum(int(item.costs.min()) for item in items)
+    dense = sum(int(layer.costs[0]) for layer in priced)
+    return Reach(unit=budget_unit, dense=dense, smallest=smallest, certain=smallest)
 
 
 def _padded(rows: Iterable[Sequence[float]], absent: int | float) -> Shaped[np.ndarray, "layers candidates"]:

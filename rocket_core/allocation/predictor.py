@@ -1,16 +1,15 @@
 """A profiled model, and predictions for any ratio, size or error."""
 
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, assert_never
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocket_core.allocation import Allocation, Allocator, chosen
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import BudgetUnit, Objective
-from rocket_core.errors import InfeasibleBudgetError
+from rocket_core.target import ByBytes, ByError, ByRatio, Target
 
-# Digits of a ratio computed from a size: precise to a byte of a petabyte.
-_RATIO_DIGITS = 15
 _FRONTIER_STEPS = 100
 
 _Count = Annotated[int, Field(ge=0)]
@@ -85,6 +84,23 @@ class Predictor:
         """Largest ratio that can be reached."""
         return self._allocator.reachable_ratio
 
+    def allocate(self, target: Target | ByError) -> Allocation:
+        """Return the allocation for a ratio, a size or an error bound.
+
+        Raises:
+            InvalidConfigError: the number is out of range.
+            InfeasibleBudgetError: no choice of candidates is small enough.
+        """
+        match target:
+            case ByRatio(ratio=ratio):
+                return self.at_ratio(ratio)
+            case ByBytes(target_bytes=size):
+                return self.within_bytes(size)
+            case ByError(error=error):
+                return self.within_error(error)
+            case _:
+                assert_never(target)
+
     def at_ratio(self, ratio: float) -> Allocation:
         """Return the allocation that a job at this ratio would make; see `Allocator.allocate`.
 
@@ -107,23 +123,8 @@ class Predictor:
         """
         if self._by_bytes is None:
             self._by_bytes = self._allocator if self.profile.budget_unit == "bytes" else self._by("bytes")
-        total = self.profile.compressible_bytes
-        room = size - self.profile.other_bytes
-        smallest = self.profile.other_bytes + total * (1 - self._by_bytes.reachable_ratio)
-        if room <= 0:
-            raise InfeasibleBudgetError(
-                f"{size} bytes are out of reach: what is not compressed takes {self.profile.other_bytes} already. The "
-                f"smallest that can be reached is about {round(smallest)}",
-                nearest_ratio=self._by_bytes.reachable_ratio,
-            )
-        ratio = max(0.0, round(1 - room / total, _RATIO_DIGITS))
-        try:
-            return self._by_bytes.allocate(ratio)
-        except InfeasibleBudgetError as error:
-            raise InfeasibleBudgetError(
-                f"{size} bytes are out of reach; the smallest that can be reached is about {round(smallest)}",
-                nearest_ratio=error.nearest_ratio,
-            ) from None
+        reach = replace(self._by_bytes.reach, other_bytes=self.profile.other_bytes)
+        return self._by_bytes.allocate(reach.check(ByBytes(target_bytes=size)))
 
     def within_error(self, error: float) -> Allocation:
         """Return the smallest allocation whose predicted error is at most a bound; see `Allocator.within_error`.

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import assert_never
 
 from rocket_core import budget
 from rocket_core.budget import Shape
@@ -16,6 +17,7 @@ from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.inspection.layer_names import family_of, is_costly, name_matcher, possible_names
 from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
 from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
+from rocket_core.target import ByBytes, ByRatio, Target
 
 # Enough tokens in one batch to keep matrix products busy; more would only take memory.
 TOKENS_PER_BATCH = 8192
@@ -155,8 +157,7 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         working = max(working, 2 * block + sums + max(solver, 2 * activations) + 6 * hidden)
     inputs = work.windows * work.input_bytes
     memory = max(2 * prelude * model.itemsize + 2 * hidden, working) + inputs + _HEADROOM
-    # Without a ratio, use the upper bound: a ratio of 0.
-    disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, work.config.ratio or 0.0)
+    disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, _least_ratio(work.config.target))
     return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + len(work.config.export) * model.stored_bytes)
 
 
@@ -349,6 +350,17 @@ def _statistics_disk(model: ModelShape, work: Workload) -> int:
         windows = min(work.windows, config.sensitivity_samples)
         states = sensitivity_disk_bytes(model, windows=windows, sequence_length=work.sequence_length)
     return max(min(kept, config.statistics_quota_bytes), states)
+
+
+def _least_ratio(target: Target | None) -> float:
+    """Return a ratio that a target is certain to remove: only a ratio says so without the model's sizes."""
+    match target:
+        case ByRatio(ratio=ratio):
+            return ratio
+        case ByBytes() | None:
+            return 0.0
+        case _:
+            assert_never(target)
 
 
 def _factors_bytes(model: ModelShape, ratio: float) -> int:

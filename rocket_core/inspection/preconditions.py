@@ -3,24 +3,18 @@
 Only what is certain to fail is rejected here; the preflight of a run repeats these checks and adds the rest.
 """
 
-import math
-from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocket_core import budget
 from rocket_core.config import (
     BUILTIN_DATASET,
     HUB_DATASETS,
-    PROFILE_RANK_NNZ_RATIOS,
-    PROFILE_RATIOS,
     SYNTHETIC_DATASET,
     InputKind,
 )
 from rocket_core.errors import (
     AlreadyQuantizedError,
-    InfeasibleBudgetError,
     InvalidConfigError,
     UnknownDatasetError,
     UnmatchedIgnoreError,
@@ -66,10 +60,7 @@ MAX_CONFIG_BYTES = 2**22
 # Real files have five levels, and some contain the names of 21,000 labels twice.
 _CONFIG_LIMITS = Limits(depth=32, values=100_000)
 # Checking one shape takes about a millisecond.
-_MAX_SHAPES = 1024
-
-Shape = tuple[int, int]
-"""Input and output features of a layer."""
+MAX_SHAPES = 1024
 
 
 def parse_config(raw: bytes, model: str) -> dict[str, Any]:
@@ -172,32 +163,29 @@ def _is_text(dataset: str) -> bool:
     return dataset != SYNTHETIC_DATASET and not Path(dataset).is_dir()
 
 
-def check_weights(weights: WeightSummary, ratio: float, model: str) -> None:
+def check_weights(weights: WeightSummary, model: str) -> None:
     """Raise an error if a model's weights show that it cannot be compressed.
 
     Args:
         weights: summary of the safetensors headers.
-        ratio: target compression ratio, [0, 1).
         model: name of the model in messages.
 
     Raises:
         AlreadyQuantizedError: most weights are not plain floating-point numbers.
         UnsupportedArchitectureError: the model has no blocks with weight matrices, or too many shapes of them.
-        InfeasibleBudgetError: no layer's profile reaches the ratio.
     """
     if weights.dtype_bytes:
         storage_dtype(weights, model)
-    shapes = {shape: count for shape, count in weights.block_shapes.items() if min(shape) > 0}
+    shapes = [shape for shape in weights.block_shapes if min(shape) > 0]
     if not shapes:
         raise UnsupportedArchitectureError(
             f"{model} has no repeated blocks with weight matrices, so that there is nothing to compress"
         )
-    if len(shapes) > _MAX_SHAPES:
+    if len(shapes) > MAX_SHAPES:
         raise UnsupportedArchitectureError(
             f"the weight matrices in the blocks of {model} have {len(shapes)} different shapes; models with more than "
-            f"{_MAX_SHAPES} are not supported"
+            f"{MAX_SHAPES} are not supported"
         )
-    _check_ratio_of_any_selection(shapes, ratio)
 
 
 def check_ignore(config: Mapping[str, object], weights: WeightSummary, patterns: Sequence[str], model: str) -> None:
@@ -246,99 +234,3 @@ def window_length(positions: int | None, requested: int | None) -> int:
             f"sequence length is {requested}, but the model attends to {positions} tokens at most; ask for no more"
         )
     return requested
-
-
-def highest_ratio(layers: Collection[Shape]) -> float:
-    """Return the highest compression ratio that is guaranteed to be reachable, rounded down to four digits.
-
-    Args:
-        layers: `(d_in, d_out)` of every selected layer; at least one.
-    """
-    total = sum(d_in * d_out for d_in, d_out in layers)
-    return _rounded_ratio(sum(_fewest_kept(*shape)[1] for shape in layers), total)
-
-
-def check_reachable(layers: Collection[Shape], ratio: float) -> None:
-    """Raise an error if no choice of candidates reaches a ratio; which shapes a profile will hold is not known yet.
-
-    Args:
-        layers: `(d_in, d_out)` of every selected layer.
-        ratio: target compression ratio, [0, 1).
-
-    Raises:
-        InfeasibleBudgetError: the ratio cannot be reached; names the nearest ratio that is guaranteed.
-    """
-    total = sum(d_in * d_out for d_in, d_out in layers)
-    if sum(_fewest_kept(*shape)[0] for shape in layers) > budget.parameter_budget(total, ratio):
-        raise _out_of_reach(sum(_fewest_kept(*shape)[1] for shape in layers), total, ratio)
-
-
-def ratio_within(layers: Collection[Shape], target_bytes: int, *, itemsize: int, other_bytes: int) -> float:
-    """Return the fraction of the layers' bytes to remove so that a model fits a size; 0 if it fits already.
-
-    Args:
-        layers: `(d_in, d_out)` of every selected layer; at least one.
-        target_bytes: upper bound on the size of the model.
-        itemsize: bytes of a number.
-        other_bytes: lower bound on the bytes of the model without these layers.
-
-    Raises:
-        InfeasibleBudgetError: no choice of candidates is small enough; names the smallest size that is guaranteed.
-    """
-    total = sum(d_in * d_out for d_in, d_out in layers) * itemsize
-    ratio = max(0.0, 1 - (target_bytes - other_bytes) / total)
-    try:
-        if ratio < 1:
-            # The fraction of bytes removed cannot exceed that of parameters.
-            check_reachable(layers, ratio)
-            return ratio
-    except InfeasibleBudgetError:
-        pass
-    nearest = highest_ratio(layers)
-    raise InfeasibleBudgetError(
-        f"{target_bytes} bytes are out of reach: what is not compressed takes {other_bytes}, and with the layers about "
-        f"{other_bytes + math.ceil(total * (1 - nearest))} is the smallest that is certain to be reached",
-        nearest_ratio=nearest,
-    )
-
-
-def _check_ratio_of_any_selection(shapes: Mapping[Shape, int], ratio: float) -> None:
-    """Raise an error if a ratio cannot be reached, whichever of these weights are the compressible layers.
-
-    If each layer keeps more than its share of the budget, so does every sum of layers. A weight may be stored in either
-    orientation; the one that keeps less is used.
-    """
-    if any(_fewest_either_way(shape)[0] <= budget.parameter_budget(shape[0] * shape[1], ratio) for shape in shapes):
-        return
-    total = sum(count * shape[0] * shape[1] for shape, count in shapes.items())
-    raise _out_of_reach(sum(count * _fewest_either_way(shape)[1] for shape, count in shapes.items()), total, ratio)
-
-
-def _fewest_either_way(shape: Shape) -> tuple[int, int]:
-    one, other = _fewest_kept(*shape), _fewest_kept(*reversed(shape))
-    return min(one[0], other[0]), max(one[1], other[1])
-
-
-@lru_cache(maxsize=4 * _MAX_SHAPES)
-def _fewest_kept(d_in: int, d_out: int) -> tuple[int, int]:
-    """Return the fewest parameters that a layer's profile may keep, and the fewest that it is guaranteed to offer."""
-    kept = [
-        [budget.kept_parameters(d_in, *shape) for shape in shapes]
-        for shapes in (budget.candidate_shapes(d_in, d_out, ratio, PROFILE_RANK_NNZ_RATIOS) for ratio in PROFILE_RATIOS)
-        if shapes
-    ]
-    dense = d_in * d_out
-    return min(map(min, kept), default=dense), min(map(max, kept), default=dense)
-
-
-def _rounded_ratio(kept: int, total: int) -> float:
-    return int((1 - kept / total) * 10_000) / 10_000
-
-
-def _out_of_reach(certain: int, total: int, ratio: float) -> InfeasibleBudgetError:
-    nearest = _rounded_ratio(certain, total)
-    return InfeasibleBudgetError(
-        f"ratio {ratio} is out of reach: the selected layers can lose at most {nearest} of their parameters; ask "
-        f"for {nearest} or less",
-        nearest_ratio=nearest,
-    )

@@ -7,6 +7,7 @@ from typing import ClassVar
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RATIOS, CompressionConfig
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
+from rocket_core.target import ByRatio
 
 
 class Method(ABC):
@@ -41,8 +42,9 @@ class Method(ABC):
         """Compression ratios at which a layer gets candidates."""
         if not self.uniform:
             return PROFILE_RATIOS
-        assert self.config.ratio is not None, "the settings refuse such a method without a ratio"
-        return (self.config.ratio,) if self.config.ratio > 0 else ()
+        target = self.config.target
+        assert isinstance(target, ByRatio), "the settings refuse such a method without a ratio"
+        return (target.ratio,) if target.ratio > 0 else ()
 
     @property
     def budget_itemsize(self) -> int | None:

@@ -25,7 +25,6 @@ from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
     check_calibration,
     check_config,
-    check_reachable,
     parse_config,
 )
 from rocket_core.inspection.safetensors_headers import storage_dtype
@@ -38,6 +37,7 @@ from rocket_core.models.architecture import (
 )
 from rocket_core.models.pretrained import check_settings
 from rocket_core.pipeline.context import FLOATS, Run
+from rocket_core.pipeline.requirements import check_target
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.system.devices import resolve_device
 
@@ -51,7 +51,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
 
     Raises:
         RocketError: the subclass names the problem: device, files, architecture, calibration data, sequence length,
-            ignore patterns, or a ratio that no choice of candidates can reach.
+            ignore patterns, or a target that no choice of candidates can reach.
     """
     device = resolve_device(config.device)
     checkpoint = _open_judged_checkpoint(source)
@@ -64,12 +64,10 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     companions(source.folder, source.name)
     check_settings(source.folder)
     layers, skipped = _select(architecture, loader, config)
-    if config.ratio is not None:
-        check_reachable([architecture.shape(name) for block in layers for name in block], config.ratio)
     local_path_of(config.calibration.dataset)
     check_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
     length, positions = _lengths(architecture, config.calibration.sequence_length)
-    return Run(
+    run = Run(
         config=config,
         source=source,
         checkpoint=checkpoint,
@@ -83,6 +81,8 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         layers=layers,
         skipped=skipped,
     )
+    check_target(run)
+    return run
 
 
 def run_identity(run: Run) -> RunIdentity:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rocket_core.errors import InsufficientDiskError, InsufficientMemoryError
+from rocket_core.inspection.feasibility import reach_of_layers
 from rocket_core.inspection.footprint import (
     ModelShape,
     ResourceEstimate,
@@ -11,7 +12,6 @@ from rocket_core.inspection.footprint import (
     evaluation_footprint,
     input_bytes,
 )
-from rocket_core.inspection.preconditions import ratio_within
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
 from rocket_core.pipeline.stages.export import bytes_beside
@@ -81,17 +81,17 @@ def check_resources(run: Run, windows: int, output: Path, *, held: int) -> Resou
     return estimate
 
 
-def check_size(run: Run) -> None:
-    """Raise an error if no choice of candidates reaches the target size, before long work starts.
+def check_target(run: Run) -> None:
+    """Raise an error if no choice of candidates reaches the target, before long work starts.
 
     Raises:
         InfeasibleBudgetError: the target cannot be reached.
     """
-    target = run.config.target_bytes
+    target = run.config.target
     if target is not None:
         names = [name for block in run.layers for name in block]
         shapes = [run.architecture.shape(name) for name in names]
-        ratio_within(shapes, target, itemsize=run.dtype.itemsize, other_bytes=bytes_beside(run, names))
+        reach_of_layers(shapes, itemsize=run.dtype.itemsize, other_bytes=bytes_beside(run, names)).check(target)
 
 
 def check_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int:

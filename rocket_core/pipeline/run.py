@@ -30,7 +30,7 @@ from rocket_core.pipeline.preflight import calibration_inputs, prepare_run, run_
 from rocket_core.pipeline.profile_reuse import RunProfileCache
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.report_builder import allocation_report, calibration_report, totals_report, without_paths
-from rocket_core.pipeline.requirements import check_evaluation, check_size
+from rocket_core.pipeline.requirements import check_evaluation
 from rocket_core.pipeline.stage_costs import Costs
 from rocket_core.pipeline.stages.compress import compress_layers, group_units
 from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
@@ -45,6 +45,7 @@ from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.report.schema import CompressionReport, ExportReport, StageReport, layer_report
 from rocket_core.system.devices import map_large_tensors, resolve_device
 from rocket_core.system.energy import EnergyMeter
+from rocket_core.target import Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +125,8 @@ def compress(
     Raises:
         RocketError: see `rocket_core.errors` for the kinds.
     """
-    if not config.has_target:
+    target = config.target
+    if target is None:
         raise InvalidConfigError("specify either a ratio or a target size in bytes (target_bytes)")
     callbacks = Callbacks(
         on_progress=on_progress,
@@ -147,7 +149,7 @@ def compress(
             prepared = _prepare(run, identity, output, work, monitor, resume=resume, token=hub.token, profiles=profiles)
         with offline():
             on_offline()
-            report = _compress(prepared)
+            report = _compress(prepared, target)
         monitor.finish()
         return report
 
@@ -197,7 +199,7 @@ def profile_model(
     Raises:
         RocketError: see `rocket_core.errors` for the kinds.
     """
-    if config.has_target:
+    if config.target is not None:
         raise InvalidConfigError("a profile is for every ratio and size; leave the target out")
     callbacks = Callbacks(
         on_progress=on_progress, on_requirements=on_requirements, on_profile=on_profile, should_cancel=should_cancel
@@ -247,7 +249,7 @@ def _open_run(
     costs = Costs(device, work.stages(), meter=meter, save=save)
     if download is not None:
         costs.include(download)
-    monitor = Monitor(callbacks, costs, evaluates=config.evaluate is not None, compresses=config.has_target)
+    monitor = Monitor(callbacks, costs, evaluates=config.evaluate is not None, compresses=config.target is not None)
     with _resource_errors(output), _release_work_folder(work, monitor):
         yield work, monitor
 
@@ -269,7 +271,6 @@ def _prepare(
     profile_cache = RunProfileCache(profiles, profile_identity(identity, run.method))
     calibration = profile_cache.inputs(work) or calibration_inputs(run, work, token=token)
     plan = plan_evaluation(run, token=token)
-    check_size(run)
     needed = profile_cache.check_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
     monitor.requires(max(needed, check_evaluation(run, plan, output)))
     work.claim(identity, calibration)
@@ -332,11 +333,11 @@ def _profile(prepared: _PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
     return profile, profiled.skipped
 
 
-def _compress(prepared: _PreparedRun) -> CompressionReport:
+def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
     run, work, monitor = prepared.run, prepared.work, prepared.monitor
     profile, skipped = _profile(prepared)
     with monitor.stage("allocating"):
-        allocation = allocate_layers(run.config, profile, work)
+        allocation = allocate_layers(target, profile, work)
         selected = chosen(profile.layers, allocation, itemsize=run.dtype.itemsize)
         monitor.allocated(selected)
     with monitor.stage("factorizing"):

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import assert_never
 
 from rocket_core.budget import remaining_parameters
 from rocket_core.config import SYNTHETIC_DATASET, ExportKind
@@ -9,6 +10,7 @@ from rocket_core.inspection.model_files import read_start
 from rocket_core.report.loading_snippet import loading_snippet
 from rocket_core.report.quality import quality_rows
 from rocket_core.report.schema import CalibrationReport, CompressionReport
+from rocket_core.target import ByBytes, ByRatio
 
 # How much of the original's card is read: the licence is in its first lines.
 _CARD_BYTES = 2**20
@@ -99,8 +101,15 @@ Measured on {read} of `{evaluation.dataset}`, {evaluation.tokens:,} tokens in al
 
 
 def _target(report: CompressionReport) -> str:
-    size = report.settings.target_bytes
-    return f"target ratio {report.settings.ratio}" if size is None else f"target size {size:,} bytes"
+    match report.settings.target:
+        case ByRatio(ratio=ratio):
+            return f"target ratio {ratio}"
+        case ByBytes(target_bytes=size):
+            return f"target size {size:,} bytes"
+        case None:
+            raise AssertionError("a report is of a compression, which has a target")
+        case unknown:
+            assert_never(unknown)
 
 
 _MADE_UP = "These were made up, which costs more of it than real ones would.\n"

@@ -18,11 +18,14 @@ WITHOUT_TORCH = (
     "candidates",
     "config",
     "errors",
+    "inspection.feasibility",
     "inspection.hub",
     "inspection.preconditions",
     "inspection.safetensors_headers",
+    "reachability",
     "report.html",
     "report.schema",
+    "target",
 )
 
 

@@ -17,6 +17,7 @@ from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.work_folder import BlockRecord, WorkFolder
 from rocket_core.system.devices import return_freed_memory
+from rocket_core.target import Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,9 +58,9 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
         monitor.step(done / total, names[0] if names else None)
         record = work.block(index)
         if record is None:
-            begun = functools.partial(_report_layer, monitor, done, total)
-            finished = functools.partial(_hand_over, monitor, profiles)
-            record = _profile_block(run, walk, work, index, begun, finished)
+            on_layer = functools.partial(_report_layer, monitor, done, total)
+            on_profile = functools.partial(_hand_over, monitor, profiles)
+            record = _profile_block(run, walk, work, index, on_layer, on_profile)
             work.save_block(index, record)
         else:
             for name in record.layers:
@@ -72,11 +73,11 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
     return Profiled(profiles=tuple(profiles), skipped=skipped)
 
 
-def allocate_layers(config: CompressionConfig, profile: ModelProfile, work: WorkFolder) -> Allocation:
+def allocate_layers(target: Target, profile: ModelProfile, work: WorkFolder) -> Allocation:
     """Solve the knapsack, or return the solution of the run that is resumed.
 
     Args:
-        config: settings with a target.
+        target: the ratio or the size to reach.
         profile: profile of the model.
         work: work folder for the solution.
 
@@ -85,12 +86,7 @@ def allocate_layers(config: CompressionConfig, profile: ModelProfile, work: Work
     """
     allocation = work.allocation()
     if allocation is None:
-        predictor = profile.predictor()
-        if config.target_bytes is not None:
-            allocation = predictor.within_bytes(config.target_bytes)
-        else:
-            assert config.ratio is not None
-            allocation = predictor.at_ratio(config.ratio)
+        allocation = profile.predictor().allocate(target)
         work.save_allocation(allocation)
     return allocation
 

@@ -3,6 +3,8 @@
 import csv
 import io
 import re
+from html import unescape
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -111,6 +113,21 @@ def test_buttons_cancel_retry_and_delete(page, client, submitted):
     answer = page("POST", f"/ui/jobs/{submitted}/delete")
     assert answer.status_code == 404
     assert answer.headers["Content-Type"].startswith("text/html")
+
+
+@pytest.mark.parametrize(
+    ("target", "fields"),
+    [
+        ({"ratio": 0.0}, {"target": "ratio", "ratio": "0.0"}),
+        ({"ratio": 0.45}, {"target": "ratio", "ratio": "0.45"}),
+        ({"ratio": None, "target_bytes": 4_000_000}, {"target": "size", "size": "4000000"}),
+    ],
+)
+def test_another_job_like_one_has_the_same_target(page, client, target, fields):
+    job = client.post("/jobs", json=BODY | target).json()["id"]
+    link = re.search(r'href="(/ui/new\?[^"]+)">Another one like this', page("GET", f"/ui/jobs/{job}").text)
+    asked = dict(parse_qsl(urlsplit(unescape(link[1])).query))
+    assert {name: asked.get(name) for name in fields} == fields
 
 
 def test_errors_are_pages_for_browsers_and_documents_for_programs(page, client):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rocket_core.config import CompressionConfig, compression_config
 from rocket_core.errors import InvalidConfigError, RocketError, UnmatchedIgnoreError
+from rocket_core.inspection.feasibility import check_any_selection, reach_of_model
 from rocket_core.inspection.footprint import (
     Workload,
     describe_model,
@@ -29,12 +30,12 @@ from rocket_core.inspection.preconditions import (
     check_config,
     check_ignore,
     check_weights,
-    highest_ratio,
     input_kind,
     parse_config,
     window_length,
 )
 from rocket_core.inspection.safetensors_headers import header_length, parse_header, sum_summaries, summarize
+from rocket_core.target import ByRatio
 from tests.reference.hostile_files import (
     CONFIGS,
     HEADERS,
@@ -65,11 +66,12 @@ def judge(raw_config, raw_file, *, ratio=0.3, ignore=()):
     config = parse_config(raw_config, "m")
     check_config(config, "m")
     weights = weights_of(raw_file)
-    check_weights(weights, ratio, "m")
+    check_weights(weights, "m")
+    check_any_selection(weights, ByRatio(ratio=ratio))
     check_sizes(config, weights, "m")
     check_ignore(config, weights, ignore, "m")
     model = describe_model(config, weights, ignore=ignore)
-    highest_ratio(model.shapes)
+    assert reach_of_model(model).ratio < 1
     length = window_length(positions(config), None)
     work = {"windows": 4, "sequence_length": sample_positions(config, input_kind(config), length)}
     estimate_footprint(model, Workload(config=CompressionConfig(ratio=0.3), **work))
@@ -215,7 +217,7 @@ def test_any_config_and_header_is_judged_or_refused(fields, tensors, ignore):
         lambda: window_length(positions(config), 64),
         lambda: [sample_positions(config, kind, 64) for kind in ("text", "images", "audio", input_kind(config))],
         lambda: [input_bytes(config, kind) for kind in ("text", "images", "audio")],
-        lambda: weights and check_weights(weights, 0.5, "m"),
+        lambda: weights and (check_weights(weights, "m"), check_any_selection(weights, ByRatio(ratio=0.5))),
         lambda: weights and check_sizes(config, weights, "m"),
         lambda: weights and check_ignore(config, weights, ignore, "m"),
         lambda: weights and described(config, weights, ignore),
@@ -228,7 +230,7 @@ def described(config, weights, ignore):
     model = describe_model(config, weights, ignore=ignore)
     estimate_footprint(model, Workload(config=CompressionConfig(ratio=0.3), **WORK))
     vocabulary(config, model)
-    highest_ratio(model.shapes)
+    assert reach_of_model(model).ratio < 1
 
 
 @settings(deadline=None, max_examples=150)

@@ -20,6 +20,7 @@ from rocket_core.errors import (
 )
 from rocket_core.hf.names import disk_names
 from rocket_core.inspection import preconditions
+from rocket_core.inspection.feasibility import check_any_selection, check_feasible, reach_of_layers
 from rocket_core.inspection.layer_names import PREFIXES
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.preconditions import (
@@ -27,7 +28,6 @@ from rocket_core.inspection.preconditions import (
     check_calibration,
     check_config,
     check_ignore,
-    check_reachable,
     check_weights,
     input_kind,
     parse_config,
@@ -41,6 +41,7 @@ from rocket_core.inspection.safetensors_headers import (
 )
 from rocket_core.models.architecture import build_architecture, ignored_layers, read_config
 from rocket_core.pipeline.preflight import prepare_run
+from rocket_core.target import ByRatio
 from tests.reference.tiny_models import ALL_FAMILIES, byte_tokenizer, save_tiny_model
 
 COMMON = {
@@ -103,7 +104,9 @@ def verdict(judge, *arguments):
 def inspect(folder, ratio):
     check_config(parse_config((folder / "config.json").read_bytes(), "m"), "m")
     files = local_weight_files(folder, "m")
-    check_weights(sum_summaries(summarize(read_header(file, file.name)) for file in files), ratio, "m")
+    weights = sum_summaries(summarize(read_header(file, file.name)) for file in files)
+    check_weights(weights, "m")
+    check_any_selection(weights, ByRatio(ratio=ratio))
 
 
 def prepare(folder, ratio):
@@ -220,21 +223,22 @@ def test_what_is_no_config_is_refused(raw):
 def test_a_model_without_blocks_has_nothing_to_compress():
     weights = WeightSummary(dtype_bytes={"F32": 8}, block_shapes={(0, 4): 1})
     with pytest.raises(UnsupportedArchitectureError, match="nothing to compress"):
-        check_weights(weights, 0.3, "m")
+        check_weights(weights, "m")
 
 
 def test_weights_of_another_kind_are_named_before_the_ratio():
     weights = WeightSummary(dtype_bytes={"I8": 8}, block_shapes={(64, 64): 1})
     with pytest.raises(AlreadyQuantizedError, match="I8"):
-        check_weights(weights, 0.95, "m")
+        check_feasible({}, weights, CompressionConfig(ratio=0.95), "m")
 
 
 def test_a_ratio_out_of_reach_names_one_that_the_library_takes():
     weights = WeightSummary(dtype_bytes={"F32": 8}, block_shapes={(640, 640): 3, (1728, 640): 1})
     with pytest.raises(InfeasibleBudgetError, match="at most") as caught:
-        check_weights(weights, 0.9, "m")
+        check_any_selection(weights, ByRatio(ratio=0.9))
     assert 0.69 <= caught.value.nearest_ratio < 0.71
-    check_reachable([(640, 640)] * 3 + [(640, 1728)], caught.value.nearest_ratio)
+    reach = reach_of_layers([(640, 640)] * 3 + [(640, 1728)], itemsize=4, other_bytes=0)
+    assert reach.check(ByRatio(ratio=caught.value.nearest_ratio)) == caught.value.nearest_ratio
 
 
 SIDE = st.integers(1, 200)
@@ -244,12 +248,12 @@ SIDE = st.integers(1, 200)
 @given(st.lists(st.tuples(SIDE, SIDE, st.booleans(), st.booleans()), min_size=1, max_size=8), st.floats(0, 0.999))
 def test_refuses_no_ratio_that_some_selection_of_the_weights_reaches(weights, ratio):
     stored = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(rows, columns): 1 for rows, columns, _, _ in weights})
-    if verdict(check_weights, stored, ratio, "m") is None:
+    if verdict(check_any_selection, stored, ByRatio(ratio=ratio)) is None:
         return
     # Either way round, and any of them.
     layers = [(columns, rows) if turned else (rows, columns) for rows, columns, _, turned in weights]
     chosen = [layer for layer, (_, _, is_layer, _) in zip(layers, weights, strict=True) if is_layer] or layers[:1]
-    assert verdict(check_reachable, chosen, ratio) is InfeasibleBudgetError
+    assert not reach_of_layers(chosen, itemsize=4, other_bytes=0).allows(ByRatio(ratio=ratio))
 
 
 def test_families_with_code_of_their_own_are_none_that_transformers_has():

@@ -71,6 +71,12 @@ def test_a_size_out_of_reach_is_refused_before_anything_is_calibrated(run, model
     assert 0 < caught.value.nearest_ratio < 1
 
 
+def test_a_size_out_of_reach_is_refused_before_calibration_data_are_read(run, tmp_path):
+    (tmp_path / "short.txt").write_text("too short")
+    with pytest.raises(InfeasibleBudgetError, match="1000 bytes are out of reach"):
+        run(1000, calibration={"dataset": str(tmp_path / "short.txt"), "samples": 64, "sequence_length": 64})
+
+
 def test_without_a_target_nothing_is_compressed(tmp_path, model_folder):
     with pytest.raises(InvalidConfigError, match="specify either a ratio"):
         compress(str(model_folder("llama")), tmp_path / "out", compression_config())

@@ -1,0 +1,95 @@
+"""Whether a target can be reached, given how small the compressible layers can become."""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from rocket_core.budget import parameter_budget
+from rocket_core.config import BudgetUnit
+from rocket_core.errors import InfeasibleBudgetError
+from rocket_core.target import ByBytes, ByRatio, Target
+
+# The nearest reachable ratio is reported in steps of this fraction, so that it is short enough to type.
+RATIO_STEPS = 10_000
+# Steps of a ratio computed from a size: precise to a byte of a petabyte.
+_RATIO_PRECISION = 10**15
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reach:
+    """How small a model can become, in what its budget counts.
+
+    Attributes:
+        unit: what `dense`, `smallest` and `certain` count.
+        dense: the compressible layers when dense, >= 1.
+        smallest: lower bound on what any choice of candidates keeps.
+        certain: what the smallest choice that is known to exist keeps; for profiled layers the same.
+        unit_bytes: bytes of one unit when dense.
+        other_bytes: bytes of the factored artifact apart from these layers.
+    """
+
+    unit: BudgetUnit
+    dense: int
+    smallest: int
+    certain: int
+    unit_bytes: int = 1
+    other_bytes: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """Largest ratio that is certain to be reachable, rounded down to 4 decimals; [0, 1)."""
+        removable = self.dense - self.certain
+        return max(0, min(removable * RATIO_STEPS // self.dense, RATIO_STEPS - 1)) / RATIO_STEPS
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the smallest artifact that is certain to be reachable, without the masks of unprofiled layers."""
+        return self.other_bytes + self.certain * self.unit_bytes
+
+    def allows(self, target: Target) -> bool:
+        """Return whether the smallest choice meets a target."""
+        return self._allows(self._ratio_for(target))
+
+    def check(self, target: Target) -> float:
+        """Raise an error if no choice of candidates meets a target; otherwise return the ratio that does.
+
+        Returns:
+            The fraction of the compressible layers to remove, [0, 1); 0 for a size that the dense model meets.
+
+        Raises:
+            InfeasibleBudgetError: the target is out of reach; names the nearest one that is certain to be reachable.
+        """
+        ratio = self._ratio_for(target)
+        if not self._allows(ratio):
+            raise InfeasibleBudgetError(self._refusal(target), nearest_ratio=self.ratio)
+        return ratio
+
+    def _ratio_for(self, target: Target) -> float:
+        match target:
+            case ByRatio(ratio=ratio):
+                return ratio
+            case ByBytes(target_bytes=size):
+                # Rounded down, so that the budget of this ratio is what fits, to the byte.
+                whole = self.dense * self.unit_bytes
+                removed = max(0, whole + self.other_bytes - size)
+                return removed * _RATIO_PRECISION // whole / _RATIO_PRECISION
+            case _:
+                assert_never(target)
+
+    def _allows(self, ratio: float) -> bool:
+        return ratio < 1 and self.smallest <= parameter_budget(self.dense, ratio)
+
+    def _refusal(self, target: Target) -> str:
+        match target:
+            case ByRatio(ratio=ratio):
+                return (
+                    f"compression ratio {ratio} is out of reach: the selected layers can lose at most {self.ratio} of "
+                    f"their {self.unit}; ask for {self.ratio} or less, or ignore fewer layers"
+                )
+            case ByBytes(target_bytes=size):
+                return (
+                    f"{size} bytes are out of reach: what is not compressed takes {self.other_bytes}, and with the "
+                    f"layers about {self.model_bytes} is the smallest size that is certain to be reachable; ask for "
+                    "that or more, or ignore fewer layers"
+                )
+            case _:
+                assert_never(target)

@@ -1,0 +1,71 @@
+"""Reachable targets: one judge for ratios and sizes, with and without profiles."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_core.budget import parameter_budget
+from rocket_core.errors import InfeasibleBudgetError
+from rocket_core.reachability import Reach
+from rocket_core.target import ByBytes, ByRatio
+
+PARAMETERS = Reach(unit="parameters", dense=1000, smallest=300, certain=350, unit_bytes=4, other_bytes=500)
+COUNT = st.integers(0, 10**12)
+
+
+def test_the_ratio_that_is_certain_is_named():
+    assert PARAMETERS.check(ByRatio(ratio=0.7)) == 0.7
+    with pytest.raises(InfeasibleBudgetError, match=r"ratio 0\.701 .* at most 0\.65 of their parameters") as caught:
+        PARAMETERS.check(ByRatio(ratio=0.701))
+    assert caught.value.nearest_ratio == 0.65
+
+
+def test_the_size_that_is_certain_is_named():
+    assert PARAMETERS.check(ByBytes(target_bytes=1700)) == 0.7
+    with pytest.raises(
+        InfeasibleBudgetError, match=r"1699 bytes .* takes 500, .* about 1900 is the smallest"
+    ) as caught:
+        PARAMETERS.check(ByBytes(target_bytes=1699))
+    assert caught.value.nearest_ratio == 0.65
+
+
+@pytest.mark.parametrize("size", [0, 499, 500])
+def test_no_size_below_what_is_not_compressed_is_reached(size):
+    layers_of_nothing = Reach(unit="bytes", dense=1000, smallest=0, certain=0, other_bytes=500)
+    assert not layers_of_nothing.allows(ByBytes(target_bytes=size))
+    assert layers_of_nothing.allows(ByBytes(target_bytes=501))
+
+
+def test_a_size_that_the_dense_model_meets_removes_nothing():
+    assert PARAMETERS.check(ByBytes(target_bytes=10**9)) == 0.0
+
+
+@given(COUNT, COUNT, COUNT)
+def test_the_budget_of_a_size_is_what_fits_to_the_byte(dense, room, other_bytes):
+    room = min(room, dense)
+    reach = Reach(unit="bytes", dense=dense + 1, smallest=0, certain=0, other_bytes=other_bytes)
+    if room:
+        ratio = reach.check(ByBytes(target_bytes=other_bytes + room))
+        assert parameter_budget(reach.dense, ratio) == room
+
+
+@given(COUNT, COUNT, COUNT, COUNT, st.sampled_from([1, 2, 4, 8]))
+def test_what_a_refusal_names_is_reachable(dense, smallest, certain, other_bytes, unit_bytes):
+    dense += 1
+    certain = min(certain, dense - 1) + 1
+    reach = Reach(
+        unit="parameters",
+        dense=dense,
+        smallest=min(smallest, certain),
+        certain=certain,
+        unit_bytes=unit_bytes,
+        other_bytes=other_bytes,
+    )
+    assert reach.allows(ByRatio(ratio=reach.ratio))
+    assert reach.allows(ByBytes(target_bytes=reach.model_bytes))
+    if not reach.allows(ByBytes(target_bytes=1)):
+        with pytest.raises(InfeasibleBudgetError) as caught:
+            reach.check(ByBytes(target_bytes=1))
+        assert re.search(rf"about {reach.model_bytes} is", str(caught.value))
