@@ -20,8 +20,8 @@ from tests.e2e.kill_matrix import (
     Failpoint,
     assert_promise,
     environment,
+    run_to_end,
     save_model,
-    see_through,
     submit,
     uninterrupted,
 )
@@ -84,7 +84,7 @@ def _strike(
         service = Deployment(data_dir, **given, **urls)
     try:
         job_id = submit(service, marks)
-        job = see_through(service, marks, job_id, seconds=_SECONDS)
+        job = run_to_end(service, marks, job_id, seconds=_SECONDS)
         assert (marks / point["name"]).exists(), f"nobody came to {point['name']}"
         assert_promise(service, job_id, expected)
         return int(job["attempt"])

@@ -254,7 +254,7 @@ def servers() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def run(stack: Stack, given: argparse.Namespace) -> dict:
-    """Submit, kills, waits, and judges."""
+    """Submit, kill, wait and judge."""
     chance = random.Random(given.seed)  # noqa: S311  # moments, no secrets
     began = time.monotonic()
     clients = [httpx2.Client(base_url=url, timeout=60) for url in stack.urls]

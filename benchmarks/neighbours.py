@@ -1,4 +1,4 @@
-"""`python -m benchmarks.neighbours`: a compression on an idle machine, and on one whose cores others use as well.
+"""`python -m benchmarks.neighbours`: a compression on an idle machine, and on one whose cores are shared.
 
 Busy loops, one per processor, stand for the others. As the cores are shared fairly, work on one thread takes up to
 twice its time; what exceeds that is lost to threads that wait for each other. The last line repeats it with threads

@@ -22,7 +22,7 @@ LAYERS = 42
 
 
 def main() -> None:
-    """Strike and checks; raises at the first thing that is not as it should be."""
+    """Strike and check; raise at the first broken invariant."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--strikes", type=int, default=5, help="per round")

@@ -3,7 +3,11 @@
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel
+from sphinx.util.typing import stringify_annotation
 
 FOLDER = Path(__file__).parent
 # Sphinx imports the documented packages, and the extension in the folder of this file.
@@ -49,7 +53,6 @@ napoleon_use_ivar = True
 # Types of other projects, and our own types without a page.
 nitpick_ignore_regex = [("py:.*", r"(?!rocket_core\.(pipeline|config|errors|report)\.|rocket_client\.client\.).*")]
 
-_ANNOTATED = "Annotated["
 _TREE = re.compile(r"^\s*[├│└]")
 _TO_THE_ROOT = re.compile(r"\]\(((?:\.\./)*)\.\./(CHANGELOG|CONTRIBUTING|SECURITY)\.md")
 
@@ -83,27 +86,28 @@ def _as_restructured_text(_app: Any, _what: str, _name: str, _thing: Any, _optio
     lines[:] = written
 
 
-def _name_plain_types(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
-    """Turn `Annotated[float, FieldInfo(...)]` into `float`, as ranges are in the description of a field."""
-    lines[:] = [_without_annotations(line) if line.startswith(":vartype ") else line for line in lines]
+def _list_fields(_app: Any, what: str, _name: str, thing: Any, _options: Any, lines: list[str]) -> None:
+    """Add the fields of a model, inherited ones too, with their descriptions and without the ranges of their types."""
+    if what != "class" or not issubclass(thing, BaseModel):
+        return
+    annotations = {name: field.annotation for name, field in thing.model_fields.items()}
+    types = get_type_hints(SimpleNamespace(__annotations__=annotations))
+    lines.append("")
+    for name, field in thing.model_fields.items():
+        lines.append(f":ivar {name}: {' '.join((field.description or '').split())}")
+        lines.append(f":vartype {name}: {stringify_annotation(types[name], 'smart')}")
+    lines.append("")
 
 
-def _without_annotations(text: str) -> str:
-    while (start := text.find(_ANNOTATED)) >= 0:
-        depth, comma = 1, -1
-        for place in range(start + len(_ANNOTATED), len(text)):
-            depth += (text[place] in "[(") - (text[place] in "])")
-            if text[place] == "," and depth == 1 and comma < 0:
-                comma = place
-            if depth == 0:
-                text = text[:start] + text[start + len(_ANNOTATED) : comma] + text[place + 1 :]
-                break
-    return text
+def _skip_fields(_app: Any, what: str, _name: str, member: Any, *_rest: Any) -> bool | None:
+    """Leave fields out of the members of a class, as they are in its list; members are methods and properties."""
+    return True if what == "class" and not callable(member) and not isinstance(member, property) else None
 
 
 def setup(app: Any) -> None:
     """Connect the functions above to Sphinx's events."""
-    app.connect("autodoc-process-docstring", _name_plain_types, priority=600)
+    app.connect("autodoc-process-docstring", _list_fields, priority=600)
+    app.connect("autodoc-skip-member", _skip_fields)
     # This must run before napoleon, which also writes indented fields.
     app.connect("autodoc-process-docstring", _as_restructured_text, priority=400)
     app.connect("source-read", _link_to_pages)

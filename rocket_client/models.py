@@ -1,145 +1,136 @@
 """Typed resources of the service.
 
-Members that a newer server adds are ignored, and a status may be unknown to this client.
+Members that a newer server adds are ignored, and a status may be unknown to this client. The service derives its
+answers from the models whose members are the same on both sides: this module imports neither HTTP library nor torch.
 """
 
 from datetime import datetime
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
+
+from rocket_core.schema import FrozenModel
+
+_Count = Annotated[int, Field(ge=0)]
 
 
-class Resource(BaseModel):
+class Resource(FrozenModel):
     """Base class of all resources."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(extra="ignore")
 
 
 class Calibration(Resource):
-    """Calibration data of a job.
-
-    Attributes:
-        dataset: `builtin`, the name of a dataset on the Hub, or `local/FILE`.
-        samples: number of windows of tokens.
-        sequence_length: tokens per window; None chooses by the model.
-        seed: seed for drawing windows.
-    """
+    """Calibration data of a job."""
 
     dataset: str
+    """`builtin`, the name of a dataset on the Hub, or `local/FILE`."""
     samples: int
+    """number of windows of tokens."""
     sequence_length: int | None = None
+    """tokens per window; None chooses by the model."""
     seed: int
+    """seed for drawing windows."""
 
 
 class Evaluation(Resource):
-    """Comparison of a result with the dense model.
-
-    Attributes:
-        dataset: as in a calibration.
-        samples: number of windows of tokens.
-        sequence_length: tokens per window; None chooses by the model.
-        stride: tokens from the start of one window to the next; None means the sequence length.
-        tasks: zero-shot tasks.
-        task_items: items of each task; None means all.
-    """
+    """Comparison of a result with the dense model."""
 
     dataset: str
+    """as in a calibration."""
     samples: int
+    """number of windows of tokens."""
     sequence_length: int | None = None
+    """tokens per window; None chooses by the model."""
     stride: int | None = None
+    """tokens from the start of one window to the next; None means the sequence length."""
     tasks: tuple[str, ...] = ()
+    """zero-shot tasks."""
     task_items: int | None = None
+    """items of each task; None means all."""
 
 
 class JobError(Resource):
-    """Error of a failed job.
-
-    Attributes:
-        code: stable code of the kind of error.
-        message: what is wrong, where, and what to do.
-        stage: stage in which it happened; None if outside of any.
-        layer: layer at which it happened; None if outside of any.
-        retryable: whether the same job may succeed later.
-    """
+    """The error of a failed job."""
 
     code: str
+    """stable code of the error's class."""
     message: str
+    """what is wrong, where, and what to do."""
     stage: str | None = None
+    """stage in which it happened; None if it was in none."""
     layer: str | None = None
+    """layer at which it happened; None if it was at none."""
     retryable: bool = False
+    """whether the same job may succeed later."""
 
 
 class JobResult(Resource):
-    """Result of a job.
-
-    Attributes:
-        achieved_ratio: fraction of the compressible parameters removed, [0, 1).
-        kept_parameters: number of compressible parameters that are left.
-        compressible_parameters: parameters of the selected linear layers.
-        stored_bytes: bytes of all safetensors of the smallest export.
-        dense_bytes: bytes of all safetensors of the original.
-    """
+    """The result of a job that has succeeded."""
 
     achieved_ratio: float
-    kept_parameters: int
-    compressible_parameters: int
-    stored_bytes: int
-    dense_bytes: int
+    """fraction of the compressible parameters removed, [0, 1)."""
+    kept_parameters: _Count
+    """what remains of them."""
+    compressible_parameters: _Count
+    """parameters of the selected linear layers."""
+    stored_bytes: _Count
+    """bytes of all safetensors files of the smallest export."""
+    dense_bytes: _Count
+    """bytes of all safetensors files of the original."""
 
 
 class Job(Resource):
-    """A job.
-
-    Attributes:
-        id: id of the job.
-        kind: `compression`, or `profile` for a job that only profiles layers.
-        status: queued, running, cancelling, succeeded, failed, cancelled, or a newer one.
-        stage: current stage of a running job.
-        progress: progress of the whole job, [0, 1].
-        model_id: the requested model.
-        revision: branch, tag or commit of a repository.
-        ratio: fraction of the compressible parameters to remove; None for a target size, or a profile.
-        target_bytes: most bytes that the factored artifact may take; None for a ratio, or a profile.
-        calibration: the calibration data.
-        evaluate: comparison of the result with the dense model; None skips it.
-        options: settings of the method, by name.
-        metadata: the client's own labels.
-        created_at: when it was submitted.
-        started_at: when a worker first claimed it.
-        finished_at: when it ended.
-        estimated_finish_at: when it is expected to end.
-        expires_at: when its artifacts are deleted; None unless it has succeeded.
-        queue: queue that it is in; None if the server has no queues.
-        attempt: number of times it has started.
-        retry_of: the job that this one retries.
-        profile_id: id of its profile, as `frontier` takes it; None before it has one, and after the profile is deleted.
-        error: why it failed.
-        result: what it achieved.
-    """
+    """A job."""
 
     id: str
+    """id of the job."""
     kind: str = "compression"
+    """`compression`, or `profile` for a job that only profiles layers."""
     status: str
+    """queued, running, cancelling, succeeded, failed, cancelled, or a newer one."""
     stage: str | None = None
+    """current stage of a running job."""
     progress: float
+    """progress of the whole job, [0, 1]."""
     model_id: str
+    """the requested model."""
     revision: str | None = None
+    """branch, tag or commit of a repository."""
     ratio: float | None = None
+    """fraction of the compressible parameters to remove; None for a target size, or a profile."""
     target_bytes: int | None = None
+    """most bytes that the factored artifact may take; None for a ratio, or a profile."""
     calibration: Calibration
+    """the calibration data."""
     evaluate: Evaluation | None = None
+    """comparison of the result with the dense model; None skips it."""
     options: dict[str, JsonValue]
+    """settings of the method, by name."""
     metadata: dict[str, str]
+    """the client's own labels."""
     created_at: datetime
+    """when it was submitted."""
     started_at: datetime | None = None
+    """when a worker first claimed it."""
     finished_at: datetime | None = None
+    """when it ended."""
     estimated_finish_at: datetime | None = None
+    """when it is expected to end."""
     expires_at: datetime | None = None
+    """when its artifacts are deleted; None unless it has succeeded."""
     queue: str | None = None
+    """queue that it is in; None if the server has no queues."""
     attempt: int
+    """number of times it has started."""
     retry_of: str | None = None
+    """the job that this one retries."""
     profile_id: str | None = None
+    """id of its profile, as `frontier` takes it; None before it has one, and after the profile is deleted."""
     error: JobError | None = None
+    """why it failed."""
     result: JobResult | None = None
+    """what it achieved."""
 
     @property
     def has_ended(self) -> bool:
@@ -148,101 +139,88 @@ class Job(Resource):
 
 
 class JobPage(Resource):
-    """Some jobs, newest first.
-
-    Attributes:
-        data: the jobs.
-        has_more: whether there are older ones.
-        last_id: id to pass as `after` for the next page.
-    """
+    """Some jobs, newest first."""
 
     data: tuple[Job, ...]
+    """the jobs."""
     has_more: bool
+    """whether there are older ones."""
     last_id: str | None = None
+    """id to pass as `after` for the next page."""
 
 
 class Event(Resource):
-    """An event of a job.
-
-    Attributes:
-        id: number of the event, from 1 without gaps.
-        created_at: when it happened.
-        level: info, warning or error.
-        type: kind of event: status, stage, layer, ...
-        message: a line for people.
-        data: the same for programs.
-    """
+    """An event of a job."""
 
     id: int
+    """number of the event within the job, from 1 without gaps."""
     created_at: datetime
+    """when it happened."""
     level: str
+    """info, warning or error."""
     type: str
+    """kind of event: status, stage, layer, profile, allocation, costs, message, error, hub_token or lease_lost; new
+    ones may be added.
+    """
     message: str
+    """one line for humans."""
     data: dict[str, JsonValue]
+    """the same for programs; its members depend on the type."""
 
 
 class Progress(Resource):
-    """Progress of a job.
-
-    Attributes:
-        status: its status.
-        stage: its current stage.
-        progress: progress of the whole job, [0, 1].
-        estimated_finish_at: when it is expected to end.
-    """
+    """Progress of a job."""
 
     status: str
+    """its status."""
     stage: str | None = None
+    """its current stage."""
     progress: float
+    """progress of the whole job, [0, 1]."""
     estimated_finish_at: datetime | None = None
+    """when it is expected to end."""
 
 
 class Candidate(Resource):
-    """One way to store a layer.
-
-    Attributes:
-        kind: dense, low_rank, factored or sparse.
-        rank: number of atoms; None if dense or sparse.
-        nnz: number of nonzero coefficients or weights; None if dense.
-        dictionary: layer that owns the shared dictionary, which may be this one; None if not shared.
-        kept_parameters: parameters that are left of the layer.
-        stored_bytes: bytes on disk.
-        reconstruction_error: relative error of the layer's output over the calibration tokens.
-        weight_error: relative error of the weights.
-        loss: expected increase of the model's loss, nats per token; None where sensitivities were not measured.
-    """
+    """One way to store a layer."""
 
     kind: str
+    """dense, low_rank, factored or sparse."""
     rank: int | None = None
+    """number of atoms; None if dense or sparse."""
     nnz: int | None = None
+    """number of nonzero coefficients or weights; None if dense."""
     dictionary: str | None = None
+    """layer that owns the shared dictionary, which may be this one; None if not shared."""
     kept_parameters: int
+    """parameters that are left of the layer."""
     stored_bytes: int
+    """bytes on disk."""
     reconstruction_error: float
+    """relative error of the layer's output over the calibration tokens."""
     weight_error: float
+    """relative error of the weights."""
     loss: float | None = None
+    """expected increase of the model's loss, nats per token; None where sensitivities were not measured."""
 
 
 class Layer(Resource):
-    """Profile of a layer.
-
-    Attributes:
-        name: module name.
-        d_in: input features.
-        d_out: output features.
-        input_group: first layer that reads the same input.
-        tokens: number of calibration tokens that it was profiled on.
-        candidates: ways to store it.
-        chosen: the chosen candidate; None before the allocation.
-    """
+    """Profile of a layer."""
 
     name: str
+    """module name."""
     d_in: int
+    """input features."""
     d_out: int
+    """output features."""
     input_group: str
+    """first layer that reads the same input."""
     tokens: int
+    """number of calibration tokens that it was profiled on."""
     candidates: tuple[Candidate, ...]
+    """ways to store it."""
     chosen: Candidate | None = None
+    """the chosen candidate; None before the allocation."""
 
 
 class LayerList(Resource):
@@ -252,21 +230,18 @@ class LayerList(Resource):
 
 
 class Artifact(Resource):
-    """A file of a job.
-
-    Attributes:
-        name: its name; may contain `/`.
-        size: size in bytes.
-        sha256: hash of its content, hexadecimal.
-        media_type: media type of its content.
-        expires_at: when the server deletes it.
-    """
+    """A file to download, until it expires."""
 
     name: str
+    """name for `/jobs/{id}/artifacts/{name}`; may contain `/`."""
     size: int
+    """size in bytes."""
     sha256: str
+    """hash of its content, 64 hexadecimal digits."""
     media_type: str
+    """media type of its content."""
     expires_at: datetime | None = None
+    """when it is deleted."""
 
 
 class ArtifactList(Resource):
@@ -276,69 +251,69 @@ class ArtifactList(Resource):
 
 
 class Upload(Resource):
-    """An uploaded calibration file.
-
-    Attributes:
-        id: `upload/ID`, as `submit` takes it.
-        size: size in bytes.
-        documents: number of documents in it.
-        sha256: hash of its content, hexadecimal.
-    """
+    """An uploaded calibration file."""
 
     id: str
+    """`upload/ID`, as `submit` takes it."""
     size: int
+    """size in bytes."""
     documents: int
+    """number of documents in it."""
     sha256: str
+    """hash of its content, hexadecimal."""
 
 
 class Available(Resource):
-    """Free memory and disk where jobs run.
+    """Free resources where jobs run."""
 
-    Attributes:
-        memory_bytes: free memory of the CPU; None if unknown.
-        disk_bytes: free disk space of the data folder.
-    """
-
-    memory_bytes: int | None
-    disk_bytes: int
+    memory_bytes: _Count | None
+    """free CPU memory; null where the system does not report it."""
+    disk_bytes: _Count
+    """free disk space of the data folder."""
 
 
 class Estimate(Resource):
-    """Estimated cost of a job; see `POST /estimates`.
+    """The estimated resources of a job.
 
-    Attributes:
-        commit: commit that the revision refers to now; None for a local model.
-        parameters: parameters of the whole model.
-        stored_bytes: bytes of its weights.
-        compressible_parameters: parameters of the layers that can be compressed.
-        kept_parameters: upper bound on those that are left.
-        factored_bytes: upper bound on the bytes of the factored artifact.
-        nearest_ratio: the requested ratio, or the highest that is certain to be reachable.
-        calibration_tokens: upper bound on the tokens that are read.
-        memory_bytes: memory of the device that computes.
-        disk_bytes: disk space for checkpoints and artifacts.
-        available: free resources where jobs run; None where they run on other machines.
+    Only `commit`, `parameters` and `stored_bytes` are exact: they are those of the checkpoint's tensors. The rest is an
+    estimate: only the job itself, which builds the model, knows which of its matrices can be compressed.
     """
 
     model_id: str
+    """the model, as requested."""
     commit: str | None = None
-    parameters: int
-    stored_bytes: int
-    compressible_parameters: int
-    kept_parameters: int
-    factored_bytes: int
+    """commit that the revision points to now; null for a local model."""
+    parameters: _Count
+    """parameters of the whole model."""
+    stored_bytes: _Count
+    """bytes of its weights; also the download size of a model on the Hub."""
+    compressible_parameters: _Count
+    """parameters of the layers that can be compressed, without ignored ones."""
+    kept_parameters: _Count
+    """upper bound on the parameters kept at the ratio."""
+    factored_bytes: _Count
+    """upper bound on the weight bytes of the factored artifact."""
     ratio: float
+    """the requested ratio, [0, 1), or the fraction of the compressible layers' bytes to remove for the requested size;
+    0 if only a profile is requested.
+    """
     nearest_ratio: float
-    calibration_tokens: int
-    memory_bytes: int
-    disk_bytes: int
+    """the same, or the highest ratio that is certainly reachable if that is less."""
+    calibration_tokens: _Count
+    """upper bound on the tokens read, or on what images and audio become in the model; short data have fewer."""
+    memory_bytes: _Count
+    """peak memory of the device that computes; an evaluation holds the whole model."""
+    disk_bytes: _Count
+    """disk space for checkpoints, artifacts and temporary files of an evaluation, without the download of the model."""
     available: Available | None = None
+    """free resources where jobs run; null where they run on other machines."""
 
 
 class Named(Resource):
-    """Something that the server offers by name."""
+    """Something that this server offers by name."""
 
     id: str
+    """the name to use in a job's request."""
 
 
 class NamedList(Resource):
@@ -348,100 +323,82 @@ class NamedList(Resource):
 
 
 class Profile(Resource):
-    """Profile of a model, independent of a ratio.
-
-    Attributes:
-        id: id of the profile.
-        model_id: the model, as named in the job that created the profile.
-        calibration: the calibration data.
-        options: settings of that job, by name.
-        layers: number of profiled layers.
-        reachable_ratio: the largest reachable ratio.
-        created_at: when it was created.
-        used_at: when a job last created or used it.
-    """
+    """Profile of a model, independent of a ratio."""
 
     id: str
+    """id of the profile."""
     model_id: str
+    """the model, as named in the job that created the profile."""
     calibration: Calibration
+    """the calibration data."""
     options: dict[str, JsonValue]
+    """settings of that job, by name."""
     layers: int
+    """number of profiled layers."""
     reachable_ratio: float
+    """the largest reachable ratio."""
     created_at: datetime
+    """when it was created."""
     used_at: datetime
+    """when a job last created or used it."""
 
 
 class ProfilePage(Resource):
-    """Some profiles, newest first.
-
-    Attributes:
-        data: the profiles.
-        has_more: whether there are older ones.
-        last_id: id to pass as `after` for the next page.
-    """
+    """Some profiles, newest first."""
 
     data: tuple[Profile, ...]
+    """the profiles."""
     has_more: bool
+    """whether there are older ones."""
     last_id: str | None = None
+    """id to pass as `after` for the next page."""
 
 
 class Size(Resource):
-    """Predicted size and error of a model at one ratio.
-
-    Attributes:
-        ratio: fraction removed, in the budget unit.
-        kept_parameters: compressible parameters that are left.
-        stored_bytes: bytes of the compressible layers.
-        model_bytes: bytes of all weights.
-        error: predicted error, in the unit of the profile's objective.
-    """
+    """The predicted size and error of a model at one ratio."""
 
     ratio: float
+    """fraction of the budget unit to remove, [0, 1)."""
     kept_parameters: int
+    """what remains of the compressible parameters."""
     stored_bytes: int
+    """bytes of the compressible layers, masks included."""
     model_bytes: int
+    """bytes of all weights of the model."""
     error: float
+    """sum of the objective over the layers, at least 0."""
 
 
 class Frontier(Resource):
-    """Predicted sizes and errors of a model at all ratios.
-
-    Attributes:
-        objective: measure of errors: `fisher` (nats per token), `whitened` or `weight`.
-        budget: budget unit: parameters or bytes.
-        compressible_parameters: parameters of the profiled layers before compression.
-        dense_bytes: bytes of all weights before compression.
-        data: the points, by rising ratio.
-    """
+    """Predicted sizes and errors of a model at all ratios."""
 
     objective: str
+    """measure of errors: `fisher` (nats per token), `whitened` or `weight`."""
     budget: str
+    """budget unit: parameters or bytes."""
     compressible_parameters: int
+    """parameters of the profiled layers before compression."""
     dense_bytes: int
+    """bytes of all weights before compression."""
     data: tuple[Size, ...]
+    """the points, by rising ratio."""
 
 
 class LayerChoice(Resource):
-    """Predicted choice for a layer.
-
-    Attributes:
-        name: module name.
-        chosen: its candidate.
-    """
+    """Predicted choice for a layer."""
 
     name: str
+    """module name."""
     chosen: Candidate
+    """its candidate."""
 
 
 class PredictedAllocation(Size):
-    """A predicted allocation.
-
-    Attributes:
-        budget: budget unit of `ratio`; bytes for a target size.
-        proven: whether no other choice of candidates has less error.
-        layers: the predicted choices, in the order of the model.
-    """
+    """A predicted allocation."""
 
     budget: str
+    """budget unit of `ratio`; bytes for a target size."""
     proven: bool
+    """whether no other choice of candidates has less error."""
     layers: tuple[LayerChoice, ...]
+    """the predicted choices, in the order of the model."""

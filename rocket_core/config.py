@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from rocket_core.errors import InvalidConfigError
-from rocket_core.schema import described
+from rocket_core.schema import FrozenModel
 from rocket_core.target import ByBytes, ByRatio, Target, target_of
 
 Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda"]
@@ -111,60 +111,58 @@ WORK_FOLDER_NAME = ".rocket-work"
 _GIB = 2**30
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra=described)
-
-
-class CalibrationConfig(_Frozen):
-    """The inputs from which the Gram matrices are computed.
-
-    Attributes:
-        dataset: for a model that reads text `builtin`, a name of `HUB_DATASETS`, or the path of a local `.txt` or
-            `.jsonl` file; for one that reads images or audio the path of a folder of images (`.png`, `.jpg`, `.jpeg`)
-            or of audio (`.wav`), or `synthetic`, a substitute that costs quality.
-        samples: windows of tokens, images, or windows of audio, at least 1.
-        sequence_length: tokens per window of text; None takes 1024 or the model's context length, whichever is less.
-            Must be None for images.
-        seed: seed of the choice of samples.
-    """
+class CalibrationConfig(FrozenModel):
+    """The inputs from which the Gram matrices are computed."""
 
     dataset: str = BUILTIN_DATASET
+    """for a model that reads text `builtin`, a name of `HUB_DATASETS`, or the path of a local `.txt` or `.jsonl` file;
+    for one that reads images or audio the path of a folder of images (`.png`, `.jpg`, `.jpeg`) or of audio (`.wav`), or
+    `synthetic`, a substitute that costs quality.
+    """
     samples: Annotated[int, Field(ge=1)] = 256
+    """windows of tokens, images, or windows of audio, at least 1."""
     sequence_length: Annotated[int, Field(ge=2)] | None = None
+    """tokens per window of text; None takes 1024 or the model's context length, whichever is less. Must be None for
+    images.
+    """
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """seed of the choice of samples."""
 
 
-class EvaluationConfig(_Frozen):
+class EvaluationConfig(FrozenModel):
     """How the dense and the compressed model are compared once the artifacts are written.
 
     The evaluation changes no artifact. Both models are loaded one after the other, each as a whole: unlike compression,
     which holds one block at a time, an evaluation needs memory for the whole model, and disk for the dense model's
     logits (tokens times vocabulary) while it runs.
-
-    Attributes:
-        dataset: text to predict: `builtin` (default; 36,000 characters of CPython's documentation, which is never used
-            for calibration), a name of `HUB_DATASETS`, or the path of a local `.txt` or `.jsonl` file. If the model
-            is calibrated on the same dataset, the documents after the last calibrated one are read; otherwise the file
-            from its beginning. The choice of dataset costs nothing.
-        samples: windows, at least 1; default 64, fewer if the text ends earlier. Each costs two forward passes (dense
-            and compressed). An encoder reads this many sentences.
-        sequence_length: tokens per window, the longest context; None (default) takes 1024 or the model's context
-            length, whichever is less.
-        stride: tokens from the start of one window to the next, at most `sequence_length`: every token is predicted
-            once, from at least `sequence_length - stride` preceding tokens where the text has them. None (default) is
-            `sequence_length`: no overlap, cheapest. Half of it costs twice the windows for the same text.
-        tasks: zero-shot tasks, none by default: names of `HUB_TASKS`, which lm-evaluation-harness fetches from the Hub,
-            or paths of local `.jsonl` files (see `rocket_core.evaluation.harness`). They need the extra `evaluation`,
-            and cost a forward pass per choice of each item, for both models.
-        task_items: items read from each task, from its beginning; None (default) reads all.
     """
 
     dataset: str = BUILTIN_DATASET
+    """text to predict: `builtin` (default; 36,000 characters of CPython's documentation, which is never used for
+    calibration), a name of `HUB_DATASETS`, or the path of a local `.txt` or `.jsonl` file. If the model is calibrated
+    on the same dataset, the documents after the last calibrated one are read; otherwise the file from its beginning.
+    The choice of dataset costs nothing.
+    """
     samples: Annotated[int, Field(ge=1)] = 64
+    """windows, at least 1; default 64, fewer if the text ends earlier. Each costs two forward passes (dense and
+    compressed). An encoder reads this many sentences.
+    """
     sequence_length: Annotated[int, Field(ge=2)] | None = None
+    """tokens per window, the longest context; None (default) takes 1024 or the model's context length, whichever is
+    less.
+    """
     stride: Annotated[int, Field(ge=1)] | None = None
+    """tokens from the start of one window to the next, at most `sequence_length`: every token is predicted once, from
+    at least `sequence_length - stride` preceding tokens where the text has them. None (default) is `sequence_length`:
+    no overlap, cheapest. Half of it costs twice the windows for the same text.
+    """
     tasks: tuple[str, ...] = ()
+    """zero-shot tasks, none by default: names of `HUB_TASKS`, which lm-evaluation-harness fetches from the Hub, or
+    paths of local `.jsonl` files (see `rocket_core.evaluation.harness`). They need the extra `evaluation`, and cost a
+    forward pass per choice of each item, for both models.
+    """
     task_items: Annotated[int, Field(ge=1)] | None = None
+    """items read from each task, from its beginning; None (default) reads all."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "EvaluationConfig":
@@ -175,104 +173,120 @@ class EvaluationConfig(_Frozen):
         return self
 
 
-class CompressionConfig(_Frozen):
-    """Everything that decides what a compression produces, and where it computes.
+class MethodOptions(FrozenModel):
+    """How to compress: the settings that a client of the service may choose as well."""
 
-    Attributes:
-        ratio: target compression ratio: fraction of the compressible parameters to remove, [0, 1); None (default) if
-            a size is given instead, or if layers are only to be profiled.
-        target_bytes: upper bound on the size of all safetensors of the factored artifact, instead of a ratio; None by
-            default. Always counts bytes, whatever `budget` is. Costs nothing.
-        calibration: the calibration data.
-        preset: values for the settings that are not given: `paper` (the paper's algorithm to the letter), `fast`
-            (the default: one pass of calibration, about 1.5 to 2.5 times the time of `paper`) or `best` (3 to 3.5 times
-            that time); see `PRESETS`. Defaults named below are those of `fast`. If no preset is given, methods other
-            than `rocket` use `paper`.
-        method: how layers are compressed: `rocket` (default), or for comparison: `rocket-uniform` (the paper's method
-            with every layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (none takes more time than `paper`),
-            `cospadi` (seconds to minutes for each layer); see `rocket_core.methods`.
-        evaluate: how the result is compared with the dense model; None (default) does not, and costs nothing.
-        objective: error that the knapsack sums over layers: `weight` (the paper: relative error in the original
-            space, under a cap on each layer; when it is selected, the preset's shared dictionaries and column weights
-            are disabled), `whitened` (squared relative error in the whitened space, no cap) or `fisher` (default;
-            expected increase of the loss in nats per token, no cap; costs a forward and a backward pass over
-            `sensitivity_samples` windows; for models that do not predict next tokens, the change of their last hidden
-            states).
-        budget: what the ratio is a fraction of: `parameters` (default; the paper's count; masks are free) or `bytes`
-            (bytes of the compressible layers as stored, masks included). Costs nothing.
-        kinds: ways to store a layer that the knapsack may choose from, in addition to leaving it dense: `low_rank`,
-            `factored` (dictionary and sparse coefficients), `shared` (one dictionary for all layers that read the same
-            input; not with the objective `weight`), `sparse` (the weight with most entries zero). All by default.
-            Each is profiled: `sparse` costs about as much as calibration, the others less.
-        ignore: glob patterns of layer names that stay dense, none by default; each must match at least one compressible
-            layer. At most 256 patterns of at most 256 characters. Saves the time of each ignored layer.
-        export: artifacts to write, both by default; each costs disk space.
-        device: torch device to compute on: `auto` (default: an accelerator if there is one), `cpu`, `cuda`, `cuda:1`
-            ...
-        dtype: dtype in which the model runs and is stored; `auto` (default) is the checkpoint's own. Costs memory and
-            disk in proportion to its size.
-        precision: dtype of supports and least squares, `float32` by default; `float64` is the reference that tests
-            compare `float32` with, and takes at least twice the time. Eigenbases are computed in float64 either way.
-        importance_balance: weight λ of the original-space importance, [0, 1], default 0; costs nothing.
-        over_sparsification: β, fraction of the coefficients reserved for the global reactivation, [0, 1), default 5e-3;
-            costs nothing.
-        ridge: μ relative to each coefficient row's energy, default 1e-9; costs nothing.
-        shrinkage: pull of the Gram matrix towards its diagonal, relative to d_in / tokens, default 0.05; costs nothing.
-        sparsification: how the support of coefficients is chosen: `two-stage` (default, the paper's), `per-row` or
-            `global`; all cost the same. For importance in the whitened space only, set `importance_balance` to 0.
-        metric: error measure of `weight`: `frobenius` (default), `l1`, `spectral` (relative), or `cosine` (mean over
-            columns of the cosine distance). All but the first form each candidate's weight, and `spectral` also its
-            singular values, which makes a profile take many times as long.
-        sweeps: number of times that support, coefficients and dictionary of each chosen layer are improved in turn,
-            0 (default) to 3; each costs about as much as the candidates of a profile.
-        column_weights: weight the error of each output of a layer by the loss's sensitivity to it (objective
-            `fisher`); on by default, and free.
-        sequential: compress each layer for the inputs produced by the layers compressed before it, towards the
-            outputs of the dense model; off by default. Costs about three forward passes over the calibration
-            windows, and statistics that cannot be reused for another ratio.
-        sensitivity_samples: calibration windows on which sensitivities are measured, at least 1, default 32; the
-            time of the backward pass is proportional to it.
-        cap_slack: relative slack on the smallest feasible error cap (objective `weight`), default 0.01. At the smallest
-            cap itself almost every layer has one candidate left and the knapsack has nothing to choose. Costs nothing.
-        max_shard_bytes: size at which a new safetensors file is started, default 5 GiB.
-        statistics_quota_bytes: disk space for eigenbases between profiling and factorization, default 64 GiB; blocks
-            whose layers do not fit are calibrated a second time.
-    """
-
-    ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
-    target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    calibration: CalibrationConfig = CalibrationConfig()
     preset: Preset = DEFAULT_PRESET
+    """values for the settings that are not given: `paper` (the paper's algorithm to the letter), `fast` (the default:
+    one pass of calibration, about 1.5 to 2.5 times the time of `paper`) or `best` (3 to 3.5 times that time); see
+    `PRESETS`. Defaults named below are those of `fast`. If no preset is given, methods other than `rocket` use `paper`.
+    """
     method: Method = "rocket"
-    evaluate: EvaluationConfig | None = None
+    """how layers are compressed: `rocket` (default), or for comparison: `rocket-uniform` (the paper's method with every
+    layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (none takes more time than `paper`), `cospadi` (seconds to
+    minutes for each layer); see `rocket_core.methods`.
+    """
     objective: Objective = "fisher"
+    """error that the knapsack sums over layers: `weight` (the paper: relative error in the original space, under a cap
+    on each layer; when it is selected, the preset's shared dictionaries and column weights are disabled), `whitened`
+    (squared relative error in the whitened space, no cap) or `fisher` (default; expected increase of the loss in nats
+    per token, no cap; costs a forward and a backward pass over `sensitivity_samples` windows; for models that do not
+    predict next tokens, the change of their last hidden states).
+    """
     budget: BudgetUnit = "parameters"
+    """what the ratio is a fraction of: `parameters` (default; the paper's count; masks are free) or `bytes` (bytes of
+    the compressible layers as stored, masks included). Costs nothing.
+    """
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("low_rank", "factored", "shared", "sparse")
+    """ways to store a layer that the knapsack may choose from, in addition to leaving it dense: `low_rank`, `factored`
+    (dictionary and sparse coefficients), `shared` (one dictionary for all layers that read the same input; not with the
+    objective `weight`), `sparse` (the weight with most entries zero). All by default. Each is profiled: `sparse` costs
+    about as much as calibration, the others less.
+    """
     ignore: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)], ...], Field(max_length=MAX_PATTERNS)
     ] = ()
+    """glob patterns of layer names that stay dense, none by default; each must match at least one compressible layer.
+    At most 256 patterns of at most 256 characters. Saves the time of each ignored layer.
+    """
     export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ("factored", "dense")
-    device: str = "auto"
+    """artifacts to write, both by default; each costs disk space."""
     dtype: StorageDtype = "auto"
+    """dtype in which the model runs and is stored; `auto` (default) is the checkpoint's own. Costs memory and disk in
+    proportion to its size.
+    """
     precision: Precision = "float32"
+    """dtype of supports and least squares, `float32` by default; `float64` is the reference that tests compare
+    `float32` with, and takes at least twice the time. Eigenbases are computed in float64 either way.
+    """
     importance_balance: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """weight λ of the original-space importance, [0, 1], default 0; costs nothing."""
     over_sparsification: Annotated[float, Field(ge=0, lt=1)] = 5e-3
+    """β, fraction of the coefficients reserved for the global reactivation, [0, 1), default 5e-3; costs nothing."""
     ridge: Annotated[float, Field(gt=0, le=1e-2)] = 1e-9
+    """μ relative to each coefficient row's energy, default 1e-9; costs nothing."""
     shrinkage: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """pull of the Gram matrix towards its diagonal, relative to d_in / tokens, default 0.05; costs nothing."""
     sparsification: Sparsification = "two-stage"
+    """how the support of coefficients is chosen: `two-stage` (default, the paper's), `per-row` or `global`; all cost
+    the same. For importance in the whitened space only, set `importance_balance` to 0.
+    """
     metric: WeightMetric = "frobenius"
+    """error measure of `weight`: `frobenius` (default), `l1`, `spectral` (relative), or `cosine` (mean over columns of
+    the cosine distance). All but the first form each candidate's weight, and `spectral` also its singular values, which
+    makes a profile take many times as long.
+    """
     sweeps: Annotated[int, Field(ge=0, le=3)] = 0
+    """number of times that support, coefficients and dictionary of each chosen layer are improved in turn, 0 (default)
+    to 3; each costs about as much as the candidates of a profile.
+    """
     column_weights: bool = True
+    """weight the error of each output of a layer by the loss's sensitivity to it (objective `fisher`); on by default,
+    and free.
+    """
     sequential: bool = False
+    """compress each layer for the inputs produced by the layers compressed before it, towards the outputs of the dense
+    model; off by default. Costs about three forward passes over the calibration windows, and statistics that cannot be
+    reused for another ratio.
+    """
     sensitivity_samples: Annotated[int, Field(ge=1)] = 32
+    """calibration windows on which sensitivities are measured, at least 1, default 32; the time of the backward pass is
+    proportional to it.
+    """
     cap_slack: Annotated[float, Field(ge=0)] = 0.01
-    max_shard_bytes: Annotated[int, Field(ge=1)] = 5 * _GIB
-    statistics_quota_bytes: Annotated[int, Field(ge=0)] = 64 * _GIB
+    """relative slack on the smallest feasible error cap (objective `weight`), default 0.01. At the smallest cap itself
+    almost every layer has one candidate left and the knapsack has nothing to choose. Costs nothing.
+    """
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in_preset(cls, settings: Any) -> Any:
         return with_preset(settings)
+
+
+class CompressionConfig(MethodOptions):
+    """Everything that decides what a compression produces, and where it computes."""
+
+    ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """target compression ratio: fraction of the compressible parameters to remove, [0, 1); None (default) if a size is
+    given instead, or if layers are only to be profiled.
+    """
+    target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    """upper bound on the size of all safetensors of the factored artifact, instead of a ratio; None by default. Always
+    counts bytes, whatever `budget` is. Costs nothing.
+    """
+    calibration: CalibrationConfig = CalibrationConfig()
+    """the calibration data."""
+    evaluate: EvaluationConfig | None = None
+    """how the result is compared with the dense model; None (default) does not, and costs nothing."""
+    device: str = "auto"
+    """torch device to compute on: `auto` (default: an accelerator if there is one), `cpu`, `cuda`, `cuda:1` ..."""
+    max_shard_bytes: Annotated[int, Field(ge=1)] = 5 * _GIB
+    """size at which a new safetensors file is started, default 5 GiB."""
+    statistics_quota_bytes: Annotated[int, Field(ge=0)] = 64 * _GIB
+    """disk space for eigenbases between profiling and factorization, default 64 GiB; blocks whose layers do not fit are
+    calibrated a second time.
+    """
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "CompressionConfig":

@@ -1,22 +1,13 @@
-"""Property descriptions in JSON schemas, taken from the models' docstrings."""
+"""The base class of all models that cross the boundary of a process or a file."""
 
-from typing import Any
-
-from docstring_parser import DocstringStyle, parse
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
-def described(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Add the docstring's description of each attribute to its property; for use as `json_schema_extra`.
+class FrozenModel(BaseModel):
+    """Immutable values with a fixed set of members.
 
-    Args:
-        schema: the model's schema, changed in place.
-        model: the model; its docstring, or that of a model it extends, has an `Attributes` section.
+    The string literal below a field is its description, also in JSON schemas. Infinities and NaN are refused, as JSON
+    has neither.
     """
-    properties = schema.get("properties", {})
-    docstrings = [parse(kind.__doc__ or "", style=DocstringStyle.GOOGLE) for kind in model.__mro__]
-    for attribute in (attribute for docstring in docstrings for attribute in docstring.params):
-        if attribute.arg_name in properties and attribute.description:
-            properties[attribute.arg_name].setdefault("description", " ".join(attribute.description.split()))
-    if docstrings[0].description:
-        schema["description"] = docstrings[0].description
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)

@@ -1,4 +1,4 @@
-"""For all tests: one thread for torch, real servers, and a migrated database of either kind."""
+"""Fixtures of all tests: one thread for torch, real servers, and a migrated database of either kind."""
 
 import gc
 import logging
@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-# Variables of the person who runs the tests; huggingface_hub reads some when it is imported.
+# Variables of the caller; huggingface_hub reads some when it is imported.
 for _name in [name for name in os.environ if name.startswith(("AWS_", "HF_", "PG", "ROCKET_", "TRANSFORMERS_"))]:
     del os.environ[_name]
 
@@ -20,19 +20,19 @@ from app.shared.database import upgrade  # noqa: E402
 from app.shared.logging import StructuredFormatter  # noqa: E402
 from tests.servers import MissingServerError, Postgres, Redis  # noqa: E402
 
-# For `make soak`: what is random is tried more often.
+# For `make soak`: more random examples.
 settings.register_profile("soak", max_examples=1000)
 
 
 # For every process that a test starts, too, unless the environment sets it: with more threads than cores, the threads
-# wait for each other in busy loops that take up to four times the time of the work itself.
+# wait for one another in busy loops that take up to four times the time of the work itself.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# In these folders files with few tests take longest: started last, they would leave all cores but one idle.
+# In these folders, files with few tests take longest: started last, they would leave all but one core idle.
 LONG = ("tests/e2e/", "tests/docs/", "tests/examples/", "tests/rocket_core/pipeline/", "tests/worker/")
 
 
-# What `make test` leaves out as well: clients and their servers, processes, and searches through many random inputs.
+# What `make test` also leaves out: clients and their servers, processes, and searches through many random inputs.
 SLOW = (
     "tests/app/api/routes/test_artifacts.py",
     "tests/app/api/test_contract.py",
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Keeps Python's search for garbage from going through all modules, and all tests, again and again."""
+    """Exclude all modules and tests from the garbage collector's repeated scans."""
     gc.collect()
     gc.freeze()
 
@@ -88,7 +88,7 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
-    """Runs a test once on each kind of database that the nearest mark of it, its class or its module names."""
+    """Run a test once on each kind of database named by the nearest mark of it, its class or its module."""
     if "database_kind" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("databases")
         metafunc.parametrize("database_kind", mark.args if mark else ("sqlite",))
@@ -96,7 +96,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
-    # The models are tiny: a second thread would only spin, and the fewer the cores the more it costs.
+    # The models are tiny: a second thread would only spin, which costs more the fewer the cores are.
     torch.set_num_threads(1)
 
 
@@ -110,8 +110,8 @@ def _one_template():
 
 
 @pytest.fixture(autouse=True)
-def _log_as_it_was():
-    """Takes back what a command that is run within a test has done to the log of the process."""
+def _logging_restored():
+    """Undo what a command that runs within a test has done to the logging of the process."""
     root = logging.getLogger()
     level, hooks = root.level, (sys.excepthook, threading.excepthook)
     yield
@@ -136,7 +136,7 @@ def redis_server():
 
 
 def _started(kind):
-    # Never a skip: a test that was not run proves nothing.
+    # Never skipped, because a test that does not run proves nothing.
     try:
         return kind()
     except MissingServerError as error:
@@ -152,7 +152,7 @@ def migrated_file(tmp_path_factory):
 
 @pytest.fixture
 def copy_database(database_kind, request):
-    """Makes migrated databases of the kind that the test runs on, and returns their URLs."""
+    """Create migrated databases of the kind that the test runs on, and return their URLs."""
     made = []
 
     def copy(file: Path):
@@ -181,12 +181,12 @@ def s3_server():
 
 @pytest.fixture
 def bucket(s3_server, monkeypatch):
-    """An empty bucket, which the AWS tools have credentials for."""
+    """Yield an empty bucket, for which the AWS tools have credentials."""
     from tests.reference.s3_server import CREDENTIALS
 
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    # No credentials from this machine, and no requests on the network.
+    # No credentials from this machine, and no network requests.
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, "/nowhere")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -195,5 +195,5 @@ def bucket(s3_server, monkeypatch):
 
 @pytest.fixture
 def s3_settings(s3_server, bucket):
-    """Settings of a service with its artifacts in that bucket."""
+    """Return settings of a service with its artifacts in that bucket."""
     return {"storage_url": f"s3://{bucket.name}/rocket/test", "s3_endpoint_url": s3_server.url}

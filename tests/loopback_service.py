@@ -1,4 +1,4 @@
-"""The real service on this machine's loopback, without workers: what a worker would do is done by hand."""
+"""The real service on the loopback interface, without workers: the tests do what a worker would do."""
 
 import hashlib
 import secrets
@@ -25,7 +25,7 @@ from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
 from tests.rocket_cli.fakes import build_report
 
-# A server that can be killed as no thread can.
+# A server that, unlike a thread, can be killed.
 _PROGRAM = """
 import sys
 from pathlib import Path
@@ -78,7 +78,7 @@ class Service:
         self.do(outputs.save_layer_profile, lease, position, profile)
 
     def profile_model(self, lease, fingerprint="0" * 64):
-        """Two layers of 64 parameters in a model with 100 bytes of other weights; the profile's id."""
+        """Save a profile of two layers of 64 parameters in a model with 100 bytes of other weights; return its id."""
         layers = tuple(
             LayerProfile(name=name, d_in=8, d_out=8, input_group=name, tokens=100, candidates=(DENSE, FACTORED))
             for name in ("q", "v")
@@ -126,7 +126,7 @@ class Service:
         return job_id
 
     def stored_file(self, content):
-        """Where the service keeps a published content."""
+        """Return where the service stores a published content."""
         wanted = hashlib.sha256(content).hexdigest()
         folder = self.settings.data_dir / "artifacts"
         return next(file for file in folder.iterdir() if hashlib.sha256(file.read_bytes()).hexdigest() == wanted)
@@ -153,7 +153,7 @@ class Server:
     def __exit__(self, *error):
         self.application.state.streams.close()
         self._server.should_exit = True
-        # It takes a while, which the next test need not wait for.
+        # It takes a while; the next test need not wait for it.
         self.ending.append((self._thread, self._socket))
 
     @classmethod
@@ -192,7 +192,7 @@ class ServerProcess:
 
 @contextmanager
 def in_background(*steps):
-    """Runs steps in a thread, and fails if one of them does."""
+    """Run steps in a thread, and fail if one of them fails."""
     errors = []
 
     def run():

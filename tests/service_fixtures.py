@@ -1,4 +1,4 @@
-"""Fixtures of the tests of clients: a service on the loopback, and the command that talks to it."""
+"""Fixtures for tests of clients: a service on the loopback, and the command that talks to it."""
 
 import os
 import shutil
@@ -24,21 +24,21 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("ROCKET_"):
             monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_server_is_left():
+def _joined_servers():
     yield
     Server.join()
 
 
 @pytest.fixture
 def rocket(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Runs the console script's function in this process."""
+    """Run the console script's function in this process."""
 
     def run(*arguments: str | Path) -> Outcome:
         with pytest.raises(SystemExit) as exit_info:
@@ -72,7 +72,7 @@ def server(service):
 
 @pytest.fixture
 def connect():
-    """Makes clients; `both_clients` has it make those of either kind."""
+    """Create clients; `both_clients` makes it create both kinds."""
     return Rocket
 
 
@@ -84,7 +84,7 @@ def client(server, connect):
 
 @pytest.fixture
 def remote(rocket, server, monkeypatch):
-    """Runs a command that finds the server in its environment."""
+    """Run a command that finds the server in its environment."""
     monkeypatch.setenv("ROCKET_SERVER", server.url)
     return rocket
 

@@ -8,7 +8,9 @@ import socket
 import time
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from rocket_core.schema import FrozenModel
 
 # Enough for the profile of a model with tens of thousands of layers, and as much as Postgres stores in a column.
 MAX_LINE_BYTES = 2**28
@@ -18,10 +20,10 @@ _MILLISECONDS = 1000
 Received = TypeVar("Received")
 
 
-class Message(BaseModel):
+class Message(FrozenModel):
     """A message from one process to the other."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(hide_input_in_errors=True)
 
 
 class ChannelError(Exception):

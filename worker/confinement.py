@@ -17,19 +17,16 @@ _log = logging.getLogger(__name__)
 
 
 class Confinement(Message):
-    """The first message to a confined process.
-
-    Attributes:
-        readable: files and folders that it may read.
-        writable: folders that it may also write to.
-        network: whether it may open sockets.
-        memory_bytes: memory limit until its requirement is known; None sets no limit.
-    """
+    """The first message to a confined process."""
 
     readable: tuple[Path, ...]
+    """files and folders that it may read."""
     writable: tuple[Path, ...]
+    """folders that it may also write to."""
     network: bool
+    """whether it may open sockets."""
     memory_bytes: Annotated[int, Field(gt=0)] | None = None
+    """memory limit until its requirement is known; None sets no limit."""
 
 
 CONFINEMENT = TypeAdapter(Confinement)

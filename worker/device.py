@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from app.shared.errors import InvalidSettingsError
 from app.shared.requests import Queue
+from rocket_core.schema import FrozenModel
 
 Kind = Literal["cpu", "cuda"]
 """Kind of device; `cuda` is every GPU that torch drives under that name."""
@@ -32,20 +33,15 @@ _SIZE = 256
 _log = logging.getLogger(__name__)
 
 
-class DeviceProof(BaseModel):
-    """Outcome of a matrix product on a device.
-
-    Attributes:
-        kind: kind of the device.
-        name: its model name, or the number of threads of a CPU.
-        fault: why it cannot be used; None if it computes.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class DeviceProof(FrozenModel):
+    """Outcome of a matrix product on a device."""
 
     kind: Kind
+    """kind of the device."""
     name: str = ""
+    """its model name, or the number of threads of a CPU."""
     fault: str | None = None
+    """why it cannot be used; None if it computes."""
 
 
 def device_environment(kind: Kind) -> dict[str, str]:

@@ -34,111 +34,93 @@ Task = Literal["compression", "profile"]
 
 
 class Logging(Message):
-    """Log settings of a process.
-
-    Attributes:
-        level: level of the least severe lines that are logged.
-        format: lines for people or for machines.
-        fields: fields of every line.
-    """
+    """Log settings of a process."""
 
     level: Literal["debug", "info", "warning", "error"]
+    """level of the least severe lines that are logged."""
     format: Literal["text", "json"]
+    """lines for people or for machines."""
     fields: dict[str, str]
+    """fields of every line."""
 
 
 class FetchRequest(Message):
-    """Request for a download of a model.
-
-    Attributes:
-        logging: how to log.
-        model: repository id.
-        revision: branch, tag or commit.
-        config: compression that the model's headers must allow.
-        cache: folder to keep the model in.
-        quota_bytes: most bytes that models may take there; None means no limit.
-        token: the Hub's token.
-        measure_energy: whether to measure energy.
-    """
+    """Request for a download of a model."""
 
     logging: Logging
+    """how to log."""
     model: str
+    """repository id."""
     revision: str | None
+    """branch, tag or commit."""
     config: CompressionConfig
+    """compression that the model's headers must allow."""
     cache: Path
+    """folder to keep the model in."""
     quota_bytes: int | None
+    """most bytes that models may take there; None means no limit."""
     token: Annotated[str | None, Field(repr=False)]
+    """the Hub's token."""
     measure_energy: bool
+    """whether to measure energy."""
 
 
 class ComputeRequest(Message):
-    """Request for a computation.
-
-    Attributes:
-        logging: how to log.
-        task: a compression, or only a profile.
-        model: the requested model: a repository id, or the path of a folder.
-        folder: files of a model from the Hub; None where `model` is a folder.
-        commit: commit of the repository.
-        revision: the requested revision.
-        output: folder to write to.
-        config: all settings.
-        profiles: folder of cached profiles.
-        profiles_bytes: most bytes that cached profiles may take.
-        measure_energy: whether to measure energy.
-        token: the Hub's token, where text or tasks come from there.
-        download: cost of downloading the model.
-    """
+    """Request for a computation."""
 
     logging: Logging
+    """how to log."""
     task: Task
+    """a compression, or only a profile."""
     model: str
+    """the requested model: a repository id, or the path of a folder."""
     folder: Path | None
+    """files of a model from the Hub; None where `model` is a folder."""
     commit: str | None
+    """commit of the repository."""
     revision: str | None
+    """the requested revision."""
     output: Path
+    """folder to write to."""
     config: CompressionConfig
+    """all settings."""
     profiles: Path
+    """folder of cached profiles."""
     profiles_bytes: int
+    """most bytes that cached profiles may take."""
     measure_energy: bool
+    """whether to measure energy."""
     token: Annotated[str | None, Field(repr=False)]
+    """the Hub's token, where text or tasks come from there."""
     download: StageReport | None
+    """cost of downloading the model."""
 
 
 class Acknowledged(Message):
-    """A message has been written to the database.
-
-    Attributes:
-        memory_bytes: the new memory limit, in answer to `Required`; None leaves it unchanged.
-    """
+    """A message has been written to the database."""
 
     memory_bytes: Annotated[int, Field(gt=0)] | None = None
+    """the new memory limit, in answer to `Required`; None leaves it unchanged."""
 
 
 class Downloading(Message):
-    """More of the model has arrived.
-
-    Attributes:
-        share: fraction of all bytes.
-    """
+    """More of the model has arrived."""
 
     kind: Literal["downloading"] = "downloading"
     share: _Share
+    """fraction of all bytes."""
 
 
 class Downloaded(Message):
-    """The model is downloaded.
-
-    Attributes:
-        folder: its files.
-        commit: commit of the repository.
-        cost: cost of the download.
-    """
+    """The model is downloaded."""
 
     kind: Literal["downloaded"] = "downloaded"
     folder: Path
+    """its files."""
     commit: Annotated[str, Field(min_length=1, max_length=256)]
+    """commit of the repository."""
     cost: StageReport
+    """cost of the download."""
 
 
 class Advanced(Message):
@@ -152,27 +134,21 @@ class Advanced(Message):
 
 
 class Required(Message):
-    """Estimated requirements of the run.
-
-    Attributes:
-        memory_bytes: memory.
-    """
+    """Estimated requirements of the run."""
 
     kind: Literal["required"] = "required"
     memory_bytes: Annotated[int, Field(ge=0, lt=2**63)]
+    """memory."""
 
 
 class LayerProfiled(Message):
-    """A layer is profiled.
-
-    Attributes:
-        position: its place in the model.
-        profile: its candidates.
-    """
+    """A layer is profiled."""
 
     kind: Literal["layer_profiled"] = "layer_profiled"
     position: Annotated[int, Field(ge=0, lt=2**18)]
+    """its place in the model."""
     profile: LayerProfile
+    """its candidates."""
 
 
 class ModelProfiled(Message):

@@ -25,7 +25,6 @@ from app.api.negotiation import prefers_html
 from app.api.paths import is_page
 from app.shared import errors
 from rocket_core import errors as core_errors
-from rocket_core.schema import described
 
 PROBLEM_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 5
@@ -91,35 +90,32 @@ _log = logging.getLogger(__name__)
 
 
 class Problem(BaseModel):
-    """An error (RFC 9457).
+    """An error (RFC 9457)."""
 
-    Attributes:
-        type: the kind of error, a URN that ends with `code`.
-        title: the status in words.
-        status: the HTTP status, 400 to 599.
-        detail: what is wrong, where, and what to do.
-        code: stable code of the kind of error.
-        request_id: id of the request in the service's log; null where it has none.
-        param: the invalid member of the request; nested members are separated by a dot.
-        errors: `param` and `message` of all invalid members.
-        missing: dependencies that are not available; only in responses about readiness.
-        broker: how the workers are notified of jobs; only in responses about readiness.
-        nearest_ratio: the reachable ratio nearest to the requested one, [0, 1).
-    """
-
-    model_config = ConfigDict(json_schema_extra=described)
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     type: str
+    """the kind of error, a URN that ends with `code`."""
     title: str
+    """the status in words."""
     status: int
+    """the HTTP status, 400 to 599."""
     detail: str
+    """what is wrong, where, and what to do."""
     code: str
+    """stable code of the kind of error."""
     request_id: str | None
+    """id of the request in the service's log; null where it has none."""
     param: str | None = None
+    """the invalid member of the request; nested members are separated by a dot."""
     errors: list[dict[str, str]] | None = None
+    """`param` and `message` of all invalid members."""
     missing: list[str] | None = None
+    """dependencies that are not available; only in responses about readiness."""
     broker: str | None = None
+    """how the workers are notified of jobs; only in responses about readiness."""
     nearest_ratio: float | None = None
+    """the reachable ratio nearest to the requested one, [0, 1)."""
 
 
 _SCHEMA = Problem.model_json_schema()

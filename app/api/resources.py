@@ -3,359 +3,264 @@
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from app.shared.lifecycle import Status
 from app.shared.outcomes import JobError, JobResult
 from app.shared.requests import CalibrationRequest, EvaluationRequest, JobKind, JobOptions, Queue
+from rocket_client import models as contract
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import BudgetUnit, Objective
-from rocket_core.schema import described
+from rocket_core.schema import FrozenModel
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=described)
-
-
-class _List(_Frozen):
-    """A list of objects.
-
-    Attributes:
-        object: always `list`.
-    """
+class _List(FrozenModel):
+    """A list of objects."""
 
     object: Literal["list"] = "list"
+    """always `list`."""
 
 
-class JobView(_Frozen):
-    """A job.
-
-    Attributes:
-        id: id of the job: `job_` and 26 digits and lowercase letters, which increase with the time of submission.
-        object: always `job`.
-        kind: `compression`, or `profile` for a job that only profiles layers: it has a profile, but neither result nor
-            artifacts.
-        status: queued, running, cancelling, succeeded, failed or cancelled; new ones may be added.
-        stage: current stage of a running job, or last stage of an ended one: downloading, preflight, differentiating,
-            calibrating, allocating, factorizing, exporting or evaluating; new ones may be added. Null before the first.
-        progress: progress of the whole job, [0, 1].
-        model_id: the model, as requested.
-        revision: requested branch, tag or commit of the repository; null for its main branch, or a local model.
-        ratio: fraction of the compressible parameters to remove, [0, 1); null if a size or a profile is requested.
-        target_bytes: upper bound on the factored artifact's bytes; null if a ratio or a profile is requested.
-        calibration: the calibration data, with the defaults filled in.
-        evaluate: how the result is compared with the dense model; null for no evaluation.
-        options: settings of the method, with the defaults filled in.
-        metadata: the client's own labels.
-        created_at: when it was submitted.
-        started_at: when a worker first claimed it; null before.
-        finished_at: when it ended; null before.
-        estimated_finish_at: estimated end; null while unknown.
-        expires_at: when its artifacts are deleted; null unless it has succeeded.
-        queue: the queue, which decides which workers run it.
-        attempt: number of attempts so far, at least 0; jobs returned by a stopping worker are not counted.
-        retry_of: id of the job that this one retries; null if it is not a retry.
-        profile_id: id of its profile, for `/profiles/{id}`; null until all layers are profiled, and after the profile
-            is deleted or evicted.
-        error: why it failed; null unless it has failed.
-        result: what it achieved; null unless it has succeeded.
-        links: paths of the job and its parts, by name.
-    """
+class JobView(FrozenModel):
+    """A job."""
 
     id: str
+    """id of the job: `job_` and 26 digits and lowercase letters, which increase with the time of submission."""
     object: Literal["job"] = "job"
+    """always `job`."""
     kind: JobKind
+    """`compression`, or `profile` for a job that only profiles layers: it has a profile, but neither result nor
+    artifacts.
+    """
     status: Status
+    """queued, running, cancelling, succeeded, failed or cancelled; new ones may be added."""
     stage: str | None
+    """current stage of a running job, or last stage of an ended one: downloading, preflight, differentiating,
+    calibrating, allocating, factorizing, exporting or evaluating; new ones may be added. Null before the first.
+    """
     progress: float
+    """progress of the whole job, [0, 1]."""
     model_id: str
+    """the model, as requested."""
     revision: str | None
+    """requested branch, tag or commit of the repository; null for its main branch, or a local model."""
     ratio: float | None
+    """fraction of the compressible parameters to remove, [0, 1); null if a size or a profile is requested."""
     target_bytes: int | None
+    """upper bound on the factored artifact's bytes; null if a ratio or a profile is requested."""
     calibration: CalibrationRequest
+    """the calibration data, with the defaults filled in."""
     evaluate: EvaluationRequest | None
+    """how the result is compared with the dense model; null for no evaluation."""
     options: JobOptions
+    """settings of the method, with the defaults filled in."""
     metadata: dict[str, str]
+    """the client's own labels."""
     created_at: datetime
+    """when it was submitted."""
     started_at: datetime | None
+    """when a worker first claimed it; null before."""
     finished_at: datetime | None
+    """when it ended; null before."""
     estimated_finish_at: datetime | None
+    """estimated end; null while unknown."""
     expires_at: datetime | None
+    """when its artifacts are deleted; null unless it has succeeded."""
     queue: Queue
+    """the queue, which decides which workers run it."""
     attempt: int
+    """number of attempts so far, at least 0; jobs returned by a stopping worker are not counted."""
     retry_of: str | None
+    """id of the job that this one retries; null if it is not a retry."""
     profile_id: str | None
+    """id of its profile, for `/profiles/{id}`; null until all layers are profiled, and after the profile is deleted or
+    evicted.
+    """
     error: JobError | None
+    """why it failed; null unless it has failed."""
     result: JobResult | None
+    """what it achieved; null unless it has succeeded."""
     links: dict[str, str]
+    """paths of the job and its parts, by name."""
 
 
 class JobList(_List):
-    """A page of jobs, newest first; `after=last_id` gives the next page.
-
-    Attributes:
-        data: the jobs.
-        has_more: whether there are older ones.
-        first_id: id of the first job on this page; null if the page is empty.
-        last_id: id of the last job on this page; null if the page is empty.
-    """
+    """A page of jobs, newest first; `after=last_id` gives the next page."""
 
     data: list[JobView]
+    """the jobs."""
     has_more: bool
+    """whether there are older ones."""
     first_id: str | None
+    """id of the first job on this page; null if the page is empty."""
     last_id: str | None
+    """id of the last job on this page; null if the page is empty."""
 
 
-class EventView(_Frozen):
-    """An event of a job.
+class EventView(contract.Event, extra="forbid"):
+    """An event of a job."""
 
-    Attributes:
-        id: number of the event within the job, from 1 without gaps.
-        created_at: when it happened.
-        level: info, warning or error.
-        type: kind of event: status, stage, layer, profile, allocation, costs, message, error, hub_token or lease_lost;
-            new ones may be added.
-        message: one line for humans.
-        data: the same for programs; its members depend on the type.
-    """
-
-    id: int
-    created_at: datetime
-    level: str
-    type: str
-    message: str
     data: dict[str, Any]
+    """the same for programs; its members depend on the type."""
 
 
 class EventList(_List):
-    """A page of events, oldest first; `after=last_id` gives the next page.
-
-    Attributes:
-        data: the events.
-        has_more: whether there are newer ones already.
-        last_id: number of the last event on this page; null if the page is empty.
-    """
+    """A page of events, oldest first; `after=last_id` gives the next page."""
 
     data: list[EventView]
+    """the events."""
     has_more: bool
+    """whether there are newer ones already."""
     last_id: int | None
+    """number of the last event on this page; null if the page is empty."""
 
 
-class ProgressView(_Frozen):
-    """The progress of a job, as its event stream reports it.
-
-    Attributes:
-        status: status of the job.
-        stage: stage of the job.
-        progress: progress of the whole job, [0, 1].
-        estimated_finish_at: estimated end; null while unknown.
-    """
+class ProgressView(FrozenModel):
+    """The progress of a job, as its event stream reports it."""
 
     status: Status
+    """status of the job."""
     stage: str | None
+    """stage of the job."""
     progress: float
+    """progress of the whole job, [0, 1]."""
     estimated_finish_at: datetime | None
+    """estimated end; null while unknown."""
 
 
 class LayerView(LayerProfile):
-    """A layer's profile, and the candidate chosen for it.
-
-    Attributes:
-        chosen: the chosen candidate; null before the allocation.
-    """
+    """A layer's profile, and the candidate chosen for it."""
 
     chosen: Candidate | None
+    """the chosen candidate; null before the allocation."""
 
 
 class LayerList(_List):
-    """All layers profiled so far, in the order of the model.
-
-    Attributes:
-        data: the layers.
-    """
+    """All layers profiled so far, in the order of the model."""
 
     data: list[LayerView]
+    """the layers."""
 
 
-class ArtifactView(_Frozen):
-    """A file to download, until it expires.
+class ArtifactView(contract.Artifact, extra="forbid"):
+    """A file to download, until it expires."""
 
-    Attributes:
-        name: name for `/jobs/{id}/artifacts/{name}`; may contain `/`.
-        size: size in bytes.
-        sha256: hash of its content, 64 hexadecimal digits.
-        media_type: media type of its content.
-        expires_at: when it is deleted.
-    """
-
-    name: str
-    size: int
-    sha256: str
-    media_type: str
     expires_at: datetime
+    """when it is deleted."""
 
 
-class ArtifactList(_Frozen):
-    """All files of a job.
-
-    Attributes:
-        data: the files; empty before the job has succeeded.
-    """
+class ArtifactList(FrozenModel):
+    """All files of a job."""
 
     data: list[ArtifactView]
+    """the files; empty before the job has succeeded."""
 
 
-class NamedView(_Frozen):
-    """Something that this server offers by name.
-
-    Attributes:
-        id: the name to use in a job's request.
-    """
-
-    id: str
+class NamedView(contract.Named, extra="forbid"):
+    """Something that this server offers by name."""
 
 
 class NamedList(_List):
-    """Everything of one kind that this server offers by name.
-
-    Attributes:
-        data: the names.
-    """
+    """Everything of one kind that this server offers by name."""
 
     data: list[NamedView]
+    """the names."""
 
 
-class CalibrationView(_Frozen):
-    """A calibration dataset.
-
-    Attributes:
-        id: the value to use as `calibration.dataset`.
-        size: size of an upload in bytes; null for the server's own datasets.
-        documents: number of documents of an upload, at least 1; null for the server's own datasets.
-        sha256: hash of an upload's content, 64 hexadecimal digits; null for the server's own datasets.
-        created_at: when it was first uploaded; null for the server's own datasets.
-    """
+class CalibrationView(FrozenModel):
+    """A calibration dataset."""
 
     id: str
+    """the value to use as `calibration.dataset`."""
     size: int | None = None
+    """size of an upload in bytes; null for the server's own datasets."""
     documents: int | None = None
+    """number of documents of an upload, at least 1; null for the server's own datasets."""
     sha256: str | None = None
+    """hash of an upload's content, 64 hexadecimal digits; null for the server's own datasets."""
     created_at: datetime | None = None
+    """when it was first uploaded; null for the server's own datasets."""
 
 
 class CalibrationList(_List):
-    """All calibration datasets.
-
-    Attributes:
-        data: the server's own datasets, then the caller's uploads.
-    """
+    """All calibration datasets."""
 
     data: list[CalibrationView]
+    """the server's own datasets, then the caller's uploads."""
 
 
-class ProfileView(_Frozen):
-    """The profile of a model: what is known before a ratio is chosen.
-
-    Attributes:
-        id: id of the profile: `prof_` and 26 digits and lowercase letters, which increase with the time of creation.
-        object: always `profile`.
-        model_id: the model, as named by the job that made the profile.
-        calibration: the calibration data.
-        options: options of that job; a later job reuses the profile if the options that it depends on are the same.
-        layers: number of profiled layers.
-        reachable_ratio: the largest reachable ratio, [0, 1).
-        created_at: when it was made.
-        used_at: when a job last made or used it.
-        links: paths of the profile and its parts, by name.
-    """
+class ProfileView(FrozenModel):
+    """The profile of a model: what is known before a ratio is chosen."""
 
     id: str
+    """id of the profile: `prof_` and 26 digits and lowercase letters, which increase with the time of creation."""
     object: Literal["profile"] = "profile"
+    """always `profile`."""
     model_id: str
+    """the model, as named by the job that made the profile."""
     calibration: CalibrationRequest
+    """the calibration data."""
     options: JobOptions
+    """options of that job; a later job reuses the profile if the options that it depends on are the same."""
     layers: int
+    """number of profiled layers."""
     reachable_ratio: float
+    """the largest reachable ratio, [0, 1)."""
     created_at: datetime
+    """when it was made."""
     used_at: datetime
+    """when a job last made or used it."""
     links: dict[str, str]
+    """paths of the profile and its parts, by name."""
 
 
 class ProfileList(_List):
-    """A page of profiles, newest first; `after=last_id` gives the next page.
-
-    Attributes:
-        data: the profiles.
-        has_more: whether there are older ones.
-        first_id: id of the first profile on this page; null if the page is empty.
-        last_id: id of the last profile on this page; null if the page is empty.
-    """
+    """A page of profiles, newest first; `after=last_id` gives the next page."""
 
     data: list[ProfileView]
+    """the profiles."""
     has_more: bool
+    """whether there are older ones."""
     first_id: str | None
+    """id of the first profile on this page; null if the page is empty."""
     last_id: str | None
+    """id of the last profile on this page; null if the page is empty."""
 
 
-class SizeView(_Frozen):
-    """The predicted size and error of a model at one ratio.
-
-    Attributes:
-        ratio: fraction of the budget unit to remove, [0, 1).
-        kept_parameters: what remains of the compressible parameters.
-        stored_bytes: bytes of the compressible layers, masks included.
-        model_bytes: bytes of all weights of the model.
-        error: sum of the objective over the layers, at least 0.
-    """
-
-    ratio: float
-    kept_parameters: int
-    stored_bytes: int
-    model_bytes: int
-    error: float
+class SizeView(contract.Size, extra="forbid"):
+    """The predicted size and error of a model at one ratio."""
 
 
 class Frontier(_List):
-    """The predicted sizes and errors of a model, by increasing ratio.
-
-    Attributes:
-        objective: what `error` is: `fisher` (nats per token), `whitened` or `weight`.
-        budget: the budget unit, which ratios are fractions of: parameters or bytes.
-        compressible_parameters: parameters of the profiled layers before compression.
-        dense_bytes: bytes of all weights before compression.
-        data: one point per hundredth, and one for the largest reachable ratio.
-    """
+    """The predicted sizes and errors of a model, by increasing ratio."""
 
     objective: Objective
+    """what `error` is: `fisher` (nats per token), `whitened` or `weight`."""
     budget: BudgetUnit
+    """the budget unit, which ratios are fractions of: parameters or bytes."""
     compressible_parameters: int
+    """parameters of the profiled layers before compression."""
     dense_bytes: int
+    """bytes of all weights before compression."""
     data: list[SizeView]
+    """one point per hundredth, and one for the largest reachable ratio."""
 
 
-class LayerAllocation(_Frozen):
-    """The predicted candidate of a layer.
-
-    Attributes:
-        name: module name of the layer.
-        chosen: the candidate that it would get.
-    """
+class LayerAllocation(FrozenModel):
+    """The predicted candidate of a layer."""
 
     name: str
+    """module name of the layer."""
     chosen: Candidate
+    """the candidate that it would get."""
 
 
 class AllocationView(SizeView):
-    """A predicted allocation.
-
-    Attributes:
-        object: always `allocation`.
-        budget: the budget unit of `ratio`; bytes if a size was requested.
-        proven: whether the allocation is proven optimal: no other choice of candidates has a smaller error.
-        layers: the candidate of each layer, in the order of the model.
-    """
+    """A predicted allocation."""
 
     object: Literal["allocation"] = "allocation"
+    """always `allocation`."""
     budget: BudgetUnit
+    """the budget unit of `ratio`; bytes if a size was requested."""
     proven: bool
+    """whether the allocation is proven optimal: no other choice of candidates has a smaller error."""
     layers: list[LayerAllocation]
+    """the candidate of each layer, in the order of the model."""

@@ -7,12 +7,13 @@ these models, like a client's request.
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from app.shared.errors import AppError, OverQuotaError
 from app.shared.requests import JobRequest
 from rocket_core import errors
 from rocket_core.errors import InfeasibleBudgetError, RocketError, UnmatchedIgnoreError
+from rocket_core.schema import FrozenModel
 
 # A request's body is far smaller; most of an answer is its message.
 MAX_QUESTION_BYTES = 2**22
@@ -36,46 +37,40 @@ def _kinds() -> dict[str, type[RocketError | AppError]]:
 _KINDS = _kinds()
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+class _Message(FrozenModel):
+    model_config = ConfigDict(hide_input_in_errors=True)
 
 
 class HubQuestion(_Message):
-    """Settings for queries to the Hub.
-
-    Attributes:
-        token: token for the Hub; None for anonymous access.
-        endpoint: the Hub's address.
-        is_offline: whether the operator forbids access to the Hub.
-        seconds: time limit for all queries together.
-        proxies: environment variables that name proxies.
-    """
+    """Settings for queries to the Hub."""
 
     token: str | None = Field(repr=False)
+    """token for the Hub; None for anonymous access."""
     endpoint: str
+    """the Hub's address."""
     is_offline: bool
+    """whether the operator forbids access to the Hub."""
     seconds: float
+    """time limit for all queries together."""
     proxies: Mapping[str, str] = Field(repr=False)
+    """environment variables that name proxies."""
 
 
 class Question(_Message):
-    """A request to judge.
-
-    Attributes:
-        request: the job's request.
-        dataset: the calibration dataset, as the library takes it.
-        folder: folder of a local model, without symbolic links; None for a model on the Hub.
-        hub: settings for the Hub; None for a local model.
-        model_bytes: upper bound on the tenant's models; None for no limit.
-        is_estimate: whether an estimate is requested.
-    """
+    """A request to judge."""
 
     request: JobRequest
+    """the job's request."""
     dataset: str
+    """the calibration dataset, as the library takes it."""
     folder: str | None
+    """folder of a local model, without symbolic links; None for a model on the Hub."""
     hub: HubQuestion | None
+    """settings for the Hub; None for a local model."""
     model_bytes: int | None
+    """upper bound on the tenant's models; None for no limit."""
     is_estimate: bool
+    """whether an estimate is requested."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "Question":
@@ -101,21 +96,18 @@ class Figures(_Message):
 
 
 class Refusal(_Message):
-    """An error of this service or its library, as a message.
-
-    Attributes:
-        code: stable code of its class.
-        message: its message.
-        param: the invalid member of the request.
-        position: index of the invalid ignore pattern.
-        nearest_ratio: the nearest reachable ratio.
-    """
+    """An error of this service or its library, as a message."""
 
     code: str
+    """stable code of its class."""
     message: Annotated[str, Field(max_length=_MAX_MESSAGE)]
+    """its message."""
     param: Annotated[str, Field(max_length=100)] | None = None
+    """the invalid member of the request."""
     position: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """index of the invalid ignore pattern."""
     nearest_ratio: float | None = None
+    """the nearest reachable ratio."""
 
     @field_validator("code")
     @classmethod
@@ -149,14 +141,11 @@ class Refusal(_Message):
 
 
 class Answer(_Message):
-    """The answer to a question.
-
-    Attributes:
-        figures: the estimate; None where none was requested, or the weights are not known.
-        refusal: why the request cannot be carried out; None if it can.
-        fault: an unexpected error: its class and its places in the code; empty if none occurred.
-    """
+    """The answer to a question."""
 
     figures: Figures | None = None
+    """the estimate; None where none was requested, or the weights are not known."""
     refusal: Refusal | None = None
+    """why the request cannot be carried out; None if it can."""
     fault: Annotated[tuple[Annotated[str, Field(pattern=r"^[\w.: -]{1,120}$")], ...], Field(max_length=20)] = ()
+    """an unexpected error: its class and its places in the code; empty if none occurred."""

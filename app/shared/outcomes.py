@@ -2,82 +2,45 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
-from rocket_core.schema import described
+from rocket_client import models as contract
+from rocket_core.schema import FrozenModel
 
 EventLevel = Literal["info", "warning", "error"]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra=described)
+class JobError(contract.JobError, extra="forbid"):
+    """The error of a failed job."""
 
 
-class JobError(_Frozen):
-    """The error of a failed job.
-
-    Attributes:
-        code: stable code of the error's class.
-        message: what is wrong, where, and what to do.
-        stage: stage in which it happened; None if it was in none.
-        layer: layer at which it happened; None if it was at none.
-        retryable: whether the same job may succeed later.
-    """
-
-    code: str
-    message: str
-    stage: str | None = None
-    layer: str | None = None
-    retryable: bool = False
+class JobResult(contract.JobResult, extra="forbid"):
+    """The result of a job that has succeeded."""
 
 
-class JobResult(_Frozen):
-    """The result of a job that has succeeded.
-
-    Attributes:
-        achieved_ratio: fraction of the compressible parameters removed, [0, 1).
-        kept_parameters: what remains of them.
-        compressible_parameters: parameters of the selected linear layers.
-        stored_bytes: bytes of all safetensors files of the smallest export.
-        dense_bytes: bytes of all safetensors files of the original.
-    """
-
-    achieved_ratio: float
-    kept_parameters: Annotated[int, Field(ge=0)]
-    compressible_parameters: Annotated[int, Field(ge=0)]
-    stored_bytes: Annotated[int, Field(ge=0)]
-    dense_bytes: Annotated[int, Field(ge=0)]
-
-
-class NewEvent(_Frozen):
-    """An event to append to a job.
-
-    Attributes:
-        type: kind of event: `status`, `stage`, `layer`, `message` ...
-        message: one line for humans.
-        level: its severity.
-        data: the same for programs.
-    """
+class NewEvent(FrozenModel):
+    """An event to append to a job."""
 
     type: str
+    """kind of event: `status`, `stage`, `layer`, `message` ..."""
     message: str
+    """one line for humans."""
     level: EventLevel = "info"
+    """its severity."""
     data: dict[str, JsonValue] = Field(default_factory=dict)
+    """the same for programs."""
 
 
-class NewArtifact(_Frozen):
-    """A file that a job publishes.
-
-    Attributes:
-        name: its name for the client; may contain `/`.
-        storage_key: its key in the artifact store.
-        size: size in bytes.
-        sha256: hash of its content, hexadecimal.
-        media_type: media type of its content.
-    """
+class NewArtifact(FrozenModel):
+    """A file that a job publishes."""
 
     name: Annotated[str, Field(min_length=1, max_length=512)]
+    """its name for the client; may contain `/`."""
     storage_key: str
+    """its key in the artifact store."""
     size: Annotated[int, Field(ge=0)]
+    """size in bytes."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """hash of its content, hexadecimal."""
     media_type: str = "application/octet-stream"
+    """media type of its content."""

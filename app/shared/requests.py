@@ -4,7 +4,7 @@ import hashlib
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from rocket_core.config import (
     BUILTIN_DATASET,
@@ -12,11 +12,11 @@ from rocket_core.config import (
     HUB_TASKS,
     SYNTHETIC_DATASET,
     CompressionConfig,
+    MethodOptions,
     compression_config,
-    with_preset,
 )
 from rocket_core.errors import InvalidConfigError
-from rocket_core.schema import described
+from rocket_core.schema import FrozenModel
 from rocket_core.target import ByError, Target, target_of
 
 LOCAL = "local/"
@@ -32,12 +32,6 @@ QUEUES: tuple[Queue, ...] = get_args(Queue)
 _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _MODEL_ID = re.compile(rf"{_NAME}/{_NAME}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}")
-# Settings that the operator decides, or that have their own place in a request.
-_NOT_OPTIONS = frozenset(
-    {"ratio", "target_bytes", "calibration", "evaluate", "device", "max_shard_bytes", "statistics_quota_bytes"}
-)
-# The first words of the library's own description.
-_WHAT_IT_DECIDES = "Everything that decides what a compression produces, and where it computes."
 # Upper bound for every object and list, in addition to its specific limit.
 _MAX_MEMBERS = 1024
 _MAX_METADATA = 16
@@ -45,10 +39,8 @@ _MAX_TASKS = 16
 _UPLOADED = re.compile(rf"{UPLOAD}[0-9a-f]{{32}}")
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, json_schema_extra=described
-    )
+class _RequestModel(FrozenModel):
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -89,61 +81,53 @@ def _task(text: str) -> str:
     return text
 
 
-class CalibrationRequest(_Frozen):
-    """The data that the model is calibrated on.
-
-    Attributes:
-        dataset: for text `builtin`, a name of the Hub's datasets, `local/FILE` with its suffix, or `upload/ID`; for
-            images or audio `local/FOLDER`, or `synthetic`, a stand-in that costs quality.
-        samples: number of token windows, images, or audio windows, 1 to 65,536; 256 by default.
-        sequence_length: tokens per window of text, at least 2; null (the default) uses 1024 or the model's maximum
-            length, whichever is less. Not used for images.
-        seed: seed for drawing samples, 0 (the default) to 2⁶³ - 1.
-    """
+class CalibrationRequest(_RequestModel):
+    """The data that the model is calibrated on."""
 
     dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
+    """for text `builtin`, a name of the Hub's datasets, `local/FILE` with its suffix, or `upload/ID`; for images or
+    audio `local/FOLDER`, or `synthetic`, a stand-in that costs quality.
+    """
     samples: Annotated[int, Field(ge=1, le=65536)] = 256
+    """number of token windows, images, or audio windows, 1 to 65,536; 256 by default."""
     sequence_length: Annotated[int, Field(ge=2, le=2**20)] | None = None
+    """tokens per window of text, at least 2; null (the default) uses 1024 or the model's maximum length, whichever is
+    less. Not used for images.
+    """
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """seed for drawing samples, 0 (the default) to 2⁶³ - 1."""
 
 
-class _Options(_Frozen):
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in_preset(cls, data: Any) -> Any:
-        # The job's record has the chosen values, whatever a later version's presets contain.
-        return with_preset(data)
-
-
-class EvaluationRequest(_Frozen):
+class EvaluationRequest(_RequestModel):
     """How the result is compared with the dense model, once its files are written.
 
     It does not change the artifacts. Unlike a compression, which holds one block, it needs memory for the whole model,
     and disk for the dense model's logits (predicted tokens times vocabulary) while it runs.
-
-    Attributes:
-        dataset: text to predict, named like `calibration.dataset`; `builtin` (the default) is 36,000 characters that
-            are never calibrated on. If it is the calibration's own dataset, the documents after the last calibrated one
-            are read; other files are read from the beginning.
-        samples: windows (sentences for an encoder), 1 to 65,536, 64 by default, fewer if the text is shorter; each
-            costs two forward passes.
-        sequence_length: tokens per window, at least 2; null (the default) uses 1024 or the model's maximum length,
-            whichever is less.
-        stride: tokens between the starts of consecutive windows, 1 to `sequence_length`; every token is predicted once,
-            from at least `sequence_length - stride` tokens before it. Null (the default) is `sequence_length`, the
-            cheapest; half of it needs twice the windows for the same text.
-        tasks: zero-shot tasks of lm-evaluation-harness, none by default: `arc_easy`, `lambada_openai`, ... or
-            `local/FILE.jsonl` in the operator's datasets folder; each costs a forward pass per choice of each item, for
-            both models. The worker needs the extra `evaluation`.
-        task_items: items read of each task, at least 1; null (the default) reads all.
     """
 
     dataset: Annotated[str, AfterValidator(_dataset)] = BUILTIN_DATASET
+    """text to predict, named like `calibration.dataset`; `builtin` (the default) is 36,000 characters that are never
+    calibrated on. If it is the calibration's own dataset, the documents after the last calibrated one are read; other
+    files are read from the beginning.
+    """
     samples: Annotated[int, Field(ge=1, le=65536)] = 64
+    """windows (sentences for an encoder), 1 to 65,536, 64 by default, fewer if the text is shorter; each costs two
+    forward passes.
+    """
     sequence_length: Annotated[int, Field(ge=2, le=2**20)] | None = None
+    """tokens per window, at least 2; null (the default) uses 1024 or the model's maximum length, whichever is less."""
     stride: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """tokens between the starts of consecutive windows, 1 to `sequence_length`; every token is predicted once, from at
+    least `sequence_length - stride` tokens before it. Null (the default) is `sequence_length`, the cheapest; half of it
+    needs twice the windows for the same text.
+    """
     tasks: Annotated[tuple[Annotated[str, AfterValidator(_task)], ...], Field(max_length=_MAX_TASKS)] = ()
+    """zero-shot tasks of lm-evaluation-harness, none by default: `arc_easy`, `lambada_openai`, ... or
+    `local/FILE.jsonl` in the operator's datasets folder; each costs a forward pass per choice of each item, for both
+    models. The worker needs the extra `evaluation`.
+    """
     task_items: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """items read of each task, at least 1; null (the default) reads all."""
 
 
 _Labels = Annotated[
@@ -152,25 +136,12 @@ _Labels = Annotated[
 ]
 
 
-def _options_model() -> Any:
-    # Derived from the library's settings, so that ranges and defaults are defined once.
-    fields: dict[str, Any] = {
-        name: (field.rebuild_annotation(), field.default)
-        for name, field in CompressionConfig.model_fields.items()
-        if name not in _NOT_OPTIONS
-    }
-    return create_model(
-        "JobOptions",
-        __base__=_Options,
-        __doc__=(CompressionConfig.__doc__ or "").replace(_WHAT_IT_DECIDES, "How to compress.", 1),
-        **fields,
-    )
+# A job's record has the values of its preset, whatever the presets of a later version contain.
+class JobOptions(MethodOptions, _RequestModel):
+    """How to compress."""
 
 
-JobOptions: Any = _options_model()
-
-
-class _Stored(_Frozen):
+class _Stored(_RequestModel):
     """A request that becomes part of a row."""
 
     @model_validator(mode="before")
@@ -182,29 +153,26 @@ class _Stored(_Frozen):
 
 
 class JobRequest(_Stored):
-    """The work of a job: with a target it compresses a model, without one it profiles the model's layers.
-
-    Attributes:
-        model_id: `namespace/name` on the Hub, or `local/NAME` in the operator's models folder.
-        revision: branch, tag or commit of a repository on the Hub.
-        ratio: fraction of the compressible parameters to remove, [0, 1).
-        target_bytes: upper bound on the bytes of all safetensors files of the factored artifact, in place of a ratio.
-        calibration: the calibration data.
-        evaluate: how the result is compared with the dense model; null (the default) for no evaluation.
-        options: settings of the method.
-        metadata: the client's own labels: at most 16, keys up to 64 and values up to 512 characters.
-        queue: which workers run it, `cpu` or `gpu`; null uses the server's default.
-    """
+    """The work of a job: with a target it compresses a model, without one it profiles the model's layers."""
 
     model_id: Annotated[str, AfterValidator(_model_id)]
+    """`namespace/name` on the Hub, or `local/NAME` in the operator's models folder."""
     revision: Annotated[str, AfterValidator(_revision)] | None = None
+    """branch, tag or commit of a repository on the Hub."""
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """fraction of the compressible parameters to remove, [0, 1)."""
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    """upper bound on the bytes of all safetensors files of the factored artifact, in place of a ratio."""
     calibration: CalibrationRequest = CalibrationRequest()
+    """the calibration data."""
     evaluate: EvaluationRequest | None = None
+    """how the result is compared with the dense model; null (the default) for no evaluation."""
     options: JobOptions = Field(default_factory=JobOptions)
+    """settings of the method."""
     metadata: _Labels = Field(default_factory=dict)
+    """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
     queue: Queue | None = None
+    """which workers run it, `cpu` or `gpu`; null uses the server's default."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "JobRequest":
@@ -286,23 +254,20 @@ class CompressionRequest(JobRequest):
 
 
 class ProfileRequest(_Stored):
-    """A model whose layers are to be profiled; only `model_id` is required.
-
-    Attributes:
-        model_id: `namespace/name` on the Hub, or `local/NAME` in the operator's models folder.
-        revision: branch, tag or commit of a repository on the Hub.
-        calibration: the calibration data.
-        options: settings of the method; a later job reuses the profile if the options that it depends on are the same.
-        metadata: the client's own labels: at most 16, keys up to 64 and values up to 512 characters.
-        queue: which workers run it, `cpu` or `gpu`; null uses the server's default.
-    """
+    """A model whose layers are to be profiled; only `model_id` is required."""
 
     model_id: Annotated[str, AfterValidator(_model_id)]
+    """`namespace/name` on the Hub, or `local/NAME` in the operator's models folder."""
     revision: Annotated[str, AfterValidator(_revision)] | None = None
+    """branch, tag or commit of a repository on the Hub."""
     calibration: CalibrationRequest = CalibrationRequest()
+    """the calibration data."""
     options: JobOptions = Field(default_factory=JobOptions)
+    """settings of the method; a later job reuses the profile if the options that it depends on are the same."""
     metadata: _Labels = Field(default_factory=dict)
+    """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
     queue: Queue | None = None
+    """which workers run it, `cpu` or `gpu`; null uses the server's default."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "ProfileRequest":
@@ -317,20 +282,17 @@ class ProfileRequest(_Stored):
         return JobRequest.model_validate(self.model_dump())
 
 
-class AllocationRequest(_Frozen):
-    """The target of a predicted allocation: exactly one of the three.
-
-    Attributes:
-        ratio: fraction to remove, [0, 1), of the compressible parameters, or of bytes if that is the profile's budget
-            unit.
-        model_bytes: upper bound on the bytes of all weights of the model; the best model within it is predicted.
-        error: upper bound on the predicted error, at least 0, in the unit of the profile's objective; the smallest
-            model within it is predicted.
-    """
+class AllocationRequest(_RequestModel):
+    """The target of a predicted allocation: exactly one of the three."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """fraction to remove, [0, 1), of the compressible parameters, or of bytes if that is the profile's budget unit."""
     model_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """upper bound on the bytes of all weights of the model; the best model within it is predicted."""
     error: Annotated[float, Field(ge=0)] | None = None
+    """upper bound on the predicted error, at least 0, in the unit of the profile's objective; the smallest model within
+    it is predicted.
+    """
 
     @model_validator(mode="after")
     def _one_is_given(self) -> "AllocationRequest":

@@ -190,7 +190,7 @@ def half_heads(target: Target) -> str:
 def _is_open(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
-        # An answer may come before the end.
+        # A response may arrive before the end.
         while connection.recv(65536):
             pass
     except BlockingIOError:

@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from docstring_parser import DocstringStyle, parse
-
 from app.api.problems import Problem
 from app.main import create_app
 from app.shared.settings import Settings
@@ -90,14 +88,12 @@ def _content(media: str, schema: Json) -> str:
 
 
 def _schema(name: str, schema: Json) -> str:
-    said = parse(schema.get("description", ""), style=DocstringStyle.GOOGLE)
-    attributes = {attribute.arg_name: attribute.description or "" for attribute in said.params}
-    parts = [f"### {name}\n", said.description or "", ""]
+    parts = [f"### {name}\n", schema.get("description", ""), ""]
     if "enum" in schema:
         parts += [_type(schema), ""]
     required = schema.get("required", ())
     rows = [
-        (_member(member, required), _type(part), _meaning(part, attributes.get(member, "")))
+        (_member(member, required), _type(part), _meaning(part))
         for member, part in schema.get("properties", {}).items()
     ]
     return "\n".join([*parts, table(("member", "type", "meaning"), rows) if rows else ""])
@@ -107,8 +103,8 @@ def _member(name: str, required: Sequence[str]) -> str:
     return f"`{name}`" + (" (required)" if name in required else "")
 
 
-def _meaning(schema: Json, otherwise: str) -> str:
-    meaning = schema.get("description", otherwise)
+def _meaning(schema: Json) -> str:
+    meaning = schema.get("description", "")
     default = schema.get("default")
     if default is None or isinstance(default, dict | list) or "default" in meaning:
         return str(meaning)

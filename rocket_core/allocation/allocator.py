@@ -6,7 +6,7 @@ from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from rocket_core.allocation.cap import error_cap
 from rocket_core.allocation.items import Item, Priced, build_items, chosen_candidate, price
@@ -18,51 +18,48 @@ from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile, Share
 from rocket_core.config import BudgetUnit, Objective
 from rocket_core.errors import InvalidConfigError
 from rocket_core.reachability import RATIO_STEPS, Reach
+from rocket_core.schema import FrozenModel
 from rocket_core.target import ByRatio
 
 _Count = Annotated[int, Field(ge=0)]
 _Error = Annotated[float, Field(ge=0)]
 
 
-class Allocation(BaseModel):
-    """One candidate for every layer.
-
-    Attributes:
-        objective: what was summed over layers.
-        ratio: target compression ratio.
-        budget_unit: what the budget counts.
-        budget: kept parameters, or stored bytes, allowed.
-        compressible: parameters, or bytes, of all layers when dense.
-        kept: cost of the chosen candidates and the extra nonzeros, at most the budget.
-        choices: index of each layer's chosen candidate, in the order of the profiles: the layer's own candidates are
-            numbered first, then the shared ones of its group.
-        extra_nonzeros: nonzeros added to each layer's candidate to use up the budget.
-        reference_error: mean error of all layers compressed uniformly at the target ratio; None if the objective
-            has no cap.
-        smallest_alpha: the smallest alpha at which any allocation fits; 0 if the reference error is 0, as at ratio 0;
-            None if the objective has no cap.
-        alpha: error cap divided by `reference_error`; 0 and None as for `smallest_alpha`.
-        total_error: sum of the objective over the layers.
-        lower_bound: no allocation under the same budget and cap has a smaller `total_error`.
-        proven: whether `total_error` is proven to be minimal; `lower_bound` then equals it.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class Allocation(FrozenModel):
+    """One candidate for every layer."""
 
     objective: Objective
+    """what was summed over layers."""
     ratio: Annotated[float, Field(ge=0, lt=1)]
+    """target compression ratio."""
     budget_unit: BudgetUnit
+    """what the budget counts."""
     budget: _Count
+    """kept parameters, or stored bytes, allowed."""
     compressible: _Count
+    """parameters, or bytes, of all layers when dense."""
     kept: _Count
+    """cost of the chosen candidates and the extra nonzeros, at most the budget."""
     choices: tuple[_Count, ...]
+    """index of each layer's chosen candidate, in the order of the profiles: the layer's own candidates are numbered
+    first, then the shared ones of its group.
+    """
     extra_nonzeros: tuple[_Count, ...]
+    """nonzeros added to each layer's candidate to use up the budget."""
     reference_error: _Error | None
+    """mean error of all layers compressed uniformly at the target ratio; None if the objective has no cap."""
     smallest_alpha: _Error | None
+    """the smallest alpha at which any allocation fits; 0 if the reference error is 0, as at ratio 0; None if the
+    objective has no cap.
+    """
     alpha: _Error | None
+    """error cap divided by `reference_error`; 0 and None as for `smallest_alpha`."""
     total_error: _Error
+    """sum of the objective over the layers."""
     lower_bound: _Error
+    """no allocation under the same budget and cap has a smaller `total_error`."""
     proven: bool
+    """whether `total_error` is proven to be minimal; `lower_bound` then equals it."""
 
 
 class Allocator:

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Annotated, Any, assert_never
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from rocket_core.allocation import Allocation, Allocator, chosen
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import BudgetUnit, Objective
+from rocket_core.schema import FrozenModel
 from rocket_core.target import ByBytes, ByError, ByRatio, Target
 
 _FRONTIER_STEPS = 100
@@ -15,42 +16,38 @@ _FRONTIER_STEPS = 100
 _Count = Annotated[int, Field(ge=0)]
 
 
-class ModelProfile(BaseModel):
-    """The layer profiles of a model with their metadata.
-
-    Attributes:
-        fingerprint: hash of model, calibration, version and all settings that a profile depends on.
-        model: folder name or repository id as requested.
-        revision: commit of the repository, or the hash of the folder's weights.
-        settings: the settings that a profile depends on.
-        objective: what the knapsack sums over layers.
-        budget_unit: what the budget counts: parameters or bytes.
-        cap_slack: relative slack on the smallest error cap, for objective `weight`.
-        itemsize: bytes of a stored number.
-        model_parameters: parameters of the whole model.
-        dense_bytes: bytes of all safetensors of the original.
-        other_bytes: upper bound on the size of the factored artifact without the profiled layers: embeddings, norms,
-            biases, layers left alone, and the names and shapes in the header of each file.
-        layers: profiles, in model order.
-    """
+class ModelProfile(FrozenModel):
+    """The layer profiles of a model with their metadata."""
 
     # Stored profiles call the unit `measure`.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, validate_by_name=True, serialize_by_alias=True
-    )
+    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
 
     fingerprint: str
+    """hash of model, calibration, version and all settings that a profile depends on."""
     model: str
+    """folder name or repository id as requested."""
     revision: str
+    """commit of the repository, or the hash of the folder's weights."""
     settings: dict[str, Any]
+    """the settings that a profile depends on."""
     objective: Objective
+    """what the knapsack sums over layers."""
     budget_unit: Annotated[BudgetUnit, Field(alias="measure")]
+    """what the budget counts: parameters or bytes."""
     cap_slack: Annotated[float, Field(ge=0)]
+    """relative slack on the smallest error cap, for objective `weight`."""
     itemsize: Annotated[int, Field(ge=1)]
+    """bytes of a stored number."""
     model_parameters: _Count
+    """parameters of the whole model."""
     dense_bytes: _Count
+    """bytes of all safetensors of the original."""
     other_bytes: _Count
+    """upper bound on the size of the factored artifact without the profiled layers: embeddings, norms, biases, layers
+    left alone, and the names and shapes in the header of each file.
+    """
     layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1)]
+    """profiles, in model order."""
 
     @property
     def compressible_parameters(self) -> int:

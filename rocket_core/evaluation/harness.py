@@ -19,12 +19,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rocket_core.config import HUB_TASKS
 from rocket_core.errors import HubUnavailableError, InvalidConfigError
 from rocket_core.report.quality import TaskScore
+from rocket_core.schema import FrozenModel
 
 TASK_SUFFIX = ".jsonl"
 
@@ -34,22 +35,19 @@ _METRICS = ("acc", "acc_norm")
 _Text = Annotated[str, StringConstraints(min_length=1)]
 
 
-class TaskItem(BaseModel):
-    """One item of a local task, with either `choices` and `gold`, or `continuation`.
+class TaskItem(FrozenModel):
+    """One item of a local task, with either `choices` and `gold`, or `continuation`."""
 
-    Attributes:
-        context: text that the model reads.
-        choices: at least two continuations.
-        gold: index of the correct choice, from 0.
-        continuation: the single continuation.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+    model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
     context: str
+    """text that the model reads."""
     choices: Annotated[tuple[_Text, ...], Field(min_length=2)] | None = None
+    """at least two continuations."""
     gold: Annotated[int, Field(ge=0)] | None = None
+    """index of the correct choice, from 0."""
     continuation: _Text | None = None
+    """the single continuation."""
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> "TaskItem":

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from rocket_core.calibration.datasets import file_documents
 from rocket_core.errors import InvalidConfigError
@@ -24,45 +24,44 @@ from rocket_core.evaluation.windows import text_windows
 from rocket_core.inspection.dataset_names import LOCAL_SUFFIXES
 from rocket_core.models.architecture import window_length
 from rocket_core.report.quality import Difference, ModelQuality, TaskScore
+from rocket_core.schema import FrozenModel
 from rocket_core.system.devices import resolve_device
 
 
-class EvaluationResult(BaseModel):
-    """The quality of a model on a text, with the settings needed to repeat the measurement.
+class EvaluationResult(FrozenModel):
+    """The quality of a model on a text, with the settings needed to repeat the measurement."""
 
-    Attributes:
-        model: the model folder.
-        text: the text file as given.
-        sequence_length: tokens per window; for an encoder, maximum tokens per sentence.
-        stride: tokens from the start of one window to the next.
-        windows: number of windows; for an encoder, number of sentences.
-        tokens: predicted tokens, each counted once; for an encoder, tokens read.
-        negative_log_likelihood: mean over predicted tokens, in nats; None for an encoder.
-        perplexity: exp of `negative_log_likelihood`; None for an encoder; infinity (null in JSON) on overflow.
-        tasks: scores of the zero-shot tasks.
-        against: the folder of the dense model; None if the model was measured alone.
-        dense: the quality of the dense model.
-        difference: the distance of the model from the dense model.
-        device: device that the model ran on.
-        dtype: dtype that the model ran in.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # For the perplexity.
+    model_config = ConfigDict(allow_inf_nan=True)
 
     model: str
+    """the model folder."""
     text: str
+    """the text file as given."""
     sequence_length: Annotated[int, Field(ge=2)]
+    """tokens per window; for an encoder, maximum tokens per sentence."""
     stride: Annotated[int, Field(ge=1)]
+    """tokens from the start of one window to the next."""
     windows: Annotated[int, Field(ge=1)]
+    """number of windows; for an encoder, number of sentences."""
     tokens: Annotated[int, Field(ge=1)]
+    """predicted tokens, each counted once; for an encoder, tokens read."""
     negative_log_likelihood: float | None
+    """mean over predicted tokens, in nats; None for an encoder."""
     perplexity: float | None
+    """exp of `negative_log_likelihood`; None for an encoder; infinity (null in JSON) on overflow."""
     tasks: tuple[TaskScore, ...] = ()
+    """scores of the zero-shot tasks."""
     against: str | None = None
+    """the folder of the dense model; None if the model was measured alone."""
     dense: ModelQuality | None = None
+    """the quality of the dense model."""
     difference: Difference | None = None
+    """the distance of the model from the dense model."""
     device: str
+    """device that the model ran on."""
     dtype: str
+    """dtype that the model ran in."""
 
 
 def _ignore_step(share: float, what: str) -> None:

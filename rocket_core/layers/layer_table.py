@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from rocket_core.errors import CheckpointFormatError
+from rocket_core.schema import FrozenModel
 
 QUANT_METHOD = "rocket"
 
@@ -18,21 +19,19 @@ _REMEDY = "config.json is damaged or does not belong to these weights; fetch it 
 _Count = Annotated[int, Field(ge=1)]
 
 
-class LayerEntry(BaseModel):
-    """A stored layer in `config.json`.
+class LayerEntry(FrozenModel):
+    """A stored layer in `config.json`."""
 
-    Attributes:
-        rank: number of atoms; None if the layer is sparse.
-        nnz: number of stored coefficients.
-        dictionary: name in the files of the dictionary owner, the layer with which the dictionary is stored; None if it
-            is stored with this layer, or the layer is sparse.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     rank: _Count | None = None
+    """number of atoms; None if the layer is sparse."""
     nnz: _Count
+    """number of stored coefficients."""
     dictionary: str | None = None
+    """name in the files of the dictionary owner, with which the dictionary is stored; None if it is stored with this
+    layer, or the layer is sparse.
+    """
 
     @property
     def is_sparse(self) -> bool:

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from rocket_core.budget import kept_fraction, sparsity
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import Objective
 from rocket_core.report.schema import CompressionReport, LayerReport
+from rocket_core.schema import FrozenModel
 
 ColumnKind = Literal["text", "count", "fraction", "number", "seconds", "bytes", "energy"]
 Value = str | int | float | None
@@ -33,42 +34,32 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"\d+")
 
 
-class Column(BaseModel):
-    """A column of a figure's data.
-
-    Attributes:
-        name: key in the rows.
-        title: meaning of the values, with their unit.
-        kind: how a value is formatted.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Column(FrozenModel):
+    """A column of a figure's data."""
 
     name: str
+    """key in the rows."""
     title: str
+    """meaning of the values, with their unit."""
     kind: ColumnKind = "number"
+    """how a value is formatted."""
 
 
-class Figure(BaseModel):
-    """A figure as data.
-
-    Attributes:
-        name: identifier of the figure, by which a page draws it.
-        title: what it shows.
-        note: how to read it.
-        columns: columns of the rows.
-        rows: one row for each item that is drawn.
-        options: data for the drawing in addition to the rows, such as a marked value.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class Figure(FrozenModel):
+    """A figure as data."""
 
     name: str
+    """identifier of the figure, by which a page draws it."""
     title: str
+    """what it shows."""
     note: str
+    """how to read it."""
     columns: tuple[Column, ...]
+    """columns of the rows."""
     rows: tuple[dict[str, Value], ...]
-    options: dict[str, Value] = {}
+    """one row for each item that is drawn."""
+    options: dict[str, Value] = Field(default_factory=dict)
+    """data for the drawing in addition to the rows, such as a marked value."""
 
     def csv(self) -> str:
         """Return the rows as CSV (RFC 4180), with a header line."""
@@ -287,7 +278,7 @@ def report_figures(report: CompressionReport) -> tuple[Figure, ...]:
     )
 
 
-class _Place(BaseModel):
+class _Place(FrozenModel):
     block: str
     projection: str
 

@@ -1,27 +1,21 @@
 """Summary of a compression in three numbers: size, quality, time."""
 
-from pydantic import BaseModel, ConfigDict
-
 from rocket_core.report.figures import ERROR_NAMES
 from rocket_core.report.formatting import bytes_text, duration_text, percent_text
 from rocket_core.report.quality import quality_rows
 from rocket_core.report.schema import CompressionReport
+from rocket_core.schema import FrozenModel
 
 
-class Headline(BaseModel):
-    """One of the three numbers.
-
-    Attributes:
-        name: what is measured.
-        value: the value after the compression.
-        detail: the value before, and how it was determined.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Headline(FrozenModel):
+    """One of the three numbers."""
 
     name: str
+    """what is measured."""
     value: str
+    """the value after the compression."""
     detail: str
+    """the value before, and how it was determined."""
 
 
 def headlines(report: CompressionReport) -> tuple[Headline, Headline, Headline]:

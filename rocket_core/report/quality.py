@@ -2,92 +2,79 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from rocket_core.config import ExportKind
-from rocket_core.schema import described
+from rocket_core.schema import FrozenModel
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra=described)
-
-
-class TaskScore(_Frozen):
-    """A model's accuracy on a zero-shot task.
-
-    Attributes:
-        task: name of the task.
-        metric: `acc` (largest log-likelihood; for a task without choices: every token is the most likely one) or
-            `acc_norm` (the same, normalized by the length of the choice in bytes).
-        value: fraction of correct items, [0, 1].
-        items: number of items.
-    """
+class TaskScore(FrozenModel):
+    """A model's accuracy on a zero-shot task."""
 
     task: str
+    """name of the task."""
     metric: str
-    value: _Share
-    items: Annotated[int, Field(ge=1)]
-
-
-class ModelQuality(_Frozen):
-    """Quality of one model by itself.
-
-    Attributes:
-        negative_log_likelihood: mean over the predicted tokens, in nats; None for an encoder.
-        perplexity: exp of the negative log-likelihood; None for an encoder, and if it exceeds a float (above 709 nats).
-        tasks: scores of the zero-shot tasks, in the requested order.
+    """`acc` (largest log-likelihood; for a task without choices: every token is the most likely one) or `acc_norm` (the
+    same, normalized by the length of the choice in bytes).
     """
+    value: _Share
+    """fraction of correct items, [0, 1]."""
+    items: Annotated[int, Field(ge=1)]
+    """number of items."""
+
+
+class ModelQuality(FrozenModel):
+    """Quality of one model by itself."""
 
     negative_log_likelihood: float | None = None
+    """mean over the predicted tokens, in nats; None for an encoder."""
     perplexity: float | None = None
+    """exp of the negative log-likelihood; None for an encoder, and if it exceeds a float (above 709 nats)."""
     tasks: tuple[TaskScore, ...] = ()
+    """scores of the zero-shot tasks, in the requested order."""
 
 
-class Difference(_Frozen):
-    """Difference between a compressed model and its dense original on one text.
-
-    Attributes:
-        kl_divergence: KL divergence of the compressed model's next-token distribution from the dense model's, mean over
-            the predicted tokens, in nats, at least 0; None for an encoder.
-        top1_agreement: fraction of the predicted tokens for which both consider the same token most likely, [0, 1];
-            None for an encoder.
-        cosine_drift: for an encoder: 1 - cos of the two mean-pooled outputs, mean over sentences, [0, 2]; None for a
-            model that predicts tokens.
-    """
+class Difference(FrozenModel):
+    """Difference between a compressed model and its dense original on one text."""
 
     kl_divergence: Annotated[float, Field(ge=0)] | None = None
+    """KL divergence of the compressed model's next-token distribution from the dense model's, mean over the predicted
+    tokens, in nats, at least 0; None for an encoder.
+    """
     top1_agreement: _Share | None = None
+    """fraction of the predicted tokens for which both consider the same token most likely, [0, 1]; None for an encoder.
+    """
     cosine_drift: Annotated[float, Field(ge=0, le=2)] | None = None
-
-
-class EvaluationReport(_Frozen):
-    """Quality before and after a compression, with what is needed to repeat the measurement.
-
-    Attributes:
-        export: the artifact that was measured: factored, or dense if that is the only one.
-        dataset: name of the text.
-        windows: windows of text that were read; for an encoder, sentences.
-        sequence_length: tokens per window; for an encoder, the maximum.
-        stride: tokens from the start of one window to the next; `sequence_length` for an encoder.
-        tokens: tokens that were predicted, each once; for an encoder, tokens that were read.
-        text_sha256: hash of the token ids; for an encoder, of the sentences.
-        before: quality of the dense model.
-        after: quality of the compressed model.
-        difference: difference between the two.
+    """for an encoder: 1 - cos of the two mean-pooled outputs, mean over sentences, [0, 2]; None for a model that
+    predicts tokens.
     """
 
+
+class EvaluationReport(FrozenModel):
+    """Quality before and after a compression, with what is needed to repeat the measurement."""
+
     export: ExportKind
+    """the artifact that was measured: factored, or dense if that is the only one."""
     dataset: str
+    """name of the text."""
     windows: Annotated[int, Field(ge=1)]
+    """windows of text that were read; for an encoder, sentences."""
     sequence_length: Annotated[int, Field(ge=1)]
+    """tokens per window; for an encoder, the maximum."""
     stride: Annotated[int, Field(ge=1)]
+    """tokens from the start of one window to the next; `sequence_length` for an encoder."""
     tokens: Annotated[int, Field(ge=1)]
+    """tokens that were predicted, each once; for an encoder, tokens that were read."""
     text_sha256: str
+    """hash of the token ids; for an encoder, of the sentences."""
     before: ModelQuality
+    """quality of the dense model."""
     after: ModelQuality
+    """quality of the compressed model."""
     difference: Difference
+    """difference between the two."""
 
 
 def quality_rows(evaluation: EvaluationReport) -> list[tuple[str, str, str]]:

@@ -3,35 +3,28 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from rocket_core.budget import achieved_ratio, sparsity
 from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.config import BudgetUnit, CompressionConfig, ExportKind, InputKind, Objective
 from rocket_core.report.quality import EvaluationReport
-from rocket_core.schema import described
+from rocket_core.schema import FrozenModel
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra=described)
-
-
-class StageEnergy(_Frozen):
-    """The energy that one stage used, in kWh, summed over resumed runs.
-
-    Attributes:
-        processor_kwh: energy of the processor: all of it if read from the processor's counters; otherwise estimated
-            from its model and the load of this process.
-        memory_kwh: energy of the memory that this process held; always estimated from its size.
-        accelerator_kwh: energy of the accelerators visible to this process, as reported by their driver; None on the
-            CPU.
-        processor_counted: whether the processor's counters were read in every run.
-    """
+class StageEnergy(FrozenModel):
+    """The energy that one stage used, in kWh, summed over resumed runs."""
 
     processor_kwh: float
+    """energy of the processor: all of it if read from the processor's counters; otherwise estimated from its model and
+    the load of this process.
+    """
     memory_kwh: float
+    """energy of the memory that this process held; always estimated from its size."""
     accelerator_kwh: float | None = None
+    """energy of the accelerators visible to this process, as reported by their driver; None on the CPU."""
     processor_counted: bool
+    """whether the processor's counters were read in every run."""
 
     @property
     def kwh(self) -> float:
@@ -39,215 +32,195 @@ class StageEnergy(_Frozen):
         return self.processor_kwh + self.memory_kwh + (self.accelerator_kwh or 0.0)
 
 
-class StageReport(_Frozen):
-    """Cost of one stage.
-
-    Attributes:
-        name: downloading, preflight, differentiating, calibrating, allocating, factorizing, exporting or evaluating.
-        seconds: wall time in seconds, summed over resumed runs.
-        peak_memory_bytes: highest resident memory of the process while the stage ran (since process start if the
-            system cannot report that).
-        peak_device_bytes: highest memory allocated on the accelerator; None on the CPU.
-        device: the accelerator's name, or the processor's with the number of threads; several if a resumed run
-            moved to another device. None in reports from before this field existed.
-        energy: energy used by the stage; None if it was not measured.
-    """
+class StageReport(FrozenModel):
+    """Cost of one stage."""
 
     name: str
+    """downloading, preflight, differentiating, calibrating, allocating, factorizing, exporting or evaluating."""
     seconds: float
+    """wall time in seconds, summed over resumed runs."""
     peak_memory_bytes: int
-    peak_device_bytes: int | None = None
-    device: str | None = None
-    energy: StageEnergy | None = None
-
-
-class AllocationReport(_Frozen):
-    """The result of the knapsack.
-
-    Attributes:
-        objective: what was summed over layers.
-        measure: what the budget counts: parameters or bytes.
-        budget: kept parameters, or stored bytes of the compressible layers, allowed.
-        kept: amount of the budget that was allocated.
-        alpha: error cap divided by `reference_error`; None if the objective has no cap.
-        smallest_alpha: the smallest alpha at which any allocation fits; None without a cap.
-        reference_error: mean error of all layers compressed uniformly at the target ratio; None without a cap.
-        total_error: sum of the objective over the layers.
-        lower_bound: no allocation within budget and cap has a smaller sum.
-        proven: whether `total_error` equals that bound, so that the allocation is optimal.
+    """highest resident memory of the process while the stage ran (since process start if the system cannot report
+    that).
     """
+    peak_device_bytes: int | None = None
+    """highest memory allocated on the accelerator; None on the CPU."""
+    device: str | None = None
+    """the accelerator's name, or the processor's with the number of threads; several if a resumed run moved to another
+    device. None in reports from before this field existed.
+    """
+    energy: StageEnergy | None = None
+    """energy used by the stage; None if it was not measured."""
+
+
+class AllocationReport(FrozenModel):
+    """The result of the knapsack."""
 
     objective: Objective
+    """what was summed over layers."""
     measure: BudgetUnit = "parameters"
+    """what the budget counts: parameters or bytes."""
     budget: int
+    """kept parameters, or stored bytes of the compressible layers, allowed."""
     kept: int | None = None
+    """amount of the budget that was allocated."""
     alpha: float | None
+    """error cap divided by `reference_error`; None if the objective has no cap."""
     smallest_alpha: float | None
+    """the smallest alpha at which any allocation fits; None without a cap."""
     reference_error: float | None
+    """mean error of all layers compressed uniformly at the target ratio; None without a cap."""
     total_error: float
+    """sum of the objective over the layers."""
     lower_bound: float
+    """no allocation within budget and cap has a smaller sum."""
     proven: bool
+    """whether `total_error` equals that bound, so that the allocation is optimal."""
 
 
-class LayerOutcome(_Frozen):
-    """The result of compressing a layer.
-
-    Attributes:
-        nnz: nonzeros stored.
-        kept_parameters: kept parameters as the paper counts them.
-        stored_bytes: bytes on disk in the factored export, mask included, bias excluded.
-        achieved_error: relative error of the layer's output over the calibration tokens; with sequential compression,
-            the error of the compressed model's layer relative to the dense model's, including errors of earlier layers.
-            With column weights, weighted as in the profile.
-    """
+class LayerOutcome(FrozenModel):
+    """The result of compressing a layer."""
 
     nnz: int
+    """nonzeros stored."""
     kept_parameters: int
+    """kept parameters as the paper counts them."""
     stored_bytes: int
+    """bytes on disk in the factored export, mask included, bias excluded."""
     achieved_error: float
-
-
-class LayerReport(_Frozen):
-    """One layer: how it is stored and what that costs.
-
-    Attributes:
-        name: module name.
-        kind: dense, low_rank, factored or sparse.
-        d_in: input features.
-        d_out: output features.
-        rank: number of atoms; None if dense or sparse.
-        nnz: nonzero coefficients; None if dense.
-        sparsity: fraction of zeros among the coefficients, [0, 1]; None if dense.
-        rank_nnz_ratio: atoms per nonzero of a coefficient column; None if dense.
-        kept_parameters: kept parameters as the paper counts them.
-        stored_bytes: bytes on disk in the factored export, mask included, bias excluded.
-        compression_ratio: fraction of this layer's parameters removed, [0, 1).
-        reconstruction_error: relative error of the layer's output over the calibration tokens, as predicted by the
-            profile (without sequential compression and extra nonzeros).
-        weight_error: relative error in the original space, as predicted by the profile.
-        loss: predicted increase of the model's loss, nats per token; None if sensitivities were not measured.
-        achieved_error: as `reconstruction_error`, for the stored layer; see `LayerOutcome`. 0 if dense.
-        frontier: the candidates that the knapsack chose from, by falling cost; see `FrontierPoint`.
-        input_group: first layer that reads the same input.
-        dictionary: the layer that stores the dictionary, if the dictionary is shared; None otherwise.
+    """relative error of the layer's output over the calibration tokens; with sequential compression, the error of the
+    compressed model's layer relative to the dense model's, including errors of earlier layers. With column weights,
+    weighted as in the profile.
     """
+
+
+class LayerReport(FrozenModel):
+    """One layer: how it is stored and what that costs."""
 
     name: str
+    """module name."""
     kind: CandidateKind
+    """dense, low_rank, factored or sparse."""
     d_in: int
+    """input features."""
     d_out: int
+    """output features."""
     rank: int | None
+    """number of atoms; None if dense or sparse."""
     nnz: int | None
+    """nonzero coefficients; None if dense."""
     sparsity: float | None
+    """fraction of zeros among the coefficients, [0, 1]; None if dense."""
     rank_nnz_ratio: float | None
+    """atoms per nonzero of a coefficient column; None if dense."""
     kept_parameters: int
+    """kept parameters as the paper counts them."""
     stored_bytes: int
+    """bytes on disk in the factored export, mask included, bias excluded."""
     compression_ratio: float
+    """fraction of this layer's parameters removed, [0, 1)."""
     reconstruction_error: float
-    weight_error: float
-    loss: float | None = None
-    achieved_error: float | None = None
-    frontier: tuple[FrontierPoint, ...] = ()
-    input_group: str
-    dictionary: str | None = None
-
-
-class ExportReport(_Frozen):
-    """One artifact folder.
-
-    Attributes:
-        kind: factored or dense.
-        folder: its name within the output folder.
-        stored_bytes: bytes of all its safetensors files.
+    """relative error of the layer's output over the calibration tokens, as predicted by the profile (without sequential
+    compression and extra nonzeros).
     """
+    weight_error: float
+    """relative error in the original space, as predicted by the profile."""
+    loss: float | None = None
+    """predicted increase of the model's loss, nats per token; None if sensitivities were not measured."""
+    achieved_error: float | None = None
+    """as `reconstruction_error`, for the stored layer; see `LayerOutcome`. 0 if dense."""
+    frontier: tuple[FrontierPoint, ...] = ()
+    """the candidates that the knapsack chose from, by falling cost; see `FrontierPoint`."""
+    input_group: str
+    """first layer that reads the same input."""
+    dictionary: str | None = None
+    """the layer that stores the dictionary, if the dictionary is shared; None otherwise."""
+
+
+class ExportReport(FrozenModel):
+    """One artifact folder."""
 
     kind: ExportKind
+    """factored or dense."""
     folder: str
+    """its name within the output folder."""
     stored_bytes: int
+    """bytes of all its safetensors files."""
 
 
-class TotalsReport(_Frozen):
-    """Sizes before and after.
-
-    Attributes:
-        compressible_parameters: parameters of the selected linear layers.
-        kept_parameters: number of them that remain.
-        achieved_ratio: fraction of the compressible parameters removed, [0, 1).
-        achieved_byte_ratio: fraction of the compressible layers' bytes removed, masks counted.
-        model_parameters: parameters of the whole model.
-        model_compression_ratio: fraction of the whole model's parameters removed, [0, 1).
-        stored_bytes: bytes of all safetensors of the smallest export.
-        dense_bytes: bytes of all safetensors of the original.
-    """
+class TotalsReport(FrozenModel):
+    """Sizes before and after."""
 
     compressible_parameters: int
+    """parameters of the selected linear layers."""
     kept_parameters: int
+    """number of them that remain."""
     achieved_ratio: float
+    """fraction of the compressible parameters removed, [0, 1)."""
     achieved_byte_ratio: float | None = None
+    """fraction of the compressible layers' bytes removed, masks counted."""
     model_parameters: int
+    """parameters of the whole model."""
     model_compression_ratio: float
+    """fraction of the whole model's parameters removed, [0, 1)."""
     stored_bytes: int
+    """bytes of all safetensors of the smallest export."""
     dense_bytes: int
+    """bytes of all safetensors of the original."""
 
 
-class CalibrationReport(_Frozen):
-    """The calibration data used.
-
-    Attributes:
-        kind: what the model reads; the decoder of an audio model additionally reads built-in text.
-        dataset: name of the data; `synthetic` data are generated, and cost quality.
-        samples: windows of text or audio, or images.
-        sequence_length: tokens per window of text; for images, positions of one image.
-        seed: seed of the choice of samples.
-        tokens: total positions: tokens, and the positions that audio and images become in the model.
-        token_sha256: hash of the model's inputs, 64 hexadecimal digits.
-    """
+class CalibrationReport(FrozenModel):
+    """The calibration data used."""
 
     kind: InputKind = "text"
+    """what the model reads; the decoder of an audio model additionally reads built-in text."""
     dataset: str
+    """name of the data; `synthetic` data are generated, and cost quality."""
     samples: int
+    """windows of text or audio, or images."""
     sequence_length: int
+    """tokens per window of text; for images, positions of one image."""
     seed: int
+    """seed of the choice of samples."""
     tokens: int
+    """total positions: tokens, and the positions that audio and images become in the model."""
     token_sha256: str
+    """hash of the model's inputs, 64 hexadecimal digits."""
 
 
-class CompressionReport(_Frozen):
-    """All information needed to understand and repeat a compression.
-
-    Attributes:
-        report_version: version of this layout.
-        rocket_version: version of the library.
-        fingerprint: hash of model, calibration, settings and version.
-        model: folder name or repository id as requested.
-        model_class: transformers class that loads the artifacts.
-        revision: commit of the repository, or the hash of the folder's weights.
-        settings: all settings.
-        calibration: the calibration data.
-        stages: cost of each stage, in order.
-        allocation: result of the knapsack.
-        totals: sizes before and after.
-        exports: artifacts written.
-        layers: one entry per compressible layer, in model order.
-        skipped: layers that were left alone, with the reason.
-        evaluation: quality before and after; None if none was requested, and in reports from before this field existed.
-    """
+class CompressionReport(FrozenModel):
+    """All information needed to understand and repeat a compression."""
 
     report_version: Literal[1] = 1
+    """version of this layout."""
     rocket_version: str
+    """version of the library."""
     fingerprint: str
+    """hash of model, calibration, settings and version."""
     model: str
+    """folder name or repository id as requested."""
     model_class: str = "AutoModelForCausalLM"
+    """transformers class that loads the artifacts."""
     revision: str | None
+    """commit of the repository, or the hash of the folder's weights."""
     settings: CompressionConfig
+    """all settings."""
     calibration: CalibrationReport
+    """the calibration data."""
     stages: tuple[StageReport, ...]
+    """cost of each stage, in order."""
     allocation: AllocationReport
+    """result of the knapsack."""
     totals: TotalsReport
+    """sizes before and after."""
     exports: tuple[ExportReport, ...]
+    """artifacts written."""
     layers: tuple[LayerReport, ...]
+    """one entry per compressible layer, in model order."""
     skipped: Annotated[dict[str, str], Field(default_factory=dict)]
+    """layers that were left alone, with the reason."""
     evaluation: EvaluationReport | None = None
+    """quality before and after; None if none was requested, and in reports from before this field existed."""
 
     @property
     def seconds(self) -> float:

@@ -16,7 +16,7 @@ from tests.reference.safetensors_files import save_llama
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that only advances on request."""
 
     def __init__(self):
         self.seconds = 1_800_000_000.0
@@ -36,7 +36,7 @@ def local_client(app, **options):
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_of_this_machine(monkeypatch):
+def _clean_environment(monkeypatch):
     import os
 
     for name in list(os.environ):
@@ -63,14 +63,14 @@ def database(database_url, clock):
 
 @pytest.fixture
 def store_settings():
-    """Where artifacts are: in the data folder, unless a test says otherwise."""
+    """Return where artifacts are stored: in the data folder, unless a test overrides it."""
     return {}
 
 
 @pytest.fixture
 def settings(tmp_path, copy_database, database_kind, store_settings):
     url = copy_database(tmp_path / "data" / "rocket.sqlite3")
-    # The file is where it is looked for by itself.
+    # The file is at its default location.
     chosen = {} if database_kind == "sqlite" else {"database_url": url}
     limits = {"max_body_bytes": 4096, "max_upload_bytes": 2**17}
     settings = Settings(data_dir=tmp_path / "data", **limits, **chosen, **store_settings)
@@ -84,7 +84,7 @@ def settings(tmp_path, copy_database, database_kind, store_settings):
 def app(settings):
     app = create_app(settings)
     yield app
-    # Not every test starts it, which would also end it.
+    # Tests that do not start the application do not shut it down either.
     app.state.context.database.close()
 
 
@@ -141,7 +141,7 @@ def profile(dense, factored):
 
 @pytest.fixture
 def model_profile(profile):
-    """Two equal layers of 64 parameters, in a model with 100 bytes of other weights."""
+    """Return two equal layers of 64 parameters, in a model with 100 bytes of other weights."""
     return ModelProfile(
         fingerprint="f" * 64,
         model="tiny",

@@ -1,4 +1,4 @@
-"""A service on a real socket, asked about models whose files were made to keep it from answering others."""
+"""A service on a real socket, with requests for models whose files were made to block other clients."""
 
 import json
 import os
@@ -23,13 +23,13 @@ LLAMA = '{"model_type": "llama"}'
 
 
 def endless_shape():
-    """A header whose product of sizes takes a quarter of a minute to multiply."""
+    """Return a header whose product of sizes takes a quarter of a minute to multiply."""
     tensor = {"dtype": "F32", "shape": [2**62] * 100_000, "data_offsets": [0, 0]}
     return json.dumps({"model.layers.0.w.weight": tensor}).encode(), b""
 
 
 def many_tensors():
-    """A header as long as a header may be, of as many tensors as it may have."""
+    """Return a header of maximum length, with the maximum number of tensors."""
     fields = {
         f"model.layers.{number}.w.weight": {
             "dtype": "F32",
@@ -63,7 +63,7 @@ def service(settings):
 
 
 class Watch:
-    """Asks `/healthz` again and again while something else is done."""
+    """Request `/healthz` repeatedly while something else is done."""
 
     def __init__(self, address):
         self.address, self.seconds, self.stop = address, [], threading.Event()
@@ -80,12 +80,12 @@ class Watch:
     def _ask(self):
         with httpx2.Client(base_url=self.address, timeout=120, trust_env=False) as client:
             while not self.stop.wait(0.02):
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 assert client.get("/healthz").status_code == 200
-                self.seconds.append(time.perf_counter() - begun)
+                self.seconds.append(time.perf_counter() - started)
 
 
-def test_hostile_files_keep_nobody_waiting_but_who_named_them(service, settings):
+def test_hostile_files_do_not_delay_other_clients(service, settings):
     _process, address = service
     save(settings.models_folder / "shape", *endless_shape())
     save(settings.models_folder / "many", *many_tensors())
@@ -104,12 +104,12 @@ def test_hostile_files_keep_nobody_waiting_but_who_named_them(service, settings)
     assert answers["shape"].status_code == answers["many"].status_code == 422
     assert answers["deep"].status_code in {200, 422}
     assert len(watch.seconds) > 50
-    # Under the lock of one interpreter the worst was 18 seconds, on a busy machine more.
+    # With the lock of one interpreter the worst was 18 seconds, on a busy machine more.
     assert max(watch.seconds) < 2
     assert statistics.median(watch.seconds) < 0.2
 
 
-def test_a_service_that_is_killed_leaves_no_process(service, settings):
+def test_a_killed_service_leaves_no_process(service, settings):
     process, address = service
     save(settings.models_folder / "shape", *endless_shape())
     with httpx2.Client(base_url=address, timeout=120, trust_env=False) as client:

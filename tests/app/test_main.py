@@ -1,4 +1,4 @@
-"""What holds of the application as a whole."""
+"""Properties of the application as a whole."""
 
 import inspect
 import subprocess
@@ -24,7 +24,7 @@ def operations(app):
     return {(method, path) for path, item in app.openapi()["paths"].items() for method in item}
 
 
-def test_the_paths_are_those_that_are_documented(app):
+def test_the_api_has_the_documented_paths(app):
     assert operations(app) == {
         ("post", "/jobs"),
         ("get", "/jobs"),
@@ -75,17 +75,17 @@ def descriptions(document):
             yield from ((f"{place}/{name}", member.get("description")) for name, member in part.items())
 
 
-def test_everything_that_the_document_names_says_what_it_is(app):
+def test_everything_in_the_openapi_document_has_a_description(app):
     said = dict(descriptions(app.openapi()))
 
     assert len(said) > 500
     assert {place for place, text in said.items() if not text or not text.strip()} == set()
-    # A docstring in the library's form is taken apart, not shown.
+    # A docstring in the library's form is parsed, not shown.
     assert {place for place, text in said.items() if "Attributes:" in text or "Args:" in text} == set()
 
 
-def test_only_what_sleeps_is_asynchronous(app):
-    # Any other asynchronous endpoint would keep the whole process from answering while it asks the database.
+def test_only_listed_endpoints_are_async(app):
+    # Any other asynchronous endpoint would block the whole process while it queries the database.
     routes = [route.original_route for route in iter_route_contexts(app.routes)]
     asynchronous = {
         route.endpoint.__name__
@@ -95,7 +95,7 @@ def test_only_what_sleeps_is_asynchronous(app):
     sleeping = {"list_events", "get_job", "save_upload"}
     # These wait for a thread of their tenant's share, in which a model is judged.
     sharing = {"submit_job", "make_profile", "make_estimate", "submit", "submit_profile", "preview"}
-    # Answers without asking anything.
+    # Answers without I/O.
     assert asynchronous == {"is_alive"} | sleeping | sharing
 
 

@@ -80,7 +80,7 @@ def memory(process):
     return {line.split()[0]: int(line.split()[1]) / 1024 for line in lines if line.startswith(("VmRSS", "VmHWM"))}
 
 
-def test_it_stays_small_and_loads_nothing_that_compresses(server, worker):
+def test_the_process_stays_small_and_loads_no_compression_code(server, worker):
     process, client = server
     submitted = client.post("/jobs", json=BODY)
     assert submitted.status_code == 202, submitted.text

@@ -1,4 +1,4 @@
-"""Rules of structure that import-linter cannot see."""
+"""Rules of structure that import-linter cannot check."""
 
 import ast
 import subprocess
@@ -34,7 +34,7 @@ BASE_INSTALL += ["worker.job", "worker.fetch", "rocket_core.checkpoint.download"
 
 
 @pytest.mark.parametrize("module", BASE_INSTALL)
-def test_what_the_base_install_imports_loads_no_torch(module):
+def test_the_base_install_imports_no_torch(module):
     # In a separate process: import-linter misses what a package's __init__ imports, and this process has torch.
     code = (
         f"import sys, {module}; print([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
@@ -51,7 +51,7 @@ def test_a_process_has_one_thread_until_it_is_confined(module):
     assert result.stdout.strip() == "False 1"
 
 
-# Lists of fields, which a reader does not read from top to bottom.
+# Lists of fields, which are not read from top to bottom.
 DECLARATIVE = {"config.py", "errors.py", "model.py", "models.py", "resources.py"}
 
 
@@ -60,7 +60,7 @@ def functions(tree):
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_files_and_functions_stay_readable(file):
+def test_files_and_functions_have_limited_length(file):
     text = file.read_text(encoding="utf-8")
     assert text.count("\n") <= 400 or file.name in DECLARATIVE
     for function in functions(ast.parse(text)):
@@ -71,7 +71,7 @@ def test_files_and_functions_stay_readable(file):
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_no_table_names_a_key_twice(file):
+def test_no_dict_literal_has_a_duplicate_key(file):
     # The linter sees names and literals, but not attributes such as the classes of errors.
     for table in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Dict)):
         keys = [ast.unparse(key) for key in table.keys if key is not None]
@@ -79,14 +79,14 @@ def test_no_table_names_a_key_twice(file):
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "rocket_core").rglob("*.py")), ids=lambda file: file.name)
-def test_the_library_names_no_kind_of_accelerator(file):
+def test_the_library_mentions_no_cuda(file):
     # The device is an argument; a hard-coded one breaks every other.
     strings = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]
     assert not [text for text in strings if isinstance(text, str) and text.startswith("cuda")]
     assert ".cuda" not in file.read_text()
 
 
-def test_every_error_has_a_code_of_its_own():
+def test_every_error_code_is_unique():
     from rocket_core import errors
 
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RocketError)]

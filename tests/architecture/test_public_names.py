@@ -1,4 +1,4 @@
-"""The names that other programs may import."""
+"""Names that other programs may import."""
 
 import inspect
 import subprocess
@@ -53,7 +53,7 @@ def test_importing_the_public_names_loads_no_torch():
 
 
 @pytest.mark.parametrize("name", ["compress", "profile_model"])
-def test_deferred_functions_have_the_signature_of_the_real_ones(name):
+def test_deferred_functions_have_the_real_signatures(name):
     public, real = getattr(rocket_core, name), getattr(rocket_core.pipeline, name)
     assert inspect.signature(public) == inspect.signature(real)
     assert public.__wrapped__ is real

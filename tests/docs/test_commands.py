@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from tests.e2e.service_process import QUICK, Service
 
-# Some are typed with curl.
+# Some commands use curl.
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples" / "tiny-llama"
-# As the pages list one another.
+# In the order in which the pages refer to one another.
 READ_IN_TURN = (
     "index",
     "quickstart",
@@ -42,7 +42,7 @@ READ_IN_TURN = (
 PAGES = [ROOT / "docs" / f"{name}.md" for name in READ_IN_TURN]
 BLOCK = re.compile(r"(?:<!-- not run: ([^>]+) -->\n)?```(sh|python|bash|console|shell)\n(.*?)```", flags=re.DOTALL)
 ADDRESS = "http://127.0.0.1:8000"
-# What takes long and changes nothing about whether a command works.
+# Shortens what takes long and does not affect whether a command works.
 SHORTER = {
     "--samples 64 --sequence-length 256": "--samples 8 --sequence-length 64",
     '"samples": 64, "sequence_length": 256': '"samples": 8, "sequence_length": 64',
@@ -67,7 +67,7 @@ def blocks(page):
 
 
 def script_of(page):
-    """One script of what a page has one type; blocks of Python that follow one another are typed into one process."""
+    """Return one script of what a page has one type; consecutive blocks of Python are typed into one process."""
     run = [block for block in blocks(page) if not block.reason]
     parts = []
     for language, together in itertools.groupby(run, key=lambda block: block.language):
@@ -80,7 +80,7 @@ def script_of(page):
 
 
 def cut_model(source, target):
-    """The bundled model without most of its blocks, so that every command is quick."""
+    """Return the bundled model without most of its blocks, so that every command is quick."""
     shutil.copytree(source, target)
     config = json.loads((target / "config.json").read_text())
     config["num_hidden_layers"] = BLOCKS_OF_THE_MODEL
@@ -99,7 +99,7 @@ def cut_model(source, target):
 
 @pytest.fixture
 def folder(tmp_path):
-    """What a clone has that the pages name, and a service's data folder in it."""
+    """Return a folder with the files of a clone that the pages name, and a service's data folder."""
     (tmp_path / "examples").mkdir()
     cut_model(MODEL, tmp_path / "examples" / MODEL.name)
     (tmp_path / "rocket-data" / "models").mkdir(parents=True)
@@ -124,7 +124,7 @@ def test_all_commands_work_as_typed(folder, service):
     }
     script = "\n".join(f": {page.name}\n{script_of(page)}" for page in PAGES)
     result = subprocess.run(
-        # Says each command on standard error before it is run.
+        # Prints each command on standard error before running it.
         ["bash", "-euxo", "pipefail", "-c", script.replace(ADDRESS, service.url)],
         check=False,
         capture_output=True,
@@ -139,7 +139,7 @@ def test_all_commands_work_as_typed(folder, service):
         assert (folder / found / "factored" / "model.safetensors").is_file()
 
 
-def test_every_page_is_read_and_what_is_not_run_says_why():
+def test_every_page_is_tested_and_exceptions_have_reasons():
     assert {page.resolve() for page in (ROOT / "docs" / "how-to").glob("*.md")} <= {page.resolve() for page in PAGES}
     # A prompt in front of a command cannot be copied.
     assert not [page for page in PAGES for block in blocks(page) if re.search(r"^\$ ", block.text, flags=re.MULTILINE)]
@@ -148,7 +148,7 @@ def test_every_page_is_read_and_what_is_not_run_says_why():
     assert run == ["quickstart", "compress", "service", "calibration", "ratio", "load", "evaluate", "cost", "audit"]
 
 
-def test_commands_that_cannot_run_here_exist_all_the_same():
+def test_untested_commands_exist():
     import typer
 
     from rocket_cli.main import app

@@ -45,11 +45,11 @@ def test_equal_profiles_draw_equal_figures(predictor, tmp_path):
     assert ">ratio 0.25<" in drawn["frontier.svg"]
 
 
-def test_uniform_takes_the_best_candidate_of_each_layer_within_the_ratio(predictor):
+def test_uniform_takes_each_layers_best_candidate(predictor):
     assert uniform_error(predictor.profile.layers, 0.25) == pytest.approx(0.11)
     assert uniform_error(predictor.profile.layers, 0.5) == pytest.approx(0.42)
 
 
-def test_the_hull_is_convex_and_falls():
+def test_the_lower_hull_is_convex_and_decreasing():
     points = [(1, 10), (2, 8), (3, 2), (4, 1), (4, 5), (5, 3)]
     assert _lower_hull(points) == [(1, 10), (3, 2), (4, 1)]

@@ -18,7 +18,7 @@ def links(page):
 
 
 def anchors(page):
-    """The anchors that GitHub gives a page's headings."""
+    """Return the anchors that GitHub gives a page's headings."""
     text = re.sub(r"^(```|~~~).*?^\1", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     found = {}
     for heading in HEADING.findall(text):
@@ -29,12 +29,12 @@ def anchors(page):
 
 
 def has_anchor(page, anchor):
-    # What is generated exists on the site alone, where Sphinx checks it.
+    # Generated pages exist only on the site, where Sphinx checks them.
     return anchor in anchors(page) or "\n<!-- generated: " in page.read_text(encoding="utf-8")
 
 
 def missing(page):
-    """Links of a page that lead nowhere."""
+    """Return links of a page without a target."""
     wrong = []
     for link in links(page):
         if re.match(r"[a-z]+:", link):
@@ -47,11 +47,11 @@ def missing(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page):
+def test_every_link_has_a_target(page):
     assert missing(page) == []
 
 
-def test_a_link_that_leads_nowhere_is_found(tmp_path, monkeypatch):
+def test_broken_links_are_found(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     page = tmp_path / "page.md"
     page.write_text(
@@ -63,7 +63,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path, monkeypatch):
     assert missing(page) == ["#nowhere", "nowhere.md", "nowhere.svg", "page.md#twice-2", "../outside.md"]
 
 
-def test_every_page_of_the_documentation_is_looked_at():
+def test_every_documentation_page_is_checked():
     assert {"README.md", "CHANGELOG.md", "docs/method.md", "docs/how-to/load.md"} <= {
         str(page.relative_to(ROOT)) for page in PAGES
     }

@@ -1,4 +1,4 @@
-"""What the reference pages are made of."""
+"""Generated parts of the reference pages."""
 
 import re
 from pathlib import Path
@@ -44,10 +44,10 @@ SMALL = {
     "components": {
         "schemas": {
             "Thing": {
-                "description": "A thing.\n\nAttributes:\n    colour: red | green.\n",
+                "description": "A thing.",
                 "required": ["colour"],
                 "properties": {
-                    "colour": {"type": "string", "enum": ["red", "green"]},
+                    "colour": {"type": "string", "enum": ["red", "green"], "description": "red |\ngreen."},
                     "parts": {
                         "type": "array",
                         "items": {"anyOf": [{"$ref": "#/components/schemas/Thing"}, {"type": "null"}]},
@@ -62,7 +62,7 @@ SMALL = {
 }
 
 
-def test_an_endpoint_comes_with_parameters_body_and_answers():
+def test_an_endpoint_has_parameters_body_and_responses():
     lines = openapi.endpoints(SMALL).splitlines()
     assert lines[:4] == ["## Things", "", "### `GET /things/{id}`", ""]
     assert "| `id` (required) | path | string | which |" in lines
@@ -72,7 +72,7 @@ def test_an_endpoint_comes_with_parameters_body_and_answers():
     assert "Refusals: `404`." in lines
 
 
-def test_a_schema_comes_with_its_members():
+def test_a_schema_has_its_members():
     lines = openapi.schemas(SMALL).splitlines()
     assert lines[:3] == ["### Thing", "", "A thing."]
     assert [line for line in lines if line.startswith("| `")] == [
@@ -84,7 +84,7 @@ def test_a_schema_comes_with_its_members():
     ]
 
 
-def test_the_http_page_has_every_endpoint_and_schema_of_the_application():
+def test_the_http_page_has_every_endpoint_and_schema():
     document = openapi.document()
     written = openapi.endpoints(document)
     for path, item in document["paths"].items():
@@ -97,7 +97,7 @@ def test_the_http_page_has_every_endpoint_and_schema_of_the_application():
     assert targets <= {openapi.slug(heading) for heading in headings}
 
 
-def test_the_page_of_commands_has_every_command_and_the_exit_codes_once():
+def test_the_command_page_has_every_command_and_no_exit_codes():
     written = commands.command_line()
     for name in typer.main.get_command(app).commands:
         assert f"\n## `rocket {name}`\n" in written
@@ -116,11 +116,11 @@ def test_tables_have_every_setting_and_every_error():
     assert "| `over_quota` |" in errors
 
 
-def test_what_would_end_a_cell_does_not():
+def test_table_cells_are_escaped():
     assert tables.table(["a"], [["one | two\nthree"]]).splitlines()[2] == "| one \\| two three |"
 
 
-def test_marks_are_replaced_and_all_are_used():
+def test_markers_are_replaced_and_all_are_used():
     assert filled_in("before\n<!-- generated: exit-codes -->\nafter").startswith("before\n| exit code |")
     with pytest.raises(KeyError):
         filled_in("<!-- generated: nothing -->")

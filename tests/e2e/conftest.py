@@ -1,4 +1,4 @@
-"""Services with the bundled model among those they offer, on SQLite alone or on Postgres and Redis."""
+"""Services that offer the bundled model, on SQLite alone or on Postgres and Redis."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ MODEL = Path(__file__).parents[2] / "examples" / "tiny-llama"
 
 @pytest.fixture(scope="session")
 def half_model(tmp_path_factory):
-    """A folder with half of the bundled model's blocks, which is compressed in half of the time."""
+    """Return a folder with half of the bundled model's blocks, which is compressed in half of the time."""
     folder = tmp_path_factory.mktemp("half") / "tiny-llama"
     shutil.copytree(MODEL, folder)
     beyond = tuple(f"model.layers.{block}." for block in range(BLOCKS, 6))
@@ -30,7 +30,7 @@ def half_model(tmp_path_factory):
 
 @pytest.fixture
 def start_service(tmp_path, database_kind, half_model, request):
-    """Starts services on one data folder; all are gone at the end of the test."""
+    """Start services on one data folder; all are stopped at the end of the test."""
     started, made = [], []
 
     def build(data_dir, settings):
@@ -61,7 +61,7 @@ def start_service(tmp_path, database_kind, half_model, request):
 
 @pytest.fixture(scope="module")
 def finished_job(tmp_path_factory, half_model):
-    """A service, still running, and a job of its that nothing happened to."""
+    """Return a service, still running, and one of its jobs that was not interrupted."""
     data_dir = tmp_path_factory.mktemp("uninterrupted") / "data"
     (data_dir / "models").mkdir(parents=True)
     (data_dir / "models" / "tiny-llama").symlink_to(half_model)
@@ -76,6 +76,6 @@ def finished_job(tmp_path_factory, half_model):
 
 @pytest.fixture(scope="module")
 def uninterrupted(finished_job):
-    """Hashes of the artifacts, and events, of that job."""
+    """Return hashes of the artifacts, and events, of that job."""
     service, job_id = finished_job
     return service.hashes(job_id), events_of(service, job_id)

@@ -12,7 +12,7 @@ from tests.e2e.service_process import ROCKET, Service
 
 # Without the commands of the parts, the whole service is one process on the same servers.
 IS_SPLIT = importlib.util.find_spec("rocket_cli.service.api") is not None
-# Long enough for a busy machine to load torch in; a test waits for its end once a worker has been killed.
+# Long enough for a busy machine to load torch; a test waits for its end after a worker has been killed.
 LEASE_SECONDS = 10
 
 
@@ -36,7 +36,7 @@ class Deployment(Service):
         super().__init__(data_dir, **(quick | settings))
 
     def start(self) -> None:
-        """Migrates, and starts everything that does not run."""
+        """Migrate, and start everything that does not run."""
         if IS_SPLIT:
             with self.log.open("ab") as log:
                 command = [str(ROCKET), "migrate"]
@@ -44,7 +44,7 @@ class Deployment(Service):
         self.revive()
 
     def revive(self) -> None:
-        """Starts what has died, as a restart policy does."""
+        """Start what has died, as a restart policy does."""
         for name in self._commands:
             if name not in self._processes or self._processes[name].poll() is not None:
                 if name in self._processes:
@@ -52,11 +52,11 @@ class Deployment(Service):
                 self._launch(name)
 
     def pid(self, name: str) -> int:
-        """Process id of a part."""
+        """Return the process id of a part."""
         return self._processes[name].pid
 
     def children(self) -> list[psutil.Process]:
-        """Processes of jobs that are alive."""
+        """Return the living processes of jobs."""
         found = []
         for process in self._processes.values():
             try:
@@ -66,7 +66,7 @@ class Deployment(Service):
         return [child for child in found if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
     def kill(self) -> None:
-        """Kills all of it; the processes of jobs go with their worker."""
+        """Kill all of it; the processes of jobs end with their worker."""
         orphans = self.children()
         for process in self._processes.values():
             process.kill()
@@ -81,13 +81,13 @@ class Deployment(Service):
         self._processes[name].wait()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Stops all of it in good order; returns the worst exit code."""
+        """Stop all of it in order; return the worst exit code."""
         for process in self._processes.values():
             process.send_signal(number)
         return self._ended()
 
     def close(self) -> None:
-        """Ends it, whatever it does."""
+        """Kill all of it unconditionally."""
         if any(process.poll() is None for process in self._processes.values()):
             self.kill()
 

@@ -1,4 +1,4 @@
-"""Where a service is killed, how it is watched on the way to the end, and what must hold there."""
+"""Where a service is killed, how it is observed until the end, and what must hold there."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ KEY = {"Idempotency-Key": "kill-matrix"}
 # One for every place, and some.
 MAX_ATTEMPTS = 20
 _DAY = 86400.0
-# How far below the worker a process is.
+# How many levels below the worker a process is.
 _DEPTHS = {"worker": 0, "job": 1, "compute": 2, "fetch": 2}
 ATTEMPT_PROCESSES = frozenset(_DEPTHS)
 
@@ -54,7 +54,7 @@ class Failpoint:
     with_answer: bool = False
 
     def point(self, victim: str | None = None) -> dict:
-        """As `failpoints/sitecustomize.py` reads it."""
+        """Return the failpoint in the form that `failpoints/sitecustomize.py` reads."""
         if victim is None or victim == self.where:
             victim = "self"
         elif victim in _DEPTHS:
@@ -64,13 +64,13 @@ class Failpoint:
 
 
 POINTS = (
-    # Accepted and committed, but the client has had no answer, and no worker has been told.
+    # Accepted and committed, but the client has had no response, and no worker has been notified.
     Failpoint(name="after-commit", function="app.services.jobs:submit_job", when="after", where="api"),
     Failpoint(name="before-publish", function="app.shared.queue:ring", when="before", where="reconciler"),
     Failpoint(
         name="after-claim", function="worker.runner:Runner._claim", when="after", where="worker", with_answer=True
     ),
-    # A file is complete, and not yet where it belongs.
+    # A file is complete, but not yet in its place.
     Failpoint(name="mid-download", function="huggingface_hub.file_download:http_get", when="after", where="fetch"),
     Failpoint(name="mid-layer", function="rocket_core.methods.rank_search:best_factorizations", when="before", call=3),
     Failpoint(
@@ -83,7 +83,7 @@ POINTS = (
     Failpoint(
         name="after-row", function="worker.job_writer:ProgressWriter.on_profile", when="after", call=5, where="job"
     ),
-    # The same, as the process sees it that computes.
+    # The same in the compute process.
     Failpoint(name="after-layer", function="worker.computation:Computation._on_profile", when="after", call=6),
     Failpoint(
         name="after-allocation", function="worker.job_writer:ProgressWriter.on_allocation", when="after", where="job"
@@ -92,7 +92,7 @@ POINTS = (
     Failpoint(name="mid-save", function="rocket_core.pipeline.stages.export:_write_config", when="before", call=2),
     # Two files of the store are there, one of them under a temporary name.
     Failpoint(name="mid-store", function="app.shared.storage.local:_link_or_copy", when="after", call=2, where="job"),
-    # All is written, in a transaction that is still open.
+    # Everything is written, in a transaction that is still open.
     Failpoint(
         name="before-terminal-commit",
         function="app.shared.repositories.outputs:succeed_job",
@@ -106,13 +106,13 @@ POINTS = (
 
 
 def save_model(folder: Path) -> dict[str, bytes]:
-    """Makes the model, and returns its files as a hub has them."""
+    """Create the model, and return its files as a hub has them."""
     save_tiny_model("llama", folder)
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def uninterrupted(model: Path, output: Path) -> dict[str, str]:
-    """Hashes of what the library itself makes of the model, in one go and without a service."""
+    """Return hashes of what the library itself makes of the model, uninterrupted and without a service."""
     config = compression_config(ratio=REQUEST["ratio"], calibration=REQUEST["calibration"])
     compress(str(model), output, config)
     return {
@@ -124,7 +124,7 @@ def uninterrupted(model: Path, output: Path) -> dict[str, str]:
 
 
 def environment(marks: Path, points: list[dict], hub: str, home: Path) -> dict[str, str]:
-    """What a service is started with to be killed there; jobs are tried again at once."""
+    """Return the settings of a service that is killed; jobs are retried at once."""
     marks.mkdir(exist_ok=True)
     plan = _plan(marks)
     plan.parent.mkdir(exist_ok=True)
@@ -145,7 +145,7 @@ def _plan(marks: Path) -> Path:
 
 
 def submit(service, marks: Path) -> str:
-    """Submits the job as a client does that sends its request again until it is answered."""
+    """Submit the job like a client that repeats its request until it is answered."""
     while True:
         _name_api(service, marks)
         try:
@@ -157,8 +157,8 @@ def submit(service, marks: Path) -> str:
         return answer.json()["id"]
 
 
-def see_through(service, marks: Path, job_id: str, *, seconds: float) -> dict:
-    """Starts what dies again until the job has ended and all places have struck; returns the job."""
+def run_to_end(service, marks: Path, job_id: str, *, seconds: float) -> dict:
+    """Restart what dies until the job has ended and all failpoints have struck; return the job."""
     until = time.monotonic() + seconds
     wanted = {point["name"] for point in json.loads(_plan(marks).read_text())["points"]}
     while True:
@@ -182,7 +182,7 @@ def settings_of(service) -> Settings:
 
 
 def assert_promise(service, job_id: str, expected: dict[str, str]) -> None:
-    """What must hold of a job that has succeeded, whatever was killed on the way; ends the service."""
+    """Check what must hold of a job that has succeeded despite all kills, and stop the service."""
     job, found = service.job(job_id), service.hashes(job_id)
     others = {name for name, _ in found.items() ^ expected.items()}
     assert job["status"] == "succeeded", (job, service.log.read_text()[-3000:])
@@ -221,14 +221,14 @@ def _files(settings: Settings, folder: str) -> list[Path]:
 
 
 def _name_api(service, marks: Path) -> None:
-    # Atomic: the process that is about to kill it may read at any moment, and would take an empty file for an error.
+    # Atomic, because the process that is about to kill it may read at any moment, and an empty file would be an error.
     new = marks / "api.new"
     new.write_text(str(service.process.pid))
     new.replace(marks / "api")
 
 
 class _later:
-    """Context in which this process's clock is a day ahead."""
+    """A context in which this process's clock is a day ahead."""
 
     def __enter__(self):
         self._real = time.time

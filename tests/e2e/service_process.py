@@ -14,10 +14,10 @@ ROCKET = Path(sys.executable).parent / "rocket"
 QUICK = {
     "ROCKET_POLL_SECONDS": "0.1",
     "ROCKET_RETRY_BACKOFF_SECONDS": "0.1",
-    # The tests look far more often than a person.
+    # The tests poll far more often than a person.
     "ROCKET_RATE_LIMIT": "100000/minute",
     "OMP_NUM_THREADS": "1",
-    # Costs each process of a job a second of a core; `test_service` has one that measures.
+    # Costs each process of a job one CPU second; `test_service` has one that measures.
     "ROCKET_MEASURE_ENERGY": "false",
 }
 
@@ -38,7 +38,7 @@ class Service:
         self.start()
 
     def start(self) -> None:
-        """Starts it, and waits until it says where it listens."""
+        """Start it, and wait until it says where it listens."""
         command = [str(ROCKET), "serve", "--port", "0", "--data-dir", str(self.data_dir)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=self.environment)
@@ -50,21 +50,21 @@ class Service:
         self.client = httpx2.Client(base_url=self.url, timeout=60)
 
     def children(self) -> list[psutil.Process]:
-        """Processes of jobs that are alive."""
+        """Return the living processes of jobs."""
         try:
             return [child for child in psutil.Process(self.process.pid).children(recursive=True) if child.is_running()]
         except psutil.NoSuchProcess:
             return []
 
     def kill_job(self) -> bool:
-        """Kills the process of the running job, if there is one."""
+        """Kill the process of the running job, if there is one."""
         children = self.children()
         for child in children:
             child.kill()
         return bool(children)
 
     def kill(self) -> None:
-        """Kills the service itself; says how its jobs' processes take it."""
+        """Kill the service itself, and check that its jobs' processes end too."""
         orphans = self.children()
         self.process.kill()
         self._ended()
@@ -72,33 +72,33 @@ class Service:
         assert not [orphan for orphan in orphans if orphan.is_running() and orphan.status() != psutil.STATUS_ZOMBIE]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Stops it as a user would, and returns its exit code."""
+        """Stop it as a user would, and return its exit code."""
         self.process.send_signal(number)
         return self._ended()
 
     def revive(self) -> None:
-        """Starts it if it has died, as a restart policy does."""
+        """Start it if it has died, as a restart policy does."""
         if self.process.poll() is not None:
             self._ended()
             self.start()
 
     def close(self) -> None:
-        """Ends it, whatever it does."""
+        """Kill it unconditionally."""
         if self.process.poll() is None:
             self.kill()
 
     def submit(self, **request: object) -> str:
-        """Submits a job and returns its id."""
+        """Submit a job and return its id."""
         answer = self.client.post("/jobs", json=request)
         assert answer.status_code == 202, answer.text
         return str(answer.json()["id"])
 
     def job(self, job_id: str) -> dict:
-        """A job."""
+        """Return a job."""
         return self.client.get(f"/jobs/{job_id}").raise_for_status().json()
 
     def wait(self, job_id: str, *, until, seconds: float = 180, look_seconds: float = 0.02) -> dict:
-        """Waits until something holds of a job."""
+        """Wait until a condition on a job holds."""
         deadline = time.monotonic() + seconds
         while not until(job := self.job(job_id)):
             assert time.monotonic() < deadline, (job, self.log.read_text()[-3000:])
@@ -106,12 +106,12 @@ class Service:
         return job
 
     def finished(self, job_id: str) -> dict:
-        """Waits for the end of a job, which does not pass: looking often would only take time from the job itself."""
+        """Wait for the end of a job, which lasts; frequent polling would only take time from the job itself."""
         ended = {"succeeded", "failed", "cancelled"}
         return self.wait(job_id, until=lambda job: job["status"] in ended, look_seconds=0.1)
 
     def hashes(self, job_id: str) -> dict[str, str]:
-        """SHA-256 of a job's artifacts by name; without reports and card, which tell times."""
+        """Return the SHA-256 of a job's artifacts by name, except reports and card, which contain times."""
         data = self.client.get(f"/jobs/{job_id}/artifacts").raise_for_status().json()["data"]
         return {
             file["name"]: file["sha256"] for file in data if not file["name"].endswith(("report.json", ".html", ".md"))

@@ -21,7 +21,7 @@ def run(*command, code=0):
 
 @pytest.fixture(scope="module")
 def compressed(tmp_path_factory):
-    """The bundled model after `rocket compress`, with fewer samples than the README asks for."""
+    """Return the bundled model after `rocket compress`, with fewer samples than in the README."""
     out = tmp_path_factory.mktemp("commands") / "out"
     result = run(ROCKET, "compress", MODEL, out, "--ratio", "0.3", "--samples", "8")
     return out, result
@@ -37,7 +37,7 @@ def test_compress_prints_a_table_and_writes_both_artifacts(compressed):
     assert "import rocket_core.hf" in result.stdout
 
 
-def test_evaluate_measures_dense_and_compressed_models_alike(compressed):
+def test_evaluate_measures_dense_and_compressed_models(compressed):
     out, _ = compressed
     perplexities = [
         json.loads(run(ROCKET, "evaluate", model, "--text", TEXT, "--limit", "8").stdout)["perplexity"]
@@ -48,7 +48,7 @@ def test_evaluate_measures_dense_and_compressed_models_alike(compressed):
     assert composed == pytest.approx(factored, rel=0.02)
 
 
-def test_the_snippet_that_compress_prints_loads_the_model(compressed):
+def test_the_printed_snippet_loads_the_model(compressed):
     _, result = compressed
     snippet = "\n".join(line.strip() for line in result.stdout.split("To load it:")[1].splitlines())
     run(sys.executable, "-W", "error", "-c", f"{snippet}\nassert model.num_parameters() > 0")
@@ -61,14 +61,14 @@ def test_the_artifact_does_not_load_without_rocket(compressed):
     assert "size" in result.stderr or "shape" in result.stderr
 
 
-def test_the_result_is_not_overwritten(compressed):
+def test_an_existing_result_is_not_overwritten(compressed):
     out, _ = compressed
     result = run(ROCKET, "compress", MODEL, out, "--ratio", "0.2", "--samples", "8", code=2)
     assert "choose another output folder" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_mistakes_are_told_apart_by_their_exit_codes(tmp_path):
+def test_mistakes_have_different_exit_codes(tmp_path):
     cases = [
         (3, [tmp_path / "nowhere", tmp_path / "o", "--ratio", "0.3"]),
         (2, [MODEL, tmp_path / "o", "--ratio", "1.3"]),

@@ -1,4 +1,4 @@
-"""The service and its jobs killed and stopped while they work: a job ends with the same bytes all the same."""
+"""The service and its jobs, killed and stopped while they work, with identical bytes in the end."""
 
 import random
 import signal
@@ -12,11 +12,11 @@ TERMINAL = {"succeeded", "failed", "cancelled"}
 
 
 @pytest.mark.databases("sqlite", "postgres")
-def test_killed_at_random_moments_it_ends_with_the_same_bytes(start_service, uninterrupted):
+def test_a_job_killed_at_random_moments_gives_identical_bytes(start_service, uninterrupted):
     hashes, events = uninterrupted
     seed = random.SystemRandom().randrange(10**6)
     moments = random.Random(seed)
-    # Named by what the job has told by then; the last events leave no time to strike before the end.
+    # Named by the number of events so far; the last events leave no time to strike before the end.
     strikes = sorted(moments.randrange(2, len(events) - 2) for _ in range(2))
     service = start_service()
     job_id = service.submit(**REQUEST)
@@ -39,7 +39,7 @@ def is_over(job):
 
 
 @pytest.mark.databases("sqlite", "postgres")
-def test_told_to_stop_it_lets_its_job_go_and_goes_on_at_the_next_start(start_service, uninterrupted):
+def test_a_stopped_service_releases_its_job_and_resumes_at_start(start_service, uninterrupted):
     service = start_service()
     job_id = service.submit(**REQUEST)
     service.wait(job_id, until=lambda job: has_told(service, job_id, 10))

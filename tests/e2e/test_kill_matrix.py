@@ -1,7 +1,7 @@
-"""Processes that are killed at every place where it could hurt.
+"""Processes killed at every dangerous place.
 
-One job is struck at all places in turn, each time in the middle of what the last attempt has left: as hard as a job for
-each place, and half as many starts of a process. `make soak` kills every process at every place.
+One job is struck at all failpoints in turn, each time in the state left by the last attempt: as hard as a job for
+each failpoint, with half as many process starts. `make soak` kills every process at every failpoint.
 """
 
 import pytest
@@ -12,8 +12,8 @@ from tests.e2e.kill_matrix import (
     POINTS,
     assert_promise,
     environment,
+    run_to_end,
     save_model,
-    see_through,
     submit,
     uninterrupted,
 )
@@ -25,7 +25,7 @@ ATTEMPTS = 1 + sum(point.where in ATTEMPT_PROCESSES for point in POINTS) - 1
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory, postgres, redis_server):
-    """A deployment on Postgres and Redis, and a job that has been struck everywhere."""
+    """Return a deployment on Postgres and Redis, and a job that was struck at every failpoint."""
     folder = tmp_path_factory.mktemp("kills")
     marks, data_dir = folder / "marks", folder / "data"
     (data_dir / "models").mkdir(parents=True)
@@ -38,7 +38,7 @@ def struck(tmp_path_factory, postgres, redis_server):
         service = Deployment(data_dir, **given, **urls)
         try:
             job_id = submit(service, marks)
-            job = see_through(service, marks, job_id, seconds=600)
+            job = run_to_end(service, marks, job_id, seconds=600)
             yield service, job, marks, expected
         finally:
             service.close()
@@ -46,13 +46,13 @@ def struck(tmp_path_factory, postgres, redis_server):
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
-def test_a_kill_is_survived(struck, point):
+def test_a_job_survives_a_kill(struck, point):
     _, job, marks, _ = struck
     assert (marks / point.name).exists(), "nobody came there"
     assert job["status"] == "succeeded"
 
 
-def test_after_all_kills_the_job_is_as_if_nothing_had_happened(struck):
+def test_after_all_kills_the_job_is_as_if_uninterrupted(struck):
     service, job, _, expected = struck
     assert job["attempt"] == ATTEMPTS
     assert_promise(service, job["id"], expected)

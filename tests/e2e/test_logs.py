@@ -1,4 +1,4 @@
-"""The log of a real service, with a stand-in for the compression itself: a job's story is found by one id."""
+"""The log of a real service, with a stand-in for the compression itself: one id finds all lines of a job."""
 
 import json
 import subprocess
@@ -19,14 +19,14 @@ worker.main.Worker = functools.partial(worker.main.Worker, program=(sys.argv[1],
 from rocket_cli.main import main
 main(["serve", "--port", "0", "--data-dir", sys.argv[2]])
 """
-# The process of an attempt as it is, but for the program of its process that computes.
+# The process of an attempt, unchanged except for the program of its compute process.
 JOB = """
 import sys
 from worker import delegation, job
 delegation.COMPUTE_PROGRAM = (sys.argv[0].replace("job.py", "compute.py"),)
 sys.exit(job.main())
 """
-# That process as it is, but for the library, in whose place is a module that logs and fails in all ways.
+# That process, except that a module which logs and fails in all ways replaces the library.
 COMPUTE = """
 import logging, sys, threading, types, warnings
 
@@ -54,7 +54,7 @@ main()
 
 @pytest.fixture
 def lines(start_service, tmp_path, monkeypatch):
-    """What a service and the process of one job have logged, each line as JSON, and the job's id."""
+    """Return what a service and the process of one job have logged, each line as JSON, and the job's id."""
     for name, code in (("service.py", SERVICE), ("job.py", JOB), ("compute.py", COMPUTE)):
         (tmp_path / name).write_text(textwrap.dedent(code), encoding="utf-8")
     program = [sys.executable, str(tmp_path / "service.py"), str(tmp_path / "job.py")]
@@ -79,7 +79,7 @@ def lines(start_service, tmp_path, monkeypatch):
     return [json.loads(line) for line in service.log.read_text().splitlines()], job_id
 
 
-def test_every_line_is_json_and_those_of_a_job_carry_its_id_and_that_of_its_request(lines):
+def test_every_log_line_is_json_with_job_and_request_ids(lines):
     lines, job_id = lines
     assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
     by_message = defaultdict(list)
@@ -104,5 +104,5 @@ def test_every_line_is_json_and_those_of_a_job_carry_its_id_and_that_of_its_requ
     assert {line["job_id"] for line in looks} == {job_id}
     assert "job_id" not in next(line for line in by_message["request"] if line["route"] is None)
     assert "ValueError: two\nlines" in by_message["unexpected error"][0]["trace"]
-    # The server's own lines come this way, too.
+    # The server's own lines are logged in the same way.
     assert {"uvicorn.error", "app.api.middleware.requests", "worker.runner"} <= {line["logger"] for line in lines}

@@ -1,4 +1,4 @@
-"""What happens to a service, and to its jobs, when Postgres or Redis does not answer."""
+"""Outages of Postgres and Redis: effects on a service and its jobs."""
 
 import time
 
@@ -9,14 +9,14 @@ from tests.e2e.kill_matrix import FAILPOINTS, ROOT
 from tests.reference.tiny_models import save_tiny_model
 
 REQUEST = {"model_id": "local/tiny", "ratio": 0.3, "calibration": {"samples": 2, "sequence_length": 16}}
-# The broker does not care what a job does, so that the job need not load torch.
+# The broker does not depend on what a job does, so that the job need not load torch.
 IDLE = REQUEST | {"metadata": {"work": "none"}}
 PATIENCE_SECONDS = 1.0
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory, postgres, redis_server):
-    """One deployment that all outages hit in turn, as they would in its life."""
+    """Return one deployment for all outages, one after another."""
     data_dir = tmp_path_factory.mktemp("outages") / "data"
     save_tiny_model("llama", data_dir / "models" / "tiny")
     name = postgres.create(postgres.migrated)
@@ -36,7 +36,7 @@ def service(tmp_path_factory, postgres, redis_server):
 
 
 def answers_in_time(service):
-    """Each of them within a second, whatever the broker does; returns the id of the job it has accepted."""
+    """Check that all requests are answered within a second despite the outage; return the id of the accepted job."""
     began = time.monotonic()
     accepted = service.client.post("/jobs", json=IDLE)
     took = [time.monotonic() - began]
@@ -54,7 +54,7 @@ def succeeded(service, job_id):
     return job["status"] == "succeeded" and job["attempt"] == 1
 
 
-def test_a_redis_that_is_killed_delays_no_answer_and_loses_no_job(service, redis_server):
+def test_a_killed_redis_delays_no_response_and_loses_no_job(service, redis_server):
     redis_server.kill()
     try:
         job_id = answers_in_time(service)
@@ -63,11 +63,11 @@ def test_a_redis_that_is_killed_delays_no_answer_and_loses_no_job(service, redis
         redis_server.start()
 
 
-def test_a_redis_that_hangs_delays_no_answer_and_loses_no_job(service, redis_server):
+def test_a_hanging_redis_delays_no_response_and_loses_no_job(service, redis_server):
     redis_server.freeze()
     try:
         job_id = answers_in_time(service)
-        # Again, now with a client waiting for its answer.
+        # Again, now with a client waiting for its response.
         time.sleep(1)
         waiting = answers_in_time(service)
         assert succeeded(service, job_id)
@@ -76,13 +76,13 @@ def test_a_redis_that_hangs_delays_no_answer_and_loses_no_job(service, redis_ser
     assert succeeded(service, waiting)
 
 
-def test_a_redis_that_forgets_everything_loses_no_job(service, redis_server):
+def test_a_flushed_redis_loses_no_job(service, redis_server):
     job_ids = [answers_in_time(service) for _ in range(2)]
     redis_server.flush()
     assert all(succeeded(service, job_id) for job_id in job_ids)
 
 
-def test_a_postgres_that_crashes_in_the_middle_of_a_job_loses_nothing(service, postgres):
+def test_a_postgres_crash_during_a_job_loses_nothing(service, postgres):
     job_id = service.submit(**REQUEST)
     service.wait(job_id, until=lambda job: job["stage"] == "calibrating")
     postgres.crash()

@@ -17,7 +17,7 @@ REQUEST = {"model_id": "local/tiny-llama", "ratio": 0.3, "calibration": {"sample
 
 
 class Stack:
-    """Commands that share a database, a broker and the models, and nothing else."""
+    """Commands that share only a database, a broker and the models."""
 
     def __init__(self, folder, model, broker_url):
         self.folder = folder
@@ -40,7 +40,7 @@ class Stack:
         )
 
     def start(self, data, *arguments):
-        """Starts a command with a data folder; returns the process and its first line."""
+        """Start a command with a data folder; return the process and its first line."""
         environment = self._environment | {"ROCKET_DATA_DIR": str(self.folder / data)}
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen([ROCKET, *arguments], env=environment, stdout=subprocess.PIPE, stderr=log)
@@ -66,7 +66,7 @@ def stack(tmp_path, half_model):
     redis.close()
 
 
-def test_a_job_wanders_from_worker_to_worker_and_ends_with_the_bytes_of_one_that_did_not(stack):
+def test_job_moved_between_workers_produces_identical_bytes(stack):
     for command in (["api", "--port", "0"], ["worker"], ["migrate", "--check"]):
         refused = stack.run(*command)
         assert (refused.returncode, refused.stdout) == (2, "")
@@ -99,12 +99,12 @@ def test_a_job_wanders_from_worker_to_worker_and_ends_with_the_bytes_of_one_that
         # The attempt's process, which is in between, hides its environment.
         computing = psutil.Process(first.pid).children(recursive=True)[-1]
         assert computing.environ()["CUDA_VISIBLE_DEVICES"] == ""
-        # Dies without a word; the next has another disk, and finds no checkpoint on it.
+        # Killed; the next has another disk, and finds no checkpoint on it.
         first.kill()
         first.wait()
         second, _ = stack.start("b", "worker", "--queue", "cpu")
         wait(job_id, lambda job: job["attempt"] == 2 and list((stack.folder / "b" / "work").glob("*/out/*/profiles/*")))
-        # Is told to stop, and lets go in good order.
+        # Told to stop, and releases its job in order.
         began = time.monotonic()
         second.send_signal(signal.SIGTERM)
         assert second.wait(60) == 0, stack.log()

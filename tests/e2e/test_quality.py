@@ -1,4 +1,4 @@
-"""Quality on a real model, held to the figures of the paper's own implementation and to those of its preset."""
+"""Quality on a real model, compared with the figures of the paper's own implementation and of its preset."""
 
 import argparse
 import functools
@@ -27,13 +27,13 @@ def measured(variant, ratio):
 
 
 @pytest.mark.parametrize(("ratio", "bar"), [(0.2, 2.4), (0.3, 4.4), (0.4, 8.9), (0.5, 22.5)])
-def test_the_paper_preset_is_no_worse_than_the_papers_implementation(ratio, bar):
+def test_the_paper_preset_is_no_worse_than_the_papers_code(ratio, bar):
     paper = measured("paper", ratio)
     assert paper["quality"] <= bar
     assert ratio - 1e-12 <= paper["achieved"] <= ratio + 0.015 * (1 - ratio)
 
 
-def test_the_best_preset_loses_a_tenth_of_what_the_paper_does():
+def test_the_best_preset_loses_a_tenth_of_the_papers_loss():
     paper, best = measured("paper", 0.4), measured("best", 0.4)
     assert best["quality"] - 1 <= (paper["quality"] - 1) / 10
     assert 0.4 - 1e-12 <= best["achieved"] <= 0.4 + 0.002 * 0.6

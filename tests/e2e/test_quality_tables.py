@@ -1,4 +1,4 @@
-"""What `benchmarks.quality` makes of its runs."""
+"""Tables that `benchmarks.quality` makes of its runs."""
 
 import pytest
 
@@ -50,25 +50,25 @@ def test_the_table_has_means_and_spreads(results):
     assert "| cospadi | out of reach |  |" in lines
 
 
-def test_what_was_not_run_is_not_called_out_of_reach():
+def test_a_missing_run_is_not_reported_as_out_of_reach():
     lines = list(table(Results([row("paper", 2.0), row("best", 1.1), row("paper", 3.0, ratio=0.3)]), "bytes"))
     assert any(line.startswith("| best |") and "not run" in line for line in lines)
     assert not any("out of reach" in line for line in lines)
 
 
-def test_excess_is_compared_with_the_papers_and_with_the_best_baseline(results):
+def test_excess_is_compared_with_paper_and_best_baseline(results):
     lines = list(comparison(results, "bytes"))
     assert "| best, of paper's | 0.2 | 3.5 |" in lines
     assert "| best, of the best baseline's | 0.5 (wanda) | |" in lines
     assert not any("fast" in line for line in lines)
 
 
-def test_drift_is_an_excess_itself():
+def test_drift_is_used_as_excess():
     results = Results([row("paper", 0.2, measure="drift"), row("best", 0.05, measure="drift")])
     assert "| best, of paper's | 0.25 | 1 |" in list(comparison(results, "bytes"))
 
 
-def test_bars_say_what_holds_and_what_is_missed():
+def test_bars_report_what_holds_and_what_is_missed():
     rows = [
         row("paper", 3.0, budget="parameters"),
         row("best", 1.1, budget="parameters", seconds=41.0, achieved=0.5005),
@@ -87,7 +87,7 @@ def test_bars_say_what_holds_and_what_is_missed():
     ]
 
 
-def test_drift_has_bars_of_its_own():
+def test_drift_has_separate_bars():
     rows = [
         row(variant, quality, ratio=ratio, measure="drift", budget="parameters")
         for variant, quality in (("paper", 0.2), ("best", 0.06))

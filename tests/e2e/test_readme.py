@@ -10,7 +10,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.system
-def test_the_walk_through_with_curl_works_as_typed(start_service, tmp_path):
+def test_the_curl_walkthrough_works_as_typed(start_service, tmp_path):
     [walk] = re.findall(r"```sh\n(SERVER=.*?)```", README, flags=re.DOTALL)
     service = start_service()
     script = walk.replace("http://127.0.0.1:8000", service.url)

@@ -1,4 +1,4 @@
-"""The service as a whole: real processes, a real database, and a model that is really compressed."""
+"""The service as a whole: real processes, a real database, and a model that is actually compressed."""
 
 import hashlib
 import os
@@ -14,14 +14,14 @@ from tests.e2e.watching import LAYERS, REQUEST, assert_whole, events_of, has_tol
 
 
 def assert_small(service):
-    """The work is done elsewhere: no torch in the service's own process, and little memory."""
+    """Check that the work is done in other processes: the service's own has no torch and takes little memory."""
     status = Path(f"/proc/{service.process.pid}/status").read_text()
     peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
     assert peak < 150 * 1024
     assert "libtorch" not in Path(f"/proc/{service.process.pid}/maps").read_text()
 
 
-def test_from_submit_to_a_model_loaded_in_a_new_process(finished_job, tmp_path, uninterrupted):
+def test_a_submitted_job_gives_a_model_that_loads_elsewhere(finished_job, tmp_path, uninterrupted):
     service, job_id = finished_job
     job = service.job(job_id)
     assert (job["status"], job["progress"], job["attempt"], job["error"]) == ("succeeded", 1.0, 1, None)
@@ -50,7 +50,7 @@ def test_from_submit_to_a_model_loaded_in_a_new_process(finished_job, tmp_path, 
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "download")], check=True, cwd=tmp_path)
 
 
-def test_cancelled_waiting_and_running_and_retried(start_service, uninterrupted):
+def test_jobs_can_be_cancelled_and_retried(start_service, uninterrupted):
     service = start_service()
     running, waiting = service.submit(**REQUEST), service.submit(**REQUEST)
     answer = service.client.post(f"/jobs/{waiting}/cancel")
@@ -69,11 +69,11 @@ def test_cancelled_waiting_and_running_and_retried(start_service, uninterrupted)
     assert service.job(running)["status"] == "cancelled"
     layers = service.client.get(f"/jobs/{retried}/layers").json()["data"]
     assert len(layers) == LAYERS
-    # What the first had done was not done again.
+    # The second job did not repeat the work of the first.
     assert len([event for event in events_of(service, retried) if event["type"] == "layer"]) < LAYERS
 
 
-def test_a_broker_that_is_down_costs_no_job(start_service, uninterrupted):
+def test_an_unavailable_broker_loses_no_job(start_service, uninterrupted):
     service = start_service(ROCKET_BROKER_URL="redis://127.0.0.1:1/0")
     job_id = service.submit(**REQUEST)
     assert service.finished(job_id)["status"] == "succeeded"
@@ -81,7 +81,7 @@ def test_a_broker_that_is_down_costs_no_job(start_service, uninterrupted):
     assert service.client.get("/readyz").status_code == 200
 
 
-def test_what_is_found_in_preflight_ends_the_job_under_its_code(start_service):
+def test_an_error_found_in_preflight_ends_the_job_with_its_code(start_service):
     service = start_service()
     job = service.finished(service.submit(**REQUEST, options={"ignore": ["*"]}))
     assert (job["status"], job["attempt"], job["result"]) == ("failed", 1, None)
@@ -131,7 +131,7 @@ def test_api_processes_share_a_data_folder_but_not_with_serve(tmp_path):
         (["--port", "x"], "port"),
     ],
 )
-def test_what_cannot_be_served_is_said_at_once(tmp_path, options, message):
+def test_an_invalid_serve_command_fails_at_once(tmp_path, options, message):
     command = [ROCKET, "serve", "--data-dir", tmp_path / "data", *options]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
@@ -139,7 +139,7 @@ def test_what_cannot_be_served_is_said_at_once(tmp_path, options, message):
     assert "Traceback" not in result.stderr
 
 
-def test_another_ratio_takes_over_what_the_first_job_has_found_out(finished_job):
+def test_a_job_at_another_ratio_reuses_the_profile(finished_job):
     service, first = finished_job
     second = service.submit(**REQUEST | {"ratio": 0.45})
     assert service.finished(second)["status"] == "succeeded"
@@ -150,7 +150,7 @@ def test_another_ratio_takes_over_what_the_first_job_has_found_out(finished_job)
     profiles = [[{**layer, "chosen": None} for layer in found] for found in layers]
     assert profiles[0] == profiles[1]
     assert len(list((service.data_dir / "profiles").iterdir())) == 1
-    # What was predicted before is what came out.
+    # The result matches the earlier prediction.
     asked = {"ratio": 0.45}
     predicted = service.client.post(f"/profiles/{jobs[0]['profile_id']}/allocations", json=asked).json()
     assert [layer["chosen"] for layer in predicted["layers"]] == [layer["chosen"] for layer in layers[1]]

@@ -1,4 +1,4 @@
-"""A job of the real service as its user sees it, and what must hold of it in the end."""
+"""A job of the real service as its user sees it, and what must hold for it in the end."""
 
 from collections import Counter
 
@@ -27,7 +27,7 @@ def has_told(service, job_id, count):
 
 
 def assert_whole(service, job_id, hashes):
-    """What must hold of a job that has succeeded, whatever happened to it."""
+    """Check what must hold for a job that has succeeded, whatever happened to it."""
     assert service.hashes(job_id) == hashes
     events = events_of(service, job_id)
     assert [event["id"] for event in events] == list(range(1, len(events) + 1))
@@ -44,7 +44,7 @@ def assert_whole(service, job_id, hashes):
         offered = layer["candidates"] + [member for together in shared for member in together["members"]]
         assert any(is_made_from(layer["chosen"], candidate) for candidate in offered)
         assert layer["chosen"]["rank"] == told["rank"]
-        # Where layers share a dictionary their nonzeros are chosen together, as many as allocated to all of them.
+        # Layers with a shared dictionary choose their nonzeros together, as many as allocated to all of them.
         unit = layer["chosen"]["dictionary"] or layer["name"]
         allocated[unit] += layer["chosen"]["nnz"] or 0
         stored_in[unit] += told["nnz"] or 0
@@ -55,7 +55,7 @@ def assert_whole(service, job_id, hashes):
 
 
 def is_made_from(chosen, candidate):
-    """Whether they are the same, but for the nonzeros that what was left of the budget was spent on."""
+    """Return whether they are the same, except for the nonzeros on which the rest of the budget was spent."""
     grown = {"nnz", "kept_parameters", "stored_bytes"}
     return all(value == candidate[name] for name, value in chosen.items() if name not in grown) and all(
         candidate[name] is None or chosen[name] >= candidate[name] for name in grown

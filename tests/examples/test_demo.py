@@ -1,4 +1,4 @@
-"""The demo as `make demo` runs it, on less text."""
+"""The demo of `make demo`, on less text."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from app.shared.storage import data_folder_lock
 
 ROOT = Path(__file__).parents[2]
 
-# The same program, which reads less: of calibration text, and of the text that perplexity is measured on.
+# The same program, which reads less text for calibration and for perplexity.
 DRIVER = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -45,7 +45,7 @@ def demo(folder):
 
 
 def require_free(folder):
-    """Whoever holds the data folder is still running."""
+    """Assert that nothing that holds the data folder is still running."""
     with data_folder_lock(folder / "data"):
         pass
 
@@ -58,7 +58,7 @@ def finished(tmp_path_factory):
     return folder, process.returncode, output
 
 
-def test_it_ends_with_the_download_folder_and_nothing_else(finished):
+def test_it_ends_with_the_download_folder(finished):
     folder, code, output = finished
     assert code == 0, output
     downloads = Path(output.splitlines()[-1])
@@ -78,13 +78,13 @@ def test_it_compares_the_models_and_shows_every_layer(finished):
     assert {"0", "1", "2", "3", "4", "5"} <= set(rows)
 
 
-def test_it_leaves_the_model_and_no_service(finished):
+def test_it_keeps_the_model_and_leaves_no_service(finished):
     folder, _, _ = finished
     assert (folder / "data/models/tiny-llama/model.safetensors").is_file()
     require_free(folder)
 
 
-def test_a_data_folder_in_use_is_told_with_what_to_do(tmp_path):
+def test_a_data_folder_in_use_is_reported_with_what_to_do(tmp_path):
     with data_folder_lock(tmp_path / "data"), demo(tmp_path) as process:
         output, _ = process.communicate()
         assert process.returncode == 1
@@ -93,7 +93,7 @@ def test_a_data_folder_in_use_is_told_with_what_to_do(tmp_path):
     assert "Traceback" not in output
 
 
-def test_ended_early_it_ends_the_service_as_well(tmp_path):
+def test_an_interrupted_demo_stops_the_service(tmp_path):
     with demo(tmp_path) as process:
         seen = []
         while not seen or "running" not in seen[-1]:

@@ -1,4 +1,4 @@
-"""The bundled model is what its card says."""
+"""The bundled model, compared with its card."""
 
 import json
 import math
@@ -58,7 +58,7 @@ def test_the_folder_is_at_most_eight_megabytes():
     assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 8_000_000
 
 
-def test_the_folder_holds_exactly_what_a_model_repository_needs():
+def test_the_folder_has_exactly_the_files_of_a_model_repository():
     assert {path.name for path in FOLDER.iterdir()} == {
         "README.md",
         "config.json",
@@ -70,7 +70,7 @@ def test_the_folder_holds_exactly_what_a_model_repository_needs():
     }
 
 
-def test_it_is_a_small_llama_with_everything_that_compression_must_handle(model):
+def test_it_is_a_small_llama_with_the_relevant_features(model):
     config = json.loads((FOLDER / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["hidden_size"] >= 192
@@ -88,14 +88,14 @@ def test_weights_are_stored_as_bfloat16():
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118 - no mapping
 
 
-def test_the_tokenizer_loses_nothing_and_opens_each_text_with_its_boundary(tokenizer):
+def test_the_tokenizer_is_lossless_and_adds_the_boundary_token(tokenizer):
     text = "def f(x):\n    return  'naïve ≠ 🚀'\t\0"
     ids = tokenizer(text)["input_ids"]
     assert ids[0] == tokenizer.bos_token_id == tokenizer.eos_token_id
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_it_goes_on_writing(model, tokenizer):
+def test_it_generates_text(model, tokenizer):
     prompt = tokenizer("Return a new", return_tensors="pt")
     first, again = (model.generate(**prompt, max_new_tokens=12, do_sample=False) for _ in range(2))
     assert first.shape[1] > prompt["input_ids"].shape[1]
@@ -106,7 +106,7 @@ def test_its_perplexity_is_the_one_on_the_card(perplexity, card_perplexities):
     assert perplexity == pytest.approx(card_perplexities["this model"], rel=2e-3)
 
 
-def test_it_has_learned_far_more_than_frequencies(perplexity, held_out, tokenizer, card_perplexities):
+def test_it_is_far_better_than_token_frequencies(perplexity, held_out, tokenizer, card_perplexities):
     frequencies = [1] * len(tokenizer)
     for text in builtin_documents():
         for token in [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]:

@@ -6,7 +6,7 @@ from sqlalchemy import create_engine
 
 @pytest.fixture
 def url(database_kind, tmp_path, request):
-    """An empty database; on SQLite not even the folder of its file is there."""
+    """Yield the URL of an empty database; on SQLite not even the folder of its file exists."""
     if database_kind == "sqlite":
         yield f"sqlite+pysqlite:///{tmp_path / 'new folder' / 'rocket.sqlite3'}"
         return
@@ -18,7 +18,7 @@ def url(database_kind, tmp_path, request):
 
 @pytest.fixture
 def connect(url):
-    """Transactions that know nothing of the application."""
+    """Yield a function for transactions that are independent of the application."""
     engine = create_engine(url)
     yield engine.begin
     engine.dispose()

@@ -1,4 +1,4 @@
-"""Rows as released versions have written them, in plain SQL: models move on, what is in databases does not."""
+"""Rows as released versions wrote them, in plain SQL: models change, rows in existing databases do not."""
 
 import json
 
@@ -84,7 +84,7 @@ AT_0001 = {
 
 
 def fill(connection: Connection, rows_of: dict[str, list[dict[str, object]]]) -> None:
-    """Inserts rows as literal SQL, which both databases read alike."""
+    """Insert rows as literal SQL, which both databases read alike."""
     for table, rows in rows_of.items():
         for row in rows:
             values = ", ".join(_literal(value, connection.dialect.name) for value in row.values())
@@ -92,7 +92,7 @@ def fill(connection: Connection, rows_of: dict[str, list[dict[str, object]]]) ->
 
 
 def read(connection: Connection, rows_of: dict[str, list[dict[str, object]]]) -> dict[str, list[str]]:
-    """All rows of the tables, in the columns that they were filled in."""
+    """Return all rows of the tables, in the columns in which they were filled."""
     found = {}
     for table, rows in rows_of.items():
         answer = _execute(connection, f"SELECT {', '.join(rows[0])} FROM {table}")  # noqa: S608
@@ -101,7 +101,7 @@ def read(connection: Connection, rows_of: dict[str, list[dict[str, object]]]) ->
 
 
 def _execute(connection, statement):
-    # No colon of a value is to be taken for a parameter.
+    # A colon in a value must not be taken for a parameter.
     return connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 @pytest.fixture
 def filled(url, connect):
-    """A database of version 0001 with rows in every table, as they read."""
+    """Fill a database of version 0001, and return the rows of every table."""
     upgrade(url, "0001")
     with connect() as connection:
         fill(connection, AT_0001)
@@ -32,7 +32,7 @@ def filled(url, connect):
         return read(connection, AT_0001)
 
 
-def test_there_are_rows_for_every_table_of_the_revision(url, connect):
+def test_every_table_of_the_revision_has_rows(url, connect):
     upgrade(url, "0001")
     with connect() as connection:
         tables = set(connection.dialect.get_table_names(connection))
@@ -40,7 +40,7 @@ def test_there_are_rows_for_every_table_of_the_revision(url, connect):
     assert all(AT_0001.values())
 
 
-def test_an_upgrade_keeps_every_row_and_says_where_it_is_new(url, connect, filled):
+def test_an_upgrade_keeps_every_row_and_records_its_revision(url, connect, filled):
     upgrade(url)
     with connect() as connection:
         assert read(connection, AT_0001) == filled
@@ -61,7 +61,7 @@ def test_an_upgrade_keeps_every_row_and_says_where_it_is_new(url, connect, fille
     check_migrations(url)
 
 
-def test_one_version_back_and_forward_again_keeps_every_row(url, connect, filled):
+def test_a_downgrade_and_upgrade_keep_every_row(url, connect, filled):
     upgrade(url)
     downgrade(url, "0001")
     with connect() as connection:
@@ -74,7 +74,7 @@ def test_one_version_back_and_forward_again_keeps_every_row(url, connect, filled
     check_migrations(url)
 
 
-def test_what_belonged_to_a_job_still_goes_with_it(url, connect, filled):
+def test_deleting_a_job_still_deletes_its_rows(url, connect, filled):
     upgrade(url)
     database = Database(url)
     with database.transaction() as session:
@@ -86,13 +86,13 @@ def test_what_belonged_to_a_job_still_goes_with_it(url, connect, filled):
     assert len(left["jobs"]) == len(filled["jobs"]) - 1
 
 
-def test_an_upgrade_that_fails_in_the_middle_leaves_the_database_as_it_was(url, connect, filled, monkeypatch):
+def test_a_failed_upgrade_leaves_the_database_unchanged(url, connect, filled, monkeypatch):
     import alembic.op
 
     def explode(*_arguments, **_options):
         raise RuntimeError("power cut")
 
-    # The last thing that the newest revision does.
+    # The last operation of the newest revision.
     monkeypatch.setattr(alembic.op, "execute", explode)
     with pytest.raises(RuntimeError, match="power cut"):
         upgrade(url)

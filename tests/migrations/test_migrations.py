@@ -40,7 +40,7 @@ def test_migrations_and_models_agree(url):
     check_migrations(url)
 
 
-def test_a_difference_between_migrations_and_models_would_be_seen(url, connect):
+def test_a_difference_between_migrations_and_models_is_detected(url, connect):
     upgrade(url)
     with connect() as connection:
         connection.execute(text("ALTER TABLE jobs DROP COLUMN stage"))
@@ -48,9 +48,9 @@ def test_a_difference_between_migrations_and_models_would_be_seen(url, connect):
         check_migrations(url)
 
 
-@pytest.mark.databases("sqlite")  # where a migration builds tables anew, and could lose them
+@pytest.mark.databases("sqlite")  # where a migration recreates tables, and could lose them
 def test_checks_and_indexes_of_the_models_are_in_the_migrations(url, tmp_path):
-    # Alembic's own comparison leaves checks out.
+    # Alembic's own comparison ignores check constraints.
     upgrade(url)
     modelled = create_engine(f"sqlite:///{tmp_path}/models.sqlite3")
     Base.metadata.create_all(modelled)
@@ -65,7 +65,7 @@ def test_checks_and_indexes_of_the_models_are_in_the_migrations(url, tmp_path):
     modelled.dispose()
 
 
-def test_downgrading_leaves_an_empty_database_that_can_be_upgraded_again(url):
+def test_a_downgraded_database_is_empty_and_can_be_upgraded(url):
     upgrade(url)
     downgrade(url, "base")
     assert schema(url) == {"alembic_version"}
@@ -73,7 +73,7 @@ def test_downgrading_leaves_an_empty_database_that_can_be_upgraded_again(url):
     check_migrations(url)
 
 
-def test_a_migration_that_fails_leaves_the_database_as_it_was(url, monkeypatch):
+def test_a_failed_migration_leaves_the_database_unchanged(url, monkeypatch):
     import alembic.op
 
     def explode(*_arguments, **_options):
@@ -85,7 +85,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(url, monkeypatch):
     assert schema(url) == set()
 
 
-def test_revisions_are_frozen_they_import_nothing_of_the_application():
+def test_revisions_do_not_import_the_application():
     import migrations
 
     for file in (Path(migrations.__file__).parent / "versions").glob("*.py"):
@@ -97,8 +97,8 @@ def test_revisions_are_frozen_they_import_nothing_of_the_application():
     assert "migrations.env" not in sys.modules
 
 
-def test_processes_that_migrate_at_once_do_not_collide(url, connect, request):
-    # As the replicas of a deployment do; without a lock all but one fail on what another has just made.
+def test_concurrent_migrations_do_not_collide(url, connect, request):
+    # As the replicas of a deployment do; without a lock all but one fail on what another has just created.
     upgrade(url, "0001")
     code = "import sys; from app.shared.database import upgrade; upgrade(sys.argv[1])"
     with connect() as reader:

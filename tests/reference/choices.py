@@ -1,4 +1,4 @@
-"""Everything that could be chosen for layers of several input groups, one after another."""
+"""All possible choices for layers of several input groups, enumerated."""
 
 import itertools
 
@@ -22,7 +22,7 @@ def error(candidate, objective):
 
 
 def every_choice(profiles):
-    """Tuples of one candidate per layer: members of a group by themselves, or one shared candidate for all."""
+    """Yield tuples of one candidate per layer: separate ones in a group, or one shared candidate for all."""
     groups = {}
     for place, profile in enumerate(profiles):
         groups.setdefault(profile.input_group, []).append(place)
@@ -50,7 +50,7 @@ def least_error(profiles, allowed, budget_unit, objective):
 
 @st.composite
 def candidates(draw, d_in, d_out, dictionary=None, rank=None, owns=True):
-    """A candidate of true sizes and any errors."""
+    """Return a candidate of true sizes and any errors."""
     kind = draw(st.sampled_from(KINDS if dictionary is None else KINDS[:2])) if rank is None else "factored"
     numbers = st.floats(0, 1)
     if kind == "sparse":
@@ -78,7 +78,7 @@ def candidates(draw, d_in, d_out, dictionary=None, rank=None, owns=True):
 
 @st.composite
 def models(draw, sharing=True):
-    """A few layers, some of which read one input."""
+    """Return a few layers, some of which read one input."""
     profiles = []
     for group in range(draw(st.integers(1, 3))):
         d_in = draw(st.integers(3, 9))

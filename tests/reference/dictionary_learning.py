@@ -4,7 +4,7 @@ import torch
 
 
 def orthogonal_matching_pursuit(atoms, targets, nonzeros):
-    """The atom that the residual correlates with most, then least squares on all chosen so far; again and again."""
+    """Choose the atom that the residual correlates with most, then least squares on all chosen so far; repeat."""
     coefficients = torch.zeros(atoms.shape[1], targets.shape[1], dtype=torch.float64)
     for j in range(targets.shape[1]):
         chosen = []

@@ -1,4 +1,4 @@
-"""A tiny encoder of text and its tokenizer, made on the spot."""
+"""A tiny encoder of text and its tokenizer, made on demand."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ _SPECIAL = {**_UNKNOWN, "pad_token": "<pad>", "mask_token": "<mask>"}
 
 
 def build_bert(seed: int = 0) -> BertModel:
-    """Two blocks of 32 numbers, float32, in eval mode; other seeds give other weights."""
+    """Return two blocks of 32 numbers, float32, in eval mode; other seeds give other weights."""
     config = BertConfig(
         vocab_size=len(_WORDS),
         hidden_size=32,
@@ -30,7 +30,7 @@ def build_bert(seed: int = 0) -> BertModel:
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word of a few, between `<cls>` and `<sep>`."""
+    """Return a tokenizer with one token per known word, between `<cls>` and `<sep>`."""
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(_WORDS)}, **_UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -40,7 +40,7 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_bert(folder: Path, seed: int = 0) -> Path:
-    """Writes a complete checkpoint."""
+    """Write a complete checkpoint."""
     build_bert(seed).save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)
     return folder

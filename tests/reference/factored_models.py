@@ -1,4 +1,4 @@
-"""Compressed tiny models: random factors in the place of the linear layers of their blocks."""
+"""Compressed tiny models: random factors instead of the linear layers of their blocks."""
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ INPUT_IDS = torch.randint(3, 259, (2, 24), generator=torch.Generator().manual_se
 
 
 def block_linears(model):
-    """Exact-type linears inside the blocks, by name."""
+    """Return exact-type linears inside the blocks, by name."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -24,7 +24,7 @@ def block_linears(model):
 
 
 def random_factors(model, seed=0):
-    """Factors of every block linear: ranks 3-20, every third layer with all coefficients, zeros in the support."""
+    """Return factors of every block linear: ranks 3-20, every third layer with all coefficients."""
     generator = torch.Generator().manual_seed(seed)
     factors = {}
     for index, (name, module) in enumerate(block_linears(model).items()):
@@ -42,7 +42,7 @@ def random_factors(model, seed=0):
 
 
 def mixed_factors(model, seed=0):
-    """Factors of every kind: shared dictionaries for `GROUPS`; the others by turns sparse, full, factored and dense.
+    """Return factors of every kind: shared dictionaries for `GROUPS`; others sparse, full, factored or dense in turn.
 
     A full layer is a sparse one that stores every coefficient; so does one factored layer of each group.
     """
@@ -88,20 +88,20 @@ def _normal(generator, *shape):
 
 @torch.no_grad()
 def logits(model):
-    """Logits of `INPUT_IDS`."""
+    """Return the logits of `INPUT_IDS`."""
     return model(INPUT_IDS).logits
 
 
 def stored_layers(model):
-    """Stored layers by name."""
+    """Return stored layers by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, StoredLinear)}
 
 
 def file_bytes(folder):
-    """Contents of the weight files by name."""
+    """Return contents of the weight files by name."""
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
 def load(folder, **kwargs):
-    """The causal language model saved in `folder`."""
+    """Load the causal language model saved in `folder`."""
     return AutoModelForCausalLM.from_pretrained(folder, **kwargs)

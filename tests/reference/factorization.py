@@ -1,4 +1,4 @@
-"""The layer formula by formula, in float64, as the paper writes it: slow, explicit, independent of the library."""
+"""The paper's formulas for a layer in float64: slow, explicit, independent of the library."""
 
 import torch
 
@@ -7,7 +7,7 @@ PAPER_RANK_NNZ_RATIOS = [round(1 + 0.1 * step, 1) for step in range(21)]
 
 
 def whiten(weight, gram):
-    """Upper-triangular L with LᵀL = gram, its inverse, and the whitened weight."""
+    """Return upper-triangular L with LᵀL = gram, its inverse, and the whitened weight."""
     factor = torch.linalg.cholesky(gram).T
     return factor, torch.linalg.inv(factor), factor @ weight
 
@@ -39,7 +39,7 @@ def support(scores, nnz, beta):
 
 
 def fast_support(scores, nnz, beta):
-    """The same rule with tensor operations, for layers too large to loop over."""
+    """Apply the same rule with tensor operations, for layers too large to loop over."""
     rank, d_out = scores.shape
     per_column = max(0, int(nnz / d_out - beta * rank))
     mask = torch.zeros(rank, d_out, dtype=torch.bool)
@@ -62,7 +62,7 @@ def least_squares(whitened, coefficients):
 
 
 def factorize(weight, gram, rank, nnz, *, balance=0.5, beta=5e-3):
-    """Approximation W̃ = L⁻¹ D C and its two relative errors, by explicit reconstruction."""
+    """Return the approximation W̃ = L⁻¹ D C and its two relative errors, by explicit reconstruction."""
     factor, inverse, whitened = whiten(weight, gram)
     coefficients, scores = importance(weight, gram, balance)
     sparse = coefficients[:rank] * support(scores[:rank], nnz, beta)
@@ -71,7 +71,7 @@ def factorize(weight, gram, rank, nnz, *, balance=0.5, beta=5e-3):
 
 
 def errors(weight, factor, approximation):
-    """Relative error in the original and in the whitened space."""
+    """Return the relative error in the original and in the whitened space."""
     difference = weight - approximation
     return (
         float(torch.linalg.norm(difference) / torch.linalg.norm(weight)),
@@ -80,7 +80,7 @@ def errors(weight, factor, approximation):
 
 
 def profile(weight, gram, shapes, *, balance=0.5, beta=5e-3, ridge=1e-8):
-    """Both errors of every shape, each with an explicit mask, dictionary and reconstruction; the paper's procedure."""
+    """Return both errors of every shape, each with explicit mask, dictionary and reconstruction, as in the paper."""
     factor, inverse, whitened = whiten(weight, gram)
     basis, _, _ = torch.linalg.svd(whitened, full_matrices=False)
     coefficients = basis.T @ whitened

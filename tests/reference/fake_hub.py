@@ -1,4 +1,4 @@
-"""A model hub on the loopback interface: the few questions that are asked of the real one, and its ways to refuse."""
+"""A model hub on the loopback interface: the few requests that are sent to the real one, and its ways to refuse."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ class FakeHub:
     """Repositories by id, each the content of its files.
 
     Attributes:
-        repositories: what there is.
+        repositories: the existing repositories.
         refusals: a path's beginning, the status it is answered with, and the Hub's code for it.
         silent: beginnings of paths that are never answered.
         trickle: beginnings of paths that are answered a byte at a time.
@@ -41,7 +41,7 @@ class FakeHub:
             def do_GET(self):
                 hub._answer(self)
 
-            # What the headers of a file tell is asked for on its own.
+            # The headers of a file are requested separately.
             def do_HEAD(self):
                 hub._answer(self)
 

@@ -1,4 +1,4 @@
-"""What children of a fork server do in its tests; imported by its template alone."""
+"""Programs of children of a fork server in its tests; only its template imports them."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def describe(descriptors):
-    """Tells what the process has, as JSON."""
+    """Report the state of the process, as JSON."""
     with socket.socket(fileno=descriptors[0]) as channel:
         asked = channel.recv(1000).decode()
         found = {
@@ -29,7 +29,7 @@ def describe(descriptors):
 
 
 def act(descriptors):
-    """Does what it is asked in one word."""
+    """Do what one word asks for."""
     with socket.socket(fileno=descriptors[0]) as channel:
         word = channel.recv(100).decode()
         if word == "echo":

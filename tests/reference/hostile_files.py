@@ -1,4 +1,4 @@
-"""Safetensors files and config.json as an attacker writes them, each under a name; made when asked for.
+"""Safetensors files and config.json as an attacker writes them, each with a name, created on demand.
 
 `HEADERS` are whole files, `CONFIGS` are contents of config.json for the weights of `safetensors_files.save_llama`. All
 are to be refused with an error of this library, in time that grows with their size and no faster.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tests.reference.safetensors_files import llama_tensors, safetensors_bytes
 
-# The model that the hostile values are put into.
+# The model into which the hostile values are inserted.
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 32,
@@ -25,18 +25,18 @@ HUGE = 10**9
 
 
 def file_of(header: bytes, data: int = 0) -> bytes:
-    """A file with this header, and so many bytes of data."""
+    """Return a file with this header, and this number of bytes of data."""
     return struct.pack("<Q", len(header)) + header + bytes(data)
 
 
 def one_tensor(key: str = "model.layers.0.mlp.up_proj.weight", data: int | None = None, **fields: object) -> bytes:
-    """A file with one tensor, of two numbers unless the fields say something else."""
+    """Return a file with one tensor, of two numbers unless the fields say otherwise."""
     tensor = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **fields}
     return file_of(json.dumps({key: tensor}).encode(), 8 if data is None else data)
 
 
 def with_tensor(key: str, **fields: object) -> bytes:
-    """A tiny Llama's file with one more tensor, without data unless the fields say something else."""
+    """Return a tiny Llama's file with one more tensor, without data unless the fields say otherwise."""
     whole = safetensors_bytes(llama_tensors())
     (length,) = struct.unpack("<Q", whole[:8])
     header, data = json.loads(whole[8 : 8 + length]), whole[8 + length :]
@@ -45,25 +45,25 @@ def with_tensor(key: str, **fields: object) -> bytes:
 
 
 def many_dimensions(count: int = 100_000) -> bytes:
-    """One empty tensor whose dimensions multiply to a number of millions of digits."""
+    """Return one empty tensor whose dimensions multiply to a number with millions of digits."""
     return with_tensor("model.layers.0.mlp.extra.weight", shape=[2**62] * count)
 
 
 def many_shapes(count: int = 2000) -> bytes:
-    """As many matrices as shapes, each of which a careless judge works out a profile for."""
+    """Return matrices that each have a different shape, for each of which a naive judge computes a profile."""
     shapes = [(1 + index % 50, 1 + index // 50) for index in range(count)]
     tensors = {f"model.layers.0.m{index}.weight": ("F32", shape) for index, shape in enumerate(shapes)}
     return safetensors_bytes({**llama_tensors(), **tensors})
 
 
 def many_tensors(count: int) -> bytes:
-    """Empty tensors in one block, as short as they can be written."""
+    """Return empty tensors in one block, as short as they can be written."""
     tensors = ",".join(f'"b.0.{index}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for index in range(count))
     return file_of(b"{" + tensors.encode() + b"}")
 
 
 def with_metadata(text: str) -> bytes:
-    """A file whose header has this for metadata."""
+    """Return a file whose header has this metadata."""
     return file_of(f'{{"__metadata__":{text},"a.0.w":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}}}'.encode())
 
 
@@ -100,11 +100,11 @@ HEADERS: dict[str, Callable[[], bytes]] = {
     "too_many_tensors": lambda: many_tensors(250_001),
     "many_shapes": many_shapes,
 }
-"""Whole safetensors files, each for a file model.safetensors next to a valid config.json of a Llama."""
+"""Whole safetensors files, each for a model.safetensors next to a valid config.json of a Llama."""
 
 
 def config_with(**fields: object) -> Callable[[], bytes]:
-    """A Llama's config.json with other values in some fields."""
+    """Return a Llama's config.json with other values in some fields."""
     return lambda: json.dumps(LLAMA | fields).encode()
 
 
@@ -153,7 +153,7 @@ CONFIGS: dict[str, Callable[[], bytes]] = {
     "lone_number": lambda: b"1e400",
     "no_model_type": lambda: b"{}",
 }
-"""Contents of config.json next to the valid weights of a tiny Llama: every one is to be refused."""
+"""Contents of config.json next to the valid weights of a tiny Llama, all of which must be refused."""
 
 LARGE_CONFIGS: dict[str, Callable[[], bytes]] = {
     "distinct_keys": lambda: json.dumps(LLAMA | {f"k{index}": 0 for index in range(300_000)}).encode(),
@@ -164,11 +164,11 @@ LARGE_CONFIGS: dict[str, Callable[[], bytes]] = {
     "long_key": lambda: json.dumps(LLAMA | {"a" * 4_000_000 + "_layers": HUGE}).encode(),
     "long_text": lambda: json.dumps(LLAMA | {"_name_or_path": "x" * 4_000_000}).encode(),
 }
-"""As large as a config.json may be, refused or not: judged in bounded time."""
+"""Configs as large as allowed, refused or not, which must be judged in bounded time."""
 
 
 def ignore_patterns() -> dict[str, list[str]]:
-    """Patterns that would take long to compare, each list for one request."""
+    """Return patterns that would take long to compare, each list for one request."""
     return {
         "long": ["q" * 100_000],
         "many": ["*.q_proj"] * 10_000,
@@ -179,7 +179,7 @@ def ignore_patterns() -> dict[str, list[str]]:
 
 
 def long_names(count: int) -> bytes:
-    """Matrices with names as long as they may be, of which every pattern of stars matches almost all."""
+    """Return matrices with names of maximum length, almost all of which every pattern of stars matches."""
     name = "model.layers.0." + "a" * 480
     return safetensors_bytes({f"{name}{index:05d}.weight": ("F32", (1, 1)) for index in range(count)})
 

@@ -1,4 +1,4 @@
-"""Processes that have been taken over by the files that they read, in place of `app.services.judge_process.run`."""
+"""Processes that are compromised by the files they read, in place of `app.services.judge_process.run`."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def never_reads(_descriptors):
     time.sleep(600)
 
 
-def writes_for_ever(descriptors):
+def writes_endlessly(descriptors):
     with socket.socket(fileno=descriptors[0]) as channel:
         _question(channel)
         while True:
@@ -77,7 +77,7 @@ forges_a_log_line = _answers(
 
 
 def has_little_memory(descriptors):
-    """Is no enemy: reads as always, with a sixteenth of the memory."""
+    """Read normally, with a sixteenth of the memory, without hostile intent."""
     from app.services import judge_process
 
     judge_process.MEMORY_BYTES //= 16
@@ -95,8 +95,8 @@ def meets_a_bug(descriptors):
     judge_process.run(descriptors)
 
 
-def tells_what_it_has(descriptors):
-    """Answers with what of the service's could be read: its environment, its files, the other processes."""
+def reports_secrets(descriptors):
+    """Answer with what can be read of the service: its environment, its files, the other processes."""
     from pathlib import Path
 
     from app.services.judge_process import _confine

@@ -1,4 +1,4 @@
-"""Every hostile model folder that an attack on the service was made with, or that was found since.
+"""Every hostile model folder with which an attack on the service was made, or that was found later.
 
 Each builder changes a complete, ordinary checkpoint in place. `secret` is a file outside the folder, whose content must
 never be seen in an artifact or a message.
@@ -15,7 +15,7 @@ GIBIBYTE = 2**30
 
 
 def edit_json(file, **fields):
-    """Set fields of a JSON file, which is made if need be; `...` removes one."""
+    """Set fields of a JSON file, which is created if it is missing; `...` removes a field."""
     content = json.loads(file.read_text()) if file.exists() else {}
     content |= fields
     file.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
@@ -43,7 +43,7 @@ def _linked_module_folder(folder, secret):
 
 
 def _linked_blobs(folder, secret):
-    """The layout of the Hub's cache, imitated, with a `blobs` that leads elsewhere."""
+    """Imitate the layout of the Hub's cache, with a `blobs` that leads elsewhere."""
     repository = folder.parent / "models--org--name"
     (repository / "snapshots").mkdir(parents=True)
     moved = folder.rename(repository / "snapshots" / "0123")
@@ -64,7 +64,7 @@ def _link_to_fifo(folder, _secret):
 
 def _socket(folder, _secret):
     here = Path.cwd()
-    # The address of a socket is at most some hundred bytes long.
+    # The address of a socket has about a hundred bytes at most.
     os.chdir(folder)
     try:
         with socket.socket(socket.AF_UNIX) as listener:
@@ -145,7 +145,7 @@ def _in_tokenizer(part, value):
 
 
 def nested(depth):
-    """An object that deep."""
+    """Return an object with that many levels."""
     made = {}
     for _ in range(depth):
         made = {"inner": made}
@@ -153,7 +153,7 @@ def nested(depth):
 
 
 def replacement(content, *, pattern):
-    """A normalizer that replaces text."""
+    """Return a normalizer that replaces text."""
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
@@ -199,7 +199,7 @@ UNREADABLE = {
     "merge-of-unknown-tokens": _in_tokenizer("model", {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}),
     "unknown-token-is-unknown": _in_tokenizer("model", {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "b"}),
     "regex-is-wrong": _in_tokenizer("pre_tokenizer", _split("([")),
-    # Three panics of Rust: while the file is read, at the first text, and of a regex that gives up.
+    # Three Rust panics: while the file is read, at the first text, and in a regex that gives up.
     "charsmap-is-cut-off": _in_tokenizer("normalizer", {"type": "Precompiled", "precompiled_charsmap": "////fwAA"}),
     "charsmap-is-empty": _in_tokenizer("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}),
     "pieces-of-no-length": _in_tokenizer("pre_tokenizer", {"type": "FixedLength", "length": 0}),

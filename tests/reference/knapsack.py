@@ -1,4 +1,4 @@
-"""The multiple-choice knapsack by trying everything, and by the plain dynamic programme over every whole budget."""
+"""The multiple-choice knapsack by exhaustive search, and by plain dynamic programming over every integer budget."""
 
 import itertools
 
@@ -18,7 +18,7 @@ def brute_force(costs, errors, budget):
 
 
 def dynamic_programme(costs, errors, budget):
-    """The same, one layer after the other; memory and time grow with the budget."""
+    """Return the same, one layer after the other; memory and time grow with the budget."""
     if budget < 0:
         return None
     least = np.zeros(budget + 1)
@@ -32,7 +32,7 @@ def dynamic_programme(costs, errors, budget):
 
 
 def cap_is_feasible(costs, errors, budget, cap):
-    """Whether the cheapest candidates with an error of at most the cap fit the budget."""
+    """Return whether the cheapest candidates with an error of at most the cap fit the budget."""
     total = 0
     for layer_costs, layer_errors in zip(costs, errors, strict=True):
         allowed = [int(cost) for cost, error in zip(layer_costs, layer_errors, strict=True) if error <= cap < np.inf]
@@ -43,7 +43,7 @@ def cap_is_feasible(costs, errors, budget, cap):
 
 
 def smallest_cap(costs, errors, budget):
-    """The smallest feasible of all caps that could matter."""
+    """Return the smallest feasible of all relevant caps."""
     return min(
         (cap for cap in set(errors.ravel().tolist()) if cap_is_feasible(costs, errors, budget, cap)), default=None
     )
@@ -51,7 +51,7 @@ def smallest_cap(costs, errors, budget):
 
 @st.composite
 def instances(draw):
-    """Few layers, with the cost structures that real profiles and mean ones have."""
+    """Return a few layers, with the cost structures of real profiles and difficult ones."""
     layers, candidates = draw(st.integers(1, 4)), draw(st.integers(1, 5))
 
     def table(elements):

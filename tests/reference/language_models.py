@@ -1,4 +1,4 @@
-"""Language models whose predictions are known, and predictions made the slow way: one token after another."""
+"""Language models whose predictions are known, and slow predictions token by token."""
 
 import math
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from tests.reference.tiny_models import VOCAB_SIZE
 
 
 class FixedLogits(nn.Module):
-    """Answers every window with logits that depend on the token read last."""
+    """A model whose logits depend only on the last token."""
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
@@ -23,12 +23,12 @@ class FixedLogits(nn.Module):
 
 
 def random_tokens(count: int, vocabulary: int = VOCAB_SIZE, seed: int = 1) -> Tensor:
-    """A stream of token ids."""
+    """Return a stream of token ids."""
     return torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(seed))
 
 
 def random_windows(count: int, length: int, vocabulary: int = VOCAB_SIZE) -> Tensor:
-    """Windows that do not overlap."""
+    """Return windows that do not overlap."""
     return random_tokens(count * length, vocabulary).reshape(count, length)
 
 
@@ -40,18 +40,18 @@ def next_logits(model: nn.Module, prefix: list[int]) -> list[float]:
 
 
 def surprise_of(logits: list[float], token: int) -> float:
-    """-log softmax(logits)[token], by Python's own arithmetic."""
+    """Return -log softmax(logits)[token], with Python's own arithmetic."""
     return log_sum_exp(logits) - logits[token]
 
 
 def log_sum_exp(values: list[float]) -> float:
-    """log Σ exp(values), about the largest."""
+    """Return log Σ exp(values), computed relative to the largest."""
     largest = max(values)
     return largest + math.log(math.fsum(math.exp(value - largest) for value in values))
 
 
 def divergence_of(dense: list[float], compressed: list[float]) -> float:
-    """KL divergence of two softmaxes, term by term."""
+    """Return the KL divergence of two softmaxes, term by term."""
     one, other = log_sum_exp(dense), log_sum_exp(compressed)
     return math.fsum(
         math.exp(left - one) * ((left - one) - (right - other)) for left, right in zip(dense, compressed, strict=True)

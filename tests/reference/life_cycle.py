@@ -1,4 +1,4 @@
-"""The life of jobs, written a second time: no database, no HTTP, nothing of `app`; seconds are whole numbers.
+"""A second implementation of the life cycle of jobs: no database, no HTTP, nothing of `app`; seconds are whole numbers.
 
 Each method does to the jobs what the service should do, and returns what it should answer. A worker is a unique token.
 """
@@ -13,7 +13,7 @@ OK, ACCEPTED, NO_CONTENT, CONFLICT, UNPROCESSABLE = 200, 202, 204, 409, 422
 
 @dataclass
 class Life:
-    """What is known of one job."""
+    """What is known about a job."""
 
     request: object
     max_attempts: int
@@ -48,7 +48,7 @@ class Lives:
         self._max_attempts, self._lease, self._backoff = max_attempts, lease, backoff
         self._key_lifetime, self._retention = key_lifetime, retention
 
-    # What a client does.
+    # Actions of a client.
 
     def submit(self, new_id: str, request: object, key: str | None) -> tuple[int, str | None]:
         known = self._keys.get(key) if key else None
@@ -90,7 +90,7 @@ class Lives:
                 other.retry_of = None
         return NO_CONTENT
 
-    # What a worker does.
+    # Actions of a worker.
 
     def waiting(self) -> list[str]:
         return [job_id for job_id, job in self.jobs.items() if job.status == "queued" and job.available_at <= self.now]
@@ -155,7 +155,7 @@ class Lives:
         self._end(job, "succeeded")
         return job.status
 
-    # What time does.
+    # Effects of time.
 
     def reclaim(self, *, everything: bool) -> list[str]:
         taken = [
@@ -172,7 +172,7 @@ class Lives:
         return taken
 
     def tell(self, announced: set[str]) -> list[str]:
-        """Returns who waits without ever having been announced since it does."""
+        """Mark announced jobs, and return those that still wait for an announcement."""
         for job_id in announced & set(self.jobs):
             self.jobs[job_id].is_told = True
         return [job_id for job_id, job in self.jobs.items() if job.status == "queued" and not job.is_told]

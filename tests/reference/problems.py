@@ -1,4 +1,4 @@
-"""Layers to compress with their calibration tokens at hand, and what a compressed weight is off, explicitly."""
+"""Layers to compress with their calibration tokens, and explicit errors of a compressed weight."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Example:
     inputs: Tensor
 
     def errors(self, approximation, part=slice(None)):
-        """‖S(W - W̃)diag(w)‖² and its relative root, ‖(W - W̃)diag(w)‖ / ‖W diag(w)‖, and the loss, of some outputs."""
+        """Return ‖S(W - W̃)diag(w)‖² and its relative root, ‖(W - W̃)diag(w)‖ / ‖W diag(w)‖, and the loss."""
         weights = self.problem.output_weights
         scale = torch.ones(approximation.shape[1], dtype=torch.float64) if weights is None else weights[part].double()
         weight = self.problem.weight[:, part].double()
@@ -32,11 +32,11 @@ class Example:
 
 
 def example(d_in, widths, *, seed=0, weights=None, output_gram=False, precision=torch.float64, spread=1.0):
-    """A random problem.
+    """Return a random problem.
 
     Args:
-        weights: None, or how many powers of ten the output weights span.
-        output_gram: give that instead of the input's.
+        weights: None, or how many powers of ten the column weights span.
+        output_gram: use that instead of the input's.
     """
     generator = torch.Generator().manual_seed(seed)
     d_out = sum(widths)

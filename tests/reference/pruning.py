@@ -4,7 +4,7 @@ import torch
 
 
 def least_squares(inputs, weight, support):
-    """argmin ‖X(W - W̃)‖² over W̃ that is zero outside the support: one `lstsq` per column."""
+    """Return argmin ‖X(W - W̃)‖² over W̃ that is zero outside the support: one `lstsq` per column."""
     best = torch.zeros_like(weight)
     for j in range(weight.shape[1]):
         kept = support[:, j].nonzero()[:, 0]
@@ -19,13 +19,13 @@ def output_error(inputs, weight, approximation):
 
 
 def magnitude(weight, count):
-    """The entries of largest magnitude, one at a time."""
+    """Choose the entries of largest magnitude, one at a time."""
     places = [(i, j) for i in range(weight.shape[0]) for j in range(weight.shape[1])]
     return _mask(weight, sorted(places, key=lambda place: -abs(float(weight[place])))[:count])
 
 
 def wanda(inputs, weight, count):
-    """|w|·‖x‖, compared within each output; the first outputs keep one more where it does not come out even."""
+    """Choose by |w|·‖x‖ within each output; the first outputs keep one more if the count is not divisible."""
     d_in, d_out = weight.shape
     kept = []
     for j in range(d_out):

@@ -1,4 +1,4 @@
-"""The report of a compression that has done nothing, where some report is needed; loads no torch."""
+"""The report of a compression that did nothing, for tests that need any report; loads no torch."""
 
 from rocket_core.candidates import CandidateKind
 from rocket_core.config import CompressionConfig
@@ -14,7 +14,7 @@ from rocket_core.report.schema import (
 
 
 def empty_report() -> CompressionReport:
-    """A report without layers."""
+    """Return a report without layers."""
     return CompressionReport(
         rocket_version="0",
         fingerprint="f",
@@ -51,7 +51,7 @@ def empty_report() -> CompressionReport:
 
 
 def layer_named(name: str, *, kept: int = 40, kind: CandidateKind = "factored") -> LayerReport:
-    """A layer of 8 by 8 of which some is left."""
+    """Return a layer of 8 by 8 from which something was removed."""
     return LayerReport(
         name=name,
         kind=kind,
@@ -72,7 +72,7 @@ def layer_named(name: str, *, kept: int = 40, kind: CandidateKind = "factored") 
 
 
 def report_of_layers() -> CompressionReport:
-    """A report of two blocks with a dense and a factored layer each."""
+    """Return a report of two blocks with a dense and a factored layer each."""
     layers = [
         layer_named(f"model.layers.{block}.{name}", kept=kept, kind=kind)
         for block in range(2)

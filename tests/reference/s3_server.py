@@ -1,4 +1,4 @@
-"""A real server that speaks S3's protocol, on loopback, and a look into it that owes our code nothing."""
+"""A real server for the S3 protocol, on loopback, and a view of its content that is independent of our code."""
 
 import logging
 import secrets
@@ -11,7 +11,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "not-secr
 
 
 class S3Server:
-    """The server; `start` and `stop` are the session's."""
+    """The server; the session starts and stops it."""
 
     def __init__(self):
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -57,16 +57,16 @@ class Bucket:
         self.client.delete_object(Bucket=self.name, Key=key)
 
     def begin_upload(self, key):
-        begun = self.client.create_multipart_upload(Bucket=self.name, Key=key)
+        upload = self.client.create_multipart_upload(Bucket=self.name, Key=key)
         self.client.upload_part(
-            Bucket=self.name, Key=key, UploadId=begun["UploadId"], PartNumber=1, Body=b"the beginning"
+            Bucket=self.name, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"the beginning"
         )
 
     def unfinished(self):
         return sorted(item["Key"] for item in self._uploads())
 
     def has_parts(self):
-        """Whether anything of what is unfinished has arrived."""
+        """Return whether any part of an unfinished upload has arrived."""
         return any(
             self.client.list_parts(Bucket=self.name, Key=item["Key"], UploadId=item["UploadId"]).get("Parts")
             for item in self._uploads()

@@ -1,4 +1,4 @@
-"""Safetensors files written by the letter of the format, without torch and without the code under test."""
+"""Safetensors files written by the specification, without torch and without the code under test."""
 
 import json
 import struct
@@ -16,7 +16,7 @@ LINEARS = {
 
 
 def llama_tensors(*, blocks=2, dtype="F32", linears=LINEARS):
-    """Names, dtypes and shapes of a tiny Llama's tensors, as they are stored."""
+    """Return names, dtypes and shapes of a tiny Llama's tensors, as they are stored."""
     tensors = {"model.embed_tokens.weight": (dtype, (320, 32)), "model.norm.weight": (dtype, (32,))}
     for block in range(blocks):
         for name, shape in linears.items():
@@ -25,7 +25,7 @@ def llama_tensors(*, blocks=2, dtype="F32", linears=LINEARS):
 
 
 def header_of(tensors):
-    """The header and how many bytes it describes."""
+    """Return the header and the number of bytes it describes."""
     header, position = {}, 0
     for key, (dtype, shape) in tensors.items():
         count = 1
@@ -38,13 +38,13 @@ def header_of(tensors):
 
 
 def safetensors_bytes(tensors):
-    """A whole file; all numbers are 0."""
+    """Return a whole file; all numbers are 0."""
     header, size = header_of(tensors)
     return struct.pack("<Q", len(header)) + header + bytes(size)
 
 
 def save_llama(folder, *, config=None, **options):
-    """A folder with config.json and model.safetensors, as far as it can be judged without loading it."""
+    """Write a folder with config.json and model.safetensors that can be judged without loading it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"} if config is None else config))
     (folder / "model.safetensors").write_bytes(safetensors_bytes(llama_tensors(**options)))

@@ -1,4 +1,4 @@
-"""Sensitivities from one backward pass of the whole model, and what tests of the block-wise pass have in common."""
+"""Sensitivities from one backward pass of the whole model, and helpers for tests of the block-wise pass."""
 
 import itertools
 from pathlib import Path
@@ -10,7 +10,7 @@ from rocket_core.pipeline.stage_costs import Costs
 
 
 def squared_gradients(model, names, batch):
-    """Mean over tokens of the squared gradients of the summed loss to each layer's output, in the model's dtype."""
+    """Return means over tokens of squared gradients of the summed loss to each layer's output, in the model's dtype."""
     batch = {"input_ids": batch} if isinstance(batch, torch.Tensor) else batch
     tokens = batch.get("decoder_input_ids", batch.get("input_ids"))
     outputs = {name: [] for name in names}
@@ -36,7 +36,7 @@ def _squares(output):
 
 
 def jacobian_energy(model, names, batch):
-    """Mean over positions of the squared derivatives of all final hidden states to each layer's output."""
+    """Return the mean over positions of the squared derivatives of all final hidden states to each layer's output."""
     batch = {"input_ids": batch} if isinstance(batch, torch.Tensor) else batch
     outputs = {}
     handles = [
@@ -56,7 +56,7 @@ def jacobian_energy(model, names, batch):
 
 
 def assert_close(found, expected, *, within):
-    """Holds sensitivities against those expected, by their relative distance."""
+    """Compare sensitivities with those expected, by their relative distance."""
     assert list(found) == list(expected)
     for name, measured in found.items():
         assert measured.fisher_diagonal.dtype == torch.float64
@@ -80,7 +80,7 @@ def die_at(patch, number, *, late):
     """Make the process end at the given rename or removal of a file, before or after it."""
     operations = itertools.count()
 
-    def dying(operation):
+    def killing(operation):
         def call(*arguments, **options):
             dies = next(operations) == number
             if dies and not late:
@@ -93,5 +93,5 @@ def die_at(patch, number, *, late):
         return call
 
     for name in ("replace", "unlink"):
-        patch.setattr(Path, name, dying(getattr(Path, name)))
+        patch.setattr(Path, name, killing(getattr(Path, name)))
     return operations

@@ -1,4 +1,4 @@
-"""One small stored layer of each kind, and the dense weight that it stands for."""
+"""One small stored layer of each kind, and its dense weight."""
 
 import torch
 
@@ -11,7 +11,7 @@ KINDS = ("factored", "low rank", "follower", "sparse", "full")
 
 
 def make_coefficients(rank, d_out, density, seed, dtype=torch.float32):
-    """Random coefficients on a random support that holds exact zeros and, by chance, empty rows and columns."""
+    """Return random coefficients on a random support with exact zeros and, by chance, empty rows and columns."""
     generator = torch.Generator().manual_seed(seed)
     support = torch.rand(rank, d_out, generator=generator) < density
     coefficients = torch.randn(rank, d_out, generator=generator, dtype=torch.float64)
@@ -20,7 +20,7 @@ def make_coefficients(rank, d_out, density, seed, dtype=torch.float32):
 
 
 def make_factors(kind, dtype=torch.float32, seed=3):
-    """Factors of a layer of `D_IN` inputs and `D_OUT` outputs; a follower's owner is called `dictionary_owner`."""
+    """Return factors of a `D_IN` x `D_OUT` layer; a follower's owner is called `dictionary_owner`."""
     dictionary = None
     if kind in ("factored", "low rank", "follower"):
         dictionary = torch.randn(D_IN, RANK, generator=torch.Generator().manual_seed(4)).to(dtype)
@@ -33,7 +33,7 @@ def make_factors(kind, dtype=torch.float32, seed=3):
 
 
 def dense_weight(factors):
-    """The weight as `nn.Linear` has it, in float64."""
+    """Return the weight as `nn.Linear` has it, in float64."""
     coefficients = factors.coefficients.double()
     return (coefficients if factors.dictionary is None else factors.dictionary.double() @ coefficients).T
 
@@ -56,12 +56,12 @@ def make_layer(kind="factored", dtype=torch.float32, *, bias=True, dictionary_ow
 
 
 def make_group(dtype=torch.float32, *, followers=2):
-    """A dictionary owner and its followers, unpacked, and the dense weights of all in float64."""
+    """Return an owner and its followers, unpacked, and the dense weights of all in float64."""
     owner, weight = make_layer("factored", dtype)
     made = [make_layer("follower", dtype, dictionary_owner=owner, seed=10 + index) for index in range(followers)]
     return [each.unpack_() for each in (owner, *(layer for layer, _ in made))], [weight, *(dense for _, dense in made)]
 
 
 def as_tensors(state):
-    """An independent copy of a state dict."""
+    """Return an independent copy of a state dict."""
     return {name: tensor.detach().clone() for name, tensor in state.items()}

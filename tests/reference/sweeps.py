@@ -5,7 +5,7 @@ import torch
 
 
 def removal_costs(atoms, targets):
-    """By how much ‖Y - AC‖² rises if one coefficient is left out and all others are fitted anew: by doing so."""
+    """Return by how much ‖Y - AC‖² rises if one coefficient is left out and all others are fitted again, explicitly."""
     least = _residual(atoms, targets)
     costs = torch.zeros(atoms.shape[1], targets.shape[1], dtype=torch.float64)
     for i in range(atoms.shape[1]):
@@ -15,7 +15,7 @@ def removal_costs(atoms, targets):
 
 
 def sweep(targets, coefficients, nnz):
-    """Dictionary of the coefficients, support of the dearest entries, coefficients on it, their dictionary."""
+    """Fit the dictionary, the support of the costliest entries, the coefficients on it, and the dictionary again."""
     atoms = torch.linalg.lstsq(coefficients.T, targets.T, driver="gelsd").solution.T
     costs = removal_costs(atoms, targets)
     support = torch.zeros_like(costs, dtype=torch.bool)
@@ -30,7 +30,7 @@ def sweep(targets, coefficients, nnz):
 
 
 def distance(weight, approximation, metric):
-    """With numpy, column by column or entry by entry."""
+    """Compute with numpy, column by column or entry by entry."""
     weight, approximation = weight.numpy(), approximation.numpy()
     difference = weight - approximation
     if metric == "frobenius":

@@ -1,4 +1,4 @@
-"""One tiny model of each tested family, and complete checkpoints of them, made on the spot.
+"""One tiny model of each tested family, and complete checkpoints of them, made on demand.
 
 Every model is seeded, float32 and in eval mode: hidden size 32, 2 blocks of attention and MLP, 64 positions. Weights
 are drawn wider than the families' defaults, so that a wrong layer shows in the logits.
@@ -127,7 +127,7 @@ def build_gpt_neox() -> PreTrainedModel:
 
 
 def build_bert() -> PreTrainedModel:
-    """An encoder as sentence-transformers stores it: without a head, its files without a prefix."""
+    """Return an encoder as sentence-transformers stores it: without a head, its files without a prefix."""
     return _build(BertModel, BertConfig(**_COMMON, intermediate_size=INTERMEDIATE_SIZE, initializer_range=0.2))
 
 
@@ -140,7 +140,7 @@ def build_roberta() -> PreTrainedModel:
 
 
 def build_distilbert() -> PreTrainedModel:
-    """An encoder whose blocks transformers does not name."""
+    """Return an encoder whose blocks transformers does not name."""
     config = DistilBertConfig(
         **_SPECIAL_IDS,
         vocab_size=VOCAB_SIZE,
@@ -175,7 +175,7 @@ def build_siglip_vision() -> PreTrainedModel:
 
 
 def build_t5() -> PreTrainedModel:
-    """An encoder-decoder whose first blocks hand a position bias on to all others; gated MLP."""
+    """Return an encoder-decoder whose first blocks pass a position bias to all others; gated MLP."""
     config = T5Config(
         vocab_size=VOCAB_SIZE,
         d_model=HIDDEN_SIZE,
@@ -194,7 +194,7 @@ def build_t5() -> PreTrainedModel:
 
 
 def build_whisper() -> PreTrainedModel:
-    """An encoder-decoder that hears one second of audio and reads text."""
+    """Return an encoder-decoder that hears one second of audio and reads text."""
     config = WhisperConfig(
         **_SPECIAL_IDS,
         vocab_size=VOCAB_SIZE,
@@ -265,11 +265,11 @@ def byte_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
 
 
 def save_tiny_model(family: str, folder: Path) -> Path:
-    """Write a complete checkpoint of `family` (see `ALL_FAMILIES`) into `folder`: model, configs, what makes inputs."""
+    """Write a complete checkpoint of `family` (see `ALL_FAMILIES`): model, configs, tokenizer or processor."""
     model = ALL_FAMILIES[family]()
     model.save_pretrained(folder)
     if model.main_input_name == "pixel_values":
-        # As saved by the processor of either family, which cannot be made without an image library.
+        # As saved by the processor of either family, which needs an image library.
         processor = {
             "image_processor_type": "ViTImageProcessor",
             "do_resize": True,
@@ -290,7 +290,7 @@ def save_tiny_model(family: str, folder: Path) -> Path:
 
 
 def tiny_inputs(model: PreTrainedModel, samples: int = 4, length: int = 20, seed: int = 1) -> dict[str, torch.Tensor]:
-    """Arguments that a tiny model takes, by name."""
+    """Return the arguments of a tiny model by name."""
     generator = torch.Generator().manual_seed(seed)
 
     def tokens() -> torch.Tensor:

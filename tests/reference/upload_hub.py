@@ -1,4 +1,4 @@
-"""A model hub on the loopback interface that can be written to: what its client asks when it uploads a folder."""
+"""A model hub on the loopback interface that accepts uploads of a folder by its client."""
 
 import base64
 import hashlib
@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 TOKEN = "hf_writer0123456789"  # noqa: S105 - no real one
 OWNER = "alice"
-# Larger files are kept apart from the commits that name them.
+# Larger files are stored separately from the commits that name them.
 LARGE_BYTES = 1000
 
 
@@ -71,12 +71,12 @@ class UploadHub:
         self._holding = start
 
     def let_go(self):
-        """Ends the waiting, now and of what comes."""
+        """End the waiting, for current and future requests."""
         self._holding = None
         self._end.set()
 
     def files(self, repository, branch="main"):
-        """What a branch holds now."""
+        """Return the files of a branch."""
         return self.repositories[repository][branch][-1]
 
     def commits(self, repository, branch="main"):
@@ -179,7 +179,7 @@ class UploadHub:
 
 
 def json_or_lines(body):
-    """A body of JSON, or of one such value on each line; None without any."""
+    """Return a body of JSON, or of one JSON value per line; None if it is empty."""
     lines = [json.loads(line) for line in body.splitlines() if line.strip()]
     return lines if len(lines) > 1 else lines[0] if lines else None
 

@@ -23,7 +23,7 @@ def text_of(name):
 
 
 def locked(text):
-    """The packages of a file, each with its one requirement."""
+    """Return the packages of a file, each with its one requirement."""
     found = [Requirement(line.rstrip(" \\")) for line in text.splitlines() if re.match(r"[A-Za-z0-9]", line)]
     packages = {canonicalize_name(requirement.name): requirement for requirement in found}
     assert len(packages) == len(found)
@@ -34,7 +34,7 @@ PINS = {name: str(requirement.specifier) for name, requirement in locked(CONSTRA
 
 
 def closure(requirements):
-    """The packages that requirements bring, by what is installed here."""
+    """Return the packages that requirements pull in, according to what is installed."""
     found, waiting, seen = set(), [(Requirement(text), frozenset()) for text in requirements], set()
     while waiting:
         requirement, extras = waiting.pop()
@@ -52,7 +52,7 @@ def closure(requirements):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_package_has_one_version_and_hashes_and_nothing_else_is_named(name):
+def test_every_package_is_locked_once_with_hashes(name):
     text = text_of(name)
     blocks = re.findall(r"^(\S+==\S+(?: ; .*)?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, flags=re.M)
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -63,14 +63,14 @@ def test_every_package_has_one_version_and_hashes_and_nothing_else_is_named(name
 
 
 @pytest.mark.parametrize("name", ["build", "api", "worker"])
-def test_versions_are_those_that_the_tests_run_with(name):
+def test_locked_versions_are_those_of_the_constraints(name):
     packages = locked(text_of(name))
     assert {package: str(requirement.specifier) for package, requirement in packages.items()} == {
         package: PINS.get(package) for package in packages
     }
 
 
-def test_torch_is_pinned_and_apart_from_it_there_are_only_packages_for_gpus():
+def test_only_torch_and_gpu_packages_are_in_the_torch_lock():
     packages = locked(text_of("torch"))
     assert str(packages.pop("torch").specifier) == PINS["torch"]
     assert packages
@@ -80,7 +80,7 @@ def test_torch_is_pinned_and_apart_from_it_there_are_only_packages_for_gpus():
 
 
 @pytest.mark.parametrize("image", EXTRAS)
-def test_the_files_have_all_that_the_image_needs_and_nothing_else(image):
+def test_the_locks_have_exactly_what_each_image_needs(image):
     wanted = requirements_of(PROJECT["project"], EXTRAS[image])
     names = set(locked(text_of(image)))
     if image == "worker":
@@ -89,22 +89,22 @@ def test_the_files_have_all_that_the_image_needs_and_nothing_else(image):
     assert names == closure(wanted) & set(PINS)
 
 
-def test_the_api_brings_no_torch_and_a_worker_does():
+def test_the_api_lock_has_no_torch_and_the_worker_lock_has():
     assert not HEAVY & set(locked(text_of("api")))
     assert HEAVY - {"torch"} <= set(locked(text_of("worker")))
 
 
-def test_all_files_are_for_the_same_targets():
+def test_all_locks_have_the_same_targets():
     assert {target["python_version"] for target in TARGETS} == {"3.11", "3.12", "3.13"}
     assert {target["platform_machine"] for target in TARGETS} == {"x86_64", "aarch64"}
-    # Wherever a marker is left, it decides between these targets.
+    # A remaining marker distinguishes these targets.
     for requirement in (requirement for name in FILES for requirement in locked(text_of(name)).values()):
         needed = [requirement.marker is None or requirement.marker.evaluate(target) for target in TARGETS]
         assert requirement.marker is None or len(set(needed)) == 2
 
 
-def test_pip_refuses_a_file_with_another_hash(tmp_path):
-    """The locked file of a package that is not a real package, once with its hash and once with another."""
+def test_pip_refuses_a_package_with_another_hash(tmp_path):
+    """Install a locked package that is not a real one, once with its hash and once with another."""
     wheel = make_wheel(tmp_path)
     right = subprocess.run(
         [sys.executable, "-m", "pip", "hash", str(wheel)], capture_output=True, text=True, check=True
@@ -119,10 +119,10 @@ def test_pip_refuses_a_file_with_another_hash(tmp_path):
         assert ("DO NOT MATCH THE HASHES" in result.stderr) is not works
 
 
-def test_locking_takes_versions_from_the_constraints_and_hashes_from_the_index(tmp_path, monkeypatch):
-    """Without a network: from a folder in place of an index."""
+def test_locking_uses_pinned_versions_and_hashes_of_the_index(tmp_path, monkeypatch):
+    """Lock without a network, from a folder instead of an index."""
     wheel = make_wheel(tmp_path)
-    # Nothing of the caller's environment changes the result.
+    # Nothing from the caller's environment changes the result.
     monkeypatch.setenv("UV_NO_INDEX", "0")
     monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9/simple")
     file = tmp_path / "out.txt"
@@ -134,7 +134,7 @@ def test_locking_takes_versions_from_the_constraints_and_hashes_from_the_index(t
     assert str(tmp_path) not in text
 
 
-def test_a_requirement_that_cannot_be_met_writes_nothing(tmp_path):
+def test_an_unsatisfiable_requirement_writes_nothing(tmp_path):
     file = tmp_path / "out.txt"
     with pytest.raises(SystemExit, match=r"out\.txt is not locked; uv says"):
         lock(file, ["rocket-test-nothing"], index=("--no-index", "--find-links", str(tmp_path)))
@@ -142,7 +142,7 @@ def test_a_requirement_that_cannot_be_met_writes_nothing(tmp_path):
 
 
 def make_wheel(folder):
-    """A wheel without content."""
+    """Return a wheel without content."""
     file = folder / "rocket_test_nothing-1.0-py3-none-any.whl"
     metadata = {
         "METADATA": "Metadata-Version: 2.1\nName: rocket-test-nothing\nVersion: 1.0\n",

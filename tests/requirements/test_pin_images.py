@@ -10,7 +10,7 @@ DIGEST = "sha256:" + "ab" * 32
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
-    """A program in place of docker, as no registry can be asked here; it notes what it is asked."""
+    """Create a program in place of docker, as no registry is available here; it records its calls."""
     folder = tmp_path / "bin"
     folder.mkdir()
     file = folder / "docker"
@@ -24,7 +24,7 @@ def docker(tmp_path, monkeypatch):
     return answer
 
 
-def test_the_images_are_those_of_the_compose_file_and_the_dockerfile():
+def test_the_images_are_those_of_compose_file_and_dockerfile():
     images = pin_images.default_images()
     assert set(images) == {"PYTHON_IMAGE", "POSTGRES_IMAGE", "REDIS_IMAGE"}
     assert all(":" in image and "@" not in image for image in images.values())
@@ -32,7 +32,7 @@ def test_the_images_are_those_of_the_compose_file_and_the_dockerfile():
     assert f"ARG PYTHON_IMAGE={images['PYTHON_IMAGE']}\n" in dockerfile
 
 
-def test_digests_are_written_and_everything_else_in_the_file_stays(docker, tmp_path):
+def test_digests_are_written_and_other_lines_are_kept(docker, tmp_path):
     asked = docker(json.dumps(DIGEST))
     file = tmp_path / ".env"
     file.write_text(
@@ -48,13 +48,13 @@ def test_digests_are_written_and_everything_else_in_the_file_stays(docker, tmp_p
     assert len(file.read_text(encoding="utf-8").splitlines()) == 4 + len(pinned)
 
 
-def test_a_new_file_is_its_owners_only(docker, tmp_path):
+def test_a_new_file_is_private_to_its_owner(docker, tmp_path):
     docker(json.dumps(DIGEST))
     pin_images.main(["--env-file", str(tmp_path / "new")])
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o600
 
 
-def test_digests_can_be_printed_only(docker, tmp_path, capsys):
+def test_digests_can_be_printed_instead(docker, tmp_path, capsys):
     docker(json.dumps(DIGEST))
     pin_images.main(["--print", "--env-file", str(tmp_path / "new")])
     assert f"PYTHON_IMAGE=python:3.12-slim@{DIGEST}" in capsys.readouterr().out
@@ -72,7 +72,7 @@ def test_without_a_digest_nothing_is_written(docker, tmp_path, line, status, say
     assert not (tmp_path / "new").exists()
 
 
-def test_without_docker_it_says_what_is_missing(monkeypatch, tmp_path):
+def test_missing_docker_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="needs docker with buildx"):
         pin_images.main([])

@@ -11,7 +11,7 @@ from cyclonedx.validation import make_schemabased_validator
 from requirements.lock import ROOT
 from tests.requirements.test_lock import locked, text_of
 
-# Python runs this at the start of every process: one that asks the network fails.
+# Python runs this at the start of every process: one that uses the network fails.
 OFFLINE = """
 import socket
 
@@ -37,13 +37,13 @@ def bills(tmp_path_factory):
 
 
 @pytest.mark.parametrize("image", ["api", "worker"])
-def test_the_bill_is_valid_cyclonedx(bills, image):
+def test_the_sbom_is_valid_cyclonedx(bills, image):
     version = SchemaVersion.from_version(json.loads(bills[image])["specVersion"])
     assert make_schemabased_validator(OutputFormat.JSON, version).validate_str(bills[image]) is None
 
 
 @pytest.mark.parametrize(("image", "locks"), [("api", ["api"]), ("worker", ["worker", "torch"])])
-def test_the_bill_lists_every_locked_package_with_version_and_hashes(bills, image, locks):
+def test_the_sbom_lists_every_locked_package_with_hashes(bills, image, locks):
     bill = json.loads(bills[image])
     assert (bill["metadata"]["component"]["name"], bill["bomFormat"]) == ("rocket-compress", "CycloneDX")
     listed = {part["name"]: part for part in bill["components"]}
@@ -63,14 +63,14 @@ def test_the_bill_lists_every_locked_package_with_version_and_hashes(bills, imag
     assert all(part["purl"] == f"pkg:pypi/{name}@{part['version']}" for name, part in listed.items())
 
 
-def test_the_bill_is_the_same_every_time(bills, tmp_path):
+def test_the_sbom_is_reproducible(bills, tmp_path):
     subprocess.run([sys.executable, str(SBOM), "--image", "api", "--output", str(tmp_path)], check=True)
     assert {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()} == {
         "sbom-api.cdx.json": bills["api"]
     }
 
 
-def test_a_damaged_lock_is_no_bill(tmp_path):
+def test_a_damaged_lock_gives_no_sbom(tmp_path):
     copy = tmp_path / "requirements"
     shutil.copytree(ROOT / "requirements", copy, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "api.txt").unlink()

@@ -6,8 +6,8 @@ import pytest
 from rocket_core.report.schema import CompressionReport
 from tests.rocket_cli.fakes import FakePipeline, build_report
 from tests.service_fixtures import (  # noqa: F401
-    _no_server_is_left,
-    _no_settings_of_this_machine,
+    _clean_environment,
+    _joined_servers,
     client,
     connect,
     pytest_generate_tests,

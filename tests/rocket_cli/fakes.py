@@ -20,7 +20,7 @@ from rocket_core.report.schema import (
 
 @dataclass
 class Outcome:
-    """What a command left."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -37,7 +37,7 @@ class FakeProgress:
 
 @dataclass
 class FakePipeline:
-    """Stands in for `rocket_core.pipeline`: remembers calls, and answers with a report or an error."""
+    """Stands in for `rocket_core.pipeline`: records calls, and answers with a report or an error."""
 
     answer: CompressionReport | BaseException
     progress: tuple[FakeProgress, ...] = ()
@@ -53,7 +53,7 @@ class FakePipeline:
 
 
 def build_report(blocks: int = 2) -> CompressionReport:
-    """A report of `blocks` blocks of a factored and a dense layer; its numbers are easy to check by hand."""
+    """Return a report of `blocks` blocks of a factored and a dense layer; its numbers are easy to check by hand."""
     layers = []
     for block in range(blocks):
         for name, d_in, d_out, kind in (("attn.q_proj", 1000, 1000, "factored"), ("mlp.up_proj", 1000, 2000, "dense")):

@@ -8,7 +8,7 @@ from tests.loopback_service import free_port
 
 @pytest.fixture
 def complete(rocket, monkeypatch):
-    """What a shell offers at the end of a line."""
+    """Return what a shell offers at the end of a line."""
 
     def complete(line):
         monkeypatch.setenv("_ROCKET_COMPLETE", "complete_bash")
@@ -27,7 +27,7 @@ def known(server, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["watch", "cancel", "retry", "report", "download", "jobs --after"])
-def test_jobs_are_offered_newest_first(complete, known, service, command):
+def test_jobs_are_completed_newest_first(complete, known, service, command):
     ids = [service.submit() for _ in range(2)]
 
     assert complete(f"rocket {command} job_") == ids[::-1]
@@ -35,7 +35,7 @@ def test_jobs_are_offered_newest_first(complete, known, service, command):
     assert complete(f"rocket {command} x") == []
 
 
-def test_a_frontier_is_offered_of_profiles_and_of_jobs_that_have_one(complete, known, service):
+def test_frontier_completes_profiles_and_jobs_that_have_one(complete, known, service):
     service.submit()
     job_id = service.submit()
     profile_id = service.profile_model(service.claim(job_id))
@@ -44,7 +44,7 @@ def test_a_frontier_is_offered_of_profiles_and_of_jobs_that_have_one(complete, k
     assert complete("rocket frontier prof") == [profile_id]
 
 
-def test_models_calibrations_and_statuses_are_offered(complete, known):
+def test_models_calibrations_and_statuses_are_completed(complete, known):
     assert complete("rocket submit lo") == ["local/tiny"]
     assert complete("rocket submit local/tiny --calibration local") == ["local/mine.jsonl"]
     assert complete("rocket estimate lo") == ["local/tiny"]
@@ -52,7 +52,7 @@ def test_models_calibrations_and_statuses_are_offered(complete, known):
     assert complete("rocket jobs --status c") == ["cancelling", "cancelled"]
 
 
-def test_the_server_of_the_line_is_asked(complete, server, monkeypatch):
+def test_completion_asks_the_server_on_the_command_line(complete, server, monkeypatch):
     monkeypatch.setenv("ROCKET_SERVER", f"http://127.0.0.1:{free_port()}")
 
     assert complete("rocket submit lo") == []
@@ -60,13 +60,13 @@ def test_the_server_of_the_line_is_asked(complete, server, monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "no address", "http://name.invalid"])
-def test_nothing_is_offered_where_there_is_no_server(complete, monkeypatch, address):
+def test_without_a_server_nothing_is_completed(complete, monkeypatch, address):
     monkeypatch.setenv("ROCKET_SERVER", address)
 
     assert complete("rocket watch job_") == []
 
 
-def test_a_silent_server_is_not_waited_for(complete, monkeypatch):
+def test_completion_does_not_wait_for_a_silent_server(complete, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("ROCKET_SERVER", f"http://127.0.0.1:{silent.getsockname()[1]}")
         began = time.monotonic()
@@ -75,7 +75,7 @@ def test_a_silent_server_is_not_waited_for(complete, monkeypatch):
     assert time.monotonic() - began < 5
 
 
-def test_a_server_that_refuses_offers_nothing(complete, known, service, monkeypatch):
+def test_a_server_that_refuses_completes_nothing(complete, known, service, monkeypatch):
     monkeypatch.setenv("ROCKET_API_KEY", "rk_ü")
 
     assert complete("rocket watch job_") == []

@@ -35,7 +35,7 @@ def test_every_error_class_has_an_exit_code() -> None:
     assert {kind for kind in subclasses(errors.RocketError) if kind.__module__.startswith("rocket")} <= defined
 
 
-def test_every_error_of_the_client_has_an_exit_code_and_is_drawn() -> None:
+def test_every_client_error_has_an_exit_code_and_is_documented() -> None:
     defined = {client_errors.ClientError, *subclasses(client_errors.ClientError)}
 
     assert defined == set(CLIENT_EXIT_CODES)
@@ -43,7 +43,7 @@ def test_every_error_of_the_client_has_an_exit_code_and_is_drawn() -> None:
     assert len({kind.code for kind in defined - {client_errors.ProblemError}}) == len(defined) - 1
 
 
-def test_every_code_of_the_service_has_an_exit_code() -> None:
+def test_every_service_error_code_has_an_exit_code() -> None:
     codes = {kind.code for kind in {service_errors.AppError, *subclasses(service_errors.AppError)}}
 
     assert codes == set(SERVICE_CODES)
@@ -65,11 +65,11 @@ def test_every_code_of_the_service_has_an_exit_code() -> None:
         ("internal_error", None, 1),
     ],
 )
-def test_what_a_server_says_becomes_an_exit_code(code: str, status: int | None, exit_code: int) -> None:
+def test_server_responses_become_exit_codes(code: str, status: int | None, exit_code: int) -> None:
     assert exit_code_of_code(code, status) == exit_code
 
 
-def test_an_error_inside_the_server_names_the_request_for_its_log() -> None:
+def test_an_internal_server_error_names_its_request() -> None:
     failure = describe(client_errors.ProblemError(status=500, code="storage_error", detail="x", request_id="r-1"))
 
     assert failure is not None
@@ -77,19 +77,19 @@ def test_an_error_inside_the_server_names_the_request_for_its_log() -> None:
     assert failure.details == {"status": 500, "request_id": "r-1"}
 
 
-def test_every_exit_code_is_documented_and_none_but_the_internal_one_hides_a_bug() -> None:
+def test_every_exit_code_is_documented() -> None:
     assert set(MEANINGS) == set(ExitCode)
     assert [kind for kind, code in EXIT_CODES.items() if code is ExitCode.INTERNAL] == [errors.RocketError]
     assert ExitCode.OK not in EXIT_CODES.values()
 
 
-def test_only_what_is_worth_retrying_is_temporary() -> None:
+def test_only_retryable_errors_are_temporary() -> None:
     assert {kind for kind, code in EXIT_CODES.items() if code is ExitCode.TEMPORARY} == {
         kind for kind in EXIT_CODES if kind.retryable
     }
 
 
-def test_class_that_the_table_does_not_know_has_the_code_of_its_base() -> None:
+def test_an_unlisted_class_has_the_exit_code_of_its_base() -> None:
     class NewResourceError(errors.ResourceError):
         pass
 
@@ -123,11 +123,11 @@ def test_expected_error_becomes_a_message(error: BaseException, code: str, exit_
 @pytest.mark.parametrize(
     "error", [ModuleNotFoundError("no rocket_core.x", name="rocket_core.x"), RuntimeError("bug"), OSError("bug")]
 )
-def test_bug_is_not_disguised(error: Exception) -> None:
+def test_an_unexpected_error_is_not_hidden(error: Exception) -> None:
     with pytest.raises(type(error)), reported_failures(as_json=False):
         raise error
 
 
-def test_exit_of_a_command_passes_through() -> None:
+def test_the_exit_of_a_command_passes_through() -> None:
     with pytest.raises(typer.Exit), reported_failures(as_json=False):
         raise typer.Exit(7)

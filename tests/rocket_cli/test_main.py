@@ -45,7 +45,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
     began = time.monotonic()
     process = python(IMPORTED_BY_HELP)
     seconds = time.monotonic() - began
@@ -63,7 +63,7 @@ def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
     [("compress", "model", "out", "--ratio", "0.3"), ("evaluate", "model", "--text", "text.txt")],
     ids=lambda arguments: arguments[0],
 )
-def test_base_install_is_told_what_to_install(arguments: tuple[str, ...]) -> None:
+def test_base_install_names_the_missing_packages(arguments: tuple[str, ...]) -> None:
     process = python(BASE_INSTALL, WORKER_PACKAGES, *arguments)
 
     assert process.returncode == 2
@@ -99,19 +99,19 @@ def test_help_documents_every_exit_code(rocket: Callable, command: str) -> None:
         assert f"{int(code):>3}  {meaning}" in outcome.out
 
 
-def test_misspelled_attribute_of_the_package_is_an_attribute_error() -> None:
+def test_a_misspelt_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Rockt"):
         rocket_client.Rockt  # noqa: B018
 
 
-def test_misspelled_command_is_answered_with_the_right_one(rocket: Callable) -> None:
+def test_a_misspelt_command_gets_a_suggestion(rocket: Callable) -> None:
     outcome = rocket("compres")
 
     assert outcome.code == 2
     assert "Did you mean 'compress'?" in outcome.err
 
 
-def test_misspelled_option_is_answered_with_the_right_one(rocket: Callable) -> None:
+def test_a_misspelt_option_gets_a_suggestion(rocket: Callable) -> None:
     outcome = rocket("compress", "model", "out", "--ratoi", "0.3")
 
     assert outcome.code == 2
@@ -148,7 +148,7 @@ def commands(group: typer.core.TyperGroup, *names: str) -> Iterator[tuple[str, .
             yield (*names, name)
 
 
-def test_every_command_that_makes_a_result_gives_it_as_json(rocket: Callable) -> None:
+def test_every_command_with_a_result_supports_json(rocket: Callable) -> None:
     # These run until they are stopped.
     result_less = {("serve",), ("api",), ("worker",)}
     found = set(commands(typer.main.get_command(app)))

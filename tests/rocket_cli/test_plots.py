@@ -56,7 +56,7 @@ def test_the_curve_leaves_room_on_the_screen(height):
     assert 8 <= len(drawn(CUBIC, terminal(height=height)).splitlines()) <= 20
 
 
-def test_colours_are_the_terminals():
+def test_colours_depend_on_the_terminal():
     assert "\x1b[" in drawn(CUBIC, terminal())
     assert "\x1b[" not in drawn(CUBIC, terminal(no_color=True))
     assert "\x1b[" not in drawn(CUBIC, terminal(color_system=None))
@@ -72,10 +72,10 @@ def test_colours_are_the_terminals():
     ],
     ids=["narrow", "no terminal", "dumb", "without its characters"],
 )
-def test_a_terminal_that_cannot_show_it_has_none(console):
+def test_an_incapable_terminal_shows_no_curve(console):
     assert error_curve(CUBIC, console) is None
 
 
 @pytest.mark.parametrize("points", [[], sizes([0.5]), sizes([0, 0])], ids=["nothing", "one point", "no error"])
-def test_what_is_no_curve_is_not_drawn(points):
+def test_a_degenerate_curve_is_not_drawn(points):
     assert error_curve(points, terminal()) is None

@@ -15,7 +15,7 @@ class Clock:
         return self.now
 
 
-def test_line_for_each_stage_and_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_is_a_line_for_each_stage_and_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     view = LineView(clock)
     for second in range(25):
@@ -45,7 +45,7 @@ def test_bar_shows_stage_layer_percentage_and_time_left() -> None:
     assert "12:35 left" in drawn
 
 
-def test_bar_says_that_the_run_is_about_to_stop() -> None:
+def test_the_bar_announces_that_the_run_will_stop() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, color_system=None, legacy_windows=False)
 
@@ -58,7 +58,7 @@ def test_bar_says_that_the_run_is_about_to_stop() -> None:
     assert STOPPING in stream.getvalue()
 
 
-def test_long_layer_name_does_not_break_the_line() -> None:
+def test_a_long_layer_name_does_not_break_the_line() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=80, color_system=None, legacy_windows=False)
 
@@ -81,7 +81,7 @@ def test_without_a_terminal_there_is_no_bar(quiet: bool, kind: type) -> None:
     ("seconds", "text"),
     [(0, "0:00"), (6.2, "0:07"), (760, "12:40"), (3600 * 3 + 300, "3:05:00"), (360_000, "100:00:00")],
 )
-def test_duration(seconds: float, text: str) -> None:
+def test_durations_are_formatted(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 

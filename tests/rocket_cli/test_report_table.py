@@ -14,7 +14,7 @@ def lines(report: CompressionReport, capsys: pytest.CaptureFixture[str]) -> list
     return capsys.readouterr().out.splitlines()
 
 
-def test_each_layer_has_its_row_without_the_shared_beginning(lines: list[str]) -> None:
+def test_each_layer_has_a_row_without_the_common_prefix(lines: list[str]) -> None:
     assert lines[1].split() == ["layer", "kind", "rank", "nnz", "sparsity", "kept", "ratio", "error", "error"]
     # 200 atoms of 1000 features and 50,000 of 200,000 coefficients are 250,000 of a million parameters.
     assert lines[2].split() == ["0.attn.q_proj", "factored", "200", "50k", "75.0%", "250k", "75.0%", "0.1250", "0.3750"]
@@ -24,7 +24,7 @@ def test_each_layer_has_its_row_without_the_shared_beginning(lines: list[str]) -
     assert "All layer names begin with model.layers." in lines
 
 
-def test_columns_stand_under_each_other(lines: list[str]) -> None:
+def test_columns_are_aligned(lines: list[str]) -> None:
     table = lines[:7]
 
     assert len({len(line) for line in table}) == 1
@@ -34,7 +34,7 @@ def test_columns_stand_under_each_other(lines: list[str]) -> None:
         assert table[1][table[1].index("kind") - 1] == " "
 
 
-def test_quality_before_and_after_is_shown_where_it_was_measured(
+def test_quality_before_and_after_is_shown_if_measured(
     report: CompressionReport, capsys: pytest.CaptureFixture[str], lines: list[str]
 ) -> None:
     assert not any("perplexity" in line for line in lines)
@@ -69,11 +69,11 @@ def test_quality_before_and_after_is_shown_where_it_was_measured(
     assert rows[3] == ["50.0%", "25.0%"]
 
 
-def test_layers_left_alone_are_counted_by_reason(lines: list[str]) -> None:
+def test_skipped_layers_are_counted_by_reason(lines: list[str]) -> None:
     assert "Left alone: 2 layers (never called)" in lines
 
 
-def test_a_text_with_fewer_windows_than_asked_for_is_told(lines: list[str]) -> None:
+def test_a_text_with_fewer_windows_than_requested_is_reported(lines: list[str]) -> None:
     assert "Calibrated on 1 windows, not the 256 asked for: the text has no more" in lines
 
 
@@ -87,7 +87,7 @@ def test_totals_compare_the_exports_with_the_original(lines: list[str]) -> None:
     assert any(line.split() == ["dense", "16.00", "MB", "+0.0%", "out", "folder/dense"] for line in lines)
 
 
-def test_snippet_is_python_that_loads_the_factored_export(lines: list[str]) -> None:
+def test_the_snippet_is_python_that_loads_the_factored_export(lines: list[str]) -> None:
     snippet = "\n".join(line.strip() for line in lines[-3:])
 
     compile(snippet, "snippet", "exec")
@@ -95,7 +95,7 @@ def test_snippet_is_python_that_loads_the_factored_export(lines: list[str]) -> N
     assert 'from_pretrained("out folder/factored")' in snippet
 
 
-def test_dense_export_alone_loads_without_this_library(
+def test_a_dense_export_alone_loads_without_this_library(
     report: CompressionReport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_report(report.model_copy(update={"exports": report.exports[1:]}), Path("out"))
@@ -111,7 +111,7 @@ def test_hundreds_of_layers_are_all_printed(capsys: pytest.CaptureFixture[str]) 
     assert sum("_proj " in line for line in capsys.readouterr().out.splitlines()) == 300
 
 
-def test_narrow_terminal_loses_no_column(
+def test_a_narrow_terminal_loses_no_column(
     report: CompressionReport, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "30")
@@ -121,7 +121,7 @@ def test_narrow_terminal_loses_no_column(
     assert "0.1250 0.3750" in capsys.readouterr().out
 
 
-def test_brackets_in_names_are_no_markup(report: CompressionReport, capsys: pytest.CaptureFixture[str]) -> None:
+def test_brackets_in_names_are_not_markup(report: CompressionReport, capsys: pytest.CaptureFixture[str]) -> None:
     print_report(report.model_copy(update={"model": "[bold]model[/bold]"}), Path("[red]"))
 
     out = capsys.readouterr().out
@@ -141,7 +141,7 @@ def test_brackets_in_names_are_no_markup(report: CompressionReport, capsys: pyte
         ([], ""),
     ],
 )
-def test_common_prefix_ends_at_a_dot_and_leaves_every_layer_a_name(names: list[str], prefix: str) -> None:
+def test_the_common_prefix_ends_at_a_dot(names: list[str], prefix: str) -> None:
     assert common_prefix(names) == prefix
 
 
@@ -158,5 +158,5 @@ def test_common_prefix_ends_at_a_dot_and_leaves_every_layer_a_name(names: list[s
         (7_612_000_000, "7.61B"),
     ],
 )
-def test_counts_are_short(count: int, text: str) -> None:
+def test_counts_are_abbreviated(count: int, text: str) -> None:
     assert count_text(count) == text

@@ -16,7 +16,7 @@ import pytest
 
 from rocket_cli.signals import stopping_on_signals
 
-# The fake takes a step every 20 ms, or only one that does not end; it can be cancelled between steps.
+# The fake takes a step every 20 ms, or a single one that does not end; it can be cancelled between steps.
 DRIVER = """
 import sys, time
 from types import ModuleType, SimpleNamespace
@@ -61,7 +61,7 @@ def running(output: Path, model: str = "slow", *options: str, stderr: int = subp
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_first_signal_stops_between_layers_and_tells_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_the_first_signal_stops_between_layers_and_shows_resume(tmp_path: Path, number: signal.Signals) -> None:
     output = tmp_path / "my output"
     with running(output) as process:
         process.send_signal(number)
@@ -76,7 +76,7 @@ def test_first_signal_stops_between_layers_and_tells_how_to_go_on(tmp_path: Path
     assert resume == ["rocket", "compress", "--resume", "slow", str(output), "--ratio", "0.3"]
 
 
-def test_second_signal_stops_at_once(tmp_path: Path) -> None:
+def test_the_second_signal_stops_at_once(tmp_path: Path) -> None:
     with running(tmp_path / "out", "stuck") as process:
         process.send_signal(signal.SIGINT)
         # The first one must have been handled, or the two would arrive as one.
@@ -92,7 +92,7 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
-def test_interrupted_run_is_json_for_programs(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_json_for_programs(tmp_path: Path) -> None:
     with running(tmp_path / "out", "slow", "--json") as process:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
@@ -102,7 +102,7 @@ def test_interrupted_run_is_json_for_programs(tmp_path: Path) -> None:
     assert "--json" in err.splitlines()[-1], "the run is resumed as it was begun"
 
 
-def test_terminal_sees_a_bar_and_the_notice(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_bar_and_the_notice(tmp_path: Path) -> None:
     terminal, end_of_process = pty.openpty()
     drawn = b""
     with running(tmp_path / "out", stderr=end_of_process) as process:
@@ -124,7 +124,7 @@ def test_terminal_sees_a_bar_and_the_notice(tmp_path: Path) -> None:
     assert b"rocket compress --resume slow" in drawn
 
 
-def test_handlers_are_put_back() -> None:
+def test_handlers_are_restored() -> None:
     before = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
 
     with stopping_on_signals(lambda: None) as stop:
@@ -134,7 +134,7 @@ def test_handlers_are_put_back() -> None:
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_request_is_announced_once() -> None:
+def test_a_stop_request_is_announced_once() -> None:
     announced = []
     with stopping_on_signals(lambda: announced.append(1)) as stop:
         signal.raise_signal(signal.SIGTERM)

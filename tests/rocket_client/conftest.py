@@ -1,6 +1,6 @@
 from tests.service_fixtures import (  # noqa: F401
-    _no_server_is_left,
-    _no_settings_of_this_machine,
+    _clean_environment,
+    _joined_servers,
     client,
     connect,
     pytest_generate_tests,

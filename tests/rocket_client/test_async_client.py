@@ -1,4 +1,4 @@
-"""What only the asynchronous client can do, and that it can all that the blocking one can."""
+"""Features of the asynchronous client only, and its equivalence with the blocking one."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ def offered(kind):
 
 
 def awaited(annotation):
-    """What the blocking client returns where the asynchronous one is annotated so."""
+    """Return what the blocking client returns where the asynchronous one has this annotation."""
     if typing.get_origin(annotation) is AsyncIterator:
         return Iterator[typing.get_args(annotation)]
     return annotation
@@ -34,7 +34,7 @@ def signature(function):
     return parameters, awaited(typing.get_type_hints(function)["return"])
 
 
-def test_both_clients_offer_the_same_methods_with_the_same_signatures():
+def test_both_clients_have_the_same_methods_and_signatures():
     blocking, asynchronous = offered(Rocket), offered(AsyncRocket)
     assert {ASYNC_NAMES.get(name, name) for name in blocking} == set(asynchronous)
     for name, member in blocking.items():
@@ -45,14 +45,14 @@ def test_both_clients_offer_the_same_methods_with_the_same_signatures():
             assert signature(member) == signature(twin), name
 
 
-def test_every_method_that_asks_the_server_can_be_awaited_or_iterated_asynchronously():
+def test_every_async_client_method_is_awaitable_or_an_iterator():
     for name, member in offered(AsyncRocket).items():
         if not isinstance(member, property) and name != "__init__":
             is_iterator = typing.get_origin(typing.get_type_hints(member)["return"]) is AsyncIterator
             assert is_iterator or inspect.iscoroutinefunction(member), name
 
 
-def test_many_jobs_are_followed_at_a_time(server, service):
+def test_several_jobs_can_be_followed_concurrently(server, service):
     jobs = [service.submit() for _ in range(3)]
     leases = [service.claim(job_id) for job_id in jobs]
 
@@ -60,7 +60,7 @@ def test_many_jobs_are_followed_at_a_time(server, service):
         async with AsyncRocket(server.url) as rocket:
             waiting = [asyncio.create_task(rocket.wait(job_id)) for job_id in jobs]
             await asyncio.sleep(0.3)
-            # While those three are under way, this one is asked.
+            # While those three are open, this one is requested.
             assert (await rocket.get_job(jobs[0])).status == "running"
             for lease in leases:
                 await asyncio.to_thread(service.fail, lease)
@@ -69,7 +69,7 @@ def test_many_jobs_are_followed_at_a_time(server, service):
     assert [(job.id, job.status) for job in asyncio.run(follow())] == [(job_id, "failed") for job_id in jobs]
 
 
-def test_a_stream_can_be_left_before_its_end(server, service):
+def test_a_stream_can_be_left_early(server, service):
     job_id = service.submit()
 
     async def first():
@@ -81,20 +81,20 @@ def test_a_stream_can_be_left_before_its_end(server, service):
     assert isinstance(asyncio.run(first()), Event)
 
 
-def test_a_download_that_is_cancelled_lets_go_of_the_folder_and_is_gone_on_with(server, service, tmp_path):
+def test_a_cancelled_download_releases_the_folder_and_is_resumed(server, service, tmp_path):
     job_id = service.succeeded({"model.safetensors": WEIGHTS})
     told = []
 
     async def broken_off():
         async with AsyncRocket(server.url) as rocket:
-            begun = asyncio.Event()
+            started = asyncio.Event()
 
             def note(progress):
                 if 0 < progress.received < len(WEIGHTS):
-                    begun.set()
+                    started.set()
 
             download = asyncio.create_task(rocket.download(job_id, tmp_path, on_progress=note))
-            await begun.wait()
+            await started.wait()
             download.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await download
@@ -108,7 +108,7 @@ def test_a_download_that_is_cancelled_lets_go_of_the_folder_and_is_gone_on_with(
     assert (tmp_path / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_a_slow_disk_does_not_keep_the_loop_waiting(server, service, tmp_path, monkeypatch):
+def test_a_slow_disk_does_not_block_the_event_loop(server, service, tmp_path, monkeypatch):
     job_id = service.succeeded({"a": b"1"})
     end, asked = threading.Event(), []
 
@@ -133,18 +133,18 @@ def test_a_slow_disk_does_not_keep_the_loop_waiting(server, service, tmp_path, m
     assert threading.main_thread() not in asked
 
 
-def test_what_is_begun_on_the_disk_is_ended_before_a_cancelled_call_lets_go_of_it():
-    begun, end, done = threading.Event(), threading.Event(), []
+def test_disk_work_completes_before_a_cancelled_call_returns():
+    started, end, done = threading.Event(), threading.Event(), []
 
     def write():
-        begun.set()
+        started.set()
         assert end.wait(30)
         done.append(1)
         raise OSError("what came of it matters no more")
 
     async def cancelled():
         work = asyncio.create_task(in_thread(write))
-        await asyncio.to_thread(begun.wait)
+        await asyncio.to_thread(started.wait)
         work.cancel()
         asyncio.get_running_loop().call_later(0.1, end.set)
         with pytest.raises(asyncio.CancelledError):

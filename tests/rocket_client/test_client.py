@@ -25,7 +25,7 @@ pytestmark = pytest.mark.both_clients
 
 
 class Relay:
-    """Stands between client and server and loses the first answers."""
+    """A relay between client and server that loses the first responses."""
 
     def __init__(self, server_url, *, lost):
         self._port = int(server_url.rsplit(":", 1)[1])
@@ -83,7 +83,7 @@ def test_a_job_is_submitted_with_the_defaults_of_the_server(client):
     assert client.get_job(job.id) == job
 
 
-def test_everything_that_can_be_asked_for_arrives(client):
+def test_every_option_reaches_the_server(client):
     job = client.submit(
         "local/tiny",
         ratio=0.2,
@@ -97,7 +97,7 @@ def test_everything_that_can_be_asked_for_arrives(client):
     assert job.metadata == {"team": "ours"}
 
 
-def test_a_key_makes_one_job_of_two_requests(client):
+def test_one_idempotency_key_makes_one_job(client):
     jobs = {client.submit("local/tiny", ratio=0.3, idempotency_key="k").id for _ in range(2)}
     others = {client.submit("local/tiny", ratio=0.3).id for _ in range(2)}
 
@@ -105,7 +105,7 @@ def test_a_key_makes_one_job_of_two_requests(client):
     assert len(others) == 2
 
 
-def test_a_request_whose_answer_is_lost_makes_one_job(connect, service, relay):
+def test_a_request_whose_response_is_lost_makes_one_job(connect, service, relay):
     with connect(relay(lost=2).url, patience=10) as client:
         job = client.submit("local/tiny", ratio=0.3)
 
@@ -114,7 +114,7 @@ def test_a_request_whose_answer_is_lost_makes_one_job(connect, service, relay):
     assert job.status == "queued"
 
 
-def test_a_deletion_whose_answer_is_lost_is_not_repeated(connect, service, relay):
+def test_a_deletion_whose_response_is_lost_is_not_repeated(connect, service, relay):
     job_id = service.succeeded({})
     between = relay(lost=1)
 
@@ -135,7 +135,7 @@ def test_jobs_are_listed_page_by_page_newest_first(client, service):
     assert list(client.iterate_jobs(status="failed")) == []
 
 
-def test_jobs_are_found_by_their_labels(client):
+def test_jobs_can_be_filtered_by_labels(client):
     ours, others = (client.submit("local/tiny", ratio=0.3, metadata={"team": team, "a b": "1"}) for team in "ab")
 
     assert [job.id for job in client.iterate_jobs(metadata={"team": "a", "a b": "1"})] == [ours.id]
@@ -144,7 +144,7 @@ def test_jobs_are_found_by_their_labels(client):
     assert others.metadata["team"] == "b"
 
 
-def test_a_job_is_cancelled_retried_and_deleted(client):
+def test_a_job_can_be_cancelled_retried_and_deleted(client):
     job = client.submit("local/tiny", ratio=0.3)
 
     cancelled = client.cancel(job.id)
@@ -157,7 +157,7 @@ def test_a_job_is_cancelled_retried_and_deleted(client):
     assert (refused.value.status, refused.value.code) == (404, "job_not_found")
 
 
-def test_what_a_job_produced_is_read(client, service):
+def test_the_results_of_a_job_can_be_read(client, service):
     job_id = service.submit()
     lease = service.claim(job_id)
     service.profile(lease, "model.layers.0.q")
@@ -172,7 +172,7 @@ def test_what_a_job_produced_is_read(client, service):
     assert client.get_job(job_id).result.kept_parameters == 7_000_000
 
 
-def test_a_job_that_failed_says_why(client, service):
+def test_a_failed_job_has_its_error(client, service):
     job_id = service.submit()
     service.fail(service.claim(job_id), JobError(code="insufficient_disk", message="full", stage="exporting"))
 
@@ -180,12 +180,12 @@ def test_a_job_that_failed_says_why(client, service):
     assert (error.code, error.message, error.stage, error.layer) == ("insufficient_disk", "full", "exporting", None)
 
 
-def test_the_server_offers_names(client):
+def test_models_and_datasets_are_listed(client):
     assert client.models() == ["local/tiny"]
     assert {"builtin", "wikitext2", "local/mine.jsonl"} <= set(client.calibrations())
 
 
-def test_a_refusal_carries_what_the_problem_document_says(client):
+def test_a_refusal_has_the_members_of_the_problem_document(client):
     with pytest.raises(ProblemError) as refused:
         client.submit("local/tiny", ratio=1.5)
 
@@ -195,7 +195,7 @@ def test_a_refusal_carries_what_the_problem_document_says(client):
     assert error.request_id
 
 
-def test_a_server_that_is_not_there_is_told_within_the_patience(connect):
+def test_an_unreachable_server_is_reported_within_the_patience(connect):
     url, waits = f"http://127.0.0.1:{free_port()}", []
     began = time.monotonic()
 
@@ -209,7 +209,7 @@ def test_a_server_that_is_not_there_is_told_within_the_patience(connect):
     assert url in str(gone.value)
 
 
-def test_a_request_to_a_server_that_is_busy_is_sent_again_under_the_same_key(connect, server, service, monkeypatch):
+def test_a_retry_to_a_busy_server_uses_the_same_key(connect, server, service, monkeypatch):
     monkeypatch.setattr("app.api.problems.RETRY_AFTER_SECONDS", 1)
     context = server.application.state.context
     admit, asked = type(context.admission).admit, []
@@ -229,7 +229,7 @@ def test_a_request_to_a_server_that_is_busy_is_sent_again_under_the_same_key(con
     assert service.count_jobs() == 1
 
 
-def test_a_refusal_that_will_not_pass_is_not_repeated(connect, server):
+def test_a_permanent_refusal_is_not_retried(connect, server):
     waits = []
     with connect(server.url, on_wait=waits.append) as client, pytest.raises(ProblemError):
         client.get_job(UNKNOWN)
@@ -238,20 +238,20 @@ def test_a_refusal_that_will_not_pass_is_not_repeated(connect, server):
 
 
 @pytest.mark.parametrize("address", ["localhost:8000", "127.0.0.1", "ftp://host", "http://", "http://ho st:x"])
-def test_an_address_that_is_none_is_refused(connect, address):
+def test_an_invalid_address_is_refused(connect, address):
     with pytest.raises(InvalidArgumentError, match="http://HOST:PORT"):
         connect(address)
 
 
 @pytest.mark.parametrize("job_id", ["", ".", "..", "a/b", "../healthz", "x?y", "x%2Fy"])
-def test_an_id_that_would_be_another_path_is_not_sent(connect, job_id):
+def test_an_id_that_would_change_the_path_is_not_sent(connect, job_id):
     with connect("http://127.0.0.1:1") as client:
         for call in (client.get_job, client.cancel, client.delete, client.layers, client.artifacts):
             with pytest.raises(InvalidArgumentError, match="not a job id"):
                 call(job_id)
 
 
-def test_numbers_and_keys_that_cannot_be_sent_are_refused(connect):
+def test_invalid_numbers_and_keys_are_not_sent(connect):
     with connect("http://127.0.0.1:1") as client:
         with pytest.raises(InvalidArgumentError, match="ratio"):
             client.submit("local/tiny", ratio=float("nan"))
@@ -267,14 +267,14 @@ def test_the_address_comes_from_the_environment(connect, server, monkeypatch):
         assert client.server == server.url
 
 
-def test_a_proxy_of_the_environment_does_not_stand_before_this_machine(connect, server, monkeypatch):
+def test_a_proxy_from_the_environment_is_not_used_for_loopback(connect, server, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
 
     with connect(server.url, patience=0) as client:
         assert client.models() == ["local/tiny"]
 
 
-def test_another_service_at_the_address_is_recognized(connect, server, monkeypatch):
+def test_another_service_at_the_address_is_detected(connect, server, monkeypatch):
     with connect(server.url + "/jobs", patience=0) as client, pytest.raises(ProblemError):
         client.list_jobs()
     # This service uses HTTP as well, but its OpenAPI document is not a list of jobs.
@@ -283,7 +283,7 @@ def test_another_service_at_the_address_is_recognized(connect, server, monkeypat
         client.list_jobs()
 
 
-def test_what_a_newer_server_adds_is_ignored(client):
+def test_unknown_members_of_a_newer_server_are_ignored(client):
     answer = client.submit("local/tiny", ratio=0.3).model_dump(mode="json")
     newer = answer | {"status": "hibernating", "price": 3, "calibration": answer["calibration"] | {"mixture": []}}
 

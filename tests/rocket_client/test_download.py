@@ -55,13 +55,13 @@ def part(folder):
 
 
 def received(client, job_id, folder):
-    """Downloads, and says how many bytes came over the network."""
+    """Download, and return the number of bytes received over the network."""
     seen = [0]
     client.download(job_id, folder, on_progress=lambda progress: seen.append(progress.received))
     return seen[-1]
 
 
-def test_all_artifacts_arrive_under_their_names(client, job_id, folder):
+def test_all_artifacts_are_downloaded_under_their_names(client, job_id, folder):
     files = client.download(job_id, folder)
 
     assert contents(folder) == FILES
@@ -81,19 +81,19 @@ def test_progress_counts_bytes_up_to_the_total(client, job_id, folder):
     assert done[-1] == total
 
 
-def test_only_the_exports_asked_for_are_downloaded(client, job_id, folder):
+def test_only_the_requested_exports_are_downloaded(client, job_id, folder):
     client.download(job_id, folder, exports=["factored"])
 
     assert set(contents(folder)) == {"factored/model.safetensors", "factored/config.json", "report.json", "empty"}
 
 
-def test_an_export_that_the_job_does_not_have_is_told(client, job_id, folder):
+def test_a_missing_export_is_refused_with_the_existing_ones(client, job_id, folder):
     with pytest.raises(NothingToDownloadError, match="no export 'gguf'; it has dense and factored"):
         client.download(job_id, folder, exports=["gguf"])
     assert not folder.exists()
 
 
-def test_what_is_there_is_verified_and_stays(client, job_id, folder):
+def test_existing_files_are_verified_and_kept(client, job_id, folder):
     client.download(job_id, folder)
     before = (folder / "report.json").stat().st_mtime_ns
 
@@ -104,7 +104,7 @@ def test_what_is_there_is_verified_and_stays(client, job_id, folder):
     assert received(client, job_id, folder) == 0
 
 
-def test_what_is_there_and_wrong_is_replaced_and_told(client, job_id, folder):
+def test_wrong_files_are_replaced_and_reported(client, job_id, folder):
     client.download(job_id, folder)
     (folder / "factored/config.json").write_bytes(b"[]")
     (folder / "dense/model.safetensors").write_bytes(b"short")
@@ -118,7 +118,7 @@ def test_what_is_there_and_wrong_is_replaced_and_told(client, job_id, folder):
 
 
 @pytest.mark.parametrize("cut", [1, 4096, len(WEIGHTS) - 1, len(WEIGHTS)])
-def test_a_part_is_gone_on_with(client, job_id, folder, part, cut):
+def test_a_partial_file_is_resumed(client, job_id, folder, part, cut):
     part.write_bytes(WEIGHTS[:cut])
 
     assert received(client, job_id, folder) == sum(map(len, FILES.values())) - cut
@@ -128,7 +128,7 @@ def test_a_part_is_gone_on_with(client, job_id, folder, part, cut):
 @pytest.mark.parametrize(
     "left", [b"x" * 5000, WEIGHTS[:-1] + b"x", WEIGHTS + b"x"], ids=["other", "last byte", "longer"]
 )
-def test_a_part_that_is_none_is_begun_anew(client, job_id, folder, part, left):
+def test_an_invalid_partial_file_is_restarted(client, job_id, folder, part, left):
     part.write_bytes(left)
 
     client.download(job_id, folder)
@@ -136,7 +136,7 @@ def test_a_part_that_is_none_is_begun_anew(client, job_id, folder, part, left):
     assert contents(folder) == FILES
 
 
-def test_a_range_is_asked_for_only_of_the_content_it_belongs_to(client, job_id, folder, part, monkeypatch):
+def test_a_range_is_requested_only_of_the_same_content(client, job_id, folder, part, monkeypatch):
     part.write_bytes(WEIGHTS[:1000])
     asked = []
     real = artifacts.asked_ranges
@@ -151,13 +151,13 @@ def test_a_range_is_asked_for_only_of_the_content_it_belongs_to(client, job_id, 
     assert [header for header in asked if header] == ["bytes=1000-"]
 
 
-def test_bytes_of_another_content_are_not_gone_on_with(client, service, job_id, folder, part):
+def test_partial_bytes_of_another_content_are_not_resumed(client, service, job_id, folder, part):
     part.write_bytes(b"old" * 1000)
     client.download(job_id, folder)
     assert contents(folder) == FILES
 
 
-def test_a_tampered_file_is_no_artifact(client, service, job_id, folder):
+def test_a_tampered_file_is_refused(client, service, job_id, folder):
     service.stored_file(WEIGHTS).write_bytes(b"x" + WEIGHTS[1:])
 
     with pytest.raises(DigestMismatchError, match=hashlib.sha256(WEIGHTS).hexdigest()):
@@ -167,7 +167,7 @@ def test_a_tampered_file_is_no_artifact(client, service, job_id, folder):
     assert PART not in contents(folder)
 
 
-def test_a_file_that_goes_on_after_its_end_is_no_artifact(client, job_id, folder, monkeypatch):
+def test_a_file_longer_than_announced_is_refused(client, job_id, folder, monkeypatch):
     real = outputs.open_artifact
 
     def longer(*arguments):
@@ -184,7 +184,7 @@ def test_a_file_that_goes_on_after_its_end_is_no_artifact(client, job_id, folder
     assert (folder / PART).stat().st_size == 0
 
 
-def test_a_server_that_is_killed_and_started_again_only_interrupts_a_download(connect, service, folder):
+def test_a_restarted_server_only_interrupts_a_download(connect, service, folder):
     weights = os.urandom(2**20) * 48
     job_id = service.succeeded({"model.safetensors": weights})
     waits, told = [], []
@@ -224,7 +224,7 @@ def test_two_names_of_one_file_are_refused(names, tmp_path):
         safe_paths(names, tmp_path)
 
 
-def test_a_server_that_names_a_file_outside_writes_nothing(client, service, folder):
+def test_a_file_name_outside_the_folder_writes_nothing(client, service, folder):
     job_id = service.succeeded({"fine": b"1", "../outside": b"2"})
 
     with pytest.raises(UnsafeNameError, match="outside"):
@@ -242,7 +242,7 @@ def test_two_downloads_do_not_share_a_folder(client, job_id, folder):
     client.download(job_id, folder)
 
 
-def test_what_does_not_fit_is_told_before_anything_is_written(client, job_id, folder, monkeypatch):
+def test_a_full_disk_is_reported_before_writing(client, job_id, folder, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
 
     with pytest.raises(NotEnoughDiskError, match="bytes are needed"):
@@ -250,7 +250,7 @@ def test_what_does_not_fit_is_told_before_anything_is_written(client, job_id, fo
     assert contents(folder) == {}
 
 
-def test_a_disk_that_fills_up_is_told_with_the_file(client, job_id, folder, part):
+def test_a_disk_that_fills_up_is_reported_with_the_file(client, job_id, folder, part):
     part.symlink_to("/dev/full")
 
     with pytest.raises(OSError, match="No space left") as full:
@@ -258,12 +258,12 @@ def test_a_disk_that_fills_up_is_told_with_the_file(client, job_id, folder, part
     assert full.value.filename == str(part)
 
 
-def test_a_job_that_has_not_succeeded_has_nothing(client, service, folder):
+def test_an_unfinished_job_has_nothing_to_download(client, service, folder):
     with pytest.raises(NothingToDownloadError, match="is queued; only a job that has succeeded"):
         client.download(service.submit(), folder)
 
 
-def test_what_has_expired_is_told(client, service, folder):
+def test_an_expired_artifact_is_reported(client, service, folder):
     job_id = service.succeeded({"a": b"1"}, retention=timedelta(0))
     for key in service.do(sweeps.expire_artifacts):
         service.artifacts.remove(key)

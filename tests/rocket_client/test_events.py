@@ -18,13 +18,13 @@ def numbers(told):
 
 @pytest.fixture
 def failed(service):
-    """A job with four events."""
+    """Return a job with four events."""
     job_id = service.submit()
     service.fail(service.claim(job_id))
     return job_id
 
 
-def test_a_job_that_has_ended_is_told_from_its_beginning(client, failed):
+def test_a_finished_job_sends_all_events(client, failed):
     told = list(client.events(failed))
 
     assert numbers(told) == [1, 2, 3, 4]
@@ -34,7 +34,7 @@ def test_a_job_that_has_ended_is_told_from_its_beginning(client, failed):
     assert told[4].status == "failed"
 
 
-def test_what_was_seen_is_not_told_again(client, failed):
+def test_seen_events_are_not_repeated(client, failed):
     assert numbers(client.events(failed, after=3)) == [4]
 
 
@@ -62,7 +62,7 @@ def test_a_job_is_followed_until_it_ends(client, service):
     assert {0.25, 0.5, 1.0} <= set(seen)
 
 
-def test_waiting_gives_the_job_as_it_ended(client, service):
+def test_waiting_returns_the_finished_job(client, service):
     job_id = service.submit()
     lease = service.claim(job_id)
     news = []
@@ -73,7 +73,7 @@ def test_waiting_gives_the_job_as_it_ended(client, service):
     assert numbers(news) == [1, 2, 3, 4]
 
 
-def test_a_server_that_is_killed_and_started_again_loses_no_event(connect, service):
+def test_a_restarted_server_loses_no_event(connect, service):
     job_id = service.submit()
     lease = service.claim(job_id)
     waits, told = [], []
@@ -99,7 +99,7 @@ def test_a_server_that_is_killed_and_started_again_loses_no_event(connect, servi
     assert "Connection refused" in [wait.reason for wait in waits]
 
 
-def test_a_server_that_stays_away_is_given_up(connect, service):
+def test_following_gives_up_when_the_server_stays_down(connect, service):
     job_id = service.submit()
     with ServerProcess(service.settings.data_dir) as server, connect(server.url) as client:
         stream = client.events(job_id, patience=0.5)
@@ -111,7 +111,7 @@ def test_a_server_that_stays_away_is_given_up(connect, service):
         assert time.monotonic() - began < 5
 
 
-def test_a_stream_is_had_once_the_server_has_one_to_give(client, server, failed, monkeypatch):
+def test_a_stream_starts_once_the_server_has_capacity(client, server, failed, monkeypatch):
     monkeypatch.setattr("app.api.problems.RETRY_AFTER_SECONDS", 1)
     server.application.state.streams = Streams(0, share=0)
     timer = threading.Timer(0.5, lambda: setattr(server.application.state, "streams", Streams(1, share=1)))
@@ -121,7 +121,7 @@ def test_a_stream_is_had_once_the_server_has_one_to_give(client, server, failed,
     timer.join()
 
 
-def test_a_server_without_a_stream_to_give_is_told_and_not_worked_around(client, server, failed, monkeypatch):
+def test_a_server_without_stream_capacity_is_reported(client, server, failed, monkeypatch):
     monkeypatch.setattr("app.api.problems.RETRY_AFTER_SECONDS", 1)
     server.application.state.streams = Streams(0, share=0)
 
@@ -130,18 +130,18 @@ def test_a_server_without_a_stream_to_give_is_told_and_not_worked_around(client,
     assert refused.value.code == "too_many_streams"
 
 
-def test_a_job_that_is_deleted_ends_its_stream(client, service, failed):
+def test_a_deleted_job_ends_its_stream(client, service, failed):
     stream = client.events(failed)
     next(stream)
     client.delete(failed)
-    # What was on its way is told; a client that comes back finds nothing.
+    # Buffered events may still arrive; a client that reconnects finds nothing.
     list(stream)
     with pytest.raises(ProblemError) as refused:
         list(client.events(failed))
     assert refused.value.code == "job_not_found"
 
 
-def test_events_of_a_kind_that_this_client_does_not_know_are_told_or_skipped(client, server, failed, monkeypatch):
+def test_unknown_kinds_of_events_are_passed_on_or_skipped(client, server, failed, monkeypatch):
     async def newer(*arguments):
         yield 'event: weather\ndata: {"sun": true}\n\n'
         yield "event: shrug\ndata: ?\n\n"

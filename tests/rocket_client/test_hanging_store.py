@@ -1,4 +1,4 @@
-"""A store that hangs keeps its downloads, and nothing else of the service."""
+"""A hanging store, which delays only its downloads."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from tests.loopback_service import wait_for
 _DOWNLOADS = 48
 
 
-def test_downloads_that_hang_leave_threads_to_all_other_requests(server, service, monkeypatch):
+def test_hanging_downloads_leave_threads_to_other_requests(server, service, monkeypatch):
     job_id = service.succeeded({"file": b"content"})
     waiting, end = [], threading.Event()
 

@@ -1,4 +1,4 @@
-"""The API key: to whom the client sends it, and what it says when it is not enough."""
+"""The API key: to whom the client sends it, and messages if it is refused."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,7 +14,7 @@ KEY = "rk_0123456789abcdef_" + "0" * 64
 
 
 class Recorder(HTTPServer):
-    """Remembers what it is sent, and answers with a redirect or with nothing."""
+    """A server that records what it receives, and answers with a redirect or with nothing."""
 
     def __init__(self, location=None):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -63,7 +63,7 @@ def make_key(service):
 
 
 @pytest.mark.both_clients
-def test_a_key_goes_to_its_server_and_stays_there_after_a_redirect(connect, first, other):
+def test_a_key_is_not_sent_along_a_redirect(connect, first, other):
     with connect(first.url, api_key=KEY, patience=0) as rocket, pytest.raises(UnexpectedAnswerError):
         rocket.models()
     assert first.seen == [f"Bearer {KEY}"]
@@ -72,7 +72,7 @@ def test_a_key_goes_to_its_server_and_stays_there_after_a_redirect(connect, firs
 
 @pytest.mark.parametrize("way", ["redirect", "asked for"])
 def test_a_key_is_never_sent_to_another_server(first, other, way):
-    # Even by code that follows redirects, or asks for a whole address with the same connections.
+    # Even for code that follows redirects, or requests an absolute URL with the same connections.
     with httpx2.Client(auth=KeyAuth(KEY, httpx2.URL(first.url)), trust_env=False, follow_redirects=True) as http:
         http.get(first.url if way == "redirect" else other.url)
     assert other.seen == [None]
@@ -80,7 +80,7 @@ def test_a_key_is_never_sent_to_another_server(first, other, way):
 
 
 @pytest.mark.both_clients
-def test_a_key_is_taken_from_the_environment_unless_one_is_given(connect, first, monkeypatch):
+def test_a_key_comes_from_the_environment_unless_given(connect, first, monkeypatch):
     monkeypatch.setenv("ROCKET_API_KEY", f" {KEY}\n")
     for options, sent in (({}, KEY), ({"api_key": "rk_other"}, "rk_other")):
         with connect(first.url, patience=0, **options) as rocket, pytest.raises(UnexpectedAnswerError):
@@ -94,20 +94,20 @@ def test_a_key_is_taken_from_the_environment_unless_one_is_given(connect, first,
 
 @pytest.mark.both_clients
 @pytest.mark.parametrize("key", ["rk_a b", "rk_ä", "rk_a\nX-Evil: 1", "rk_\x00"])
-def test_a_key_that_cannot_be_one_is_refused_and_not_repeated(connect, key):
+def test_an_invalid_key_is_refused_and_not_echoed(connect, key):
     with pytest.raises(InvalidArgumentError) as refused:
         connect("http://127.0.0.1:1", api_key=key)
     assert key not in str(refused.value)
 
 
-def test_a_command_without_a_key_says_which_variable_to_set(remote, make_key):
+def test_a_command_without_a_key_names_the_variable_to_set(remote, make_key):
     make_key()
     outcome = remote("jobs")
     assert (outcome.code, outcome.out) == (77, "")
     assert "set ROCKET_API_KEY" in outcome.err
 
 
-def test_a_command_with_a_key_that_is_not_valid_says_so_and_does_not_repeat_it(remote, make_key, monkeypatch):
+def test_a_command_with_a_wrong_key_says_so_without_echoing_it(remote, make_key, monkeypatch):
     make_key()
     monkeypatch.setenv("ROCKET_API_KEY", KEY)
     outcome = remote("jobs", "--json")
@@ -116,14 +116,14 @@ def test_a_command_with_a_key_that_is_not_valid_says_so_and_does_not_repeat_it(r
     assert KEY.rsplit("_", 1)[1] not in outcome.err + outcome.out
 
 
-def test_a_command_with_a_key_works_as_without(remote, make_key, monkeypatch):
+def test_commands_work_with_a_key(remote, make_key, monkeypatch):
     monkeypatch.setenv("ROCKET_API_KEY", make_key())
     submitted = remote("submit", "local/tiny", "--ratio", "0.3")
     assert submitted.code == 0
     assert submitted.out.strip() in remote("jobs").out
 
 
-def test_a_key_that_may_only_read_is_told_what_it_lacks(remote, make_key, monkeypatch):
+def test_a_read_only_key_is_told_the_missing_scope(remote, make_key, monkeypatch):
     monkeypatch.setenv("ROCKET_API_KEY", make_key(scopes=["read"]))
     assert remote("jobs").code == 0
     outcome = remote("submit", "local/tiny", "--ratio", "0.3")
@@ -132,7 +132,7 @@ def test_a_key_that_may_only_read_is_told_what_it_lacks(remote, make_key, monkey
 
 
 @pytest.mark.both_clients
-def test_a_refused_key_is_no_reason_to_try_again(connect, server, make_key):
+def test_a_refused_key_is_not_retried(connect, server, make_key):
     make_key()
     with connect(server.url, api_key=KEY, patience=30) as rocket, pytest.raises(ProblemError) as refused:
         rocket.models()

@@ -1,4 +1,4 @@
-"""The clients against the service's OpenAPI document: what is sent is asked for there, what is read is told there."""
+"""The clients against the service's OpenAPI document: requests and responses match it."""
 
 import inspect
 import re
@@ -22,7 +22,7 @@ EVALUATE = {"dataset": "builtin", "samples": 2, "sequence_length": 8, "stride": 
 OPTIONS = {"preset": "fast", "objective": "fisher", "method": "rocket", "ignore": ["*.q"], "export": ["dense"]}
 JOB_REQUEST = {"ratio": 0.3, "calibration": CALIBRATION, "evaluate": EVALUATE, "options": OPTIONS, "revision": "main"}
 
-# One call, or more where there are several ways to make it, of each method that asks the server.
+# For each method that calls the server one call, or several if there are several ways to call it.
 METHODS = {
     "submit": [
         {"model_id": "local/tiny", "ratio": 0},
@@ -60,14 +60,14 @@ METHODS = {
     "delete_profile": [{"profile_id": PROFILE}],
     "report": [{"job_id": JOB}],
     "artifacts": [{"job_id": JOB}],
-    # Asks for the list first; the files it asks for then are in `FILE`.
+    # Requests the list first; the files that it requests next are in `FILE`.
     "download": [{"job_id": JOB, "folder": Path("out")}],
     "models": [{}],
     "calibrations": [{}],
 }
 ASKING_NOTHING = {"server", "close"}
 
-# What the document has and no client method asks for.
+# Operations of the document that no client method uses.
 NO_METHOD = {
     "GET /healthz": "for whoever runs the service, like the next two; a client notices by itself",
     "GET /readyz": "as above",
@@ -80,7 +80,7 @@ NOT_SENT = {
     ("GET /jobs/{job_id}/events", "after"): "the header Last-Event-ID says the same of a stream",
     ("GET /jobs/{job_id}/events", "limit"): "of pages; the client reads streams",
 }
-# Where the document allows what an answer to the client's own calls never has.
+# Where the document allows what a response to the client's own calls never has.
 NARROWER = {
     f"Upload.{member}: {difference}": "only of what the server offers by itself, which is asked for by name"
     for member in ("size", "documents", "sha256")
@@ -92,7 +92,7 @@ class EventPage(BaseModel):
     data: tuple[models.Event, ...]
 
 
-# What answers requests that are no `Call`.
+# Models of responses to requests that are not a `Call`.
 READ = {
     "GET /jobs/{job_id}/events": EventPage,
     "GET /jobs/{job_id}/artifacts/{name}": None,
@@ -110,10 +110,10 @@ def document(tmp_path_factory):
 
 
 class Asked(BaseException):
-    """Stands for the network: whatever is about to be sent ends there."""
+    """Stands in for the network: every request ends there."""
 
 
-def asked_by(connect, method, arguments, monkeypatch):
+def requests_of(connect, method, arguments, monkeypatch):
     sent = []
 
     def record(request):
@@ -124,7 +124,7 @@ def asked_by(connect, method, arguments, monkeypatch):
     monkeypatch.setattr("rocket_client._transport._body", lambda request: _Nothing())
     monkeypatch.setattr("rocket_client._transport._async_body", lambda request: _Nothing())
     with connect("http://127.0.0.1:1") as client, suppress(Asked):
-        # Those that iterate ask at the first step.
+        # Iterators send their request at the first step.
         list(getattr(client, method)(**arguments))
     return sent
 
@@ -150,7 +150,7 @@ def file_request():
 
 
 def operation_of(document, request):
-    """The document's name of a request, and what it says of it."""
+    """Return the document's name of a request, and its operation."""
     fitting = [
         (f"{request.method} {path}", methods[request.method.lower()])
         for path, methods in document["paths"].items()
@@ -166,12 +166,12 @@ def operation_of(document, request):
 def requests(connect, monkeypatch):
     for method, ways in METHODS.items():
         for arguments in ways:
-            yield from asked_by(connect, method, arguments, monkeypatch)
+            yield from requests_of(connect, method, arguments, monkeypatch)
             monkeypatch.undo()
     yield file_request()
 
 
-def test_every_method_of_the_client_is_called_here():
+def test_every_method_of_the_client_is_covered():
     methods = {name for name in vars(Rocket) if not name.startswith("_")}
     assert set(METHODS) == methods - ASKING_NOTHING
     for method, ways in METHODS.items():
@@ -182,7 +182,7 @@ def test_every_method_of_the_client_is_called_here():
 
 
 @pytest.mark.both_clients
-def test_every_operation_of_the_document_has_a_method(document, connect, monkeypatch):
+def test_every_documented_operation_has_a_method(document, connect, monkeypatch):
     asked = {operation_of(document, request)[0] for request in requests(connect, monkeypatch)}
     offered = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
 
@@ -191,7 +191,7 @@ def test_every_operation_of_the_document_has_a_method(document, connect, monkeyp
 
 
 @pytest.mark.both_clients
-def test_every_parameter_of_the_document_can_be_sent(document, connect, monkeypatch):
+def test_every_documented_parameter_can_be_sent(document, connect, monkeypatch):
     sent, offered = set(), set()
     for request in requests(connect, monkeypatch):
         name, operation = operation_of(document, request)
@@ -206,12 +206,12 @@ def test_every_parameter_of_the_document_can_be_sent(document, connect, monkeypa
 
     assert offered - sent == set(NOT_SENT)
     own = {parameter for name, parameter in sent - offered}
-    # HTTP's own, which a document need not name.
+    # HTTP's own headers, which a document need not name.
     assert own <= {"accept", "accept-encoding", "cache-control", "content-type", "range", "if-range"}
 
 
 @pytest.mark.both_clients
-def test_every_body_is_what_the_document_asks_for(document, connect, monkeypatch):
+def test_every_request_body_matches_the_document(document, connect, monkeypatch):
     seen = set()
     for request in requests(connect, monkeypatch):
         name, operation = operation_of(document, request)
@@ -227,7 +227,7 @@ def test_every_body_is_what_the_document_asks_for(document, connect, monkeypatch
     assert seen == {"POST /jobs", "POST /profiles", "POST /estimates", "POST /profiles/{profile_id}/allocations"}
 
 
-def test_every_member_that_the_client_reads_is_in_the_document_with_a_type_that_it_takes(document, monkeypatch):
+def test_every_member_the_client_reads_is_in_the_document(document, monkeypatch):
     found, read = [], set()
     for request in requests(Rocket, monkeypatch):
         name, operation = operation_of(document, request)
@@ -247,7 +247,7 @@ def test_every_member_that_the_client_reads_is_in_the_document_with_a_type_that_
     assert read == {kind.__name__ for kind in answers} | {"EventPage"}
 
 
-def test_progress_tells_of_a_job_what_the_job_does(document):
+def test_progress_has_the_types_of_the_job(document):
     taken = models.Progress.model_json_schema()
     job = {"$ref": "#/components/schemas/JobView"}
 
@@ -257,13 +257,13 @@ def test_progress_tells_of_a_job_what_the_job_does(document):
 
 
 def returned(call):
-    """The resource that a function of `calls` annotates as its answer."""
+    """Return the resource that a function of `calls` annotates as its response."""
     annotation = inspect.signature(call).return_annotation
     return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Call else None
 
 
 class Comparison:
-    """What a service may send by its document against what a client takes, each a JSON schema with definitions."""
+    """Comparison of what a service may send with what a client accepts, each a JSON schema with definitions."""
 
     def __init__(self, taken, sent):
         self._taken, self._sent = taken, sent
@@ -305,7 +305,7 @@ ALL_TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"
 
 
 def types(schema):
-    """Which JSON types it allows; all where it says nothing."""
+    """Return the JSON types that a schema allows; all if it names none."""
     if "type" in schema:
         return {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
     named = schema.get("enum", [schema["const"]] if "const" in schema else [])
@@ -326,7 +326,7 @@ def resolved(document, schema):
 
 
 def choices(document, schema):
-    """The schemas of which one holds."""
+    """Return the schemas of which one applies."""
     schema = resolved(document, schema)
     options = schema.get("anyOf") or schema.get("oneOf")
     if options is None:
@@ -356,5 +356,5 @@ def choices(document, schema):
         ({"enum": ["a"]}, {"type": "string", "enum": ["a", "b"]}, "X: values"),
     ],
 )
-def test_a_difference_is_seen(taken, sent, difference):
+def test_differences_are_detected(taken, sent, difference):
     assert list(Comparison(taken, sent).differences(taken, sent, "X")) == ([] if difference is None else [difference])

@@ -1,4 +1,4 @@
-"""Clients that are not ours resume downloads, wherever the files are."""
+"""Third-party clients that resume downloads, wherever the files are."""
 
 import subprocess
 
@@ -28,21 +28,21 @@ def url(service, server):
 
 
 @pytest.fixture
-def begun(tmp_path):
+def partial(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(WEIGHTS[:CUT])
     return file
 
 
-def test_the_client_of_the_hub_goes_on_mid_file(url, begun):
-    with begun.open("ab") as stream:
+def test_the_hub_client_resumes_mid_file(url, partial):
+    with partial.open("ab") as stream:
         http_get(url, stream, resume_size=CUT, expected_size=len(WEIGHTS))
-    assert begun.read_bytes() == WEIGHTS
+    assert partial.read_bytes() == WEIGHTS
 
 
 @pytest.mark.system
-def test_curl_goes_on_mid_file(url, begun):
-    command = ["curl", "-sSfL", "-C", "-", "-w", "%{size_download}", "-o", str(begun), url]
+def test_curl_resumes_mid_file(url, partial):
+    command = ["curl", "-sSfL", "-C", "-", "-w", "%{size_download}", "-o", str(partial), url]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == str(len(WEIGHTS) - CUT)
-    assert begun.read_bytes() == WEIGHTS
+    assert partial.read_bytes() == WEIGHTS

@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def at_store(monkeypatch):
-    """What arrives at the store, as far as it is sent by this process's HTTP client."""
+    """Record the requests of this process's HTTP client to the store."""
     sent = []
 
     def spy_on(kind):
@@ -58,13 +58,13 @@ def contents(folder):
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_files_come_from_the_store_and_are_what_was_published(client, job_id, folder, at_store):
+def test_files_come_from_the_store_unchanged(client, job_id, folder, at_store):
     client.download(job_id, folder)
     assert contents(folder) == FILES
     assert len(at_store) == 2, "an empty file needs no bytes"
 
 
-def test_a_part_is_gone_on_with_at_the_store(client, job_id, folder, at_store):
+def test_a_partial_file_is_resumed_at_the_store(client, job_id, folder, at_store):
     (folder / "factored").mkdir(parents=True)
     (folder / "factored/model.safetensors.part").write_bytes(WEIGHTS[:1000])
     told = []
@@ -74,7 +74,7 @@ def test_a_part_is_gone_on_with_at_the_store(client, job_id, folder, at_store):
     assert "bytes=1000-" in [headers.get("range") for headers in at_store]
 
 
-def test_the_store_learns_nothing_of_who_asks(connect, server, service, job_id, folder, at_store):
+def test_no_credentials_are_sent_to_the_store(connect, server, service, job_id, folder, at_store):
     with service.database.transaction() as session:
         key = keys.create_key(session, LOCAL_OWNER).text
     with connect(server.url, api_key=key) as client:
@@ -87,7 +87,7 @@ def test_the_store_learns_nothing_of_who_asks(connect, server, service, job_id, 
         assert key not in str(headers)
 
 
-def test_other_bytes_at_the_store_are_no_artifact(client, job_id, folder, bucket):
+def test_corrupted_bytes_at_the_store_are_refused(client, job_id, folder, bucket):
     digest = hashlib.sha256(WEIGHTS).hexdigest()
     (name,) = [name for name in bucket.names() if bucket.read(name) == WEIGHTS]
     bucket.write(name, b"X" + WEIGHTS[1:])
@@ -96,7 +96,7 @@ def test_other_bytes_at_the_store_are_no_artifact(client, job_id, folder, bucket
     assert "factored/model.safetensors" not in contents(folder)
 
 
-def test_a_store_without_the_file_is_told_at_once_and_without_its_signature(client, job_id, folder, bucket):
+def test_a_missing_file_is_reported_without_its_signed_url(client, job_id, folder, bucket):
     for name in bucket.names():
         bucket.remove(name)
     with pytest.raises(StoreUnreachableError, match=r"status 40[34]") as gone:
@@ -104,7 +104,7 @@ def test_a_store_without_the_file_is_told_at_once_and_without_its_signature(clie
     assert "Signature" not in str(gone.value)
 
 
-def test_who_may_not_have_a_file_is_not_sent_to_it(server, service, job_id):
+def test_unauthorized_clients_are_not_redirected(server, service, job_id):
     sent = httpx2.get(f"{server.url}/jobs/{job_id}/artifacts/report.json")
     assert (sent.status_code, sent.headers["cache-control"]) == (307, "no-store")
     for path in (f"/jobs/{job_id}/artifacts/other", f"/jobs/job_{'0' * 26}/artifacts/report.json"):
@@ -120,12 +120,12 @@ def test_a_browser_saves_the_file_under_its_name(server, job_id):
     assert answer.headers["content-type"] == "application/octet-stream"
 
 
-def test_a_range_of_another_content_does_not_come_from_the_store(server, job_id):
+def test_an_outdated_if_range_is_not_redirected_to_the_store(server, job_id):
     headers = {"Range": "bytes=5-", "If-Range": '"sha256-other"'}
     answer = httpx2.get(f"{server.url}/jobs/{job_id}/artifacts/factored/model.safetensors", headers=headers)
     assert (answer.status_code, answer.content) == (200, WEIGHTS)
 
 
-def test_a_head_is_answered_by_the_server(server, job_id):
+def test_a_head_request_is_answered_by_the_server(server, job_id):
     answer = httpx2.head(f"{server.url}/jobs/{job_id}/artifacts/factored/model.safetensors")
     assert (answer.status_code, answer.headers["content-length"]) == (200, str(len(WEIGHTS)))

@@ -12,7 +12,7 @@ class Clock:
 
 
 def waits(patience, clock):
-    """Every wait until it is enough, slept through."""
+    """Return every wait until the patience ends, with the clock advanced by each."""
     found = []
     while (wait := patience.next_wait()) is not None:
         found.append(wait)
@@ -25,7 +25,7 @@ def clock():
     return Clock()
 
 
-def test_waits_grow_and_add_up_to_the_whole_patience(clock):
+def test_waits_grow_and_add_up_to_the_patience(clock):
     found = waits(Patience(60, clock=clock), clock)
 
     assert sum(found) == pytest.approx(60)
@@ -35,7 +35,7 @@ def test_waits_grow_and_add_up_to_the_whole_patience(clock):
         assert longest / 2 <= wait <= longest
 
 
-def test_two_clients_do_not_wait_alike(clock):
+def test_waits_are_randomized(clock):
     assert Patience(60, clock=clock).next_wait() != Patience(60, clock=clock).next_wait()
 
 
@@ -43,15 +43,15 @@ def test_without_patience_there_is_no_wait(clock):
     assert Patience(0, clock=clock).next_wait() is None
 
 
-def test_what_the_server_asks_for_is_waited_at_least(clock):
+def test_retry_after_is_the_minimum_wait(clock):
     assert Patience(60, clock=clock).next_wait(20) == 20
 
 
-def test_who_would_have_to_wait_for_too_long_gives_up_at_once(clock):
+def test_a_retry_after_beyond_the_patience_gives_up_at_once(clock):
     assert Patience(60, clock=clock).next_wait(61) is None
 
 
-def test_an_answer_begins_anew(clock):
+def test_renewing_resets_the_patience(clock):
     patience = Patience(60, clock=clock)
     waits(patience, clock)
     patience.renew()

@@ -1,4 +1,4 @@
-"""What a job is to come to: a ratio, a size, or only a profile."""
+"""Targets of a job: a ratio, a size, or only a profile."""
 
 import pytest
 
@@ -25,14 +25,14 @@ def test_a_size_is_sent_in_bytes(remote, client):
         (("--size", "much"), "is not a size"),
     ],
 )
-def test_wrong_targets_are_refused_before_anything_is_sent(remote, client, arguments, said):
+def test_wrong_targets_are_refused_before_sending(remote, client, arguments, said):
     outcome = remote("submit", "local/tiny", *arguments)
     assert outcome.code == 2
     assert said in " ".join(outcome.err.replace("│", " ").split())
     assert client.list_jobs().data == ()
 
 
-def test_a_model_is_profiled_alone(remote, client):
+def test_a_model_can_be_profiled_alone(remote, client):
     outcome = remote("profile", "local/tiny", "--samples", "3", "--metadata", "a=b", "--ignore", "*.down_proj")
     job = only_job(client)
     assert (outcome.code, outcome.out) == (0, f"{job.id}\n")
@@ -43,7 +43,7 @@ def test_a_model_is_profiled_alone(remote, client):
 
 
 @pytest.mark.both_clients
-def test_both_clients_ask_for_one_target(connect, server):
+def test_both_clients_require_exactly_one_target(connect, server):
     with connect(server.url) as rocket:
         for wrong in ({}, {"ratio": 0.3, "target_bytes": 9}, {"ratio": float("nan")}):
             for ask in (rocket.submit, rocket.estimate):

@@ -12,19 +12,19 @@ RATIOS = st.sampled_from(PROFILE_RATIOS)
 
 
 @given(parameters=st.integers(0, 10**12), hundredths=st.integers(0, 99))
-def test_budget_is_exact_for_the_decimal_that_was_typed(parameters, hundredths):
+def test_the_budget_is_exact_for_decimal_ratios(parameters, hundredths):
     ratio = hundredths / 100
     assert budget.parameter_budget(parameters, ratio) == parameters * (100 - hundredths) // 100
 
 
-def test_budget_does_not_lose_a_parameter_to_binary_rounding():
+def test_the_budget_loses_no_parameter_to_binary_rounding():
     assert budget.parameter_budget(10, 0.3) == 7
     assert int((1 - 0.9) * 10) == 0
     assert budget.parameter_budget(10, 0.9) == 1
 
 
 @given(d_in=SIDES, d_out=SIDES, ratio=RATIOS)
-def test_every_shape_keeps_within_its_layer_budget(d_in, d_out, ratio):
+def test_every_shape_stays_within_its_layer_budget(d_in, d_out, ratio):
     allowed = budget.parameter_budget(d_in * d_out, ratio)
     for rank, nnz in budget.candidate_shapes(d_in, d_out, ratio, PROFILE_RANK_NNZ_RATIOS):
         assert 1 <= rank <= min(d_in, d_out)
@@ -33,20 +33,20 @@ def test_every_shape_keeps_within_its_layer_budget(d_in, d_out, ratio):
 
 
 @given(d_in=SIDES, d_out=SIDES, ratio=RATIOS)
-def test_sparse_shapes_spend_the_budget_to_the_last_parameter(d_in, d_out, ratio):
+def test_sparse_shapes_use_the_budget_to_the_last_parameter(d_in, d_out, ratio):
     allowed = budget.parameter_budget(d_in * d_out, ratio)
     for rank, nnz in budget.candidate_shapes(d_in, d_out, ratio, PROFILE_RANK_NNZ_RATIOS):
         if nnz < rank * d_out:
             assert budget.kept_parameters(d_in, rank, nnz) == allowed
 
 
-def test_ranks_rise_and_do_not_repeat():
+def test_ranks_increase_without_repetition():
     ranks = [rank for rank, _ in budget.candidate_shapes(64, 64, 0.3, PROFILE_RANK_NNZ_RATIOS)]
     assert ranks == sorted(set(ranks))
 
 
 @given(d_in=SIDES, d_out=SIDES, ratio=RATIOS, value=st.sampled_from(PROFILE_RANK_NNZ_RATIOS))
-def test_rank_is_the_largest_that_the_budget_feeds(d_in, d_out, ratio, value):
+def test_the_rank_is_the_largest_within_the_budget(d_in, d_out, ratio, value):
     allowed = budget.parameter_budget(d_in * d_out, ratio)
     rank = budget.rank_for(d_in, d_out, allowed, value)
     cost = lambda atoms: atoms * d_in + Fraction(atoms * d_out) / Fraction(value)  # noqa: E731
@@ -62,7 +62,7 @@ def test_rank_is_the_largest_that_the_budget_feeds(d_in, d_out, ratio, value):
         ((8, 5, 9, 30), (72 + 30) * 2 + 5 * 2),
     ],
 )
-def test_bytes_count_the_mask_only_where_there_is_one(shape, expected):
+def test_bytes_include_the_mask_only_if_there_is_one(shape, expected):
     assert budget.factored_bytes(*shape, 2) == expected
 
 
@@ -70,18 +70,18 @@ def test_bytes_count_the_mask_only_where_there_is_one(shape, expected):
     ("shape", "expected"),
     [((8, 8, 20), 20 * 2 + 8 * 1), ((9, 5, 30), 30 * 2 + 5 * 2), ((8, 8, 64), 64 * 2 + 8)],
 )
-def test_bytes_of_a_sparse_layer_count_the_mask_always(shape, expected):
+def test_bytes_of_a_sparse_layer_always_include_the_mask(shape, expected):
     assert budget.sparse_bytes(*shape, 2) == expected
 
 
 @given(d_in=SIDES, d_out=SIDES, rank=SIDES, nnz=SIDES, itemsize=st.sampled_from([2, 4]))
-def test_layers_that_share_a_dictionary_count_it_once(d_in, d_out, rank, nnz, itemsize):
+def test_a_shared_dictionary_is_counted_once(d_in, d_out, rank, nnz, itemsize):
     nnz = min(nnz, rank * d_out)
     alone = budget.factored_bytes(d_in, d_out, rank, nnz, itemsize)
     assert alone - budget.coefficient_bytes(d_out, rank, nnz, itemsize) == itemsize * d_in * rank
 
 
-def test_achieved_ratio_is_what_is_gone():
+def test_the_achieved_ratio_is_the_removed_fraction():
     assert budget.achieved_ratio(200, 150) == 0.25
 
 

@@ -24,12 +24,12 @@ from rocket_core.errors import InvalidConfigError
         ({"ratio": 0.2, "ridge": 0.0}, "ridge"),
     ],
 )
-def test_nonsense_is_refused_by_name(settings, named):
+def test_invalid_settings_are_refused_by_name(settings, named):
     with pytest.raises(InvalidConfigError, match=named):
         compression_config(**settings)
 
 
-def test_every_problem_is_named_at_once():
+def test_all_problems_are_reported_at_once():
     with pytest.raises(InvalidConfigError, match=r"ratio.*samples"):
         compression_config(ratio=2, calibration={"samples": 0})
 
@@ -45,17 +45,17 @@ def test_settings_cannot_be_changed_afterwards():
         config.ratio = 0.5
 
 
-def test_without_a_preset_the_settings_are_those_of_the_usual_one():
+def test_the_default_preset_is_fast():
     plain = compression_config(ratio=0.3)
     assert plain.preset == "fast"
     assert plain == compression_config(ratio=0.3, preset="fast")
-    # The fields' own defaults say the same, which is what an OpenAPI document shows.
+    # The fields' own defaults, which an OpenAPI document shows, are the same.
     fields = {name: field.default for name, field in CompressionConfig.model_fields.items() if name != "ratio"}
     assert {name: getattr(plain, name) for name in fields} == fields
 
 
 @pytest.mark.parametrize("method", ["rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda"])
-def test_what_rocket_is_compared_with_has_the_papers_settings_unless_others_are_asked_for(method):
+def test_baseline_methods_default_to_the_paper_preset(method):
     plain = compression_config(ratio=0.3, method=method)
     assert (plain.method, plain.preset, plain.importance_balance) == (method, "paper", 0.5)
     assert compression_config(ratio=0.3, method=method, preset="best").sequential
@@ -63,14 +63,14 @@ def test_what_rocket_is_compared_with_has_the_papers_settings_unless_others_are_
 
 @pytest.mark.parametrize("preset", ["paper", "fast", "best"])
 @pytest.mark.parametrize("objective", ["weight", "whitened", "fisher"])
-def test_any_objective_goes_with_any_preset(preset, objective):
+def test_any_objective_works_with_any_preset(preset, objective):
     chosen = compression_config(ratio=0.3, preset=preset, objective=objective)
     assert (chosen.preset, chosen.objective) == (preset, objective)
     assert chosen.column_weights == (objective == "fisher" and preset != "paper")
     assert ("shared" in chosen.kinds) == (objective != "weight" and preset != "paper")
 
 
-def test_what_is_asked_for_does_not_yield():
+def test_contradictory_settings_are_refused():
     with pytest.raises(InvalidConfigError, match="column_weights"):
         compression_config(ratio=0.3, objective="whitened", column_weights=True)
     with pytest.raises(InvalidConfigError, match="shared"):

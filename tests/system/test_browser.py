@@ -50,7 +50,7 @@ def service(tmp_path_factory):
 
 @contextmanager
 def open_page(browser, service, *, width=1440, scheme="light", **options):
-    """A page that must not complain of anything."""
+    """Yield a page, which must not log errors."""
     complaints = []
     context = browser.new_context(
         base_url=service.url, viewport={"width": width, "height": 900}, color_scheme=scheme, **options
@@ -58,7 +58,7 @@ def open_page(browser, service, *, width=1440, scheme="light", **options):
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    # The browser itself reports statuses that are errors.
+    # The browser itself logs error statuses.
     page.on("console", lambda told: complaints.append(told.text) if _is_complaint(told) else None)
     yield page
     context.close()
@@ -75,7 +75,7 @@ def look_at(page, name):
     size, scheme = page.viewport_size["width"], page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
     page.wait_for_timeout(300)
     page.screenshot(path=SCREENSHOTS / f"{name}-{size}-{'dark' if scheme else 'light'}.png", full_page=True)
-    # Nothing but what scrolls by itself is wider than the screen.
+    # Only elements that scroll are wider than the screen.
     assert page.evaluate("document.documentElement.scrollWidth") <= size, name
     found = Axe().run(page).response["violations"]
     serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in {"serious", "critical"}]
@@ -90,12 +90,12 @@ def fill_in(page, ratio):
 
 
 def finish(page):
-    """Waits for the end of the job that the page shows."""
+    """Wait for the end of the job that the page shows."""
     expect(page.get_by_role("heading", name="Download")).to_be_visible(timeout=PATIENCE)
     assert "succeeded" in page.locator(".badge").first.inner_text()
 
 
-def test_from_an_empty_page_to_a_model_that_loads(browser, service, tmp_path):
+def test_a_job_made_on_an_empty_page_gives_a_loadable_model(browser, service, tmp_path):
     with open_page(browser, service) as page:
         page.goto("/")
         look_at(page, "empty")
@@ -108,7 +108,7 @@ def test_from_an_empty_page_to_a_model_that_loads(browser, service, tmp_path):
         expect(page.locator(".log")).to_contain_text("running")
         look_at(page, "running")
         finish(page)
-        # The page has loaded itself again, and shows what came of it.
+        # The page has reloaded itself, and shows the result.
         expect(page.locator("figure[data-figure='allocation-map'] svg").first).to_be_visible()
         expect(page.locator("tr", has_text="this one, of tiny")).to_contain_text("Wh")
         job_id = page.url.rsplit("/", 1)[-1]
@@ -127,7 +127,7 @@ def test_from_an_empty_page_to_a_model_that_loads(browser, service, tmp_path):
     assert model(**tokenizer("hello", return_tensors="pt")).logits.isfinite().all()
 
 
-def test_another_ratio_is_chosen_by_looking(browser, service):
+def test_another_ratio_can_be_chosen_from_a_profile(browser, service):
     with open_page(browser, service) as page:
         page.goto("/ui/profiles")
         page.locator("tbody a").first.click()
@@ -151,7 +151,7 @@ def test_another_ratio_is_chosen_by_looking(browser, service):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_screen_can_be_used_at_every_width(browser, service, width, scheme):
+def test_every_page_is_usable_at_every_width(browser, service, width, scheme):
     jobs = service.client.get("/jobs").json()["data"]
     done = [job["id"] for job in jobs if job["status"] == "succeeded"]
     screens = {
@@ -173,7 +173,7 @@ def test_every_screen_can_be_used_at_every_width(browser, service, width, scheme
             look_at(page, name)
 
 
-def test_a_job_can_be_made_and_cancelled_with_the_keyboard_alone(browser, service):
+def test_a_job_can_be_made_and_cancelled_with_the_keyboard(browser, service):
     with open_page(browser, service) as page:
         page.goto("/")
         page.keyboard.press("Tab")
@@ -197,7 +197,7 @@ def test_a_job_can_be_made_and_cancelled_with_the_keyboard_alone(browser, servic
         page.wait_for_url(re.compile(r"/$"))
 
 
-def test_with_keys_people_sign_in(browser, tmp_path):
+def test_with_keys_users_must_sign_in(browser, tmp_path):
     data = tmp_path / "data"
     service = Service(data)
     made = subprocess.run(
@@ -230,7 +230,7 @@ def test_with_keys_people_sign_in(browser, tmp_path):
         service.close()
 
 
-def test_without_scripts_a_job_can_be_made_too(browser, service):
+def test_a_job_can_be_made_without_scripts(browser, service):
     with open_page(browser, service, java_script_enabled=False) as page:
         page.goto("/ui/new?model_id=local/tiny&samples=4&sequence_length=32&ratio=0.5")
         page.get_by_role("button", name="Compress", exact=True).click()

@@ -1,4 +1,4 @@
-"""The stack in containers as far as it can be judged without an engine: by Compose's own parser, by the settings that a
+"""The container stack, checked without a container engine: by Compose's own parser, by the settings that a
 process would read, and by the commands that it would parse."""
 
 import re
@@ -29,14 +29,14 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
 
 OURS = {"api": "api", "migrate": "api", "worker": "worker", "worker-gpu": "worker"}
-"""Our services, with the target of the Dockerfile that each runs."""
+"""Our services, with the Dockerfile target of each."""
 LASTING = {"api", "worker", "worker-gpu", "postgres", "redis"}
 SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|ACCESS_KEY|DATABASE_URL")
 
 
 @pytest.fixture(scope="module")
 def compose(tmp_path_factory):
-    """Runs `docker-compose` on a copy of the file, with an `.env` of these variables."""
+    """Run `docker-compose` on a copy of the file, with an `.env` of these variables."""
     program = shutil.which("docker-compose")
     assert program, "this test needs docker-compose: apt-get install docker-compose"
 
@@ -45,7 +45,7 @@ def compose(tmp_path_factory):
         shutil.copy(ROOT / "docker-compose.yml", folder)
         lines = [f"{name}={value}" for name, value in env.items()]
         (folder / ".env").write_text("\n".join(lines), encoding="utf-8")
-        # Nothing of this machine's environment is interpolated.
+        # Nothing from this machine's environment is interpolated.
         return subprocess.run(
             [program, *arguments],
             cwd=folder,
@@ -69,7 +69,7 @@ def canaries():
 
 @pytest.fixture(scope="module")
 def stack(compose, canaries):
-    """The file as Compose understands it."""
+    """Return the file as Compose interprets it."""
     result = compose(canaries, "--profile", "gpu", "config")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -82,7 +82,7 @@ def services(stack):
 
 
 def byte_count(text):
-    """What Compose reads in a size such as 512m."""
+    """Return the bytes that Compose reads in a size such as 512m."""
     number, unit = re.fullmatch(r"(\d+)([kmg]?)b?", text).groups()
     return int(number) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[unit]
 
@@ -92,25 +92,25 @@ def seconds(text):
     return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([smh])", text))
 
 
-def test_compose_accepts_the_file_without_the_profile_too(compose, canaries):
+def test_compose_accepts_the_file_without_the_profile(compose, canaries):
     result = compose(canaries, "config", "--quiet")
     assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("missing", ["POSTGRES_PASSWORD", "ROCKET_SECRET_KEY"])
-def test_compose_says_what_to_write_where_a_secret_is_missing(compose, canaries, missing):
+def test_compose_names_the_missing_secret(compose, canaries, missing):
     result = compose({name: "" if name == missing else value for name, value in canaries.items()}, "config")
     assert result.returncode != 0
     assert "into .env, see .env.example" in result.stderr
 
 
-def test_the_services_are_those_of_the_readme(services):
+def test_the_services_match_the_readme(services):
     assert set(services) == LASTING | {"migrate"}
     assert services["worker-gpu"]["profiles"] == ["gpu"]
     assert all("profiles" not in service for name, service in services.items() if name != "worker-gpu")
 
 
-def test_what_lasts_is_watched_and_started_again_and_what_runs_once_is_not(services):
+def test_only_lasting_services_are_checked_and_restarted(services):
     for name in LASTING:
         check = services[name]["healthcheck"]
         assert check["test"][0] == "CMD", name
@@ -120,7 +120,7 @@ def test_what_lasts_is_watched_and_started_again_and_what_runs_once_is_not(servi
     assert "healthcheck" not in services["migrate"]
 
 
-def test_no_process_is_root_or_can_become_it(services):
+def test_no_process_is_root_or_can_become_root(services):
     for name, service in services.items():
         assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"]), name
         assert service["security_opt"] == ["no-new-privileges:true"], name
@@ -129,19 +129,19 @@ def test_no_process_is_root_or_can_become_it(services):
     uid = re.search(r"--uid (\d+) --gid (\d+)", DOCKERFILE)
     assert f"USER {uid[1]}:{uid[2]}" in DOCKERFILE
     assert "--shell /usr/sbin/nologin rocket" in DOCKERFILE
-    # What would give a process another user, or install something, is not in the images.
+    # The images lack programs that switch users or install something.
     assert "find / -xdev -type f -perm /6000 -exec chmod a-s" in DOCKERFILE
     assert "pip uninstall --yes --root-user-action=ignore pip" in DOCKERFILE
     for name in OURS:
         assert services[name]["user"] == f"{uid[1]}:{uid[2]}"
-    # A new volume has the owner of the folder that the image has in its place.
+    # A new volume takes the owner of the image's folder at its mount point.
     [folders] = re.findall(
         rf"install --directory --owner={uid[1]} --group={uid[2]} (.*?)(?: \\)?$", DOCKERFILE, flags=re.M
     )
     assert set(folders.split()) == {volume.split(":")[1] for volume in services["api"]["volumes"]}
 
 
-def test_every_container_is_read_only_but_for_its_volumes_and_small_memory_file_systems(services):
+def test_containers_are_read_only_except_volumes_and_tmpfs(services):
     writable = {"api": "data:/data", "migrate": "data:/data", "worker": "data:/data", "worker-gpu": "data:/data"}
     for name, service in services.items():
         assert service["read_only"] is True, name
@@ -151,14 +151,14 @@ def test_every_container_is_read_only_but_for_its_volumes_and_small_memory_file_
         for mount in service["tmpfs"]:
             [size] = re.findall(r"[:,]size=(\w+)", mount)
             assert byte_count(size) <= 512 * 2**20, (name, mount)
-            # A folder that another user of the container could not use otherwise.
+            # A folder that another user of the container could not otherwise use.
             assert re.search(r"mode=1777|uid=\d+,gid=\d+", mount), (name, mount)
 
 
 def test_every_container_has_limits(services):
     for name, service in services.items():
         assert 0 < byte_count(service["mem_limit"]) <= 16 * 2**30, name
-        # Or as much swap again could be used.
+        # Otherwise the same amount of swap could be used in addition.
         assert service["memswap_limit"] == service["mem_limit"], name
         assert 0 < service["pids_limit"] <= 2048, name
         assert service["init"] is True, name
@@ -166,7 +166,7 @@ def test_every_container_has_limits(services):
         assert temporary + byte_count(service.get("shm_size", "64m")) < byte_count(service["mem_limit"]), name
 
 
-def test_redis_refuses_before_its_container_is_ended(services):
+def test_redis_refuses_writes_before_its_container_is_killed(services):
     command = services["redis"]["command"]
     most = byte_count(command[command.index("--maxmemory") + 1])
     assert most < 0.9 * byte_count(services["redis"]["mem_limit"])
@@ -180,13 +180,13 @@ def test_redis_refuses_before_its_container_is_ended(services):
         ("POSTGRES_MEMORY", {"postgres"}),
     ],
 )
-def test_memory_is_set_in_the_environment_file(compose, canaries, variable, names):
+def test_memory_limits_can_be_set_in_the_environment_file(compose, canaries, variable, names):
     result = compose({**canaries, variable: "12345m"}, "--profile", "gpu", "config")
     for name, service in yaml.safe_load(result.stdout)["services"].items():
         assert (service["mem_limit"] == service["memswap_limit"] == "12345m") == (name in names), name
 
 
-def test_images_of_others_can_be_pinned_by_digest(compose, canaries):
+def test_third_party_images_can_be_pinned_by_digest(compose, canaries):
     digest = "@sha256:" + "ab" * 32
     pinned = {name: f"{image}{digest}" for name, image in default_images().items()}
     services = yaml.safe_load(compose({**canaries, **pinned}, "--profile", "gpu", "config").stdout)["services"]
@@ -202,13 +202,13 @@ def test_images_of_others_can_be_pinned_by_digest(compose, canaries):
     }  # fmt: skip
 
 
-def test_what_holds_data_is_on_a_named_volume(stack, services):
+def test_all_data_is_on_named_volumes(stack, services):
     named = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", ())}
     assert named == set(stack["volumes"]) == {"postgres", "data", "models", "datasets"}
     assert services["postgres"]["volumes"] == ["postgres:/var/lib/postgresql/data:rw"]
 
 
-def test_nothing_starts_before_what_it_needs(services):
+def test_services_start_after_what_they_need(services):
     for name in ("api", "worker", "worker-gpu"):
         assert services[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
     for name in OURS:
@@ -217,18 +217,18 @@ def test_nothing_starts_before_what_it_needs(services):
         assert "redis" not in services[name]["depends_on"]
 
 
-def test_only_the_api_can_be_reached_and_by_default_from_this_machine_only(services):
+def test_only_the_api_is_reachable_and_only_locally_by_default(services):
     assert services["api"]["ports"] == ["127.0.0.1:8000:8000/tcp"]
     assert all("ports" not in service for name, service in services.items() if name != "api")
     for name in ("postgres", "redis"):
         assert set(services[name]["networks"]) == {"backend"}
 
 
-def test_the_network_of_database_and_broker_leads_nowhere_else(stack):
+def test_the_backend_network_is_internal(stack):
     assert stack["networks"]["backend"] == {"internal": True}
 
 
-def test_no_secret_stands_in_the_file(services, canaries):
+def test_the_file_contains_no_secret(services, canaries):
     for name, service in services.items():
         for variable, value in service["environment"].items() if "environment" in service else ():
             assert not SECRET.search(variable) or any(canary in value for canary in canaries.values()), (name, variable)
@@ -240,7 +240,7 @@ def test_no_secret_stands_in_the_file(services, canaries):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_each_process_of_ours_starts_with_settings_that_it_accepts(services, monkeypatch, name):
+def test_each_rocket_process_accepts_its_settings(services, monkeypatch, name):
     environment = services[name]["environment"]
     known = {row.variable for row in describe()}
     assert {variable for variable in environment if variable.startswith("ROCKET_")} <= known
@@ -257,7 +257,7 @@ def test_each_process_of_ours_starts_with_settings_that_it_accepts(services, mon
     assert (settings.metrics_port is not None) == name.startswith("worker")
 
 
-def test_every_variable_of_the_example_is_a_setting_or_is_used_by_compose():
+def test_every_example_variable_is_a_setting_or_used_by_compose():
     offered = set(re.findall(r"^#?([A-Z][A-Z0-9_]*)=", EXAMPLE, flags=re.MULTILINE))
     used = set(re.findall(r"\$\{([A-Z0-9_]+)", COMPOSE))
     settings = {row.variable for row in describe()}
@@ -265,23 +265,23 @@ def test_every_variable_of_the_example_is_a_setting_or_is_used_by_compose():
     assert used - settings <= offered
 
 
-def test_a_setting_of_the_operator_reaches_every_process_of_ours(compose, canaries):
+def test_operator_settings_reach_every_rocket_process(compose, canaries):
     result = compose({**canaries, "ROCKET_MAX_ATTEMPTS": "7"}, "--profile", "gpu", "config")
     for name, service in yaml.safe_load(result.stdout)["services"].items():
         assert (service.get("environment", {}).get("ROCKET_MAX_ATTEMPTS") == "7") == (name in OURS), name
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_each_command_is_one_of_the_console_script_with_its_options(services, name):
+def test_each_command_and_its_options_exist(services, name):
     program, command, *options = services[name]["command"]
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
     assert scripts[program] == "rocket_cli.main:main"
     found = typer.main.get_command(app).commands[command]
-    # Parses, and refuses what it does not know, but does nothing.
+    # Parses the command, and refuses unknown options, but does nothing.
     found.make_context(command, options)
 
 
-def test_the_images_start_with_commands_of_the_console_script_too():
+def test_the_default_commands_of_the_images_exist():
     commands = typer.main.get_command(app).commands
     for line in re.findall(r"^CMD (.*)$", DOCKERFILE, flags=re.MULTILINE):
         program, command, *options = yaml.safe_load(line)
@@ -289,13 +289,13 @@ def test_the_images_start_with_commands_of_the_console_script_too():
         commands[command].make_context(command, options)
 
 
-def test_a_worker_has_the_time_to_let_go_of_its_job(services):
+def test_a_worker_has_time_to_release_its_job(services):
     needed = Settings().cancel_grace_seconds + 10
     assert seconds(services["worker"]["stop_grace_period"]) > needed
     assert seconds(services["worker-gpu"]["stop_grace_period"]) > needed
 
 
-def test_the_health_check_of_a_worker_asks_a_worker(services, monkeypatch, tmp_path):
+def test_the_health_check_of_a_worker_works(services, monkeypatch, tmp_path):
 
     [_, python, flag, module] = services["worker"]["healthcheck"]["test"]
     assert (python, flag, module) == ("python", "-m", health.__name__)
@@ -312,7 +312,7 @@ def test_the_health_check_of_a_worker_asks_a_worker(services, monkeypatch, tmp_p
     assert health.main() == 1
 
 
-def test_a_gpu_worker_has_one_gpu_to_itself(services):
+def test_a_gpu_worker_has_exactly_one_gpu(services):
     [device] = services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], len(device["device_ids"]), device["capabilities"]) == ("nvidia", 1, ["gpu"])
     assert "deploy" not in services["worker"]
@@ -331,7 +331,7 @@ def test_each_image_is_built_once_from_its_target(services):
 
 
 def stage(target):
-    """The lines of the stage of the Dockerfile that an image's packages come from."""
+    """Return the lines of the Dockerfile stage that an image's packages come from."""
     stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", DOCKERFILE, flags=re.MULTILINE | re.DOTALL))
     [source] = re.findall(r"COPY --from=(\S+) /opt/rocket", stages[target])
     return stages[source]
@@ -344,13 +344,13 @@ def stage(target):
         ("worker", ['"requirements/$TORCH_LOCK"', "requirements/build.txt", "requirements/worker.txt"]),
     ],
 )
-def test_the_images_install_locked_packages_with_hashes_and_nothing_else(target, locks):
+def test_the_images_install_only_locked_packages_with_hashes(target, locks):
     lines = re.findall(r"^RUN (pip .*)$", stage(target), flags=re.MULTILINE)
     *packages, project = lines
     assert [line.split(" -r ")[1] for line in packages] == locks
     for line in packages:
         assert "--require-hashes --no-deps" in line
-        # What comes as source is built with what is there, so that the build downloads nothing.
+        # Source packages are built with what is installed, so that the build downloads nothing.
         assert "--only-binary :all:" in line or "--no-build-isolation" in line
     assert project.endswith("install --no-deps --no-index /dist/*.whl")
     assert "ARG TORCH_LOCK=torch.txt\n" in DOCKERFILE
@@ -363,7 +363,7 @@ def test_the_images_install_locked_packages_with_hashes_and_nothing_else(target,
     assert all("--require-hashes" in line or "--no-index --no-build-isolation" in line for line in others)
 
 
-def test_the_images_have_every_package_of_the_distribution_and_nothing_that_stays_here():
+def test_the_images_have_exactly_the_distributed_packages():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     copied = set(re.findall(r"^COPY (\w+) \1$", DOCKERFILE, flags=re.MULTILINE))

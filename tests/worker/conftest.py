@@ -1,4 +1,4 @@
-"""A migrated database per test, settings that hurry, and small programs that stand in for a job's process."""
+"""A migrated database per test, fast settings, and small programs that stand in for a job's process."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ ROOT = Path(worker.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
-def _settings_of_no_machine(monkeypatch):
+def _clean_environment(monkeypatch):
     for name in list(os.environ):
         if name.startswith("ROCKET_") or name == "HF_TOKEN":
             monkeypatch.delenv(name)
@@ -29,13 +29,13 @@ def _settings_of_no_machine(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left():
+def _all_ended():
     threads = set(threading.enumerate())
     before = {child.pid for child in psutil.Process().children()}
     yield
     mine = [child for child in psutil.Process().children() if child.pid not in RUNNING | before]
     families = [process for child in mine for process in (child, *child.children(recursive=True))]
-    # One that is just ending is not left.
+    # A process that is just ending does not count.
     _ended, left = psutil.wait_procs(families, timeout=2)
     for process in left:
         process.kill()
@@ -47,7 +47,7 @@ def _nothing_is_left():
 
 @pytest.fixture
 def configure(tmp_path, copy_database, database_kind):
-    """Settings of a service with its own data folder, in a hurry unless told otherwise."""
+    """Return settings of a service with its own data folder and, unless overridden, short intervals."""
     urls = {}
 
     def configure(**changes):
@@ -56,7 +56,7 @@ def configure(tmp_path, copy_database, database_kind):
         if data_dir not in urls:
             data_dir.mkdir(parents=True, exist_ok=True)
             urls[data_dir] = copy_database(data_dir / "rocket.sqlite3")
-        # The file is where it is looked for by itself.
+        # The file is at its default location.
         chosen = {} if database_kind == "sqlite" else {"database_url": urls[data_dir]}
         return Settings(**{"data_dir": data_dir, **chosen, **hurry, **changes})
 
@@ -87,7 +87,7 @@ def submit(database):
 
 @pytest.fixture
 def look(database):
-    """A job as it is now."""
+    """Return a job as it is now."""
 
     def look(job_id):
         with database.snapshot() as session:
@@ -116,7 +116,7 @@ def cancel(database):
 
 @pytest.fixture
 def program(tmp_path):
-    """Writes a program to run in place of the job; it finds the job's id, the fence and the parent in `sys.argv`."""
+    """Write a program that runs instead of the job; it finds the job's id, the fence and the parent in `sys.argv`."""
 
     def program(code):
         file = tmp_path / f"program{len(list(tmp_path.glob('program*')))}.py"
@@ -128,7 +128,7 @@ def program(tmp_path):
 
 @pytest.fixture
 def diary(tmp_path):
-    """A file that programs write to: `note` is the code that adds a line, `read` gives all lines."""
+    """Return a file that programs write to: `note` is the code that adds a line, `read` returns all lines."""
     file = tmp_path / "diary"
     file.touch()
 
@@ -145,14 +145,14 @@ def diary(tmp_path):
     return Diary()
 
 
-class Away:
-    """Takes a database away, as when its disk is unmounted, and brings it back."""
+class Outage:
+    """A database that can be made unavailable, as when its disk is unmounted, and available again."""
 
     def __init__(self, settings, shelter):
         self._file = Path(settings.database.database)
         self._shelter = shelter
 
-    def take(self, *databases):
+    def begin(self, *databases):
         self._file.rename(self._shelter)
         # It cannot be opened or created, and can be replaced atomically: a file that SQLite created in between would
         # be taken for the database, and the rest of the journal next to it would be discarded.
@@ -161,18 +161,18 @@ class Away:
             # Open connections would continue to use the moved file.
             database.close()
 
-    def bring_back(self):
+    def end(self):
         self._shelter.rename(self._file)
 
 
 @pytest.fixture
-def away(settings, tmp_path):
-    return Away(settings, tmp_path / "shelter.sqlite3")
+def outage(settings, tmp_path):
+    return Outage(settings, tmp_path / "shelter.sqlite3")
 
 
 @pytest.fixture
 def model(settings):
-    """The folder of `local/tiny`."""
+    """Return the folder of `local/tiny`."""
     from tests.reference.tiny_models import save_tiny_model
 
     return save_tiny_model("llama", settings.models_folder / "tiny")
@@ -189,7 +189,7 @@ def messages(database):
 
 @pytest.fixture
 def published(database, settings, look):
-    """The files of a job by name, after a look at each."""
+    """Return the files of a job by name, after checking each."""
 
     def published(job_id):
         files = {}
@@ -223,7 +223,7 @@ def retry(database):
 
 
 class Background(threading.Thread):
-    """A thread that must end, and that keeps a test which fails from ending no longer than that."""
+    """A thread that must end soon, and that a failing test does not wait for."""
 
     def __init__(self, action):
         super().__init__(target=action, daemon=True)
@@ -236,7 +236,7 @@ class Background(threading.Thread):
 
 @pytest.fixture
 def in_background():
-    """Calls functions in threads, which must have ended by the end of the test."""
+    """Call functions in threads, which must end before the test does."""
     threads = []
 
     def in_background(action):

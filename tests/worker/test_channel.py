@@ -18,7 +18,7 @@ NOTE = TypeAdapter(Note)
 
 @pytest.fixture
 def ends():
-    """Two ends of a connection: a channel, and a socket that may send anything."""
+    """Yield two ends of a connection: a channel, and a socket that may send anything."""
     one, other = socket.socketpair()
     channel = Channel(one, max_line_bytes=2**20)
     with other:
@@ -36,7 +36,7 @@ def test_messages_arrive_whole_and_in_order(ends):
     thread.join()
 
 
-def test_a_message_that_does_not_come_is_not_waited_for_forever(ends):
+def test_receiving_has_a_timeout_and_keeps_partial_messages(ends):
     channel, other = ends
     assert channel.receive(NOTE, seconds=0.01) is None
     other.sendall(b'{"text": ')
@@ -59,7 +59,7 @@ def test_a_message_that_does_not_come_is_not_waited_for_forever(ends):
         b"[" * 10**5,
     ],
 )
-def test_what_is_not_a_message_is_refused_and_not_repeated(ends, line):
+def test_invalid_messages_are_refused_without_their_text(ends, line):
     channel, other = ends
     other.sendall(line + b"\n")
     with pytest.raises(ChannelError) as caught:
@@ -67,7 +67,7 @@ def test_what_is_not_a_message_is_refused_and_not_repeated(ends, line):
     assert "more" not in str(caught.value) or "Extra" in str(caught.value)
 
 
-def test_a_line_that_is_too_long_is_refused_before_it_ends(ends):
+def test_an_overlong_line_is_refused_before_it_ends(ends):
     channel, other = ends
 
     def send():
@@ -84,7 +84,7 @@ def test_a_line_that_is_too_long_is_refused_before_it_ends(ends):
     assert not thread.is_alive()
 
 
-def test_a_closed_end_is_noticed(ends):
+def test_a_closed_end_is_detected(ends):
     channel, other = ends
     other.close()
     with pytest.raises(ChannelClosedError):
@@ -93,7 +93,7 @@ def test_a_closed_end_is_noticed(ends):
         channel.send(Note(text="x" * 10**6))
 
 
-def test_a_message_is_told_from_others_by_its_kind(ends):
+def test_the_kind_identifies_a_message(ends):
     channel, other = ends
     other.sendall(Finished().model_dump_json().encode() + b"\n" + b'{"kind":"finish"}\n')
     assert channel.receive(FROM_COMPUTE) == Finished()
@@ -102,6 +102,6 @@ def test_a_message_is_told_from_others_by_its_kind(ends):
 
 
 @pytest.mark.parametrize("fraction", [float("nan"), float("inf"), -0.1, 1.1])
-def test_a_fraction_is_one(fraction):
+def test_an_invalid_fraction_is_refused(fraction):
     with pytest.raises(ValueError, match="fraction"):
         Advanced(stage="calibrating", layer=None, fraction=fraction, seconds_left=None)

@@ -13,7 +13,7 @@ def prove(queue, program=("-m", "worker.device"), **options):
     return prove_device(queue, should_stop=lambda: False, program=program, **options)
 
 
-# What stands in for torch: `usable` devices compute, others have a fault.
+# Stands in for torch: `usable` devices compute, others have a fault.
 ANSWERS = """
 from worker.device import DeviceProof
 usable = {usable!r}
@@ -23,7 +23,7 @@ print(DeviceProof(kind=sys.argv[1], name="X1", fault=fault).model_dump_json())
 """
 
 
-def test_the_cpu_of_this_machine_computes_in_a_process_that_sees_no_gpu():
+def test_the_cpu_can_compute_while_gpus_are_hidden():
     proof = prove("cpu")
     assert (proof.kind, proof.fault) == ("cpu", None)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
@@ -41,7 +41,7 @@ def test_the_cpu_of_this_machine_computes_in_a_process_that_sees_no_gpu():
         ("cpu", ["cuda", "cpu"], "cpu"),
     ],
 )
-def test_a_gpu_is_taken_where_one_computes_unless_told_otherwise(program, queue, usable, kind):
+def test_the_device_is_chosen_by_queue_and_availability(program, queue, usable, kind):
     proof = prove(queue, program(ANSWERS.format(usable=usable)))
     assert (proof.kind, proof.name, proof.fault) == (kind, "X1", None)
 
@@ -55,12 +55,12 @@ def test_a_gpu_is_taken_where_one_computes_unless_told_otherwise(program, queue,
         ("time.sleep(600)", "0.5 seconds"),
     ],
 )
-def test_a_worker_for_gpu_jobs_without_a_gpu_that_computes_says_why_it_does_not_start(program, code, reason):
+def test_a_gpu_worker_without_a_working_gpu_says_why(program, code, reason):
     with pytest.raises(InvalidSettingsError, match=reason):
         prove("gpu", program(code), seconds=30 if "600" not in code else 0.5)
 
 
-def test_who_is_told_to_stop_does_not_wait_for_a_driver_that_hangs(program):
+def test_a_stop_does_not_wait_for_a_hanging_driver(program):
     began = time.monotonic()
     stop_at = began + 0.3
     hung = program("time.sleep(600)")

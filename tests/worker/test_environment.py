@@ -26,7 +26,7 @@ GIVEN = {
 PASSED_ON = ("CUDA_VISIBLE_DEVICES", "HF_ENDPOINT", "HF_HUB_DISABLE_XET", "LC_ALL", "OMP_NUM_THREADS", "PATH")
 
 
-def test_named_variables_and_no_secret_are_passed_on():
+def test_only_named_variables_and_no_secret_are_passed_on():
     environment = confined_environment(Path("/job/home"), Path("/job/tmp"), network=False, inherited=GIVEN)
     assert "canary" not in str(environment)
     assert environment["TOKENIZERS_PARALLELISM"] == "false"
@@ -35,12 +35,12 @@ def test_named_variables_and_no_secret_are_passed_on():
     assert environment["HF_HOME"].startswith("/job/home/")
 
 
-def test_a_proxy_is_for_those_with_a_network():
+def test_proxies_are_passed_on_only_with_a_network():
     environment = confined_environment(Path("/job/home"), Path("/job/tmp"), network=True, inherited=GIVEN)
     assert environment["HTTPS_PROXY"] == GIVEN["HTTPS_PROXY"]
 
 
-def test_what_variables_name_must_be_readable():
+def test_absolute_paths_in_variables_are_readable():
     paths = os.pathsep.join(["/opt/cuda/lib", "", "relative"])
     assert named_paths({"LD_LIBRARY_PATH": paths, "SSL_CERT_FILE": "/opt/ca.pem"}) == (
         Path("/opt/cuda/lib"),

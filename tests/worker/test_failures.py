@@ -15,7 +15,7 @@ from worker.failures import attempted, failure_of
 
 @pytest.fixture
 def fail():
-    """What becomes of a job whose work raises an error."""
+    """Return the failure of a job whose work raises an error."""
 
     def fail(error, hidden=None):
         def work():
@@ -26,7 +26,7 @@ def fail():
     return fail
 
 
-def test_work_that_goes_well_is_no_failure():
+def test_successful_work_is_not_a_failure():
     done = []
     assert failure_of(lambda: done.append(1), place=lambda: (None, None), hidden={}) is None
     assert done == [1]
@@ -44,7 +44,7 @@ def test_work_that_goes_well_is_no_failure():
         (StorageError("no"), "storage_error", False),
     ],
 )
-def test_known_errors_keep_their_code_and_say_whether_to_try_again(fail, error, code, retryable):
+def test_known_errors_keep_their_code_and_retryability(fail, error, code, retryable):
     failure = fail(error)
     assert (failure.code, failure.retryable, failure.message) == (code, retryable, "no")
     assert (failure.stage, failure.layer) == ("calibrating", "layer 3")
@@ -60,21 +60,21 @@ def test_known_errors_keep_their_code_and_say_whether_to_try_again(fail, error, 
         ),
     ],
 )
-def test_memory_that_ran_out_is_not_tried_again(fail, error):
+def test_running_out_of_memory_is_not_retried(fail, error):
     failure = fail(error)
     assert (failure.code, failure.retryable) == ("insufficient_memory", False)
     assert "fewer" in failure.message
 
 
 @pytest.mark.parametrize("number", [28, 27, 122])
-def test_a_full_disk_is_not_tried_again(fail, number):
+def test_a_full_disk_is_not_retried(fail, number):
     failure = fail(OSError(number, "x", "/secret/place"))
     assert (failure.code, failure.retryable) == ("disk_full", False)
     assert "/secret" not in failure.message
 
 
 @pytest.mark.parametrize("error", [ValueError("canary"), OSError(5, "canary"), KeyError("canary")])
-def test_an_unknown_error_goes_to_the_log_and_not_to_the_user(fail, error, caplog):
+def test_an_unknown_error_is_logged_and_hidden_from_the_user(fail, error, caplog):
     failure = fail(error)
     assert (failure.code, failure.retryable) == ("internal_error", False)
     assert "canary" not in failure.message
@@ -85,18 +85,18 @@ def test_an_unknown_error_goes_to_the_log_and_not_to_the_user(fail, error, caplo
 @pytest.mark.parametrize(
     "error", [FencedOutError("x"), CompressionCancelledError("x"), KeyboardInterrupt(), SystemExit()]
 )
-def test_what_is_no_failure_of_the_job_goes_through(fail, error):
+def test_errors_that_are_not_the_jobs_are_raised(fail, error):
     with pytest.raises(type(error)):
         fail(error)
 
 
-def test_folders_of_this_machine_are_hidden_the_innermost_first(fail):
+def test_local_folders_are_hidden_the_innermost_first(fail):
     hidden = {"/data": "the data folder", "/data/models/": "local/", "/home/me/": "~/"}
     failure = fail(UnsupportedArchitectureError("/data/models/tiny: see /data/work and /home/me/.cache/x"), hidden)
     assert failure.message == "local/tiny: see the data folder/work and ~/.cache/x"
 
 
-def test_a_thread_goes_on_after_any_error(caplog):
+def test_a_thread_continues_after_any_error(caplog):
     def fail(error):
         raise error
 

@@ -25,13 +25,13 @@ confined = pytest.mark.skipif(supported().missing != (), reason="this system doe
 
 CANARY = "canary-0123456789"
 KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
-# The process of an attempt as it is, but for the program of its process that computes.
+# The process of an attempt, unchanged except for the program of its compute process.
 JOB = """
 from worker import delegation, job
 delegation.COMPUTE_PROGRAM = ({program!r},)
 sys.exit(job.main())
 """
-# In that place: confined in the same way and with the same request, and then whatever a test wants.
+# In its place: confined in the same way and with the same request, followed by the code of a test.
 COMPUTE = """
 import json, socket, threading
 from pathlib import Path
@@ -74,7 +74,7 @@ channel.send(Finished())
 
 @pytest.fixture
 def run(settings, database, program, submit, look, model):
-    """Runs one attempt at a job whose process that computes does what a test says."""
+    """Run one attempt at a job whose compute process runs the code of a test."""
 
     def run(code, changed=None, **request):
         computing = program(COMPUTE + textwrap.dedent(code))
@@ -86,20 +86,20 @@ def run(settings, database, program, submit, look, model):
 
 
 def report_with(folder):
-    """A report of one artifact, in a folder."""
+    """Return a report of one artifact, in a folder."""
     exports = [{"kind": "dense", "folder": folder, "stored_bytes": 1}]
     return json.dumps(json.loads(empty_report().model_dump_json()) | {"exports": exports})
 
 
 def left_in(settings, name):
-    """What a process has left in the output folder of its job."""
+    """Return what a process left in the output folder of its job."""
     [file] = (settings.data_dir / "work").glob(f"*/out/{name}")
     return file.read_text()
 
 
 @pytest.fixture
 def secrets(tmp_path, monkeypatch, settings):
-    """Places where secrets are, and variables that are secrets."""
+    """Return places that contain secrets, and variables that are secrets."""
     home = tmp_path / "operator"
     files = [
         home / ".aws" / "credentials",
@@ -122,9 +122,7 @@ def secrets(tmp_path, monkeypatch, settings):
 
 
 @confined
-def test_a_hostile_model_reaches_no_file_no_network_and_no_other_process(
-    run, secrets, settings, configure, database_kind, tmp_path
-):
+def test_a_hostile_model_reaches_no_file_network_or_process(run, secrets, settings, configure, database_kind, tmp_path):
     database = str(settings.database.database) if database_kind == "sqlite" else "/etc/shadow"
     listener = socket.create_server(("127.0.0.1", 0))
     local = socket.socket(socket.AF_UNIX)
@@ -140,7 +138,7 @@ def test_a_hostile_model_reaches_no_file_no_network_and_no_other_process(
     with listener, local:
         job = run(CURIOUS.format(plan=plan), configure(secret_key=KEY, hf_token=CANARY))
     found, environment, arguments, config, folder = json.loads(left_in(settings, "found.json"))
-    # The model was there to be read, so that it is not for a mistake of the test that all else was not.
+    # The model is readable, which shows that the attempts themselves work.
     assert "architectures" in config
     assert {name: answer for name, answer in found.items() if answer.startswith("got")} == {}
     assert set(found.values()) == {"PermissionError"}
@@ -151,7 +149,7 @@ def test_a_hostile_model_reaches_no_file_no_network_and_no_other_process(
     for name in ("HOME", "HF_HOME", "TMPDIR"):
         assert environment[name].startswith(str(settings.data_dir / "work")), name
     assert folder.endswith("empty")
-    # It has said that it was finished, without a report.
+    # It reported that it finished, without a report file.
     assert (job.status, job.error["code"]) == ("failed", "storage_error")
 
 
@@ -181,7 +179,7 @@ time.sleep(600)
 
 
 @confined
-def test_a_download_has_a_network_one_token_and_no_other_secret(database, program, secrets, look, configure):
+def test_a_download_has_a_network_and_only_one_token(database, program, secrets, look, configure):
     token = "hf_of_the_job"  # noqa: S105 - no real one
     settings = configure(secret_key=KEY, hf_token=CANARY)
     request = JobRequest(model_id="org/model", ratio=0.3)
@@ -197,7 +195,7 @@ def test_a_download_has_a_network_one_token_and_no_other_secret(database, progra
     found, environment, given = json.loads(file.read_text())
     assert set(found.values()) == {"PermissionError"}
     assert given == token
-    # A proxy is what a download needs, and its password with it.
+    # A download needs the proxy, including its password.
     del environment["HTTPS_PROXY"]
     assert CANARY not in str(environment)
     assert KEY not in str(environment)
@@ -205,7 +203,7 @@ def test_a_download_has_a_network_one_token_and_no_other_secret(database, progra
 
 @confined
 @pytest.mark.parametrize("place", ["report.json", "report.html", "dense/LICENSE", "dense"])
-def test_a_link_in_the_place_of_a_file_fails_the_job(run, secrets, place, stored, tmp_path):
+def test_a_link_in_place_of_a_file_fails_the_job(run, secrets, place, stored, tmp_path):
     before = stored()
     code = f"""
     (request.output / "dense").mkdir()
@@ -259,13 +257,13 @@ def test_a_report_that_names_another_folder_fails_the_job(run, secrets, folder, 
         ('channel.send(Failed(code="corrupt_checkpoint", message="x"))', "corrupt_checkpoint"),
     ],
 )
-def test_what_a_process_says_is_checked(run, code, expected):
+def test_messages_from_a_process_are_validated(run, code, expected):
     job = run(code + "\ntime.sleep(600)", max_attempts=1)
     assert (job.status, job.error["code"]) == ("failed", expected)
     assert "elsewhere" not in job.error["message"]
 
 
-def test_a_line_without_an_end_is_not_read_without_end(run):
+def test_an_endless_line_is_not_read_to_the_end(run):
     code = """
     try:
         while True:
@@ -277,7 +275,7 @@ def test_a_line_without_an_end_is_not_read_without_end(run):
     assert (job.status, job.error["code"]) == ("failed", "internal_error")
 
 
-def test_what_a_process_has_started_ends_with_it_wherever_it_hides(run, settings):
+def test_hidden_descendants_end_with_their_process(run, settings):
     code = """
     hidden = request.output / "hidden"
     if os.fork() == 0:
@@ -315,13 +313,13 @@ def test_its_processes_end_with_the_attempt(settings, database, program, submit,
 
 
 @pytest.mark.parametrize(("number", "words"), [("SIGKILL", "memory"), ("SIGSEGV", "Segmentation")])
-def test_a_process_that_is_killed_costs_an_attempt(run, number, words):
+def test_a_killed_process_uses_an_attempt(run, number, words):
     job = run(f"os.kill(os.getpid(), signal.{number})", max_attempts=2)
     assert (job.status, job.attempt) == ("queued", 1)
 
 
 @pytest.mark.parametrize("missing", ["files", "network"])
-def test_where_a_system_cannot_confine_jobs_required_isolation_refuses(configure, monkeypatch, caplog, missing):
+def test_required_isolation_refuses_an_incapable_system(configure, monkeypatch, caplog, missing):
     from dataclasses import replace
 
     lacking = replace(supported(), **{missing: False})

@@ -1,4 +1,4 @@
-"""A job's process, mostly inside this one: `Attempt` is all of it but the handling of signals and of its end."""
+"""A job's process, mostly inside this one: `Attempt` is all of it except signal handling and its exit."""
 
 import fcntl
 import hashlib
@@ -33,14 +33,14 @@ QUICK = {
     # Few layers, and few steps.
     "options": {"preset": "paper", "ignore": ["*.mlp.*", "*.k_proj", "*.v_proj", "*.o_proj"]},
 }
-# More than the database ever takes here, less than the model's embeddings.
+# More than the database ever writes here, less than the model's embeddings.
 SMALL_DISK = 2 * 2**20
 LARGE_VOCABULARY = 2**15
 DAY = 86400.0
 
 
 class StopAfter(threading.Event):
-    """Is set once it has been asked so many times."""
+    """An event that is set after a number of checks."""
 
     def __init__(self, questions):
         super().__init__()
@@ -53,7 +53,7 @@ class StopAfter(threading.Event):
 
 @pytest.fixture
 def alter(model):
-    """Gives the model other weights."""
+    """Give the model other weights."""
 
     def alter():
         other = FAMILIES["llama"]()
@@ -66,7 +66,7 @@ def alter(model):
 
 @pytest.fixture
 def attempt(settings, database, claim, look):
-    """Claims a job and works on it; tells what has become of it."""
+    """Claim a job, run it and return it."""
 
     def attempt(job_id, *, stop=None, own_database=None):
         lease = claim(job_id)
@@ -81,7 +81,7 @@ def quick(submit, model):
     return submit(**QUICK)
 
 
-def keeps_the_secret_of(job, folder):
+def hides_folder(job, folder):
     return str(folder) not in job.error["message"] and str(folder.resolve()) not in job.error["message"]
 
 
@@ -99,9 +99,7 @@ def file_size_limit(limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_job_that_succeeds_publishes_what_it_made_and_nothing_else_stays(
-    quick, attempt, published, stored, work, database, messages
-):
+def test_a_successful_job_publishes_only_its_results(quick, attempt, published, stored, work, database, messages):
     job = attempt(quick)
     assert (job.status, job.progress, job.attempt) == ("succeeded", 1.0, 1)
     assert 0.2 < job.result["achieved_ratio"] < 0.5
@@ -125,7 +123,7 @@ def test_a_job_that_succeeds_publishes_what_it_made_and_nothing_else_stays(
     assert told[-2:] == ["exporting", "succeeded"]
 
 
-def test_a_job_tells_what_each_stage_cost(configure, database, submit, model, claim, look, published):
+def test_each_stage_has_its_costs(configure, database, submit, model, claim, look, published):
     settings = configure(measure_energy=True)
     job_id = submit(**QUICK)
     Attempt(settings, database, claim(job_id), threading.Event()).run(os.getppid())
@@ -156,7 +154,7 @@ def test_a_job_publishes_to_s3(configure, model, submit, claim, database, look, 
     assert not (settings.data_dir / "artifacts").exists()
 
 
-def test_a_store_that_is_away_costs_an_attempt_and_no_more(
+def test_an_unavailable_store_only_costs_an_attempt(
     configure, model, submit, claim, database, look, bucket, s3_settings, s3_server
 ):
     settings = configure(**s3_settings)
@@ -170,12 +168,12 @@ def test_a_store_that_is_away_costs_an_attempt_and_no_more(
     assert (look(job_id).status, look(job_id).attempt) == ("succeeded", 2)
 
 
-def test_a_job_that_was_stopped_goes_on_where_it_was_and_gives_the_same_bytes(
+def test_a_stopped_job_resumes_and_produces_identical_bytes(
     quick, attempt, submit, published, messages, look, settings
 ):
     whole = submit(**QUICK)
     attempt(whole)
-    # Or there would be little left to do.
+    # Otherwise there would be little left to do.
     shutil.rmtree(settings.data_dir / "profiles")
     stops = 0
     while look(quick).status == "queued":
@@ -187,7 +185,7 @@ def test_a_job_that_was_stopped_goes_on_where_it_was_and_gives_the_same_bytes(
     assert len([message for message in messages(quick) if message.startswith("profiled")]) == 2
 
 
-def test_a_job_that_is_cancelled_while_it_works_publishes_nothing(quick, attempt, cancel, stored, look):
+def test_a_job_cancelled_while_running_publishes_nothing(quick, attempt, cancel, stored, look):
     stop = StopAfter(6)
     asked = []
 
@@ -201,9 +199,7 @@ def test_a_job_that_is_cancelled_while_it_works_publishes_nothing(quick, attempt
     assert stored() == []
 
 
-def test_a_job_that_is_cancelled_while_its_artifacts_are_stored_keeps_none(
-    quick, settings, database, claim, look, stored, cancel
-):
+def test_a_job_cancelled_while_storing_keeps_no_artifacts(quick, settings, database, claim, look, stored, cancel):
     class Cancelled(Attempt):
         def _publish(self, finished, work_key):
             assert len(stored()) == len(finished.artifacts)
@@ -215,7 +211,7 @@ def test_a_job_that_is_cancelled_while_its_artifacts_are_stored_keeps_none(
     assert stored() == []
 
 
-def test_a_retry_goes_on_from_the_checkpoints_and_has_their_layers(quick, attempt, cancel, retry, database, messages):
+def test_a_retry_resumes_from_checkpoints_and_has_their_layers(quick, attempt, cancel, retry, database, messages):
     class CancelAfterProfiles(threading.Event):
         def is_set(self):
             done = sum(message.startswith("profiled") for message in messages(quick)) == 2
@@ -232,7 +228,7 @@ def test_a_retry_goes_on_from_the_checkpoints_and_has_their_layers(quick, attemp
         assert len(outputs.list_layer_profiles(session, second)) == 2
 
 
-def test_a_retry_on_another_machine_has_no_layers_of_a_model_that_it_never_saw(
+def test_a_retry_elsewhere_does_not_keep_layers_of_another_model(
     quick, attempt, alter, cancel, retry, database, settings, claim, look, messages, tmp_path
 ):
     assert attempt(quick, stop=StopAfter(12)).status == "queued"
@@ -257,11 +253,11 @@ def test_a_retry_on_another_machine_has_no_layers_of_a_model_that_it_never_saw(
     )
 
 
-def test_a_model_that_has_gone_fails_the_job(quick, attempt, model, tmp_path):
+def test_a_missing_model_fails_the_job(quick, attempt, model, tmp_path):
     shutil.rmtree(model)
     job = attempt(quick)
     assert (job.status, job.error["code"], job.error["retryable"]) == ("failed", "model_not_found", False)
-    assert keeps_the_secret_of(job, tmp_path)
+    assert hides_folder(job, tmp_path)
 
 
 def test_a_damaged_model_is_named_as_the_client_knows_it(quick, attempt, model, tmp_path):
@@ -270,10 +266,10 @@ def test_a_damaged_model_is_named_as_the_client_knows_it(quick, attempt, model, 
     job = attempt(quick)
     assert (job.status, job.error["stage"]) == ("failed", "preflight")
     assert "local/tiny" in job.error["message"]
-    assert keeps_the_secret_of(job, tmp_path)
+    assert hides_folder(job, tmp_path)
 
 
-def test_a_work_folder_that_is_still_in_use_is_tried_again(quick, attempt, look, work, tmp_path):
+def test_a_locked_work_folder_is_retried(quick, attempt, look, work, tmp_path):
     folder = work / look(quick).work_key / "out" / ".rocket-work"
     folder.mkdir(parents=True)
     with (folder / "lock").open("wb") as stream:
@@ -284,19 +280,17 @@ def test_a_work_folder_that_is_still_in_use_is_tried_again(quick, attempt, look,
 
 
 @pytest.mark.parametrize("exhaust", [lambda *_: torch.empty(2**50), lambda *_: bytearray(2**60)])
-def test_memory_that_runs_out_fails_the_job_for_good(quick, attempt, monkeypatch, stored, tmp_path, exhaust):
+def test_running_out_of_memory_fails_the_job_for_good(quick, attempt, monkeypatch, stored, tmp_path, exhaust):
     monkeypatch.setattr(torch.linalg, "eigh", exhaust)
     job = attempt(quick)
     assert (job.status, job.attempt, job.error["code"]) == ("failed", 1, "insufficient_memory")
     assert not job.error["retryable"]
     assert job.error["stage"] == "calibrating"
-    assert keeps_the_secret_of(job, tmp_path)
+    assert hides_folder(job, tmp_path)
     assert stored() == []
 
 
-def test_a_disk_that_is_full_fails_the_job_and_keeps_no_half_of_a_file(
-    quick, attempt, settings, stored, tmp_path, submit, work
-):
+def test_a_full_disk_fails_the_job_and_leaves_no_partial_file(quick, attempt, settings, stored, tmp_path, submit, work):
     large = FAMILIES["llama"]()
     large.resize_token_embeddings(LARGE_VOCABULARY)
     large.save_pretrained(settings.models_folder / "large")
@@ -305,13 +299,13 @@ def test_a_disk_that_is_full_fails_the_job_and_keeps_no_half_of_a_file(
     with file_size_limit(SMALL_DISK):
         job = attempt(job_id)
     assert (job.status, job.error["code"], job.error["stage"]) == ("failed", "disk_full", "exporting")
-    assert keeps_the_secret_of(job, tmp_path)
+    assert hides_folder(job, tmp_path)
     assert stored() == []
     assert [path for path in work.rglob("*") if path.name.endswith((".partial", ".tmp"))] == []
     assert attempt(quick).status == "succeeded"
 
 
-def test_a_full_artifact_store_fails_the_job_and_keeps_none_of_its_files(
+def test_a_full_artifact_store_fails_the_job_and_keeps_no_file(
     quick, settings, database, claim, look, stored, monkeypatch
 ):
     real, calls = os.link, []
@@ -328,16 +322,16 @@ def test_a_full_artifact_store_fails_the_job_and_keeps_none_of_its_files(
     assert stored() == []
 
 
-def test_an_attempt_that_finds_another_model_s_checkpoints_fails(quick, attempt, alter, tmp_path):
+def test_an_attempt_with_another_models_checkpoints_fails(quick, attempt, alter, tmp_path):
     assert attempt(quick, stop=StopAfter(8)).status == "queued"
     alter()
     job = attempt(quick)
     assert (job.status, job.error["code"]) == ("failed", "stale_work_folder")
-    assert keeps_the_secret_of(job, tmp_path)
+    assert hides_folder(job, tmp_path)
 
 
 @pytest.mark.parametrize("ended", ["half way", "at the end"])
-def test_a_retry_whose_checkpoints_are_of_no_use_any_more_starts_afresh(
+def test_a_retry_with_useless_checkpoints_starts_over(
     quick, alter, retry, cancel, messages, published, database, settings, claim, look, ended
 ):
     class CancelledAtTheEnd(Attempt):
@@ -369,43 +363,43 @@ def test_a_retry_whose_checkpoints_are_of_no_use_any_more_starts_afresh(
     assert published(second)
 
 
-def test_whose_job_was_taken_away_publishes_nothing(quick, settings, database, claim, stored, look):
-    class Robbed(Attempt):
+def test_a_job_reclaimed_from_its_worker_publishes_nothing(quick, settings, database, claim, stored, look):
+    class Reclaimed(Attempt):
         def _publish(self, finished, work_key):
             with database.transaction() as session:
                 sweeps.reclaim_from(session)
             super()._publish(finished, work_key)
 
     with pytest.raises(FencedOutError):
-        Robbed(settings, database, claim(quick), threading.Event()).run(os.getppid())
+        Reclaimed(settings, database, claim(quick), threading.Event()).run(os.getppid())
     assert look(quick).status == "queued"
     assert stored() == []
 
 
-def test_a_commit_whose_answer_is_lost_does_not_cost_the_artifacts(quick, settings, attempt, published, look):
-    class Forgetful(Database):
-        """Commits, and says once that it does not answer."""
+def test_a_commit_without_response_keeps_the_artifacts(quick, settings, attempt, published, look):
+    class Unacknowledged(Database):
+        """A database that commits but once reports that it does not answer."""
 
-        has_forgotten = False
+        has_failed = False
 
         @contextmanager
         def transaction(self):
             with super().transaction() as session:
                 yield session
-            if not self.has_forgotten and look(quick).status == Status.SUCCEEDED:
-                self.has_forgotten = True
+            if not self.has_failed and look(quick).status == Status.SUCCEEDED:
+                self.has_failed = True
                 raise DatabaseUnavailableError("the connection was lost")
 
-    forgetful = Forgetful(settings.database)
+    unacknowledged = Unacknowledged(settings.database)
     with pytest.raises(FencedOutError):
-        attempt(quick, own_database=forgetful)
-    forgetful.close()
+        attempt(quick, own_database=unacknowledged)
+    unacknowledged.close()
     assert look(quick).status == "succeeded"
     assert "factored/model.safetensors" in published(quick)
 
 
 @pytest.mark.parametrize("fault", ["fence", "parent"])
-def test_a_process_without_a_claim_ends_before_it_begins(settings, quick, claim, look, fault):
+def test_a_process_without_a_claim_ends_at_once(settings, quick, claim, look, fault):
     lease = claim(quick)
     fence, parent = ("0" * 32, os.getpid()) if fault == "fence" else (lease.fence, 1)
     command = [sys.executable, "-m", "worker.job", quick, fence, str(parent)]
@@ -414,7 +408,7 @@ def test_a_process_without_a_claim_ends_before_it_begins(settings, quick, claim,
     assert look(quick).status == "running"
 
 
-def test_a_real_process_that_is_cancelled_lets_go_in_time(configure, database, submit, model, look, cancel, messages):
+def test_a_cancelled_process_releases_its_job_in_time(configure, database, submit, model, look, cancel, messages):
     job_id = submit(calibration=QUICK["calibration"])
     runner = Runner(configure(cancel_grace_seconds=60), database)
     thread = threading.Thread(target=runner.run, daemon=True)
@@ -429,7 +423,7 @@ def test_a_real_process_that_is_cancelled_lets_go_in_time(configure, database, s
     assert job.work_key is not None
 
 
-def test_a_real_process_killed_while_it_publishes_is_followed_by_one_that_succeeds(
+def test_a_job_killed_while_publishing_succeeds_next_time(
     settings, database, quick, program, look, published, stored, work, monkeypatch
 ):
     killed = program(

@@ -1,4 +1,4 @@
-"""What a job's process brings to its machine: a model of the Hub, with a token perhaps, and an uploaded file."""
+"""Inputs that a job's process fetches: a model of the Hub, perhaps with a token, and an uploaded file."""
 
 import json
 import os
@@ -67,16 +67,14 @@ def attempt(settings, database, claim, look):
 
 @pytest.fixture
 def uploaded(settings, database):
-    """A file of the tenant, as the API stores it."""
+    """Upload a file of the tenant, as the API stores it."""
     stored = Attempt(settings, database, None, threading.Event())._store.put_stream([LINES], max_bytes=2**20)
     new = NewUpload(storage_key=stored.key, sha256=stored.sha256, size=stored.size, suffix=".jsonl", documents=40)
     with database.transaction() as session:
         return uploads.save_upload(session, "local", new)[0]
 
 
-def test_a_model_of_the_hub_is_fetched_with_progress_and_nothing_is_asked_after(
-    hub, submit_with, attempt, messages, tmp_path
-):
+def test_a_hub_model_is_downloaded_with_progress(hub, submit_with, attempt, messages, tmp_path):
     job = attempt(submit_with())
     assert job.status == "succeeded"
     assert messages(job.id)[2:4] == ["downloading", "preflight"]
@@ -84,7 +82,7 @@ def test_a_model_of_the_hub_is_fetched_with_progress_and_nothing_is_asked_after(
     assert {token for _, token, _ in hub.asked} == {None}
 
 
-def test_a_model_that_a_job_reads_keeps_its_place_in_the_cache(hub, submit_with, configure, database, claim, look):
+def test_a_model_in_use_is_not_evicted_from_the_cache(hub, submit_with, configure, database, claim, look):
     size = sum(len(content) for content in hub.repositories["org/model"].values())
     hub.repositories["org/other"] = hub.repositories["org/model"]
     limited = configure(hub_cache_bytes=size * 3 // 2)
@@ -95,7 +93,7 @@ def test_a_model_that_a_job_reads_keeps_its_place_in_the_cache(hub, submit_with,
 
     try:
         assert run(submit_with()).status == "succeeded"
-        # This process lives on, and so it holds the model still.
+        # This process continues to run, so it still holds the model.
         other = run(submit_with(model_id="org/other"))
         assert (other.status, other.attempt) == ("queued", 1)
         hub_cache.release(Path(constants.HF_HUB_CACHE) / "models--org--model")
@@ -107,15 +105,15 @@ def test_a_model_that_a_job_reads_keeps_its_place_in_the_cache(hub, submit_with,
             hub_cache.release(Path(constants.HF_HUB_CACHE) / f"models--org--{name}")
 
 
-def test_what_a_token_opens_is_for_its_job_alone(hub, submit_with, attempt, tmp_path, work):
+def test_downloads_with_a_token_are_private_to_their_job(hub, submit_with, attempt, tmp_path, work):
     seen = []
 
-    class Looking(threading.Event):
+    class Watching(threading.Event):
         def is_set(self):
             seen.append(sorted(path.name for path in work.glob("*/hub/models--*")))
             return False
 
-    job = attempt(submit_with(TOKEN), stop=Looking())
+    job = attempt(submit_with(TOKEN), stop=Watching())
     assert job.status == "succeeded"
     assert {token for _, token, _ in hub.asked} == {f"Bearer {TOKEN}"}
     assert ["models--org--model"] in seen
@@ -123,7 +121,7 @@ def test_what_a_token_opens_is_for_its_job_alone(hub, submit_with, attempt, tmp_
     assert list(work.iterdir()) == []
 
 
-def test_a_job_with_a_token_that_fails_leaves_nothing_of_its_model(hub, submit_with, attempt, work):
+def test_a_failed_job_with_a_token_leaves_nothing_of_its_model(hub, submit_with, attempt, work):
     name = next(name for name in hub.repositories["org/model"] if name == "tokenizer.json")
     hub.repositories["org/model"][name] = b"{}"
     job = attempt(submit_with(TOKEN))
@@ -131,7 +129,7 @@ def test_a_job_with_a_token_that_fails_leaves_nothing_of_its_model(hub, submit_w
     assert list(work.glob("*/hub")) == []
 
 
-def test_another_key_fails_the_job_and_says_why(hub, submit_with, attempt, settings):
+def test_a_changed_secret_key_fails_the_job_with_a_reason(hub, submit_with, attempt, settings):
     job_id = submit_with(TOKEN)
     (settings.data_dir / "secret.key").unlink()
     job = attempt(job_id)
@@ -142,7 +140,7 @@ def test_another_key_fails_the_job_and_says_why(hub, submit_with, attempt, setti
 
 @pytest.mark.parametrize("how", ["silent", "trickle"])
 @pytest.mark.parametrize("path", ["/api/models", "/org/model/resolve"])
-def test_a_download_that_hangs_can_be_cancelled(hub, submit_with, attempt, how, path, cancel, look):
+def test_a_hanging_download_can_be_cancelled(hub, submit_with, attempt, how, path, cancel, look):
     setattr(hub, how, [path])
     job_id, stop = submit_with(), threading.Event()
     timer = threading.Timer(0.5, stop.set)
@@ -155,7 +153,7 @@ def test_a_download_that_hangs_can_be_cancelled(hub, submit_with, attempt, how, 
     eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("download")], within=30)
 
 
-def test_an_uploaded_file_and_tasks_of_the_operator_are_what_is_evaluated_on(
+def test_evaluation_uses_the_uploaded_file_and_operator_tasks(
     submit_with, attempt, model, uploaded, published, settings, messages
 ):
     pytest.importorskip("lm_eval")
@@ -173,7 +171,7 @@ def test_an_uploaded_file_and_tasks_of_the_operator_are_what_is_evaluated_on(
     assert [score.task for score in report.evaluation.after.tasks] == ["quiz", "quiz"]
 
 
-def test_an_uploaded_file_is_what_is_calibrated_on(submit_with, attempt, model, uploaded, published):
+def test_calibration_uses_the_uploaded_file(submit_with, attempt, model, uploaded, published):
     own = {"calibration": QUICK["calibration"] | {"dataset": f"upload/{uploaded.id}"}, "model_id": "local/tiny"}
     job = attempt(submit_with(**own))
     assert job.status == "succeeded"
@@ -186,14 +184,14 @@ def test_an_uploaded_file_is_what_is_calibrated_on(submit_with, attempt, model, 
     )
 
 
-def test_an_uploaded_file_that_is_damaged_is_not_used(submit_with, attempt, model, uploaded, settings, tmp_path):
+def test_a_damaged_upload_is_not_used(submit_with, attempt, model, uploaded, settings, tmp_path):
     (settings.data_dir / "artifacts" / uploaded.storage_key).write_bytes(LINES[:-1])
     job = attempt(submit_with(model_id="local/tiny", calibration={"dataset": f"upload/{uploaded.id}"}))
     assert (job.status, job.error["code"]) == ("failed", "storage_error")
     assert str(tmp_path) not in job.error["message"]
 
 
-def test_a_token_reaches_its_process_and_is_seen_nowhere(
+def test_a_token_reaches_its_process_and_is_not_exposed(
     hub, submit_with, configure, database, look, monkeypatch, capfd, settings, tmp_path
 ):
     job_id = submit_with(TOKEN)

@@ -1,4 +1,4 @@
-"""A job that profiles a model and no more, and what it spares the jobs after it."""
+"""A job that only profiles a model, and the work it saves for later jobs."""
 
 import os
 import threading
@@ -24,7 +24,7 @@ def attempt(settings, database, claim, look):
     return attempt
 
 
-def test_a_profile_alone_is_kept_for_the_job_that_follows(
+def test_a_profile_is_stored_and_reused_by_the_next_job(
     model, submit, attempt, published, stored, work, database, messages
 ):
     first = attempt(submit(**QUICK, ratio=None))
@@ -47,7 +47,7 @@ def test_a_profile_alone_is_kept_for_the_job_that_follows(
     assert report["totals"]["kept_parameters"] == predicted["kept_parameters"]
 
 
-def test_a_profile_tells_what_it_cost(model, submit, attempt, configure, database):
+def test_a_profile_has_its_costs(model, submit, attempt, configure, database):
     job = attempt(submit(**QUICK, ratio=None), settings=configure(measure_energy=True))
     with database.snapshot() as session:
         [costs] = [event for event in events.list_events(session, job.id, limit=1000) if event.type == "costs"]
@@ -58,7 +58,7 @@ def test_a_profile_tells_what_it_cost(model, submit, attempt, configure, databas
     assert costs.message.endswith("Wh")
 
 
-def test_a_profile_that_made_room_comes_back_without_calibration(
+def test_an_evicted_profile_is_restored_without_calibration(
     model, submit, attempt, configure, look, database, monkeypatch
 ):
     settings = configure(max_profiles=1)
@@ -72,7 +72,7 @@ def test_a_profile_that_made_room_comes_back_without_calibration(
         assert session.scalars(select(Profile.id)).all() == [again.profile_id]
 
 
-def test_a_size_is_kept_to(model, submit, attempt, published):
+def test_a_size_is_respected(model, submit, attempt, published):
     whole = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     job = attempt(submit(**QUICK, ratio=None, target_bytes=round(0.8 * whole)))
     assert job.status == "succeeded"
@@ -80,7 +80,7 @@ def test_a_size_is_kept_to(model, submit, attempt, published):
     assert 0.7 * whole < len(files["factored/model.safetensors"]) <= 0.8 * whole
 
 
-def test_a_profile_that_is_let_go_goes_on_where_it_was(model, submit, attempt, look, messages):
+def test_a_released_profile_job_can_be_resumed(model, submit, attempt, look, messages):
     stop = threading.Event()
     stop.set()
     job_id = submit(**QUICK, ratio=None)

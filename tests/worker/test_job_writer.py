@@ -28,7 +28,7 @@ def held(submit, claim):
 
 @pytest.fixture
 def hasty_database(settings):
-    """Waits for another writer for a moment only."""
+    """Return a database that waits for another writer only briefly."""
     database = Database(settings.database)
     event.listen(database.engine, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout=20"))
     yield database
@@ -42,7 +42,7 @@ def writer(hasty_database, held):
 
 @pytest.fixture
 def other_writer(settings):
-    """Another process in the middle of a transaction."""
+    """Yield another writer in the middle of a transaction."""
     connection = sqlite3.connect(settings.database.database, isolation_level=None, check_same_thread=False)
     connection.execute("BEGIN IMMEDIATE")
     yield connection
@@ -79,19 +79,17 @@ def test_a_new_stage_is_written_at_once(writer, held, look, stages):
     assert stages() == ["preflight", "calibrating", "allocating"]
 
 
-def test_the_time_left_becomes_a_time_of_day(writer, held, look):
+def test_the_time_left_becomes_an_estimated_finish_time(writer, held, look):
     writer.on_progress(at("calibrating", 0.5, seconds_left=1000.0))
     job = look(held.job_id)
     assert 900 < (job.estimated_finish_at - job.started_at).total_seconds() < 1100
 
 
-def test_before_the_first_step_the_job_is_nowhere(writer):
+def test_before_the_first_step_there_is_no_place(writer):
     assert writer.place() == (None, None)
 
 
-def test_progress_is_lost_while_the_database_does_not_answer_and_its_stage_told_later(
-    writer, held, look, stages, other_writer
-):
+def test_a_database_outage_drops_progress_but_not_stages(writer, held, look, stages, other_writer):
     writer.on_progress(at("calibrating", 0.1))
     assert look(held.job_id).stage is None
     other_writer.execute("ROLLBACK")
@@ -99,7 +97,7 @@ def test_progress_is_lost_while_the_database_does_not_answer_and_its_stage_told_
     assert stages() == ["calibrating"]
 
 
-def test_layers_and_the_allocation_are_written_once_the_database_answers(writer, database, held, other_writer):
+def test_layers_and_allocation_wait_for_the_database(writer, database, held, other_writer):
     ended = threading.Event()
 
     def work():
@@ -118,13 +116,13 @@ def test_layers_and_the_allocation_are_written_once_the_database_answers(writer,
         assert outputs.list_allocation(session, held.job_id) == [("a", DENSE)]
 
 
-def test_patience_has_an_end(hasty_database, held, other_writer):
+def test_waiting_for_the_database_has_a_limit(hasty_database, held, other_writer):
     writer = ProgressWriter(hasty_database, held, patience=0, max_profiles=1)
     with pytest.raises(DatabaseUnavailableError):
         writer.on_profile(0, PROFILE)
 
 
-def test_whose_job_was_taken_away_learns_it_at_the_next_word(writer, database):
+def test_a_writer_that_lost_its_job_is_fenced_out(writer, database):
     with database.transaction() as session:
         sweeps.reclaim_from(session)
     for word in (

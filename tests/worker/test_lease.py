@@ -17,7 +17,7 @@ from tests.worker.waiting import eventually
 from worker.lease import LeaseKeeper
 from worker.process import EXIT_FENCED_OUT
 
-# The shortest there is; renewed every half second.
+# The shortest possible lease; renewed every half second.
 LEASE_SECONDS = 2.0
 
 
@@ -40,7 +40,7 @@ def own_database(settings):
 
 @pytest.fixture
 def keep(configure, own_database):
-    """A keeper that notes what it is told, and does not end this process."""
+    """Return a function that makes keepers, which record their events and do not end this process."""
 
     def keep(lease, parent=None, lease_seconds=LEASE_SECONDS):
         keeper = LeaseKeeper(
@@ -58,7 +58,7 @@ def keep(configure, own_database):
     return keep
 
 
-def test_a_lease_is_renewed_beyond_its_length_and_not_after(database, keep, held, look):
+def test_a_lease_is_renewed_only_while_it_is_kept(database, keep, held, look):
     first = look(held.job_id).lease_until
     with keep(held) as keeper:
         eventually(lambda: (look(held.job_id).lease_until - first).total_seconds() > LEASE_SECONDS)
@@ -71,46 +71,46 @@ def test_a_lease_is_renewed_beyond_its_length_and_not_after(database, keep, held
     assert look(held.job_id).lease_until == last
 
 
-def test_a_wish_to_cancel_is_heard(keep, held, cancel):
+def test_a_cancellation_sets_the_stop_event(keep, held, cancel):
     with keep(held) as keeper:
         cancel(held.job_id)
         assert keeper.stop.wait(10)
         assert not keeper.lost.is_set()
 
 
-def test_who_is_fenced_out_ends(keep, held, database):
+def test_a_fenced_out_keeper_reports_the_loss(keep, held, database):
     with database.transaction() as session:
         sweeps.reclaim_from(session)
-    # Long before a lease has run out.
+    # Long before a lease has expired.
     with keep(held, lease_seconds=600) as keeper:
         assert keeper.lost.wait(20)
 
 
-def test_who_never_held_the_job_ends(keep, held):
+def test_a_wrong_fence_reports_the_loss(keep, held):
     with keep(Lease(job_id=held.job_id, fence="0" * 32), lease_seconds=600) as keeper:
         assert keeper.lost.wait(20)
 
 
-def test_who_cannot_reach_the_database_for_a_lease_ends_and_not_before(keep, held, database, own_database, away):
+def test_a_lease_is_lost_after_its_length_without_a_database(keep, held, database, own_database, outage):
     with keep(held) as keeper:
         began = time.monotonic()
-        away.take(database, own_database)
+        outage.begin(database, own_database)
         assert keeper.lost.wait(20)
         assert LEASE_SECONDS - 1 < time.monotonic() - began < LEASE_SECONDS + 5
-    away.bring_back()
+    outage.end()
 
 
-def test_a_database_that_comes_back_in_time_is_forgiven(keep, held, database, own_database, away, look, caplog):
+def test_a_short_database_outage_does_not_lose_the_lease(keep, held, database, own_database, outage, look, caplog):
     with keep(held) as keeper:
-        away.take(database, own_database)
+        outage.begin(database, own_database)
         eventually(lambda: "renewing the lease" in caplog.text)
-        away.bring_back()
+        outage.end()
         back = look(held.job_id).lease_until
         eventually(lambda: look(held.job_id).lease_until > back)
         assert not keeper.lost.is_set()
 
 
-def test_an_error_that_nobody_foresaw_does_not_end_the_keeping(keep, held, database, look, caplog):
+def test_an_unexpected_error_does_not_stop_renewals(keep, held, database, look, caplog):
     with keep(held) as keeper:
         before = look(held.job_id).lease_until
         with database.transaction() as session:
@@ -124,15 +124,13 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_keeping(keep, held, datab
         assert not keeper.lost.is_set()
 
 
-def test_whose_parent_is_gone_ends(keep, held):
+def test_a_missing_parent_ends_the_process(keep, held):
     with keep(held, parent=2**22 + 1) as keeper:
         assert keeper.lost.wait(10)
 
 
 @pytest.mark.databases("sqlite", "postgres")
-def test_a_process_that_slept_past_its_lease_can_write_nothing_and_ends(
-    settings, database, held, program, diary, look, claim
-):
+def test_a_process_that_slept_past_its_lease_cannot_write(settings, database, held, program, diary, look, claim):
     code = f"""
     from app.shared.database import Database
     from app.shared.errors import FencedOutError

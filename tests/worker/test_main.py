@@ -21,16 +21,16 @@ FOREVER = "while True: time.sleep(1)"
 
 
 @pytest.fixture
-def employ():
-    """Starts workers, and stops those that the test has not stopped."""
+def start_worker():
+    """Start workers, and stop those that the test has not stopped."""
     workers = []
 
-    def employ(settings, program, equipment=ALL_ROUND):
+    def start_worker(settings, program, equipment=ALL_ROUND):
         workers.append(Worker(settings, program, equipment))
         workers[-1].start()
         return workers[-1]
 
-    yield employ
+    yield start_worker
     for worker in workers:
         worker.abort()
         worker.stop()
@@ -59,10 +59,10 @@ def statuses(look):
     return statuses
 
 
-def test_messages_start_jobs_without_waiting_for_the_poll(configure, employ, program, diary, submit, statuses):
-    # The one look that polling takes in a minute, and the one sweep, are at the start.
+def test_messages_start_jobs_without_waiting_for_the_poll(configure, start_worker, program, diary, submit, statuses):
+    # The only poll within a minute, and the only sweep, are at the start.
     settings = configure(poll_seconds=60)
-    employ(settings, program(diary.note("sys.argv[1]") + "\ntime.sleep(0.1)"))
+    start_worker(settings, program(diary.note("sys.argv[1]") + "\ntime.sleep(0.1)"))
     celery = create_celery(settings)
     job_ids = []
 
@@ -70,7 +70,7 @@ def test_messages_start_jobs_without_waiting_for_the_poll(configure, employ, pro
         return statuses(job_ids) == {"failed": len(job_ids)}
 
     for number in (1, 3):
-        # Several wait for each other.
+        # Several jobs wait for one another.
         rung = [submit(max_attempts=1) for _ in range(number)]
         job_ids.extend(rung)
         for job_id in rung:
@@ -80,9 +80,9 @@ def test_messages_start_jobs_without_waiting_for_the_poll(configure, employ, pro
     celery.close()
 
 
-def test_a_message_that_comes_ten_times_runs_its_job_once(configure, employ, program, diary, submit, look):
+def test_a_repeated_message_runs_its_job_once(configure, start_worker, program, diary, submit, look):
     settings = configure()
-    # Ends for good, with attempts left that another run could take.
+    # Fails permanently, with attempts left that another run could use.
     code = f"""
     from app.shared.database import Database
     from app.shared.outcomes import JobError
@@ -93,11 +93,11 @@ def test_a_message_that_comes_ten_times_runs_its_job_once(configure, employ, pro
     with Database(load_settings().database).transaction() as session:
         leases.fail_job(session, leases.Lease(job_id=sys.argv[1], fence=sys.argv[2]), JobError(code="x", message="m"))
     """
-    employ(settings, program(code))
+    start_worker(settings, program(code))
     celery = create_celery(settings)
     job_id = submit()
     with celery.connection_for_read() as connection:
-        # Some while it runs or before, some once it has ended.
+        # Some messages arrive before or during the run, some after it.
         for _ in range(2):
             for _ in range(5):
                 ring(celery, job_id, "cpu")
@@ -112,11 +112,11 @@ def test_a_message_that_comes_ten_times_runs_its_job_once(configure, employ, pro
 
 @pytest.mark.parametrize("broker", ["down", "silent"])
 def test_polling_alone_finishes_every_job(
-    configure, employ, program, diary, submit, statuses, closed_port, silent_port, broker
+    configure, start_worker, program, diary, submit, statuses, closed_port, silent_port, broker
 ):
     job_ids = [submit(max_attempts=1) for _ in range(8)]
     port = closed_port if broker == "down" else silent_port
-    worker = employ(configure(broker_url=f"redis://127.0.0.1:{port}/0"), program(diary.note("sys.argv[1]")))
+    worker = start_worker(configure(broker_url=f"redis://127.0.0.1:{port}/0"), program(diary.note("sys.argv[1]")))
     eventually(lambda: statuses(job_ids) == {"failed": 8})
     assert sorted(diary.read()) == sorted(job_ids)
     began = time.monotonic()
@@ -124,36 +124,36 @@ def test_polling_alone_finishes_every_job(
     assert time.monotonic() - began < 40
 
 
-def test_a_consumer_that_gives_up_is_replaced(configure, employ, program, diary, submit):
-    begun = []
+def test_a_failed_consumer_is_replaced(configure, start_worker, program, diary, submit):
+    started = []
 
     def note(sender, **_):
-        begun.append(sender)
+        started.append(sender)
 
     worker_init.connect(note)
     try:
-        employ(configure(), program(""))
-        eventually(lambda: len(begun) == 1)
-        # As Celery does by itself after a hundred attempts to reach its broker.
+        start_worker(configure(), program(""))
+        eventually(lambda: len(started) == 1)
+        # As Celery does itself after a hundred attempts to reach its broker.
         celery_state.should_stop = 1
-        eventually(lambda: len(begun) == 2)
+        eventually(lambda: len(started) == 2)
     finally:
         celery_state.should_stop = None
         worker_init.disconnect(note)
 
 
-def test_jobs_that_wait_for_another_attempt_are_run_again(configure, employ, program, diary, submit, look):
+def test_jobs_are_retried_after_their_backoff(configure, start_worker, program, diary, submit, look):
     job_id = submit(max_attempts=2)
-    employ(configure(retry_backoff_seconds=1), program(diary.note("time.monotonic()")))
+    start_worker(configure(retry_backoff_seconds=1), program(diary.note("time.monotonic()")))
     eventually(lambda: look(job_id).status == "failed")
     first, second = map(float, diary.read())
     assert second - first >= 1
 
 
-def test_a_stop_puts_the_running_job_back_and_leaves_no_thread(configure, employ, program, diary, submit, look):
+def test_a_stop_releases_the_running_job_and_leaves_no_thread(configure, start_worker, program, diary, submit, look):
     job_id = submit()
     before = set(threading.enumerate())
-    worker = employ(configure(poll_seconds=60), program(diary.note("os.getpid()") + "\n" + FOREVER))
+    worker = start_worker(configure(poll_seconds=60), program(diary.note("os.getpid()") + "\n" + FOREVER))
     eventually(diary.read)
     began = time.monotonic()
     worker.stop()
@@ -162,19 +162,17 @@ def test_a_stop_puts_the_running_job_back_and_leaves_no_thread(configure, employ
     assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)
 
 
-def test_a_worker_can_be_stopped_as_soon_as_it_has_started(configure, employ, program):
+def test_a_worker_can_be_stopped_as_soon_as_it_has_started(configure, start_worker, program):
     for _ in range(3):
-        employ(configure(), program(FOREVER)).stop()
+        start_worker(configure(), program(FOREVER)).stop()
 
 
-def test_a_worker_survives_an_error_that_nobody_foresaw(
-    settings, employ, program, submit, claim, database, look, caplog
-):
+def test_a_worker_survives_an_unexpected_error(settings, start_worker, program, submit, claim, database, look, caplog):
     job_id, lost = submit(max_attempts=1), submit(max_attempts=1)
     claim(lost, lease_seconds=0)
     with database.transaction() as session:
         session.execute(text("CREATE TRIGGER bug BEFORE UPDATE ON jobs BEGIN SELECT RAISE(ABORT, 'not foreseen'); END"))
-    employ(settings, program("pass"))
+    start_worker(settings, program("pass"))
     eventually(lambda: "unexpected error while looking for jobs" in caplog.text)
     eventually(lambda: "unexpected error while sweeping" in caplog.text)
     eventually(lambda: "unexpected error while ringing" in caplog.text)
@@ -183,17 +181,17 @@ def test_a_worker_survives_an_error_that_nobody_foresaw(
     eventually(lambda: look(job_id).status == "failed")
 
 
-def test_a_worker_survives_a_database_that_is_away(configure, employ, program, submit, database, away, look, caplog):
+def test_a_worker_survives_a_database_outage(configure, start_worker, program, submit, database, outage, look, caplog):
     job_id = submit(max_attempts=1)
-    away.take(database)
-    employ(configure(), program("pass"))
+    outage.begin(database)
+    start_worker(configure(), program("pass"))
     eventually(lambda: "looking for jobs: the database" in caplog.text)
     eventually(lambda: "sweeping: the database" in caplog.text)
-    away.bring_back()
+    outage.end()
     eventually(lambda: look(job_id).status == "failed")
 
 
-def test_whoever_owns_the_folder_takes_over_what_a_dead_service_held(settings, program, submit, claim, look):
+def test_the_owner_of_the_folder_reclaims_all_held_jobs(settings, program, submit, claim, look):
     job_ids = [submit() for _ in range(120)]
     for job_id in job_ids:
         claim(job_id)
@@ -203,10 +201,10 @@ def test_whoever_owns_the_folder_takes_over_what_a_dead_service_held(settings, p
     worker._database.close()
 
 
-def test_two_workers_share_the_jobs_and_no_job_is_run_twice(configure, employ, program, diary, submit, statuses):
+def test_two_workers_run_each_job_exactly_once(configure, start_worker, program, diary, submit, statuses):
     job_ids = [submit(max_attempts=1) for _ in range(50)]
     shared = program(diary.note("sys.argv[1]"))
-    # One in this process and one in its own.
+    # One in this process and one in a separate process.
     settings = configure()
     code = f"""
     from app.shared.settings import load_settings
@@ -220,7 +218,7 @@ def test_two_workers_share_the_jobs_and_no_job_is_run_twice(configure, employ, p
     environment = {**os.environ, **settings.environment()}
     other = subprocess.Popen([sys.executable, *program(code)], env=environment, stdin=subprocess.PIPE)
     eventually(diary.read)
-    employ(settings, shared)
+    start_worker(settings, shared)
     eventually(lambda: statuses(job_ids) == {"failed": 50})
     other.communicate()
     assert other.returncode == 0
@@ -234,12 +232,12 @@ def redis():
     server.close()
 
 
-def test_with_redis_a_job_is_heard_of_at_once_by_the_workers_of_its_queue_alone(
-    configure, employ, program, diary, submit, statuses, redis
+def test_with_redis_only_workers_of_the_queue_are_notified(
+    configure, start_worker, program, diary, submit, statuses, redis
 ):
-    # The one look that polling takes in a minute, and the one sweep, are at the start.
+    # The only poll within a minute, and the only sweep, are at the start.
     settings = configure(poll_seconds=60, broker_url=redis.url)
-    worker = employ(settings, program(diary.note("sys.argv[1]")), Equipment(queues=("cpu",), device="cpu"))
+    worker = start_worker(settings, program(diary.note("sys.argv[1]")), Equipment(queues=("cpu",), device="cpu"))
     time.sleep(1)
     for_gpu, for_cpu = submit(queue="gpu", max_attempts=1), submit(max_attempts=1)
     began = time.monotonic()
@@ -251,11 +249,11 @@ def test_with_redis_a_job_is_heard_of_at_once_by_the_workers_of_its_queue_alone(
 
 
 @pytest.mark.parametrize("fate", ["idle", "running", "frozen"])
-def test_with_redis_a_worker_ends_promptly_and_its_job_goes_back(
-    configure, employ, program, diary, submit, look, redis, fate
+def test_with_redis_a_worker_ends_promptly_and_releases_its_job(
+    configure, start_worker, program, diary, submit, look, redis, fate
 ):
     settings = configure(broker_url=redis.url)
-    worker = employ(settings, program(diary.note("os.getpid()") + "\n" + FOREVER))
+    worker = start_worker(settings, program(diary.note("os.getpid()") + "\n" + FOREVER))
     job_id = None
     if fate == "running":
         job_id = submit()
@@ -267,17 +265,17 @@ def test_with_redis_a_worker_ends_promptly_and_its_job_goes_back(
     worker.stop()
     seconds = time.monotonic() - began
     redis.thaw()
-    # With a broker that hangs, as long as its time limits.
+    # With a hanging broker, as long as its timeouts.
     assert seconds < (25 if fate == "frozen" else 4)
     if job_id is not None:
         assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)
         assert len(diary.read()) == 1
 
 
-def test_a_broker_that_hangs_does_not_keep_leases_from_being_judged_on_time(
-    configure, employ, program, submit, claim, look, silent_port
+def test_a_hanging_broker_does_not_delay_expired_leases(
+    configure, start_worker, program, submit, claim, look, silent_port
 ):
-    employ(configure(broker_url=f"redis://127.0.0.1:{silent_port}/0"), program("sys.exit(1)"))
+    start_worker(configure(broker_url=f"redis://127.0.0.1:{silent_port}/0"), program("sys.exit(1)"))
     waiting = [submit(max_attempts=1) for _ in range(3)]
     eventually(lambda: all(look(job_id).status == "failed" for job_id in waiting))
     for _ in range(3):

@@ -12,14 +12,14 @@ from worker.memory import MemoryLimit, group_name
 from worker.runner import Runner
 
 GIB = 2**30
-# Soon reached, and enough for all libraries.
+# Reached soon, and enough for all libraries.
 CAP = 3 * GIB // 2
 QUICK = {"calibration": {"samples": 2, "sequence_length": 16}, "ratio": 0.3}
 
 
 @pytest.fixture
 def run(configure, database, submit, look, program, model):
-    """Runs one attempt at a job with little memory, and tells what has become of it."""
+    """Run one attempt at a job with little memory, and return the job."""
 
     def run(code=None, **request):
         given = () if code is None else (program(JOB.format(program=program(COMPUTE + code)[0])),)
@@ -42,7 +42,7 @@ def assert_refused(job, code):
     assert job.attempt == 1
 
 
-# Before they take any memory; both ended in all that there was.
+# Before they allocate any memory; both once used all of it.
 def test_a_model_with_a_billion_layers_fails_for_good(run, model):
     config = json.loads((model / "config.json").read_text())
     config.pop("layer_types", None)
@@ -63,22 +63,22 @@ def test_a_tokenizer_that_multiplies_text_fails_for_good(run, model):
     [
         "bytearray(2**40)",
         "import torch\ntorch.empty(2**40)",
-        # As C++ and Rust end a process.
+        # As C++ and Rust terminate a process.
         "print(\"terminate called after throwing an instance of 'std::bad_alloc'\", flush=True)\nos.abort()",
         'print("memory allocation of 8589934592 bytes failed", flush=True)\nos.abort()',
     ],
     ids=["python", "torch", "C++", "Rust"],
 )
-def test_a_process_that_dies_without_memory_fails_its_job_for_good(run, code):
+def test_a_process_out_of_memory_fails_its_job_for_good(run, code):
     assert_out_of_memory(run(code))
 
 
-def test_an_abort_for_another_reason_is_tried_again(run):
+def test_an_abort_for_another_reason_is_retried(run):
     job = run("os.abort()")
     assert job.status == "queued"
 
 
-def test_memory_that_its_own_limit_does_not_count_is_counted_by_the_group(run):
+def test_shared_memory_is_limited_by_the_control_group(run):
     group = MemoryGroup.try_create(f"rocket-test-{os.getpid()}", CAP)
     if group is None:
         pytest.skip("this process may not make control groups")
@@ -92,7 +92,7 @@ with mmap.mmap(-1, 4 * 2**30) as shared:
     assert_out_of_memory(run(code))
 
 
-def test_the_limit_follows_what_the_run_needs():
+def test_the_limit_follows_the_needs_of_the_run():
     limit = MemoryLimit(f"rocket-test-{os.getpid()}", cap=None)
     try:
         assert limit.raise_for(10 * GIB) == limit.base_bytes + 20 * GIB
@@ -101,7 +101,7 @@ def test_the_limit_follows_what_the_run_needs():
         limit.remove()
 
 
-def test_a_job_that_needs_more_than_any_may_have_is_told_so():
+def test_a_job_that_needs_more_than_the_maximum_is_refused():
     limit = MemoryLimit(f"rocket-test-{os.getpid()}", cap=CAP)
     try:
         assert limit.base_bytes == CAP
@@ -112,7 +112,7 @@ def test_a_job_that_needs_more_than_any_may_have_is_told_so():
         limit.remove()
 
 
-def test_a_group_that_a_killed_attempt_has_left_is_removed(settings, database, program, submit):
+def test_the_group_of_a_killed_attempt_is_removed(settings, database, program, submit):
     if (group := MemoryGroup.try_create(f"rocket-test-{os.getpid()}", CAP)) is None:
         pytest.skip("this process may not make control groups")
     group.remove()

@@ -61,7 +61,7 @@ def count(registry):
 
 @pytest.fixture
 def ended(registry):
-    """Attempts that have ended, by outcome."""
+    """Return the attempts that have ended, by outcome."""
 
     def ended():
         [family] = [family for family in registry.collect() if family.name == "rocket_attempts_ended"]
@@ -83,7 +83,7 @@ def attempt(settings, database, program, registry):
     return attempt
 
 
-def test_every_attempt_is_counted_by_how_it_ended(attempt, submit, count, ended, cancel):
+def test_every_attempt_is_counted_by_its_outcome(attempt, submit, count, ended, cancel):
     submit()
     attempt(SUCCEED)
     submit(max_attempts=1)
@@ -101,7 +101,7 @@ def test_every_attempt_is_counted_by_how_it_ended(attempt, submit, count, ended,
     assert count("jobs_running") == 0
 
 
-def test_stages_and_bytes_are_those_of_the_attempts(attempt, submit, count):
+def test_stages_and_bytes_are_summed_over_attempts(attempt, submit, count):
     submit()
     attempt(SUCCEED)
     submit()
@@ -112,7 +112,7 @@ def test_stages_and_bytes_are_those_of_the_attempts(attempt, submit, count):
     assert count("published_bytes_total") == 1000 + 1001
 
 
-def test_a_running_job_is_a_job_running(settings, database, program, registry, submit, diary, count, cancel):
+def test_running_jobs_are_counted(settings, database, program, registry, submit, diary, count, cancel):
     submit()
     runner = Runner(
         settings, database, program(diary.note(1) + "\nwhile True: time.sleep(1)"), metrics=WorkerMetrics(registry)
@@ -126,9 +126,7 @@ def test_a_running_job_is_a_job_running(settings, database, program, registry, s
     assert count("jobs_running") == 0
 
 
-def test_a_lease_that_was_lost_is_counted_by_who_took_it_and_by_who_lost_it(
-    settings, database, program, registry, submit, diary, count, ended
-):
+def test_a_lost_lease_is_counted_by_both_sides(settings, database, program, registry, submit, diary, count, ended):
     submit()
     metrics = WorkerMetrics(registry)
     runner = Runner(settings, database, program(diary.note(1) + "\nwhile True: time.sleep(1)"), metrics=metrics)
@@ -148,29 +146,29 @@ def test_a_lease_that_was_lost_is_counted_by_who_took_it_and_by_who_lost_it(
     assert ended() == {"lost": 1}
 
 
-def test_a_sweep_says_when_it_was_and_one_without_a_database_does_not(settings, database, registry, count, away):
+def test_only_a_successful_sweep_updates_its_timestamp(settings, database, registry, count, outage):
     reconciler = Reconciler(settings, database, metrics=WorkerMetrics(registry))
     assert count("last_sweep_timestamp_seconds") == 0
-    away.take(database)
+    outage.begin(database)
     with pytest.raises(Exception, match="database"):
         reconciler.sweep()
     assert count("last_sweep_timestamp_seconds") == 0
-    away.bring_back()
+    outage.end()
     reconciler.sweep()
     assert count("last_sweep_timestamp_seconds") > 1.6e9
 
 
-def test_an_attempt_whose_end_cannot_be_read_is_counted_too(
-    settings, database, program, registry, submit, away, diary, ended
+def test_an_attempt_with_an_unknown_outcome_is_counted(
+    settings, database, program, registry, submit, outage, diary, ended
 ):
     submit()
     runner = Runner(settings, database, program(diary.note(1) + "\ntime.sleep(0.5)"), metrics=WorkerMetrics(registry))
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
     eventually(diary.read)
-    away.take(database)
+    outage.begin(database)
     thread.join()
-    away.bring_back()
+    outage.end()
     assert ended() == {"unknown": 1}
 
 
@@ -184,23 +182,21 @@ def scrape(port):
 
 
 @pytest.fixture
-def employ(program):
+def start_worker(program):
     workers = []
 
-    def employ(settings, **options):
+    def start_worker(settings, **options):
         workers.append(Worker(settings, program(""), **options))
         workers[-1].start()
         return workers[-1]
 
-    yield employ
+    yield start_worker
     for worker in workers:
         worker.stop()
 
 
-def test_a_worker_of_its_own_serves_its_metrics_on_the_loopback_and_its_health_can_be_asked(
-    configure, employ, monkeypatch
-):
-    worker = employ(configure(metrics_port=0))
+def test_a_worker_serves_metrics_on_the_loopback_and_health(configure, start_worker, monkeypatch):
+    worker = start_worker(configure(metrics_port=0))
     address, port = worker._metrics_server._server.server_address
     assert address == "127.0.0.1"
     eventually(lambda: scrape(port)["rocket_last_sweep_timestamp_seconds"] > 0)
@@ -217,15 +213,15 @@ def test_a_worker_of_its_own_serves_its_metrics_on_the_loopback_and_its_health_c
     assert (result.returncode, "no answer" in result.stdout) == (1, True)
 
 
-def test_a_worker_beside_an_api_has_no_port_of_its_own(configure, employ):
+def test_a_worker_within_an_api_process_opens_no_port(configure, start_worker):
     registry = create_registry()
-    worker = employ(configure(metrics_port=0), registry=registry)
+    worker = start_worker(configure(metrics_port=0), registry=registry)
     assert worker._metrics_server is None
     eventually(lambda: registry.get_sample_value("rocket_last_sweep_timestamp_seconds"))
 
 
-def test_a_port_that_is_taken_is_said_by_its_setting_and_nothing_starts(configure, employ, program):
-    first = employ(configure(metrics_port=0))
+def test_a_taken_port_is_reported_by_its_setting(configure, start_worker, program):
+    first = start_worker(configure(metrics_port=0))
     second = Worker(configure(metrics_port=first._metrics_server.port), program(""))
     with pytest.raises(InvalidSettingsError, match="ROCKET_METRICS_PORT"):
         second.start()

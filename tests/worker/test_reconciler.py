@@ -24,7 +24,7 @@ SUCCESS = {
 
 @pytest.fixture
 def reconcile(database):
-    """A reconciler for some settings."""
+    """Return a reconciler for some settings."""
     return lambda settings, rows=database: Reconciler(settings, rows)
 
 
@@ -50,7 +50,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_job_that_nobody_heard_of_is_announced_again(reconcile, configure, submit, announced):
+def test_an_unclaimed_job_is_announced_again(reconcile, configure, submit, announced):
     job_id = submit()
     reconciler = reconcile(configure(ring_seconds=1))
     reconciler.sweep()
@@ -60,7 +60,7 @@ def test_a_job_that_nobody_heard_of_is_announced_again(reconcile, configure, sub
     assert time.monotonic() - began > 0.5
 
 
-def test_only_jobs_whose_lease_is_over_are_taken(reconciler, submit, claim, look):
+def test_only_jobs_with_an_expired_lease_are_reclaimed(reconciler, submit, claim, look):
     silent, alive = submit(), submit()
     claim(silent, lease_seconds=0)
     claim(alive)
@@ -69,7 +69,7 @@ def test_only_jobs_whose_lease_is_over_are_taken(reconciler, submit, claim, look
     assert look(alive).status == "running"
 
 
-def test_a_machine_that_slept_gives_its_jobs_a_lease_to_report(reconcile, configure, submit, claim, look, monkeypatch):
+def test_after_a_suspension_jobs_have_a_lease_to_report(reconcile, configure, submit, claim, look, monkeypatch):
     job_id = submit()
     reconciler = reconcile(configure(lease_seconds=2))
     claim(job_id, lease_seconds=2)
@@ -102,7 +102,7 @@ def test_files_without_a_row_are_removed_once_they_are_old(reconcile, settings, 
     assert names(settings.data_dir / "work") == [used]
 
 
-def test_another_database_does_not_remove_what_it_does_not_know(reconcile, settings, tmp_path, monkeypatch, caplog):
+def test_files_of_another_database_are_not_removed(reconcile, settings, tmp_path, monkeypatch, caplog):
     file = settings.data_dir / "artifacts" / ("a" * 32)
     reconcile(settings).clean()
     file.touch()
@@ -118,7 +118,7 @@ def test_another_database_does_not_remove_what_it_does_not_know(reconcile, setti
     assert not file.exists()
 
 
-def test_the_sweep_of_a_bucket_leaves_artifacts_and_uploads(
+def test_the_sweep_of_a_bucket_keeps_artifacts_and_uploads(
     reconcile, configure, bucket, s3_settings, database, submit, claim, monkeypatch
 ):
     settings = configure(**s3_settings)
@@ -142,7 +142,7 @@ def test_the_sweep_of_a_bucket_leaves_artifacts_and_uploads(
     assert bucket.unfinished() == ["another/service"]
 
 
-def test_a_bucket_of_another_database_is_left_alone(reconcile, configure, bucket, s3_settings, monkeypatch, caplog):
+def test_a_bucket_of_another_database_is_not_swept(reconcile, configure, bucket, s3_settings, monkeypatch, caplog):
     settings = configure(**s3_settings)
     bucket.write("rocket/test/database", b"of another service")
     orphan = open_store(settings).put_stream([b"x"], max_bytes=1).key
@@ -153,7 +153,7 @@ def test_a_bucket_of_another_database_is_left_alone(reconcile, configure, bucket
     assert "another database" in caplog.text
 
 
-def test_a_file_that_cannot_be_removed_does_not_keep_the_others(reconcile, settings, monkeypatch, caplog):
+def test_a_file_that_cannot_be_removed_does_not_block_the_others(reconcile, settings, monkeypatch, caplog):
     store = settings.data_dir / "artifacts"
     reconciler = reconcile(settings)
     # Folders where files are expected.
@@ -167,12 +167,12 @@ def test_a_file_that_cannot_be_removed_does_not_keep_the_others(reconcile, setti
     assert "a" * 32 in caplog.text
 
 
-def test_expired_artifacts_are_removed_all_at_once(reconciler, settings, database, submit, claim, look, tmp_path):
+def test_all_expired_artifacts_are_removed(reconciler, settings, database, submit, claim, look, tmp_path):
     store = open_store(settings)
     source = tmp_path / "source"
     source.write_text("x")
     expired, kept = submit(), submit()
-    # More than one transaction forgets.
+    # More files than one transaction expires.
     for job_id, number, retention in ((expired, 120, timedelta(0)), (kept, 1, timedelta(days=1))):
         stored = [store.put(source) for _ in range(number)]
         artifacts = [
@@ -189,7 +189,7 @@ def test_expired_artifacts_are_removed_all_at_once(reconciler, settings, databas
         assert names(settings.data_dir / "artifacts") == [outputs.list_artifacts(session, look(kept))[0].storage_key]
 
 
-def test_cleaning_is_seldom_and_sweeping_is_not(reconciler, submit, announced, settings, database):
+def test_cleaning_is_less_frequent_than_sweeping(reconciler, submit, announced, settings, database):
     reconciler.sweep()
     folder = settings.data_dir / "artifacts" / ("d" * 32)
     folder.touch()
@@ -201,7 +201,7 @@ def test_cleaning_is_seldom_and_sweeping_is_not(reconciler, submit, announced, s
     assert folder.exists()
 
 
-def test_a_job_that_ended_long_ago_is_deleted_with_its_files_and_no_other(
+def test_only_jobs_past_their_retention_are_deleted_with_files(
     reconcile, configure, database, submit, claim, look, tmp_path
 ):
     settings = configure(job_retention_days=1, artifact_retention_days=300)
@@ -233,14 +233,12 @@ def test_a_job_that_ended_long_ago_is_deleted_with_its_files_and_no_other(
     assert names(settings.data_dir / "artifacts") == names(settings.data_dir / "work") == []
 
 
-def test_a_profile_that_no_job_has_used_for_long_is_deleted_if_that_is_wanted(
-    reconcile, configure, database, submit, claim, look
-):
+def test_unused_profiles_are_deleted_after_their_retention(reconcile, configure, database, submit, claim, look):
     old, used, under_way = (submit() for _ in range(3))
     saved = {}
     for number, job_id in enumerate((old, used, under_way)):
         lease = claim(job_id)
-        # Nobody reads what is in it here.
+        # Its content is not read here.
         model = ModelProfile.model_construct(fingerprint=str(number) * 64, layers=())
         with database.transaction() as session:
             saved[job_id] = profiles.save_profile(session, lease, model, (), 0.0, most=3)
@@ -265,7 +263,7 @@ def test_a_profile_that_no_job_has_used_for_long_is_deleted_if_that_is_wanted(
         assert set(session.scalars(select(Profile.id))) == {saved[used], saved[under_way]}
 
 
-def test_sessions_that_have_expired_are_forgotten_and_no_other(reconciler, database):
+def test_only_expired_sessions_are_deleted(reconciler, database):
     with database.transaction() as session:
         key = keys.create_key(session, "alice").row.id
         lifetimes = (timedelta(0), timedelta(hours=1))

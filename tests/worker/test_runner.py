@@ -14,7 +14,7 @@ from worker.runner import Equipment, Runner
 
 FOREVER = "while True: time.sleep(1)"
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-# Stops at a SIGTERM as a job does: lets go of its job and ends in good order.
+# Stops at a SIGTERM as a job does: releases its job and exits in order.
 POLITE = """
     import threading
     from app.shared.database import Database
@@ -52,11 +52,11 @@ def is_alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_without_a_job_there_is_nothing_to_run(runner, program):
+def test_without_a_job_nothing_runs(runner, program):
     assert not runner(program(FOREVER)).run()
 
 
-def test_a_job_s_process_is_told_which_job_it_has_and_who_watches_it(runner, program, diary, submit, look):
+def test_a_process_is_given_its_job_fence_and_parent(runner, program, diary, submit, look):
     job_id = submit(max_attempts=1)
     assert runner(program(diary.note("sys.argv[1:]"))).run()
     [line] = diary.read()
@@ -87,9 +87,7 @@ def test_the_oldest_job_goes_first_unless_one_is_named(runner, program, diary, s
     assert diary.read() == [job_ids[2], *sorted(job_ids[:2])]
 
 
-def test_a_killed_process_costs_an_attempt_and_the_job_waits_before_the_next(
-    configure, runner, program, submit, look, told
-):
+def test_a_killed_process_uses_an_attempt_and_the_job_backs_off(configure, runner, program, submit, look, told):
     job_id = submit(max_attempts=2)
     settings = configure(retry_backoff_seconds=3600)
     running = runner(program("os.kill(os.getpid(), signal.SIGKILL)"), settings)
@@ -103,9 +101,7 @@ def test_a_killed_process_costs_an_attempt_and_the_job_waits_before_the_next(
     assert not running.run()
 
 
-def test_a_job_that_kills_its_process_fails_after_its_last_attempt_and_the_next_job_runs(
-    runner, program, diary, submit, look
-):
+def test_a_job_that_kills_its_process_fails_and_the_next_runs(runner, program, diary, submit, look):
     poison, innocent = submit(max_attempts=3), submit(max_attempts=1)
     running = runner(program(diary.note("sys.argv[1]") + "\nos.kill(os.getpid(), signal.SIGKILL)"))
     while running.run():
@@ -119,7 +115,7 @@ def test_a_job_that_kills_its_process_fails_after_its_last_attempt_and_the_next_
     ("code", "words"),
     [
         ("import ctypes\nctypes.string_at(0)", "Segmentation fault"),
-        # One without a name, where there are any.
+        # An exit code without a name, if there is one.
         ("os.kill(os.getpid(), getattr(signal, 'SIGRTMIN', signal.SIGSEGV - 1) + 1)", "crashed"),
         ("sys.exit(3)", "exit code 3"),
         ("sys.exit(0)", "exit code 0"),
@@ -127,7 +123,7 @@ def test_a_job_that_kills_its_process_fails_after_its_last_attempt_and_the_next_
         ("sys.exit(76)", "exit code 76"),
     ],
 )
-def test_a_process_that_ends_without_a_word_fails_its_attempt(runner, program, submit, look, code, words):
+def test_a_process_that_ends_silently_fails_its_attempt(runner, program, submit, look, code, words):
     job_id = submit(max_attempts=1)
     assert runner(program(code)).run()
     job = look(job_id)
@@ -135,7 +131,7 @@ def test_a_process_that_ends_without_a_word_fails_its_attempt(runner, program, s
     assert words in job.error["message"]
 
 
-def test_a_process_that_cannot_be_started_fails_the_attempt(runner, settings, submit, look):
+def test_a_process_that_cannot_start_fails_the_attempt(runner, settings, submit, look):
     job_id = submit(max_attempts=1)
     running = runner(("-c", "pass"))
     (settings.data_dir / "work").rmdir()
@@ -143,9 +139,7 @@ def test_a_process_that_cannot_be_started_fails_the_attempt(runner, settings, su
     assert look(job_id).error["code"] == "worker_lost"
 
 
-def test_a_cancelled_job_is_asked_to_stop_and_ends_cancelled(
-    runner, program, diary, submit, look, cancel, in_background
-):
+def test_a_cancelled_job_is_asked_to_stop(runner, program, diary, submit, look, cancel, in_background):
     job_id = submit()
     thread = in_background(runner(program(POLITE.format(note=diary.note("'ready'")))).run)
     eventually(diary.read)
@@ -154,7 +148,7 @@ def test_a_cancelled_job_is_asked_to_stop_and_ends_cancelled(
     assert look(job_id).status == "cancelled"
 
 
-def test_a_process_that_ignores_the_wish_to_cancel_is_killed_after_its_grace(
+def test_a_process_that_ignores_a_cancellation_is_killed(
     configure, runner, program, diary, submit, look, cancel, in_background
 ):
     job_id = submit()
@@ -167,9 +161,7 @@ def test_a_process_that_ignores_the_wish_to_cancel_is_killed_after_its_grace(
     assert not is_alive(int(pid))
 
 
-def test_a_process_told_to_stop_before_it_can_listen_lets_go_all_the_same(
-    runner, program, diary, submit, look, in_background
-):
+def test_a_process_stopped_before_its_handlers_releases_its_job(runner, program, diary, submit, look, in_background):
     job_id = submit()
     running = runner(program(diary.note("'early'") + "\n" + FOREVER))
     thread = in_background(running.run)
@@ -179,11 +171,11 @@ def test_a_process_told_to_stop_before_it_can_listen_lets_go_all_the_same(
     assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)
 
 
-def test_a_stopping_runner_puts_its_job_back_uncounted_and_takes_no_other(
+def test_a_stopping_runner_releases_its_job_without_an_attempt(
     configure, runner, program, diary, submit, look, in_background
 ):
     job_id, other = submit(), submit()
-    # However seldom it asks the database.
+    # However rarely it polls the database.
     running = runner(program(POLITE.format(note=diary.note("'ready'"))), configure(poll_seconds=60))
     thread = in_background(lambda: running.run(job_id))
     eventually(diary.read)
@@ -194,7 +186,7 @@ def test_a_stopping_runner_puts_its_job_back_uncounted_and_takes_no_other(
     assert not running.run(other)
 
 
-def test_who_does_not_want_to_wait_for_a_stop_aborts(configure, runner, program, diary, submit, look, in_background):
+def test_an_abort_does_not_wait_for_the_process(configure, runner, program, diary, submit, look, in_background):
     job_id = submit()
     code = f"{STUBBORN}\n{diary.note(1)}\n{FOREVER}"
     running = runner(program(code), configure(cancel_grace_seconds=600, poll_seconds=60))
@@ -207,11 +199,11 @@ def test_who_does_not_want_to_wait_for_a_stop_aborts(configure, runner, program,
 
 
 @pytest.mark.parametrize("fate", ["taken away", "taken by another worker", "deleted"])
-def test_a_process_whose_job_is_no_longer_its_own_is_ended(
+def test_a_process_that_lost_its_job_is_ended(
     database, configure, runner, program, diary, submit, look, in_background, fate
 ):
     job_id = submit()
-    # Not even a process that the system has stopped may keep its slot.
+    # Not even a suspended process may keep its slot.
     code = f"{diary.note('os.getpid()')}\nos.kill(os.getpid(), signal.SIGSTOP)"
     thread = in_background(runner(program(code), configure(cancel_grace_seconds=0.2)).run)
     [pid] = eventually(diary.read)
@@ -229,23 +221,23 @@ def test_a_process_whose_job_is_no_longer_its_own_is_ended(
         assert (job.status, job.attempt) == (("queued", 1) if fate == "taken away" else ("running", 2))
 
 
-def test_a_database_that_is_away_does_not_cost_a_running_process_its_life(
-    database, away, runner, program, diary, submit, look, in_background, caplog
+def test_a_database_outage_does_not_end_a_running_process(
+    database, outage, runner, program, diary, submit, look, in_background, caplog
 ):
     job_id = submit()
     running = runner(program(POLITE.format(note=diary.note("'ready'"))))
     thread = in_background(running.run)
     eventually(diary.read)
-    away.take(database)
+    outage.begin(database)
     eventually(lambda: "cannot look after" in caplog.text)
-    away.bring_back()
+    outage.end()
     assert thread.is_alive()
     running.stop()
     thread.join()
     assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)
 
 
-def test_a_process_has_the_settings_an_empty_folder_and_no_stray_variable(
+def test_a_process_has_the_settings_and_an_empty_folder(
     configure, runner, program, diary, submit, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("ROCKET_SERVER", "http://elsewhere")
@@ -266,7 +258,7 @@ def test_a_process_has_the_settings_an_empty_folder_and_no_stray_variable(
     assert place[1] not in {"", str(tmp_path)}
 
 
-def test_what_a_process_has_started_ends_with_it(runner, program, diary, submit):
+def test_descendants_end_with_their_process(runner, program, diary, submit):
     submit(max_attempts=1)
     code = f"""
     import subprocess
@@ -278,7 +270,7 @@ def test_what_a_process_has_started_ends_with_it(runner, program, diary, submit)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the job itself looks after its parent")
-def test_a_process_dies_with_the_worker(settings, submit, program, diary):
+def test_a_process_ends_with_the_worker(settings, submit, program, diary):
     submit()
     watched = program(
         f"{STUBBORN}\n{diary.note('os.getpid()')}\nfrom worker.process import die_with\n"
@@ -301,7 +293,7 @@ def test_a_process_dies_with_the_worker(settings, submit, program, diary):
     eventually(lambda: not is_alive(pid), within=5)
 
 
-def test_jobs_leave_no_open_file_behind(runner, program, submit):
+def test_jobs_leak_no_file_descriptors(runner, program, submit):
     running = runner(program(""))
     submit(max_attempts=1)
     running.run()
@@ -312,7 +304,7 @@ def test_jobs_leave_no_open_file_behind(runner, program, submit):
     assert psutil.Process().num_fds() == before
 
 
-def test_a_signal_handler_may_stop_a_runner_that_is_being_stopped(settings, database, program):
+def test_a_signal_handler_may_abort_a_stopping_runner(settings, database, program):
     # In a separate process, which might hang: signals arrive at every moment of `stop`.
     code = """
     from app.shared.database import Database
@@ -348,15 +340,13 @@ def test_several_runners_never_share_a_job(settings, submit, program, diary, in_
     assert sorted(diary.read()) == sorted(job_ids)
 
 
-def test_signals_of_a_terminal_do_not_reach_a_job(runner, program, diary, submit):
+def test_terminal_signals_do_not_reach_a_job(runner, program, diary, submit):
     submit(max_attempts=1)
     assert runner(program(diary.note("os.getsid(0) == os.getpid()"))).run()
     assert diary.read() == ["True"]
 
 
-def test_a_job_of_another_queue_is_not_run_even_if_a_message_of_it_comes_here(
-    settings, database, program, diary, submit, look
-):
+def test_a_job_of_another_queue_is_not_run(settings, database, program, diary, submit, look):
     for_gpu, for_cpu = submit(queue="gpu", max_attempts=1), submit(max_attempts=1)
     noting = program(diary.note("sys.argv[1]"))
     running = Runner(settings, database, noting, Equipment(queues=("cpu",), device="cpu"))
@@ -369,7 +359,7 @@ def test_a_job_of_another_queue_is_not_run_even_if_a_message_of_it_comes_here(
 
 
 @pytest.mark.parametrize(("device", "visible"), [("cpu", ""), ("cuda", "3"), (None, "3")])
-def test_a_process_is_told_its_device_and_sees_no_other(
+def test_a_process_is_given_its_device_and_sees_no_other(
     settings, database, program, diary, submit, monkeypatch, device, visible
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
@@ -380,7 +370,7 @@ def test_a_process_is_told_its_device_and_sees_no_other(
     assert [eval(line) for line in diary.read()] == [(told, visible)]  # noqa: S307
 
 
-# Speaks to the database without importing anything that takes long: the time until the first word counts, too.
+# Writes to the database without slow imports, as the time until the first write counts too.
 SQLITE = """
 import sqlite3
 def say(change):
@@ -393,13 +383,11 @@ def say(change):
 
 @pytest.fixture
 def speaking(settings, program):
-    """A program that can `say` columns of its job's row."""
+    """Return a program that can `say` columns of its job's row."""
     return lambda code: program(SQLITE.format(file=settings.database.database) + code)
 
 
-def test_a_process_that_makes_no_progress_is_killed_and_its_attempt_fails_although_it_renews_its_lease(
-    configure, runner, speaking, diary, submit, look, told
-):
+def test_a_stalled_process_is_killed_despite_its_lease_renewals(configure, runner, speaking, diary, submit, look, told):
     job_id = submit(max_attempts=2)
     renewing = "while True: say(f\"lease_until = datetime('now', '+{time.monotonic()} seconds')\"); time.sleep(0.1)"
     running = runner(speaking(f"{diary.note('os.getpid()')}\n{renewing}"), configure(stall_seconds=1))
@@ -411,9 +399,7 @@ def test_a_process_that_makes_no_progress_is_killed_and_its_attempt_fails_althou
     assert not any(is_alive(int(pid)) for pid in diary.read())
 
 
-def test_a_process_that_the_system_has_stopped_counts_as_one_that_makes_no_progress(
-    configure, runner, program, diary, submit, look
-):
+def test_a_suspended_process_counts_as_stalled(configure, runner, program, diary, submit, look):
     job_id = submit(max_attempts=1)
     code = f"{diary.note('os.getpid()')}\nos.kill(os.getpid(), signal.SIGSTOP)"
     assert runner(program(code), configure(stall_seconds=1, lease_seconds=60)).run()
@@ -421,9 +407,9 @@ def test_a_process_that_the_system_has_stopped_counts_as_one_that_makes_no_progr
     assert not is_alive(int(diary.read()[0]))
 
 
-def test_a_later_attempt_that_catches_up_makes_progress(configure, runner, speaking, submit, look):
+def test_a_later_attempt_that_catches_up_is_not_stalled(configure, runner, speaking, submit, look):
     job_id = submit(max_attempts=1)
-    # What an earlier one has reached is not reached again for long: stage, progress and events stay as they are.
+    # What an earlier attempt reached takes long to reach again: stage, progress and events stay as they are.
     working = "say(\"progressed_at = strftime('%Y-%m-%d %H:%M:%f', 'now')\")"
     code = f"for _ in range(30): {working}; time.sleep(0.1)\nsys.exit(3)"
     assert runner(speaking(code), configure(stall_seconds=1.5)).run()
@@ -431,17 +417,17 @@ def test_a_later_attempt_that_catches_up_makes_progress(configure, runner, speak
     assert "exit code 3" in look(job_id).error["message"]
 
 
-def test_a_database_that_is_away_is_not_taken_for_a_process_without_progress(
-    database, away, configure, runner, program, diary, submit, look, in_background
+def test_a_database_outage_is_not_a_stall(
+    database, outage, configure, runner, program, diary, submit, look, in_background
 ):
     job_id = submit()
     running = runner(program(f"{diary.note(1)}\n{FOREVER}"), configure(stall_seconds=1))
     thread = in_background(running.run)
     eventually(diary.read)
-    away.take(database)
+    outage.begin(database)
     time.sleep(2)
     assert thread.is_alive()
-    away.bring_back()
+    outage.end()
     running.stop()
     thread.join()
     assert (look(job_id).status, look(job_id).attempt) == ("queued", 0)

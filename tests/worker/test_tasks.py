@@ -9,14 +9,14 @@ def task_of(settings, database, program):
     return celery.tasks[RUN_JOB]
 
 
-def test_a_message_runs_its_job_and_no_other(settings, database, program, diary, submit, look):
+def test_a_message_runs_only_its_job(settings, database, program, diary, submit, look):
     older, rung = submit(max_attempts=1), submit(max_attempts=1)
     task_of(settings, database, program(diary.note("sys.argv[1]")))(rung)
     assert diary.read() == [rung]
     assert look(older).status == "queued"
 
 
-def test_a_message_that_comes_twice_runs_its_job_once(settings, database, program, diary, submit):
+def test_a_repeated_message_runs_its_job_once(settings, database, program, diary, submit):
     job_id = submit(max_attempts=1)
     task = task_of(settings, database, program(diary.note("sys.argv[1]")))
     for _ in range(3):
@@ -24,7 +24,7 @@ def test_a_message_that_comes_twice_runs_its_job_once(settings, database, progra
     assert diary.read() == [job_id]
 
 
-def test_each_application_has_a_runner_of_its_own(settings, database, program, diary, submit):
+def test_each_application_has_its_own_runner(settings, database, program, diary, submit):
     job_id = submit(max_attempts=1)
     stopped = Runner(settings, database, program("sys.exit(1)"))
     stopped.stop()
@@ -37,11 +37,11 @@ def test_a_message_of_an_unknown_job_does_nothing(settings, database, program):
     task_of(settings, database, program("sys.exit(1)"))("job_unknown")
 
 
-def test_a_message_while_the_database_is_away_is_dropped(settings, database, away, program, submit, look, caplog):
+def test_a_message_during_a_database_outage_is_dropped(settings, database, outage, program, submit, look, caplog):
     job_id = submit()
     task = task_of(settings, database, program("sys.exit(1)"))
-    away.take(database)
+    outage.begin(database)
     task(job_id)
-    away.bring_back()
+    outage.end()
     assert "running a job" in caplog.text
     assert look(job_id).status == "queued"

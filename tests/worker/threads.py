@@ -1,6 +1,6 @@
-"""An attempt whose processes are threads of this one, so that a test can alter the library and need not load it again.
+"""An attempt whose processes are threads of this one, so that a test can modify the library and need not load it again.
 
-They talk through the same connection and run the same code, but for the confinement; `test_isolation` and `test_runner`
+They use the same connection and run the same code, except for the confinement; `test_isolation` and `test_runner`
 have real processes.
 """
 
@@ -35,7 +35,7 @@ class ChildThread:
         self._thread.start()
 
     def ask_to_stop(self):
-        """It asks by itself."""
+        """Do nothing, as the thread itself checks whether to stop."""
 
     def wait(self):
         return self.kill()
@@ -74,7 +74,7 @@ class ThreadedAttempt(Attempt):
 
     def __init__(self, settings, database, lease, stop, device="auto"):
         class Both(threading.Event):
-            """What the attempt sets; a test's own flag may choose not to be."""
+            """An event that also sets the test's own event, which may ignore it."""
 
             def set(self):
                 super().set()

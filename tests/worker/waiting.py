@@ -1,10 +1,10 @@
-"""Waiting for what another thread or process does."""
+"""Waiting for another thread or process."""
 
 import time
 
 
 def eventually(condition, *, within=30.0):
-    """What a condition says once it says something true; fails the test if it never does."""
+    """Return the value of a condition once it is true; fail the test if it never is."""
     until = time.monotonic() + within
     while not (answer := condition()):
         assert time.monotonic() < until, "it did not happen"

@@ -8,31 +8,24 @@ from pydantic import BaseModel, ConfigDict
 
 from app.api.problems import RETRY_AFTER_SECONDS, problem, problems
 from app.services import health
-from rocket_core.schema import described
 
 router = APIRouter(tags=["health"])
 
 
 class Alive(BaseModel):
-    """The process is alive.
+    """The process is alive."""
 
-    Attributes:
-        status: always `ok`.
-    """
-
-    model_config = ConfigDict(json_schema_extra=described)
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     status: Literal["ok"] = "ok"
+    """always `ok`."""
 
 
 class Ready(Alive):
-    """The service can accept jobs.
-
-    Attributes:
-        broker: `ok`, `in this process`, or that the broker is unreachable and workers find their jobs by polling.
-    """
+    """The service can accept jobs."""
 
     broker: str
+    """`ok`, `in this process`, or that the broker is unreachable and workers find their jobs by polling."""
 
 
 @router.get("/healthz", responses=problems())

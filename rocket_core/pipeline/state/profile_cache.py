@@ -17,14 +17,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.config import SETTINGS_NOT_IN_PROFILE, CompressionConfig
 from rocket_core.errors import CorruptCheckpointError
 from rocket_core.methods import Method
 from rocket_core.pipeline.state.files import read_model, read_tensors, write_model
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
+from rocket_core.schema import FrozenModel
 
 # In the order in which they are taken over: a block's record means that the rest of the block is complete.
 _SMALL = ("inputs.safetensors", "sensitivities", "energies", "profiles", "blocks")
@@ -35,18 +34,13 @@ _TEMPORARY = "passing-"
 _TEMPORARY_SECONDS = 24 * 3600
 
 
-class ProfileRecord(BaseModel):
-    """Identity and content of a cached profile.
-
-    Attributes:
-        identity: identity of the run, without the settings that a profile does not depend on.
-        sizes: bytes of each file, by its path in the folder.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class ProfileRecord(FrozenModel):
+    """Identity and content of a cached profile."""
 
     identity: RunIdentity
+    """identity of the run, without the settings that a profile does not depend on."""
     sizes: dict[str, int]
+    """bytes of each file, by its path in the folder."""
 
 
 def profile_identity(identity: RunIdentity, method: Method) -> RunIdentity:

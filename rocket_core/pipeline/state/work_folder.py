@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from rocket_core.allocation import Allocation
 from rocket_core.calibration.inputs import CalibrationInputs
@@ -32,27 +31,23 @@ from rocket_core.pipeline.state.files import (
 )
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import LayerOutcome, StageReport
+from rocket_core.schema import FrozenModel
 from rocket_core.system.files import locked
 
 _LOCK_NAME = "lock"
 
 
-class RunIdentity(BaseModel):
-    """Identity of a work folder. Work done under one identity cannot be used under another.
-
-    Attributes:
-        rocket_version: version of the library.
-        model: name of the model.
-        revision: commit, or hash of the weights.
-        settings: all settings, as in JSON.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class RunIdentity(FrozenModel):
+    """Identity of a work folder. Work done under one identity cannot be used under another."""
 
     rocket_version: str
+    """version of the library."""
     model: str
+    """name of the model."""
     revision: str
+    """commit, or hash of the weights."""
     settings: dict[str, object]
+    """all settings, as in JSON."""
 
     @property
     def fingerprint(self) -> str:
@@ -60,36 +55,26 @@ class RunIdentity(BaseModel):
         return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
-class BlockRecord(BaseModel):
-    """A profiled block.
-
-    Attributes:
-        layers: its profiled layers, in model order.
-        groups: the layers that read the same input, in the order in which they are first called.
-        skipped: layers left alone, with the reason.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class BlockRecord(FrozenModel):
+    """A profiled block."""
 
     layers: tuple[str, ...]
+    """its profiled layers, in model order."""
     groups: tuple[tuple[str, ...], ...]
+    """the layers that read the same input, in the order in which they are first called."""
     skipped: dict[str, str]
+    """layers left alone, with the reason."""
 
 
-class EvaluationRecord(BaseModel):
-    """A finished evaluation, with what identifies it.
-
-    Attributes:
-        settings: the requested settings.
-        text_sha256: hash of what the models read.
-        report: the result; None in a query.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class EvaluationRecord(FrozenModel):
+    """A finished evaluation, with what identifies it."""
 
     settings: EvaluationConfig
+    """the requested settings."""
     text_sha256: str
+    """hash of what the models read."""
     report: EvaluationReport | None = None
+    """the result; None in a query."""
 
 
 class WorkFolder:

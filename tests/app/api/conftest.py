@@ -1,4 +1,4 @@
-"""A service without workers: what a worker would do is done by hand."""
+"""A service without workers: the tests do what a worker would do."""
 
 import socket
 import threading
@@ -19,7 +19,7 @@ def submitted(client):
 
 
 class Worker:
-    """Does to a job what a worker does."""
+    """A stand-in that does to a job what a worker does."""
 
     def __init__(self, context, profile, factored, report, result, model_profile=None):
         self.context, self.profile, self.factored = context, profile, factored

@@ -1,4 +1,4 @@
-"""What the audit log says of what clients do, and what it does not say."""
+"""What the audit log records of clients' actions, and what it does not."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def submit(client, headers, **more):
     return client.post("/jobs", json=body, headers=headers).json()["id"]
 
 
-def test_what_a_client_does_is_recorded_once(client, worker, key, alice, events):
+def test_each_action_is_recorded_once(client, worker, key, alice, events):
     job = submit(client, alice | {"Idempotency-Key": "k"})
     assert submit(client, alice | {"Idempotency-Key": "k"}) == job
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_what_a_client_does_is_recorded_once(client, worker, key, alice, events)
     assert CANARY not in json.dumps([event.detail for event in events()])
 
 
-def test_what_is_refused_changes_nothing_and_is_not_recorded(client, key, alice, events):
+def test_refused_actions_are_not_recorded(client, key, alice, events):
     missing = "job_" + "0" * 26
     assert client.post(f"/jobs/{missing}/cancel", headers=alice).status_code == 404
     assert client.delete(f"/jobs/{missing}", headers=alice).status_code == 404
@@ -90,7 +90,7 @@ def test_an_action_and_its_event_are_one_transaction(client, context, events, mo
         assert session.query(Job).count() == 0
 
 
-def test_without_keys_everybody_is_local(client, events):
+def test_without_keys_the_actor_is_local(client, events):
     submit(client, {})
     [event] = events()
     assert (event.tenant, event.actor) == ("local", "local")
@@ -109,7 +109,7 @@ def test_signing_in_and_out_is_recorded(client, key, events):
     assert {(event.tenant, event.actor, event.address) for event in events()} == {("alice", key.row.id, "127.0.0.1")}
 
 
-def test_a_failed_sign_in_names_the_key_only_if_there_is_such_a_key(client, context, key, events):
+def test_a_failed_sign_in_names_only_an_existing_key(client, context, key, events):
     wrong = f"rk_{key.row.id}_{'ab' * 32}"
     for text in (CANARY, "rk_" + "0" * 16 + "_" + "0" * 64, wrong):
         assert client.post("/ui/sign-in", data={"key": text}).status_code == 401
@@ -122,7 +122,7 @@ def test_a_failed_sign_in_names_the_key_only_if_there_is_such_a_key(client, cont
     ]
 
 
-def test_a_flood_of_failures_is_counted_and_not_recorded(clock):
+def test_a_flood_of_failures_is_counted_instead_of_recorded(clock):
     budget = FailureBudget(clock)
     assert [budget.spend() for _ in range(40)] == [0] * 30 + [None] * 10
     clock.advance(60)

@@ -1,4 +1,4 @@
-"""Requests made up from the OpenAPI document, good and bad: every answer is one that it promises."""
+"""Requests generated from the OpenAPI document, valid and invalid, and the responses that it promises."""
 
 import json
 import subprocess
@@ -40,7 +40,7 @@ checks.negative_data_rejection.enabled = false
 
 @pytest.fixture
 def settings(settings):
-    """Without limits that so many requests would meet."""
+    """Return a service without the limits that so many requests would hit."""
     rates = {"rate_limit": "1000000/second", "submit_rate_limit": "1000000/second"}
     quotas = {"max_active_jobs": 10**6, "max_uploads": 10**6, "max_body_bytes": 2**20}
     return settings.model_copy(update=quotas | rates)
@@ -48,7 +48,7 @@ def settings(settings):
 
 @pytest.fixture
 def job_ids(url, worker):
-    """Jobs in every state."""
+    """Return jobs in every state."""
 
     def submitted():
         return httpx2.post(f"{url}/jobs", json=BODY).json()["id"]
@@ -63,14 +63,14 @@ def job_ids(url, worker):
 
 @pytest.fixture
 def api_key(job_ids, context):
-    """A key of the tenant that these jobs belong to, so that doing without one is seen to be refused."""
+    """Return a key of the tenant that these jobs belong to, so that requests without one are seen to be refused."""
     with context.database.transaction() as session:
         return keys.create_key(session, LOCAL_OWNER, scopes=keys.SCOPES).text
 
 
 @pytest.fixture
 def document(app, tmp_path):
-    """The OpenAPI document without the answers by which the service says that it has failed."""
+    """Return the OpenAPI document without the responses that report a failure of the service."""
     promised = json.loads(json.dumps(app.openapi()))
     for item in promised["paths"].values():
         for operation in item.values():
@@ -80,7 +80,7 @@ def document(app, tmp_path):
     return file
 
 
-def test_every_answer_is_one_that_the_openapi_document_promises(url, job_ids, api_key, document, tmp_path, monkeypatch):
+def test_every_response_conforms_to_the_openapi_document(url, job_ids, api_key, document, tmp_path, monkeypatch):
     (tmp_path / "schemathesis.toml").write_text(CONFIGURATION.format(job_ids=json.dumps(job_ids)))
     # 10 of each operation by default; `pytest --hypothesis-profile soak` runs more.
     examples = max(1, profile_settings().max_examples // 10)

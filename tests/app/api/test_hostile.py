@@ -1,4 +1,4 @@
-"""Malformed and hostile requests at every endpoint: they are refused properly, and not repeated anywhere."""
+"""Malformed and hostile requests at every endpoint: they are refused properly, and never echoed."""
 
 import io
 import json
@@ -56,7 +56,7 @@ RAW = [b"", b"\xff\xfe", CANARY.encode(), b"9" * 400, b'"' * 300, b"wait=" + b"9
 
 @pytest.fixture
 def settings(settings):
-    # Else most of this would never arrive.
+    # Otherwise most of these requests would not arrive.
     return settings.model_copy(update={"rate_limit": "100000/minute", "submit_rate_limit": "100000/minute"})
 
 
@@ -66,7 +66,7 @@ def log():
     before, level = root.handlers[:], root.level
     lines = io.StringIO()
     configure_logging(Settings(log_level="debug"), lines)
-    # The test's own client tells what it sends.
+    # The test's own client logs what it sends.
     quiet = logging.getLogger("httpx2")
     quiet.disabled = True
     yield lines
@@ -98,7 +98,7 @@ def operations(app, done, profile_id):
         )
         for path, item in document["paths"].items()
         for method, operation in item.items()
-        # Else there would be nothing left to ask for.
+        # Otherwise nothing would be left to request.
         if method != "delete"
     ]
 
@@ -117,7 +117,7 @@ def stored(settings):
     return b"".join(part.read_bytes() for part in file.parent.glob(f"{file.name}*"))
 
 
-def test_no_body_breaks_an_endpoint_or_comes_back(client, operations, log, settings):
+def test_hostile_bodies_break_no_endpoint_and_are_not_echoed(client, operations, log, settings):
     for method, path, _parameters in operations:
         for body in BODIES:
             headers = {"Content-Type": "application/json"}
@@ -125,7 +125,7 @@ def test_no_body_breaks_an_endpoint_or_comes_back(client, operations, log, setti
     assert CANARY.encode() not in stored(settings)
 
 
-def test_no_query_breaks_an_endpoint_or_comes_back(client, operations, log):
+def test_hostile_queries_break_no_endpoint_and_are_not_echoed(client, operations, log):
     for method, path, parameters in operations:
         names = {item["name"] for item in parameters if item["in"] == "query"} - {"metadata"}
         for name in sorted(names | {"metadata[a]", "metadata[", CANARY}):
@@ -134,19 +134,19 @@ def test_no_query_breaks_an_endpoint_or_comes_back(client, operations, log):
                 require_good_order(client.request(method, f"{path}?{name}={encoded}"), log)
 
 
-def test_no_header_breaks_an_endpoint_or_comes_back(client, operations, log):
+def test_hostile_headers_break_no_endpoint_and_are_not_echoed(client, operations, log):
     for method, path, _parameters in operations:
         for name in HEADERS:
             for raw in RAW:
                 if (name, raw) == ("X-Request-Id", CANARY.encode()):
-                    # This one is meant to come back.
+                    # This one is meant to be echoed.
                     continue
                 sent = [(name.encode(), raw), (b"Content-Type", b"application/json")]
                 body = json.dumps(BODY).encode() if method == "POST" else None
                 require_good_order(client.request(method, path, headers=sent, content=body), log)
 
 
-def test_no_path_breaks_the_service_or_comes_back(client, log, done):
+def test_hostile_paths_break_nothing_and_are_not_echoed(client, log, done):
     for text in TEXTS:
         encoded = "".join(f"%{byte:02x}" for byte in text.encode("utf-8", "surrogatepass"))
         for path in (f"/jobs/{encoded}", f"/jobs/{done}/artifacts/{encoded}", f"/{encoded}", f"/jobs/{done}/{encoded}"):
@@ -156,7 +156,7 @@ def test_no_path_breaks_the_service_or_comes_back(client, log, done):
                 require_good_order(client.request(method, path), log)
 
 
-def test_a_key_is_in_no_answer_no_log_line_and_not_in_the_database(client, context, log, settings, operations):
+def test_keys_are_in_no_response_log_line_or_database(client, context, log, settings, operations):
     with context.database.transaction() as session:
         good, revoked = (keys.create_key(session, "alice") for _ in range(2))
         keys.revoke_key(session, revoked.row.id)

@@ -1,4 +1,4 @@
-"""Hostile headers, config.json and patterns by the real requests: 422 with a code, in bounded work, never 500."""
+"""Hostile headers, config.json and patterns in real requests: 422 with a code, in bounded work, never 500."""
 
 import json
 import time
@@ -20,7 +20,7 @@ DIMENSIONS = 190_000
 
 @pytest.fixture
 def settings(settings):
-    # As large as they are by default, so that everything arrives.
+    # The default limit, so that everything arrives.
     limits = {"rate_limit": "100000/minute", "submit_rate_limit": "100000/minute", "max_body_bytes": 2**20}
     return settings.model_copy(update=limits)
 
@@ -43,7 +43,7 @@ def hub(monkeypatch):
 
 
 def refusals(client, body):
-    """The code that both endpoints answer with."""
+    """Return the code with which both endpoints answer."""
     answers = [client.post(path, json=body) for path in PATHS]
     assert {answer.status_code for answer in answers} == {422}, [answer.text for answer in answers]
     assert all(len(answer.text) < 1500 for answer in answers)
@@ -51,7 +51,7 @@ def refusals(client, body):
     return code
 
 
-def test_the_model_that_all_are_made_from_is_accepted(client, odd):
+def test_the_unmodified_model_is_accepted(client, odd):
     assert client.post("/estimates", json=LOCAL).status_code == 200
     assert client.post("/jobs", json=LOCAL).status_code == 202
 
@@ -69,7 +69,7 @@ def test_a_hostile_config_is_refused(client, odd, name):
     assert refusals(client, LOCAL) in CODES
 
 
-def test_a_billion_layers_are_refused_by_the_name_of_the_field(client, hub):
+def test_a_billion_layers_are_refused_by_field_name(client, hub):
     hub.repositories["org/model"]["config.json"] = json.dumps(LLAMA | {"num_hidden_layers": HUGE}).encode()
     answer = client.post("/estimates", json=BODY | {"model_id": "org/model"})
     assert (answer.status_code, answer.json()["code"]) == (422, "unsupported_architecture")
@@ -81,7 +81,7 @@ def test_an_adapter_in_the_repository_is_refused(client, hub):
     assert refusals(client, BODY | {"model_id": "org/model"}) == "checkpoint_format"
 
 
-def test_a_header_of_the_hub_takes_time_that_grows_with_its_size(client, hub):
+def test_parsing_a_hub_header_takes_linear_time(client, hub):
     raw = many_dimensions(DIMENSIONS)
     assert 3_500_000 < len(raw) < 2**22
     hub.repositories["org/model"]["model.safetensors"] = raw
@@ -92,21 +92,21 @@ def test_a_header_of_the_hub_takes_time_that_grows_with_its_size(client, hub):
 
 
 @pytest.mark.parametrize("name", ignore_patterns())
-def test_ignore_patterns_that_take_long_are_refused(client, name):
+def test_expensive_ignore_patterns_are_refused_quickly(client, name):
     started = time.process_time()
     code = refusals(client, BODY | {"options": {"ignore": ignore_patterns()[name]}})
     assert code == ("invalid_request" if name in {"long", "many"} else "unmatched_ignore")
     assert time.process_time() - started < 8
 
 
-def test_too_many_patterns_are_named_with_their_limit(client):
+def test_too_many_ignore_patterns_are_refused_with_the_limit(client):
     for patterns, param in ((["*"] * 257, "options.ignore"), (["*", "*" * 257], "options.ignore.1")):
         problem = client.post("/jobs", json=BODY | {"options": {"ignore": patterns}}).json()
         assert problem["param"] == param
         assert "256" in problem["detail"]
 
 
-def test_numbers_of_too_many_digits_are_a_bad_request(client):
+def test_numbers_with_too_many_digits_are_a_bad_request(client):
     body = b'{"model_id": "local/tiny", "ratio": ' + b"9" * 5000 + b"}"
     answer = client.post("/jobs", content=body, headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")

@@ -1,4 +1,4 @@
-"""A Hub token that comes with a job: who uses it, where it is kept, and when it is forgotten."""
+"""A Hub token of a job: who uses it, where it is stored, and when it is deleted."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ def hub(monkeypatch):
 
 @pytest.fixture
 def stored(context):
-    """The column of a job."""
+    """Return the column of a job."""
 
     def stored(job_id):
         with context.database.snapshot() as session:
@@ -49,7 +49,7 @@ def submit(client, body=HUB_BODY, headers=SENT):
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/estimates"])
-def test_the_hub_is_asked_with_the_token_and_not_with_the_operator_s(hub, settings, path):
+def test_hub_requests_use_the_clients_token(hub, settings, path):
     operated = settings.model_copy(update={"hf_token": SecretStr("hf_of_the_operator")})
     with local_client(create_app(operated)) as client:
         assert client.post(path, json=HUB_BODY, headers=SENT).status_code < 300
@@ -57,14 +57,14 @@ def test_the_hub_is_asked_with_the_token_and_not_with_the_operator_s(hub, settin
 
 
 @pytest.mark.parametrize("token", ["", "x", "hf_", "hf_a b c d e", "hf_ümlaut", "hf_" + "a" * 4000, "Bearer hf_abcdef"])
-def test_what_is_no_token_is_refused_and_not_repeated(client, token):
+def test_an_invalid_token_is_refused_and_not_echoed(client, token):
     answer = client.post("/jobs", json=HUB_BODY, headers={"Hub-Token": token.encode()})
     assert (answer.status_code, answer.json()["param"]) == (422, "Hub-Token")
     assert len(token) < 5 or token not in answer.text
     assert client.get("/jobs").json()["data"] == []
 
 
-def test_it_is_kept_encrypted_and_nowhere_in_clear(client, settings, stored, caplog):
+def test_the_token_is_stored_only_encrypted(client, settings, stored, caplog):
     caplog.set_level(logging.DEBUG)
     job_id = submit(client)
     assert decrypt(settings, stored(job_id)).get_secret_value() == TOKEN
@@ -76,7 +76,7 @@ def test_it_is_kept_encrypted_and_nowhere_in_clear(client, settings, stored, cap
     assert stored(job_id) not in "".join(shown)
 
 
-def test_it_is_no_part_of_what_makes_a_request_the_same(client, stored):
+def test_the_token_is_not_part_of_a_requests_identity(client, stored):
     first = submit(client, headers=SENT | {"Idempotency-Key": "k"})
     kept = stored(first)
     again = client.post("/jobs", json=HUB_BODY, headers={"Hub-Token": "hf_another", "Idempotency-Key": "k"})
@@ -84,12 +84,12 @@ def test_it_is_no_part_of_what_makes_a_request_the_same(client, stored):
     assert stored(first) == kept
 
 
-def test_a_job_that_does_not_ask_the_hub_keeps_none(client, stored):
+def test_a_job_without_hub_access_stores_no_token(client, stored):
     assert stored(submit(client, BODY)) is None
     assert stored(submit(client, BODY | {"calibration": {"dataset": "c4"}})) is not None
 
 
-def test_it_outlives_an_attempt_and_is_forgotten_with_the_end(client, worker, stored):
+def test_the_token_is_deleted_when_the_job_ends(client, worker, stored):
     failed, cancelled, succeeded = (submit(client) for _ in range(3))
     worker.fail(failed, JobError(code="hub_unavailable", message="m", retryable=True))
     assert stored(failed) is not None
@@ -99,7 +99,7 @@ def test_it_outlives_an_attempt_and_is_forgotten_with_the_end(client, worker, st
     assert [stored(job_id) for job_id in (failed, cancelled, succeeded)] == [None, None, None]
 
 
-def test_a_retry_has_a_token_only_if_it_is_given_one_and_says_if_not(client, worker, stored, settings):
+def test_a_retry_needs_its_own_token_and_reports_if_it_has_none(client, worker, stored, settings):
     job_id = submit(client)
     for headers, kept in (({}, None), ({}, None), (SENT, TOKEN)):
         worker.fail(job_id, JobError(code="x", message="m"))
@@ -110,7 +110,7 @@ def test_a_retry_has_a_token_only_if_it_is_given_one_and_says_if_not(client, wor
         assert any("was forgotten" in message for message in told) == (kept is None)
 
 
-def test_a_retry_of_a_job_without_a_token_says_nothing_of_any(client, worker):
+def test_a_retry_of_a_job_without_token_does_not_mention_one(client, worker):
     job_id = submit(client, headers={})
     worker.fail(job_id, JobError(code="x", message="m"))
     retried = client.post(f"/jobs/{job_id}/retry").json()["id"]

@@ -1,4 +1,4 @@
-"""JSON bodies that two readers could understand differently."""
+"""JSON bodies that two parsers could understand differently."""
 
 import json
 
@@ -19,7 +19,7 @@ TWICE = [
 
 @pytest.mark.parametrize("path", ["/jobs", "/estimates", "/profiles", "/profiles/prof_{}/allocations"])
 @pytest.mark.parametrize("body", TWICE)
-def test_a_name_that_comes_twice_is_refused(client, path, body):
+def test_duplicate_names_are_refused(client, path, body):
     answer = client.post(path.format("0" * 26), content=body, headers=JSON)
     assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
     assert "two members with the same name" in answer.json()["detail"]
@@ -30,22 +30,22 @@ def test_a_name_that_comes_twice_is_refused(client, path, body):
     "body",
     [b"{", b"\xff", json.dumps(BODY).encode("utf-16"), json.dumps(BODY).encode("utf-32-le"), b"[" * 4000],
 )
-def test_what_is_not_json_in_utf_8_is_a_bad_request(client, body):
+def test_invalid_utf_8_json_is_a_bad_request(client, body):
     answer = client.post("/jobs", content=body, headers=JSON)
     assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
 
 
-def test_another_charset_than_utf_8_is_refused(client):
+def test_other_charsets_than_utf_8_are_refused(client):
     for charset, status in (("utf-8", 202), ("punycode", 415), ("utf-16", 415)):
         headers = {"Content-Type": f"application/json; charset={charset}"}
         assert client.post("/jobs", content=json.dumps(BODY), headers=headers).status_code == status
 
 
-def test_names_are_unique_within_one_object_only():
+def test_names_must_be_unique_only_within_one_object():
     assert parse_json(b'[{"a": {"a": 1}}, {"a": [{"a": 2}]}]') == [{"a": {"a": 1}}, {"a": [{"a": 2}]}]
 
 
-def test_every_endpoint_with_a_json_body_reads_it_strictly(app):
+def test_every_endpoint_with_a_json_body_parses_it_strictly(app):
     with_body = [
         route.original_route
         for route in iter_route_contexts(app.routes)

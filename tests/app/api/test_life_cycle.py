@@ -1,4 +1,4 @@
-"""Random histories of several jobs, told by the API and by workers, against the life cycle written a second time."""
+"""Random histories of several jobs, by the API and workers, compared with a second model of the life cycle."""
 
 import itertools
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 MAX_ATTEMPTS, LEASE, BACKOFF, RING, HOUR, DAY = 2, 60, 10, 30, 3600, 86400
 RETENTION = timedelta(days=7)
-# The second spells out what the first leaves to its defaults.
+# The second spells out the defaults of the first.
 SAME = (BODY | {"metadata": {"team": "a"}}, BODY | {"metadata": {"team": "a"}, "calibration": {"seed": 0}})
 OTHER = BODY | {"ratio": 0.4, "metadata": {"team": "b"}}
 BODIES = (*SAME, OTHER)
@@ -43,7 +43,7 @@ MOST_JOBS = 6
 
 
 def asked(body):
-    """What a body asks for, whatever it leaves out."""
+    """Return which of the two requests a body stands for."""
     return "other" if body is OTHER else "same"
 
 
@@ -65,7 +65,7 @@ class LifeCycle(RuleBasedStateMachine):
                 # The audit log takes no deletions.
                 if table.name != AuditEvent.__tablename__:
                     session.execute(delete(table))
-        # Rules that make and claim jobs may be left out of a history.
+        # A history may lack the rules that create and claim jobs.
         for body, key in zip(BODIES, ("k1", "k2", None), strict=True):
             self.submit_one(body, key)
         self.ring(arrive=True)
@@ -141,8 +141,8 @@ class LifeCycle(RuleBasedStateMachine):
 
     @precondition(lambda self: self.mailbox)
     @rule(data=st.data())
-    def hear_a_message(self, data):
-        """Messages come twice, and are never taken out: each may come again at any time."""
+    def deliver_message(self, data):
+        """Deliver a message, which may arrive again at any time, as messages are repeated and never removed."""
         job_id = data.draw(st.sampled_from(self.mailbox))
         for _ in range(2):
             is_waiting = job_id in self.lives.waiting()
@@ -153,7 +153,7 @@ class LifeCycle(RuleBasedStateMachine):
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
-    def live_on(self, data):
+    def keep_alive(self, data):
         for _ in range(2):
             self.write(data, self.lives.beat, leases.heartbeat, lease_seconds=LEASE)
             self.pass_time(LEASE - 20)
@@ -237,7 +237,7 @@ class LifeCycle(RuleBasedStateMachine):
         assert told == [], "jobs were put into the queue without a word"
         if arrive:
             self.mailbox += [announcement.job_id for announcement in sent]
-        # Nobody waits for longer than that without the workers being told.
+        # No job waits longer than that without the workers being notified.
         assert [
             job_id for job_id in self.lives.waiting() if self.lives.now - self.rung.get(job_id, -RING) >= RING
         ] == []
@@ -254,10 +254,10 @@ class LifeCycle(RuleBasedStateMachine):
             if job.files and job.files_until <= self.lives.now:
                 job.files = dict.fromkeys(job.files)
 
-    # What holds at all times.
+    # Invariants.
 
     @invariant()
-    def the_api_tells_what_should_be(self):
+    def api_matches_model(self):
         if not hasattr(self, "lives"):
             return
         listed = self.client.get("/jobs", params={"limit": 100}).json()["data"]
@@ -276,7 +276,7 @@ class LifeCycle(RuleBasedStateMachine):
         assert (view["started_at"] is not None) == job.has_started
         assert (view["finished_at"] is not None) == (job.status in TERMINAL)
         if job.status in TERMINAL:
-            # Nothing of it changes ever again, but that the job it repeats may be deleted.
+            # It never changes again, except that the job it repeats may be deleted.
             ending = self.endings.setdefault(view["id"], view)
             assert view == ending | {"retry_of": job.retry_of}
         if self.told.get(view["id"]) != job.events:
@@ -307,7 +307,7 @@ class LifeCycle(RuleBasedStateMachine):
         for job_id, part in itertools.product(self.lives.deleted, ("events", "layers", "report", "artifacts")):
             assert self.client.get(f"/jobs/{job_id}/{part}").status_code == 404
 
-    # How the above is done.
+    # Helpers.
 
     def submit_one(self, body, key):
         self.pass_time(1)
@@ -331,7 +331,7 @@ class LifeCycle(RuleBasedStateMachine):
             self.workers.append(lease)
 
     def write(self, data, told, function, **options):
-        """Writes under any lease there ever was: as told if its worker holds the job, and else to no effect."""
+        """Write under any lease that ever existed: it succeeds if its worker holds the job, else it has no effect."""
         holding = [lease for lease in self.workers if self.lives.held_by(lease)]
         if not holding and data.draw(st.booleans()):
             self.poll()
@@ -361,7 +361,7 @@ class LifeCycle(RuleBasedStateMachine):
 
 
 def named(event):
-    """The part of an event that says which of its kind it is."""
+    """Return the part of an event that identifies it among its kind."""
     data = event["data"]
     named_by = {"status": "status", "stage": "stage", "layer": "layer", "error": "code"}
     return (
@@ -373,7 +373,7 @@ def named(event):
 
 @pytest.fixture
 def settings(settings):
-    """Without limits that so many requests would meet."""
+    """Yield a service without the limits that so many requests would hit."""
     return settings.model_copy(
         update={"max_attempts": MAX_ATTEMPTS, "rate_limit": "1000000/second", "submit_rate_limit": "1000000/second"}
     )
@@ -387,13 +387,13 @@ def machine(app, context, client, worker, clock):
     database.close()
 
 
-def test_no_history_of_jobs_differs_from_their_life_cycle(machine):
+def test_any_history_of_jobs_follows_the_life_cycle(machine):
     chosen = profile_settings(
         # 20 by default; `pytest --hypothesis-profile soak` runs more.
         max_examples=max(1, profile_settings().max_examples // 5),
         stateful_step_count=40,
         deadline=None,
-        # Shrinking a history takes minutes and leaves it hardly shorter.
+        # Shrinking a history takes minutes and hardly shortens it.
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
         database=None,

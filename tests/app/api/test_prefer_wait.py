@@ -15,13 +15,13 @@ BROKEN = JobError(code="broken", message="it broke")
 
 
 @pytest.fixture(autouse=True)
-def _look_often(monkeypatch):
+def _poll_often(monkeypatch):
     monkeypatch.setattr("app.api.prefer_wait.SECONDS_BETWEEN_LOOKS", 0.02)
 
 
 @pytest.fixture
 def later():
-    """Does something while a request waits."""
+    """Call a function while a request waits."""
     timers = []
 
     def later(action, *arguments, seconds=0.2):
@@ -39,7 +39,7 @@ def timed(request, *arguments, **options):
     return answer, time.monotonic() - began
 
 
-def test_the_answer_comes_when_the_job_has_ended(client, submitted, worker, later):
+def test_a_waiting_request_is_answered_when_the_job_ends(client, submitted, worker, later):
     later(worker.fail, submitted, BROKEN)
     answer, seconds = timed(client.get, f"/jobs/{submitted}", headers=WAIT)
     assert answer.json()["status"] == "failed"
@@ -48,27 +48,27 @@ def test_the_answer_comes_when_the_job_has_ended(client, submitted, worker, late
     assert 0.2 <= seconds < 10
 
 
-def test_a_job_that_has_ended_is_not_waited_for(client, submitted, worker):
+def test_a_finished_job_is_returned_without_waiting(client, submitted, worker):
     worker.fail(submitted, BROKEN)
     answer, seconds = timed(client.get, f"/jobs/{submitted}", headers=WAIT)
     assert answer.json()["status"] == "failed"
     assert seconds < 5
 
 
-def test_the_answer_comes_in_time_although_the_job_goes_on(client, submitted):
+def test_the_wait_ends_after_the_requested_time(client, submitted):
     answer, seconds = timed(client.get, f"/jobs/{submitted}", headers={"Prefer": "wait=1"})
     assert (answer.status_code, answer.json()["status"]) == (200, "queued")
     assert int(answer.headers["Retry-After"]) > 0
     assert 1 <= seconds < 5
 
 
-def test_without_the_preference_nothing_is_waited_for(client, submitted):
+def test_without_the_preference_there_is_no_wait(client, submitted):
     answer, seconds = timed(client.get, f"/jobs/{submitted}")
     assert "Preference-Applied" not in answer.headers
     assert seconds < 1
 
 
-def test_a_submission_may_wait_for_its_job(client, context, later, worker):
+def test_a_submission_can_wait_for_its_job(client, context, later, worker):
     def cancel():
         with context.database.transaction() as session:
             session.execute(text("UPDATE jobs SET status = 'cancelled'"))
@@ -80,14 +80,14 @@ def test_a_submission_may_wait_for_its_job(client, context, later, worker):
     assert answer.headers["Location"] == f"/jobs/{answer.json()['id']}"
 
 
-def test_a_submission_that_is_refused_does_not_wait(client):
+def test_a_refused_submission_does_not_wait(client):
     answer, seconds = timed(client.post, "/jobs", json=BODY | {"model_id": "local/none"}, headers=WAIT)
     assert answer.status_code == 422
     assert seconds < 5
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_job_that_is_deleted_meanwhile_is_told_as_it_was(client, submitted, context, later, method):
+def test_a_job_deleted_during_the_wait_is_returned_as_it_was(client, submitted, context, later, method):
     def remove():
         with context.database.transaction() as session:
             session.execute(text("DELETE FROM jobs"))
@@ -98,7 +98,7 @@ def test_a_job_that_is_deleted_meanwhile_is_told_as_it_was(client, submitted, co
     assert answer.json()["status"] == "queued"
 
 
-def test_no_more_wait_than_streams_may_be_open(client, submitted, app):
+def test_waiting_requests_count_as_streams(client, submitted, app):
     app.state.streams = Streams(1, share=1)
     app.state.streams.take(LOCAL_CALLER)
     answer, seconds = timed(client.get, f"/jobs/{submitted}", headers=WAIT)
@@ -107,21 +107,21 @@ def test_no_more_wait_than_streams_may_be_open(client, submitted, app):
     assert seconds < 5
 
 
-def test_a_place_to_wait_is_given_back(client, submitted, app):
+def test_the_place_of_a_waiting_request_is_released(client, submitted, app):
     app.state.streams = Streams(1, share=1)
     for _ in range(2):
         assert "Preference-Applied" in client.get(f"/jobs/{submitted}", headers={"Prefer": "wait=1"}).headers
     app.state.streams.take(LOCAL_CALLER)
 
 
-def test_nothing_waits_when_the_service_stops(client, submitted, app, later):
+def test_waiting_requests_return_when_the_service_stops(client, submitted, app, later):
     later(app.state.streams.close)
     answer, seconds = timed(client.get, f"/jobs/{submitted}", headers=WAIT)
     assert answer.json()["status"] == "queued"
     assert seconds < 10
 
 
-def test_waiting_takes_no_thread(client, submitted, app, worker):
+def test_waiting_requests_block_no_thread(client, submitted, app, worker):
     # More than the 40 threads of the pool.
     answers = []
     waiting = [
@@ -157,5 +157,5 @@ def test_waiting_takes_no_thread(client, submitted, app, worker):
         (["wait=" + "9" * 400], 0),
     ],
 )
-def test_the_preference_is_read_as_the_standard_has_it(prefer, seconds):
+def test_the_preference_is_parsed_as_specified(prefer, seconds):
     assert _seconds_to_wait(prefer) == seconds

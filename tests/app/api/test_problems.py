@@ -20,15 +20,15 @@ CORE = [kind for kind in vars(core_errors).values() if inspect.isclass(kind) and
 CANARY = "canary-hunter2"
 
 
-def test_the_table_names_every_error_of_the_service():
+def test_the_table_has_every_error_of_the_service():
     assert set(KINDS) == {kind for kind in STATUSES if issubclass(kind, errors.AppError)}
 
 
-def test_every_error_of_the_library_has_a_status_that_is_nobodys_fault_but_the_requests_or_the_hubs():
+def test_errors_of_the_library_map_to_422_or_503():
     assert {status_of(kind).value for kind in CORE if kind.__module__ == core_errors.__name__} == {422, 503}
 
 
-def test_what_may_succeed_later_says_so():
+def test_retryable_errors_map_to_429_or_503():
     passing = {kind for kind in [*KINDS, *CORE] if getattr(kind, "retryable", False)}
     assert {status_of(kind).value for kind in passing} <= {429, 503}
 
@@ -58,7 +58,7 @@ def test_every_error_is_a_problem_document(client, method, path, status, code):
     ("path", "kind"),
     [("/jobs", "job_"), ("/profiles", "prof_"), ("/", "job_"), ("/ui/jobs", "job_"), ("/ui/profiles", "prof_")],
 )
-def test_of_a_text_of_another_form_it_is_said_what_it_looks_like(client, path, kind):
+def test_a_malformed_id_is_refused_with_its_expected_form(client, path, kind):
     for sent in (CANARY, "job_%00", "prof_" + "O" * 26):
         answer = client.get(f"{path}?after={sent}")
         problem = answer.json()
@@ -68,7 +68,7 @@ def test_of_a_text_of_another_form_it_is_said_what_it_looks_like(client, path, k
         assert not {"^", "[0-9", sent} & {part for part in ("^", "[0-9", sent) if part in answer.text}
 
 
-def test_every_regular_expression_that_is_asked_for_has_words_for_people(app):
+def test_every_pattern_in_the_schema_has_a_description(app):
     asked = set()
 
     def look(part):
@@ -88,7 +88,7 @@ def test_every_regular_expression_that_is_asked_for_has_words_for_people(app):
     ("path", "allowed"),
     [("/jobs", "GET, POST"), ("/healthz", "GET"), ("/jobs/job_" + "0" * 26, "DELETE, GET")],
 )
-def test_a_wrong_method_is_told_all_that_are_right(client, path, allowed):
+def test_a_wrong_method_gets_the_allowed_ones(client, path, allowed):
     answer = client.put(path)
     assert answer.status_code == 405
     assert answer.headers["Allow"] == allowed
@@ -115,7 +115,7 @@ def test_a_wrong_method_is_told_all_that_are_right(client, path, allowed):
         CANARY,
     ],
 )
-def test_an_invalid_request_is_not_repeated_in_answer_or_log(client, body):
+def test_an_invalid_request_is_not_echoed_or_logged(client, body):
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     log = io.StringIO()
@@ -131,7 +131,7 @@ def test_an_invalid_request_is_not_repeated_in_answer_or_log(client, body):
     assert CANARY not in "".join(line for line in log.getvalue().splitlines() if "httpx" not in line)
 
 
-def test_a_misspelt_field_is_named(client):
+def test_an_unknown_field_is_named(client):
     answer = client.post("/jobs", json={"model_id": "local/tiny", "ratoi": 0.3})
     assert {problem["param"] for problem in answer.json()["errors"]} == {"ratoi"}
 
@@ -139,14 +139,14 @@ def test_a_misspelt_field_is_named(client):
 @pytest.mark.parametrize(
     ("content", "status"), [(b"", 422), (b"{", 400), (b"\xff\xfe", 400), (b"[" * 3000, 400), (b'{"ratio": NaN}', 422)]
 )
-def test_what_is_no_json_is_refused(client, content, status):
+def test_invalid_json_is_refused(client, content, status):
     answer = client.post("/jobs", content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == status
     assert answer.headers["Content-Type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "json"])
-def test_a_body_that_is_not_called_json_is_told_how(client, kind):
+def test_a_body_without_json_content_type_is_refused(client, kind):
     headers = {} if kind is None else {"Content-Type": kind}
     answer = client.post("/jobs", content=json.dumps(BODY), headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
@@ -154,18 +154,18 @@ def test_a_body_that_is_not_called_json_is_told_how(client, kind):
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "application/problem+json"])
-def test_a_body_that_is_called_json_is_read(client, kind):
+def test_json_content_types_are_accepted(client, kind):
     assert client.post("/jobs", content=json.dumps(BODY), headers={"Content-Type": kind}).status_code == 202
 
 
 @pytest.mark.parametrize("value", ["nul\\u0000", "half\\ud800"])
-def test_text_that_no_database_takes_is_refused(client, value):
+def test_text_that_a_database_cannot_store_is_refused(client, value):
     content = json.dumps(BODY)[:-1] + f', "metadata": {{"a": "{value}"}}}}'
     answer = client.post("/jobs", content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
 
 
-def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(client):
+def test_oversized_bodies_are_refused_with_or_without_a_length(client):
     large = json.dumps(BODY | {"metadata": {"a": "x" * 5000}}).encode()
     announced = client.post("/jobs", content=large, headers={"Content-Type": "application/json"})
     chunked = client.post(
@@ -177,13 +177,13 @@ def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(client):
     assert client.post("/jobs", content=b"{}", headers=lying).status_code == 413
 
 
-def test_a_body_up_to_the_limit_is_accepted(client):
+def test_a_body_of_the_maximum_size_is_accepted(client):
     body = json.dumps(BODY).encode()
     padded = body + b" " * (4096 - len(body))
     assert client.post("/jobs", content=padded, headers={"Content-Type": "application/json"}).status_code == 202
 
 
-def test_a_database_that_does_not_answer_is_a_passing_problem(client, context, monkeypatch):
+def test_an_unavailable_database_is_a_retryable_problem(client, context, monkeypatch):
     def fail():
         raise errors.DatabaseUnavailableError("the database does not answer (x); try again later")
 
@@ -193,7 +193,7 @@ def test_a_database_that_does_not_answer_is_a_passing_problem(client, context, m
     assert int(answer.headers["Retry-After"]) > 0
 
 
-def test_an_unexpected_error_is_named_by_its_request_and_tells_nothing_else(client, context):
+def test_a_database_error_reveals_no_sql(client, context):
     with context.database.transaction() as session:
         session.execute(text("DROP TABLE artifacts"))
         session.execute(text("ALTER TABLE jobs RENAME TO canary"))
@@ -203,7 +203,7 @@ def test_an_unexpected_error_is_named_by_its_request_and_tells_nothing_else(clie
     assert "SELECT" not in answer.text
 
 
-def test_an_error_of_ours_is_an_internal_error(client, monkeypatch):
+def test_an_unexpected_exception_is_an_internal_error(client, monkeypatch):
     def explode(*_arguments, **_options):
         raise ZeroDivisionError("canary")
 
@@ -215,6 +215,6 @@ def test_an_error_of_ours_is_an_internal_error(client, monkeypatch):
 
 
 @pytest.mark.parametrize(("sent", "kept"), [("my-request-1", True), ("x" * 65, False), ("a b", False)])
-def test_a_request_keeps_a_decent_id_of_its_own(client, sent, kept):
+def test_only_a_valid_request_id_is_echoed(client, sent, kept):
     answer = client.get("/healthz", headers={"X-Request-Id": sent})
     assert (answer.headers["X-Request-Id"] == sent) == kept

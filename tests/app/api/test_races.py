@@ -1,4 +1,4 @@
-"""Clients that ask at the same moment, over sockets."""
+"""Clients that send requests at the same moment, over sockets."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ CLIENTS = 50
 
 
 def at_once(url, bodies, key):
-    """Submits all at the same moment, each over its own connection, and again where too many are judged at once."""
+    """Submit all at the same moment, each over its own connection, and again if too many are judged at once."""
     together = threading.Barrier(len(bodies))
 
     def submit(body):
@@ -35,7 +35,7 @@ def at_once(url, bodies, key):
         return list(pool.map(submit, bodies))
 
 
-def test_fifty_clients_with_one_key_get_one_job(url):
+def test_fifty_concurrent_requests_with_one_key_make_one_job(url):
     answers = at_once(url, [BODY] * CLIENTS, "one")
     assert Counter(answer.status_code for answer in answers) == {202: 1, 200: CLIENTS - 1}
     [job_id] = {answer.json()["id"] for answer in answers}
@@ -44,7 +44,7 @@ def test_fifty_clients_with_one_key_get_one_job(url):
     assert [event["data"]["status"] for event in events] == ["queued"]
 
 
-def test_of_two_requests_under_one_key_one_makes_the_job_and_the_other_is_refused(url):
+def test_of_two_requests_with_one_key_only_one_makes_a_job(url):
     answers = at_once(url, [BODY, BODY | {"ratio": 0.4}] * 10, "shared")
     [job] = httpx2.get(f"{url}/jobs").json()["data"]
     won = [answer for answer in answers if answer.status_code in {200, 202}]

@@ -1,4 +1,4 @@
-"""One tenant that takes all it can get, and another that is served all the same."""
+"""A tenant that takes all it can get, and another that is served nevertheless."""
 
 import socket
 import threading
@@ -32,7 +32,7 @@ def settings(settings):
 
 @pytest.fixture
 def authorized(context):
-    """Headers of a tenant, by its name."""
+    """Return the headers of a tenant, by its name."""
 
     def authorized(tenant):
         with context.database.transaction() as session:
@@ -43,14 +43,14 @@ def authorized(context):
 
 @pytest.fixture
 def connect(url):
-    """Clients of the service; one of them is not another's."""
+    """Yield a function that returns a client with its own connections."""
     with ExitStack() as stack:
         yield lambda: stack.enter_context(httpx2.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False))
 
 
 @pytest.fixture
 def begin_upload(url):
-    """Announces an upload of 1000 bytes, sends one, and keeps the connection."""
+    """Announce an upload of 1000 bytes, send one, and keep the connection."""
     address = urlsplit(url)
     with ExitStack() as stack:
 
@@ -68,10 +68,10 @@ def status_line(connection):
     return connection.recv(12).decode()
 
 
-def test_uploads_that_trickle_keep_no_other_tenant_waiting(connect, begin_upload, authorized):
+def test_slow_uploads_do_not_block_other_tenants(connect, begin_upload, authorized):
     greedy, other = authorized("greedy"), authorized("other")
     slow = [begin_upload(greedy) for _ in range(GREEDY)]
-    # Two are received, the others refused; the order in which they are read is the server's.
+    # Two are received, the others refused; the server decides the order in which they are read.
     refused = connect().post("/calibrations", content=b"text", headers=greedy | TEXT)
     while refused.status_code == 201:
         refused = connect().post("/calibrations", content=b"text", headers=greedy | TEXT)
@@ -83,7 +83,7 @@ def test_uploads_that_trickle_keep_no_other_tenant_waiting(connect, begin_upload
         connection.close()
 
 
-def test_an_upload_has_a_deadline_and_gives_its_place_back(app, connect, begin_upload, authorized):
+def test_an_upload_has_a_deadline_and_releases_its_place(app, connect, begin_upload, authorized):
     headers = authorized("slow")
     app.state.receptions._seconds = 1.5
     slow = [begin_upload(headers) for _ in range(2)]
@@ -110,7 +110,7 @@ def test_an_upload_has_a_deadline_and_gives_its_place_back(app, connect, begin_u
     assert connect().post("/calibrations", content=b"text", headers=headers | TEXT).status_code == 201
 
 
-def test_requests_that_wait_leave_streams_to_other_tenants(connect, authorized):
+def test_waiting_requests_leave_streams_to_other_tenants(connect, authorized):
     greedy, other = authorized("greedy"), authorized("other")
     theirs, mine = (connect().post("/jobs", json=BODY, headers=who).json()["id"] for who in (greedy, other))
     answers = []
@@ -136,7 +136,7 @@ def test_requests_that_wait_leave_streams_to_other_tenants(connect, authorized):
     assert 2 <= len(waited) < GREEDY
 
 
-def test_models_of_a_slow_hub_leave_places_to_other_tenants(connect, authorized, monkeypatch):
+def test_requests_to_a_slow_hub_leave_places_to_other_tenants(connect, authorized, monkeypatch):
     monkeypatch.setattr(admission, "_HUB_SECONDS", 3.0)
     greedy, other = authorized("greedy"), authorized("other")
     statuses = []
@@ -152,14 +152,14 @@ def test_models_of_a_slow_hub_leave_places_to_other_tenants(connect, authorized,
             "model.safetensors": safetensors_bytes(llama_tensors()),
         }
         hub.silent = ["/api/models/org/slow"]
-        # As many as may ask the Hub at once, of all tenants.
+        # As many as may ask the Hub concurrently, of all tenants.
         threads = [threading.Thread(target=estimate) for _ in range(admission._HUB_TURNS["most"])]
         for thread in threads:
             thread.start()
         until = time.monotonic() + PATIENCE_SECONDS
         while not hub.asked and time.monotonic() < until:
             time.sleep(0.02)
-        time.sleep(0.5)  # those that are let through arrive
+        time.sleep(0.5)  # until the admitted requests arrive
         answer = connect().post("/estimates", json=BODY | {"model_id": "org/model"}, headers=other)
         assert answer.status_code == 200, answer.text
         for thread in threads:
@@ -171,7 +171,7 @@ def caller(tenant):
     return Caller(tenant=tenant, scopes=frozenset(), key_id="0" * 16)
 
 
-def test_places_are_shared_between_tenants_and_all_of_the_only_one():
+def test_places_are_shared_and_a_single_tenant_may_use_all():
     places = Places(4, share=2)
     assert [places.try_take(caller("a")) for _ in range(3)] == [True, True, False]
     assert [places.try_take(caller(name)) for name in "bcd"] == [True, True, False]
@@ -183,7 +183,7 @@ def test_places_are_shared_between_tenants_and_all_of_the_only_one():
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_threads_that_one_tenant_occupies_leave_some_to_others(anyio_backend):
+async def test_a_tenant_cannot_occupy_every_thread(anyio_backend):
     threads = SharedThreads(4, share=2)
     release, running = threading.Event(), []
 

@@ -1,4 +1,4 @@
-"""Two tenants at every endpoint: what belongs to one does not exist for the other."""
+"""Two tenants at every endpoint: data of one do not exist for the other."""
 
 import hashlib
 
@@ -43,7 +43,7 @@ def profile_of_alice(client, worker, alice):
 
 @pytest.fixture
 def jobs_of_alice(client, worker, alice):
-    """One job in each state that matters, all with something to hide."""
+    """Return one job in each relevant state, all with something to hide."""
 
     def make():
         body = BODY | {"metadata": {"about": HIDDEN}}
@@ -61,7 +61,7 @@ def jobs_of_alice(client, worker, alice):
 
 
 def operations(app):
-    """Every method and path, with the parameters of the path that tell whose it is."""
+    """Yield every method and path, whose parameters decide to whom the data belong."""
     for path, item in app.openapi()["paths"].items():
         for method in METHODS & set(item):
             yield method, path
@@ -75,11 +75,11 @@ def filled(path, job_id, profile_id):
 
 
 def body_of(path):
-    """What is asked with, where an endpoint looks at that before it looks for what it is asked about."""
+    """Return the body for an endpoint that checks it before it looks for the object."""
     return {"json": {"ratio": 0.1}} if path.endswith("/allocations") else {}
 
 
-def test_no_endpoint_shows_or_changes_what_is_another_tenants(app, client, jobs_of_alice, profile_of_alice, alice, bob):
+def test_no_endpoint_shows_or_changes_data_of_other_tenants(app, client, jobs_of_alice, profile_of_alice, alice, bob):
     lists = ("/jobs", "/profiles")
     before = [client.get(path, headers=alice).json()["data"] for path in lists]
     asked = 0
@@ -103,9 +103,7 @@ def test_no_endpoint_shows_or_changes_what_is_another_tenants(app, client, jobs_
         assert client.get(path, headers=alice).json()["data"] == theirs
 
 
-def test_their_owner_finds_at_every_endpoint_what_the_other_did_not(
-    app, client, jobs_of_alice, profile_of_alice, alice
-):
+def test_owners_reach_their_data_at_every_endpoint(app, client, jobs_of_alice, profile_of_alice, alice):
     for method, path in operations(app):
         if "{" in path and method in {"get", "head"}:
             answer = client.request(method, filled(path, jobs_of_alice["succeeded"], profile_of_alice), headers=alice)
@@ -115,7 +113,7 @@ def test_their_owner_finds_at_every_endpoint_what_the_other_did_not(
     assert client.delete(f"/jobs/{jobs_of_alice['succeeded']}", headers=alice).status_code == 204
 
 
-def test_what_is_another_tenants_looks_like_what_does_not_exist(client, jobs_of_alice, bob):
+def test_data_of_other_tenants_looks_nonexistent(client, jobs_of_alice, bob):
     theirs, none = (
         client.get(f"/jobs/{job}", headers=bob).json() for job in (jobs_of_alice["queued"], "job_" + "0" * 26)
     )
@@ -124,14 +122,14 @@ def test_what_is_another_tenants_looks_like_what_does_not_exist(client, jobs_of_
     assert theirs == none
 
 
-def test_an_idempotency_key_is_each_tenants_own(client, jobs_of_alice, bob):
+def test_idempotency_keys_are_separate_for_each_tenant(client, jobs_of_alice, bob):
     body = BODY | {"metadata": {"about": HIDDEN}}
     answer = client.post("/jobs", json=body, headers=bob | {"Idempotency-Key": "k"})
     assert answer.status_code == 202
     assert answer.json()["id"] not in jobs_of_alice.values()
 
 
-def test_a_list_goes_on_behind_another_tenants_job_with_ones_own_only(client, jobs_of_alice, bob):
+def test_lists_contain_only_the_tenants_own_jobs(client, jobs_of_alice, bob):
     mine = client.post("/jobs", json=BODY, headers=bob).json()["id"]
     newest = max(jobs_of_alice.values())
     assert client.get("/jobs", params={"after": newest}, headers=bob).json()["data"] == []

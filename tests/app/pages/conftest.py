@@ -10,7 +10,7 @@ def worker(context, profile, factored, report, result, model_profile):
 
 @pytest.fixture
 def page(client):
-    """Asks as a browser does."""
+    """Send requests as a browser does."""
 
     def ask(method, path, **options):
         headers = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"} | options.pop("headers", {})

@@ -1,4 +1,4 @@
-"""How the pages read what a browser sends, and that no such body keeps others waiting."""
+"""How the pages read what a browser sends, without delaying other requests."""
 
 import socket
 import threading
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 URLENCODED = "application/x-www-form-urlencoded"
 # With the codec of quadratic time it was more than 8 s.
 LONGEST_WAIT_SECONDS = 3.0
-# Answered before all of it was sent, with the answer lost.
+# Answered before all of it was sent, with the response lost.
 CLOSED = "closed"
 PART = b"--xx\r\nContent-Disposition: form-data; name=key\r\n\r\n" + b"a" * 900_000 + b"\r\n--xx--\r\n"
 
@@ -48,7 +48,7 @@ def send(url, content_type, body):
         (f"{URLENCODED}; charset=punycode", b"key=" + b"a" * 900_000),
     ],
 )
-def test_a_body_in_a_slow_charset_keeps_nobody_waiting(url, content_type, body):
+def test_a_body_in_a_slow_charset_blocks_no_other_request(url, content_type, body):
     answers = []
     sender = threading.Thread(target=lambda: answers.append(send(url, content_type, body)))
     waits = []
@@ -78,12 +78,12 @@ def test_a_body_in_a_slow_charset_keeps_nobody_waiting(url, content_type, body):
         ("", 415),
     ],
 )
-def test_a_form_is_urlencoded_utf_8_and_nothing_else(page, content_type, status):
+def test_only_urlencoded_utf_8_forms_are_accepted(page, content_type, status):
     headers = {"Content-Type": content_type} if content_type else {}
     assert page("POST", "/ui/sign-in", content=b"key=x", headers=headers).status_code == status
 
 
-def test_a_compressed_form_and_one_of_two_types_are_refused(client):
+def test_compressed_forms_and_two_content_types_are_refused(client):
     for extra in (("Content-Encoding", "gzip"), ("Content-Type", "text/plain")):
         answer = client.post("/ui/sign-in", content=b"key=x", headers=[("Content-Type", URLENCODED), extra])
         assert answer.status_code == 415
@@ -101,17 +101,17 @@ def test_a_compressed_form_and_one_of_two_types_are_refused(client):
         (b"", 401),
     ],
 )
-def test_a_form_is_small_and_valid_utf_8(page, body, status):
+def test_forms_must_be_small_and_valid_utf_8(page, body, status):
     answer = page("POST", "/ui/sign-in", content=body, headers={"Content-Type": URLENCODED})
     assert answer.status_code == status
 
 
-def test_a_form_without_type_is_refused_unless_it_is_empty(page, submitted):
+def test_only_an_empty_form_may_omit_its_type(page, submitted):
     assert page("POST", f"/ui/jobs/{submitted}/cancel").status_code == 303
     assert page("POST", f"/ui/jobs/{submitted}/cancel", content=b"from=list").status_code == 415
 
 
-def test_no_endpoint_lets_the_framework_read_a_form(app):
+def test_no_endpoint_uses_the_frameworks_form_parser(app):
     seen = 0
     for route in iter_route_contexts(app.routes):
         dependant = getattr(route, "dependant", None) or getattr(route.original_route, "dependant", None)

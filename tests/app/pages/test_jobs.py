@@ -29,7 +29,7 @@ def finished(worker, submitted):
     return submitted
 
 
-def test_an_empty_list_says_what_to_do(page):
+def test_an_empty_list_shows_the_next_step(page):
     answer = page("GET", "/")
     assert answer.status_code == 200
     assert 'href="/ui/new?model_id=local/tiny"' in answer.text
@@ -37,14 +37,14 @@ def test_an_empty_list_says_what_to_do(page):
     assert "unsafe-inline" not in answer.headers["Content-Security-Policy"].split("script-src")[1].split(";")[0]
 
 
-def test_what_clients_named_is_shown_as_text(page, submitted):
+def test_text_from_clients_is_escaped(page, submitted):
     for path in ("/", f"/ui/jobs/{submitted}", "/ui/jobs"):
         text = page("GET", path).text
         assert "&lt;script&gt;alert(1)" in text
         assert "<script>alert" not in text
 
 
-def test_a_job_is_shown_with_its_progress(page, worker, submitted):
+def test_a_running_job_shows_its_progress(page, worker, submitted):
     lease = worker.claim(submitted)
     worker.do(outputs.report_progress, lease, stage="calibrating", progress=0.25)
     text = page("GET", f"/ui/jobs/{submitted}").text
@@ -58,7 +58,7 @@ def test_a_job_is_shown_with_its_progress(page, worker, submitted):
     assert live.headers["HX-Refresh"] == "true"
 
 
-def test_stages_are_told_however_many_layers_there_are(page, worker, submitted, context):
+def test_stages_are_shown_for_any_number_of_layers(page, worker, submitted, context):
     lease = worker.claim(submitted)
     worker.do(outputs.report_progress, lease, stage="calibrating", progress=0.1)
     with context.database.transaction() as session:
@@ -71,7 +71,7 @@ def test_stages_are_told_however_many_layers_there_are(page, worker, submitted, 
     assert re.search(r'aria-current="step"><span class="name">exporting', text)
 
 
-def test_the_log_goes_on_where_it_stopped(page, worker, submitted):
+def test_the_log_resumes_where_it_stopped(page, worker, submitted):
     first = page("GET", f"/ui/jobs/{submitted}/log").text
     assert "queued" in first
     assert "/log?after=1" in first
@@ -91,7 +91,7 @@ def test_a_finished_job_shows_results_files_and_figures(page, finished):
 
 
 @pytest.mark.parametrize("name", ["allocation-map", "errors-by-size", "predicted-and-achieved", "stage-times"])
-def test_every_figure_can_be_had_as_data(page, finished, name):
+def test_every_figure_is_available_as_data(page, finished, name):
     table = page("GET", f"/ui/jobs/{finished}/figures/{name}.json").json()
     rows = list(csv.DictReader(io.StringIO(page("GET", f"/ui/jobs/{finished}/figures/{name}.csv").text)))
     assert len(rows) == len(table["rows"]) > 0
@@ -130,7 +130,7 @@ def test_another_job_like_one_has_the_same_target(page, client, target, fields):
     assert {name: asked.get(name) for name in fields} == fields
 
 
-def test_errors_are_pages_for_browsers_and_documents_for_programs(page, client):
+def test_errors_are_pages_for_browsers_and_json_for_programs(page, client):
     missing = "/ui/jobs/job_" + "0" * 26
     answer = page("GET", missing)
     assert (answer.status_code, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
@@ -139,7 +139,7 @@ def test_errors_are_pages_for_browsers_and_documents_for_programs(page, client):
     assert page("GET", "/?after=x").status_code == 422
 
 
-def test_the_report_is_html_for_browsers_and_json_for_all_others(page, client, finished):
+def test_the_report_is_html_for_browsers_and_json_otherwise(page, client, finished):
     path = f"/jobs/{finished}/report"
     html = page("GET", path)
     assert html.headers["Content-Type"].startswith("text/html")
@@ -151,7 +151,7 @@ def test_the_report_is_html_for_browsers_and_json_for_all_others(page, client, f
         assert answer.headers["Vary"] == "Accept"
 
 
-def test_jobs_are_compared(page, client, worker, finished):
+def test_jobs_can_be_compared(page, client, worker, finished):
     other = client.post("/jobs", json=BODY | {"ratio": 0.5}).json()["id"]
     worker.succeed(other, FILES)
     text = page("GET", "/ui/compare").text

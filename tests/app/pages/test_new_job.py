@@ -1,4 +1,4 @@
-"""The form for a new job: what would come of it, and what comes of it."""
+"""The form for a new job: its preview, and the job that it creates."""
 
 import html
 import re
@@ -21,7 +21,7 @@ def submit(page):
     return lambda **changes: page("POST", "/ui/new", data=FIELDS | changes)
 
 
-def test_the_form_knows_models_and_calibrations(page):
+def test_the_form_lists_models_and_calibrations(page):
     text = page("GET", "/ui/new?model_id=local/tiny&ratio=0.55&preset=best").text
     assert '<option value="local/tiny"></option>' in text
     assert "<option>local/mine.jsonl</option>" in text
@@ -29,7 +29,7 @@ def test_the_form_knows_models_and_calibrations(page):
     assert '<option value="best" selected>' in text
 
 
-def test_a_filled_in_form_makes_the_job_once(submit, client, page):
+def test_submitting_the_form_creates_one_job(submit, client, page):
     key = re.search(r'name="form" value="([^"]+)"', page("GET", "/ui/new").text)[1]
     answers = [submit(form=key, evaluate="yes", ignore="*.down_proj, *.up_proj", label="mine") for _ in range(2)]
     assert {answer.status_code for answer in answers} == {303}
@@ -41,7 +41,7 @@ def test_a_filled_in_form_makes_the_job_once(submit, client, page):
     assert job["evaluate"]["dataset"] == "builtin"
 
 
-def test_a_form_that_was_changed_since_makes_another_job(submit, client, page):
+def test_a_changed_form_creates_another_job(submit, client, page):
     first = submit(form="once")
     # Back, another ratio, and the same button; or the other one.
     assert submit(form="once", ratio="0.4").headers["Location"] != first.headers["Location"]
@@ -49,7 +49,7 @@ def test_a_form_that_was_changed_since_makes_another_job(submit, client, page):
     assert len(client.get("/jobs").json()["data"]) == 3
 
 
-def test_a_size_takes_the_place_of_the_ratio(submit, client):
+def test_a_size_replaces_the_ratio(submit, client):
     assert submit(target="size", size="90kB").status_code == 303
     [job] = client.get("/jobs").json()["data"]
     assert (job["ratio"], job["target_bytes"]) == (None, 90_000)
@@ -69,7 +69,7 @@ def test_a_size_takes_the_place_of_the_ratio(submit, client):
         ({"ignore": "*.q_proj *.dwn_proj"}, 422, "pattern 2 of 2 matches no layer of local/tiny; did you mean '*.down"),
     ],
 )
-def test_what_cannot_be_is_said_beside_what_was_filled_in(submit, client, changes, status, said):
+def test_form_errors_are_shown_with_the_input(submit, client, changes, status, said):
     answer = submit(**changes)
     assert answer.status_code == status
     assert 'role="alert"' in answer.text
@@ -80,7 +80,7 @@ def test_what_cannot_be_is_said_beside_what_was_filled_in(submit, client, change
     assert client.get("/jobs").json()["data"] == []
 
 
-def test_the_preview_tells_what_a_job_would_take_without_making_one(page, client):
+def test_the_preview_estimates_a_job_without_creating_one(page, client):
     text = page("POST", "/ui/new/preview", data=FIELDS).text
     assert "parameters" in text
     assert "not known before the layers are profiled" in text
@@ -90,7 +90,7 @@ def test_the_preview_tells_what_a_job_would_take_without_making_one(page, client
     assert "less than 1" in page("POST", "/ui/new/preview", data=FIELDS | {"ratio": "2"}).text
 
 
-def test_with_a_profile_the_preview_shows_the_frontier_and_the_map(page, client, worker, submit):
+def test_with_a_profile_the_preview_shows_its_figures(page, client, worker, submit):
     submit()
     [job] = client.get("/jobs").json()["data"]
     profile = worker.profile_model(job["id"])
@@ -112,7 +112,7 @@ def test_a_model_can_be_profiled_alone(page, client):
     assert "profile only" in page("GET", "/").text
 
 
-def test_the_page_of_a_profile_answers_for_any_ratio(page, client, worker, submit):
+def test_a_profile_page_answers_for_any_ratio(page, client, worker, submit):
     assert "There are none yet" in page("GET", "/ui/profiles").text
     submit()
     [job] = client.get("/jobs").json()["data"]

@@ -1,4 +1,4 @@
-"""The pages of profiles, and what pages show of one that is gone."""
+"""Pages of profiles, and of jobs whose profile is deleted."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.app.api.conftest import BODY
 
 @pytest.fixture
 def profiled(client, worker):
-    """A job that has profiled a model and no more, and its profile."""
+    """Return a job that has only profiled a model, and its profile."""
     job_id = client.post("/profiles", json={"model_id": BODY["model_id"]}).json()["id"]
     lease = worker.claim(job_id)
     profile_id = worker.save_profile(lease)
@@ -19,7 +19,7 @@ def profiled(client, worker):
 
 @pytest.fixture
 def gone(client, profiled):
-    """The same, once the profile is deleted."""
+    """Return the same after the profile is deleted."""
     assert client.delete(f"/profiles/{profiled[1]}").status_code == 204
     return profiled
 
@@ -31,7 +31,7 @@ def test_a_job_links_its_profile(page, profiled):
     assert "is gone" not in text
 
 
-def test_a_job_whose_profile_is_gone_has_no_dead_link(page, gone):
+def test_a_job_with_a_deleted_profile_has_no_dead_link(page, gone):
     job_id, profile_id = gone
     answer = page("GET", f"/ui/jobs/{job_id}")
     assert answer.status_code == 200
@@ -40,7 +40,7 @@ def test_a_job_whose_profile_is_gone_has_no_dead_link(page, gone):
         assert profile_id not in page("GET", address).text, address
 
 
-def test_a_compression_whose_profile_is_gone_shows_its_own_results(page, client, worker):
+def test_a_job_with_a_deleted_profile_shows_its_own_results(page, client, worker):
     job_id = client.post("/jobs", json=BODY).json()["id"]
     profile_id = worker.profile_model(job_id)
     assert "Other ratios" in page("GET", f"/ui/jobs/{job_id}").text
@@ -52,7 +52,7 @@ def test_a_compression_whose_profile_is_gone_shows_its_own_results(page, client,
 
 
 @pytest.mark.parametrize("part", ["", "/what-if?ratio=0.3", "/figures/size-frontier.csv"])
-def test_the_page_of_a_profile_that_is_gone_says_what_to_do(page, gone, part):
+def test_the_page_of_a_deleted_profile_says_what_to_do(page, gone, part):
     answer = page("GET", f"/ui/profiles/{gone[1]}{part}")
     assert (answer.status_code, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
     assert "no profile of this id" in answer.text
@@ -60,17 +60,17 @@ def test_the_page_of_a_profile_that_is_gone_says_what_to_do(page, gone, part):
     assert 'href="/ui/profiles"' in answer.text
 
 
-def test_a_page_that_is_open_says_so_once_its_profile_is_gone(page, gone):
+def test_an_open_page_reloads_after_its_profile_is_deleted(page, gone):
     htmx = {"HX-Request": "true"}
     answer = page("GET", f"/ui/profiles/{gone[1]}/what-if?ratio=0.3", headers=htmx)
-    # The page is loaded again, which then is that of the error.
+    # The page reloads and then shows the error.
     assert (answer.status_code, answer.headers.get("HX-Refresh")) == (404, "true")
     assert "HX-Refresh" not in page("GET", f"/ui/profiles/{gone[1]}").headers
-    # A form is not: what was typed would be lost.
+    # A form does not reload, because its input would be lost.
     assert "HX-Refresh" not in page("POST", f"/ui/profiles/{gone[1]}/delete", headers=htmx).headers
 
 
-def test_a_profile_that_goes_during_a_preview_is_done_without(page, client, profiled, monkeypatch):
+def test_a_profile_deleted_during_a_preview_is_omitted(page, client, profiled, monkeypatch):
     found = profiles.find_profile_for
 
     def find_and_lose(*arguments):
@@ -86,7 +86,7 @@ def test_a_profile_that_goes_during_a_preview_is_done_without(page, client, prof
     assert "not known before the layers are profiled" in answer.text
 
 
-def test_the_list_says_how_long_profiles_are_kept(page, app):
+def test_the_list_states_how_long_profiles_are_kept(page, app):
     assert "At most 100 are kept, those that jobs have used last." in page("GET", "/ui/profiles").text
     app.state.context.settings.__dict__.update(max_profiles=7, profile_retention_days=2.5)
     text = page("GET", "/ui/profiles").text

@@ -28,13 +28,13 @@ def csrf_of(text):
     return re.search(r'name="csrf" value="([^"]+)"', text)[1]
 
 
-def test_without_keys_nobody_signs_in(page):
+def test_without_keys_there_is_no_sign_in(page):
     answer = page("GET", "/")
     assert answer.status_code == 200
     assert "Sign out" not in answer.text
 
 
-def test_with_keys_a_browser_is_sent_to_sign_in_and_back(page, key, sign_in):
+def test_with_keys_a_browser_is_redirected_to_sign_in_and_back(page, key, sign_in):
     answer = page("GET", "/ui/profiles?after=x")
     assert (answer.status_code, answer.headers["Location"]) == (303, "/ui/sign-in?next=%2Fui%2Fprofiles%3Fafter%3Dx")
     assert "API key" in page("GET", answer.headers["Location"]).text
@@ -48,13 +48,13 @@ def test_with_keys_a_browser_is_sent_to_sign_in_and_back(page, key, sign_in):
     assert "alice" in text
 
 
-def test_an_update_of_a_page_whose_session_has_ended_leads_to_the_form(page, key):
+def test_updates_of_an_ended_session_redirect_to_sign_in(page, key):
     answer = page("GET", "/ui/jobs", headers={"HX-Request": "true"})
     assert answer.headers["HX-Redirect"] == "/ui/sign-in"
 
 
 @pytest.mark.parametrize("text", ["rk_0123456789abcdef_" + "0" * 64, "x", " ", "é"])
-def test_no_other_key_opens_a_session(sign_in, text):
+def test_an_invalid_key_opens_no_session(sign_in, text):
     answer = sign_in(text)
     assert answer.status_code == 401
     assert "Set-Cookie" not in answer.headers
@@ -62,11 +62,11 @@ def test_no_other_key_opens_a_session(sign_in, text):
 
 
 @pytest.mark.parametrize("address", ["https://evil.example", "//evil.example", "/\\evil.example", "x"])
-def test_signing_in_leads_nowhere_else(sign_in, address):
+def test_signing_in_redirects_only_within_the_service(sign_in, address):
     assert sign_in(next=address).headers["Location"] == "/"
 
 
-def test_a_form_of_another_session_is_refused(page, client, sign_in):
+def test_forms_of_another_session_are_refused(page, client, sign_in):
     sign_in()
     job = client.post("/jobs", json=BODY, headers={"Authorization": "Bearer " + "x"})
     assert job.status_code == 401
@@ -79,14 +79,14 @@ def test_a_form_of_another_session_is_refused(page, client, sign_in):
     assert page("POST", "/ui/new/preview", data=fields, headers={"X-CSRF-Token": token}).status_code == 200
 
 
-def test_the_cookie_looks_at_the_api_and_changes_nothing_there(page, client, sign_in):
+def test_the_cookie_gives_read_only_access_to_the_api(page, client, sign_in):
     sign_in()
     assert client.get("/jobs").status_code == 200
     assert client.post("/jobs", json=BODY).status_code == 401
     assert client.request("DELETE", "/jobs/job_" + "0" * 26).status_code == 401
 
 
-def test_the_session_ends_with_its_key_its_time_and_by_hand(page, client, context, key, sign_in, monkeypatch):
+def test_a_session_ends_with_its_key_its_time_or_a_sign_out(page, client, context, key, sign_in, monkeypatch):
     sign_in()
     token = csrf_of(page("GET", "/").text)
     answer = page("POST", "/ui/sign-out", data={"csrf": token})
@@ -121,7 +121,7 @@ def test_signing_out_ends_every_copy_of_the_cookie(page, client, context, sign_i
         assert client.get("/jobs").status_code == (401 if status == 303 else 200)
 
 
-def test_the_database_keeps_no_token(page, client, context, sign_in):
+def test_the_database_stores_no_session_token(page, client, context, sign_in):
     sign_in()
     token = client.cookies["rocket_session"]
     with context.database.snapshot() as session:
@@ -135,13 +135,13 @@ def test_the_database_keeps_no_token(page, client, context, sign_in):
         assert page("GET", "/").status_code == 303
 
 
-def test_a_cookie_that_is_none_of_ours_is_as_good_as_none(page, client, key):
+def test_an_invalid_cookie_counts_as_no_cookie(page, client, key):
     for value in ("x", "gAAAAA", "a" * 5000):
         client.cookies.set("rocket_session", value)
         assert page("GET", "/").status_code == 303
 
 
-def test_a_key_that_only_reads_makes_no_job(page, context, sign_in):
+def test_a_read_only_key_cannot_create_jobs(page, context, sign_in):
     with context.database.transaction() as session:
         reader = keys.create_key(session, "alice", scopes=["read"])
     sign_in(reader.text)
@@ -151,7 +151,7 @@ def test_a_key_that_only_reads_makes_no_job(page, context, sign_in):
     assert "lacks the scope" in answer.text
 
 
-def test_another_tenants_job_is_not_there(page, client, context, sign_in):
+def test_jobs_of_other_tenants_are_not_found(page, client, context, sign_in):
     with context.database.transaction() as session:
         bob = keys.create_key(session, "bob")
     mine = client.post("/jobs", json=BODY, headers={"Authorization": f"Bearer {bob.text}"}).json()["id"]
@@ -162,7 +162,7 @@ def test_another_tenants_job_is_not_there(page, client, context, sign_in):
     assert page("GET", f"/ui/compare?job={mine}").status_code == 404
 
 
-def test_guessing_is_slowed_down(sign_in):
+def test_failed_sign_ins_are_rate_limited(sign_in):
     statuses = [sign_in("rk_x").status_code for _ in range(35)]
     assert statuses[:20] == [401] * 20
     assert statuses[-1] == 429

@@ -34,12 +34,12 @@ def bearer(key):
     return f"Bearer {key.text}"
 
 
-def test_on_a_loopback_without_keys_everybody_is_the_one_tenant(database):
+def test_without_keys_loopback_requests_belong_to_local(database):
     assert authenticate(database, None, is_local=True) == LOCAL_CALLER
     assert LOCAL_CALLER.tenant == "local"
 
 
-def test_from_the_first_key_on_a_key_is_needed_on_the_loopback_too(database, make_key):
+def test_after_the_first_key_the_loopback_needs_one_too(database, make_key):
     key = make_key()
     with pytest.raises(UnauthenticatedError):
         authenticate(database, None, is_local=True)
@@ -47,7 +47,7 @@ def test_from_the_first_key_on_a_key_is_needed_on_the_loopback_too(database, mak
     assert (caller.tenant, caller.key_id, caller.scopes) == ("alice", key.row.id, {"read", "write"})
 
 
-def test_a_key_that_has_expired_opens_nothing_and_does_not_open_the_loopback_again(database, make_key, clock):
+def test_an_expired_key_does_not_reopen_the_loopback(database, make_key, clock):
     key = make_key(lifetime=timedelta(hours=1))
     clock.advance(3601)
     for is_local in (True, False):
@@ -57,7 +57,7 @@ def test_a_key_that_has_expired_opens_nothing_and_does_not_open_the_loopback_aga
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
-def test_the_scheme_is_read_as_http_has_it(database, make_key, scheme):
+def test_the_authentication_scheme_is_case_insensitive(database, make_key, scheme):
     key = make_key()
     assert authenticate(database, f"{scheme} {key.text}", is_local=False).tenant == "alice"
 
@@ -78,20 +78,20 @@ def test_the_scheme_is_read_as_http_has_it(database, make_key, scheme):
         lambda key, other: "",
     ],
 )
-def test_nothing_but_the_key_itself_opens(database, make_key, forge):
+def test_forged_keys_are_refused(database, make_key, forge):
     key, other = make_key("alice"), make_key("bob")
     with pytest.raises(UnauthenticatedError):
         authenticate(database, f"Bearer {forge(key, other)}", is_local=False)
 
 
 @pytest.mark.parametrize("form", ["{}", "Basic {}", "Token {}", "Bearer", "Bearer{}", "Bearer {} {}"])
-def test_a_key_that_is_not_sent_as_bearer_opens_nothing(database, make_key, form):
+def test_a_key_must_be_sent_as_bearer(database, make_key, form):
     key = make_key()
     with pytest.raises(UnauthenticatedError):
         authenticate(database, form.format(key.text, key.text), is_local=True)
 
 
-def test_the_last_use_is_noted_at_most_once_a_minute(database, make_key, clock, last_use):
+def test_the_last_use_is_recorded_at_most_once_a_minute(database, make_key, clock, last_use):
     key = make_key()
     assert last_use(key) is None
     authenticate(database, bearer(key), is_local=False)
@@ -104,7 +104,7 @@ def test_the_last_use_is_noted_at_most_once_a_minute(database, make_key, clock, 
     assert last_use(key) == first + timedelta(minutes=1)
 
 
-def test_a_use_that_cannot_be_noted_keeps_nobody_out(database, make_key, monkeypatch):
+def test_a_key_works_if_its_use_cannot_be_recorded(database, make_key, monkeypatch):
     key = make_key()
 
     def full(_self):
@@ -118,7 +118,7 @@ def test_a_use_that_cannot_be_noted_keeps_nobody_out(database, make_key, monkeyp
     "address",
     ["127.0.0.1", "127.8.9.1", "localhost", "::1", "::ffff:127.0.0.1", "127.1", "0:0:0:0:0:0:0:1"],
 )
-def test_an_address_that_only_this_machine_can_reach_is_a_loopback(address):
+def test_local_addresses_are_loopback(address):
     assert is_loopback(address)
 
 
@@ -141,19 +141,17 @@ def test_an_address_that_only_this_machine_can_reach_is_a_loopback(address):
         "a" * 300,
     ],
 )
-def test_an_address_that_others_might_reach_is_none(address):
+def test_reachable_addresses_are_not_loopback(address):
     assert not is_loopback(address)
 
 
-def test_a_name_with_one_address_beyond_the_loopback_is_none(monkeypatch):
+def test_a_name_with_one_external_address_is_not_loopback(monkeypatch):
     found = [(2, 1, 6, "", ("127.0.0.1", 0)), (2, 1, 6, "", ("192.168.1.5", 0))]
     monkeypatch.setattr("socket.getaddrinfo", lambda *_arguments, **_options: found)
     assert not is_loopback("both.example")
 
 
-def test_a_service_without_keys_refuses_to_listen_beyond_the_loopback_and_says_what_to_do(
-    database, database_url, make_key
-):
+def test_without_keys_binding_beyond_the_loopback_is_refused(database, database_url, make_key):
     settings = Settings(database_url=database_url)
     require_safe_binding(settings, "127.0.0.1")
     for address in (EVERYWHERE, "::", ""):
@@ -168,7 +166,7 @@ def test_a_service_without_keys_refuses_to_listen_beyond_the_loopback_and_says_w
         require_safe_binding(settings, EVERYWHERE)
 
 
-def test_the_command_that_makes_a_key_names_a_data_folder_of_ones_own(settings):
+def test_the_suggested_command_names_the_data_folder(settings):
     with pytest.raises(InvalidSettingsError) as refused:
         require_safe_binding(settings, EVERYWHERE)
     assert f"`rocket admin keys create TENANT --data-dir {settings.data_dir}`" in str(refused.value)

@@ -1,4 +1,4 @@
-"""What is refused before there is a job, through the API."""
+"""Refusals before a job exists, through the API."""
 
 import json
 import threading
@@ -62,7 +62,7 @@ def refused(client, body, status, code):
         ({"model.safetensors": None, "model.safetensors.index.json": "{}"}, "corrupt_checkpoint"),
     ],
 )
-def test_a_local_model_that_cannot_be_compressed_is_refused(client, settings, odd, change, code):
+def test_incompressible_local_models_are_refused(client, settings, odd, change, code):
     for name, content in change.items():
         (odd / name).unlink(missing_ok=True)
         if content is not None:
@@ -74,7 +74,7 @@ def test_a_local_model_that_cannot_be_compressed_is_refused(client, settings, od
 
 
 @pytest.mark.parametrize("dtype", ["I8", "U8", "F8_E4M3", "F4", "I32"])
-def test_weights_that_are_no_plain_floats_are_refused(client, settings, odd, dtype):
+def test_quantized_weights_are_refused(client, settings, odd, dtype):
     save_llama(odd, dtype=dtype)
     refused(client, BODY | {"model_id": "local/odd"}, 422, "already_quantized")
 
@@ -84,7 +84,7 @@ def test_a_model_without_blocks_is_refused(client, odd):
     refused(client, BODY | {"model_id": "local/odd"}, 422, "unsupported_architecture")
 
 
-def test_a_file_that_cannot_be_read_is_refused(client, odd):
+def test_an_unreadable_file_is_refused(client, odd):
     (odd / "model.safetensors").unlink()
     (odd / "model.safetensors.index.json").symlink_to("/nowhere")
     refused(client, BODY | {"model_id": "local/odd"}, 422, "unsafe_file")
@@ -93,13 +93,13 @@ def test_a_file_that_cannot_be_read_is_refused(client, odd):
     refused(client, BODY | {"model_id": "local/odd"}, 422, "checkpoint_format")
 
 
-def test_a_ratio_that_no_profile_reaches_is_refused_with_one_that_works(client):
+def test_an_unreachable_ratio_is_refused_with_a_reachable_one(client):
     problem = refused(client, BODY | {"ratio": 0.95}, 422, "infeasible_budget").json()
     assert 0.65 < problem["nearest_ratio"] < 0.75
     assert client.post("/jobs", json=BODY | {"ratio": problem["nearest_ratio"]}).status_code == 202
 
 
-def test_a_model_of_the_hub_is_asked_for_with_the_token_of_the_settings(hub, settings, monkeypatch):
+def test_hub_requests_use_the_token_of_the_settings(hub, settings, monkeypatch):
     tokened = settings.model_copy(update={"hf_token": SecretStr("of-the-operator")})
     with local_client(create_app(tokened)) as client:
         answer = client.post("/jobs", json=HUB_BODY | {"revision": "v1"})
@@ -122,13 +122,13 @@ def test_a_model_of_the_hub_is_asked_for_with_the_token_of_the_settings(hub, set
         ({"model.safetensors": safetensors_bytes(llama_tensors(blocks=0))}, "unsupported_architecture"),
     ],
 )
-def test_a_model_of_the_hub_that_cannot_be_compressed_is_refused(client, hub, files, code):
+def test_incompressible_hub_models_are_refused(client, hub, files, code):
     changed = hub.repositories["org/model"] | files
     hub.repositories["org/model"] = {name: content for name, content in changed.items() if content is not None}
     refused(client, HUB_BODY, 422, code)
 
 
-def test_a_ratio_out_of_reach_of_a_model_of_the_hub_is_refused(client, hub):
+def test_an_unreachable_ratio_of_a_hub_model_is_refused(client, hub):
     assert "nearest_ratio" in refused(client, HUB_BODY | {"ratio": 0.95}, 422, "infeasible_budget").json()
 
 
@@ -144,15 +144,15 @@ def test_a_ratio_out_of_reach_of_a_model_of_the_hub_is_refused(client, hub):
         ("/org/model/resolve", 502, None, 503, "hub_unavailable"),
     ],
 )
-def test_what_the_hub_refuses_is_told_from_a_hub_that_fails(client, hub, path, status, hub_code, answer, code):
+def test_refusals_of_the_hub_differ_from_its_failures(client, hub, path, status, hub_code, answer, code):
     hub.refusals = [(path, status, hub_code)]
     told = refused(client, HUB_BODY, answer, code)
     assert ("Retry-After" in told.headers) == (answer == 503)
-    # The name is the client's own, and the Hub's words are for the log.
+    # The name is the client's own, and the Hub's message is only logged.
     assert "org/model" not in told.text
 
 
-def test_a_hub_that_is_gone_or_silent_is_unavailable(client, hub, monkeypatch):
+def test_an_unreachable_or_silent_hub_is_unavailable(client, hub, monkeypatch):
     monkeypatch.setattr(admission, "_HUB_SECONDS", 0.3)
     hub.silent = ["/"]
     began = time.monotonic()
@@ -163,20 +163,20 @@ def test_a_hub_that_is_gone_or_silent_is_unavailable(client, hub, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/estimates"])
-def test_a_hub_whose_name_is_not_known_is_unavailable(client, monkeypatch, path):
+def test_a_hub_with_an_unknown_host_is_unavailable(client, monkeypatch, path):
     FakeHub.replace(monkeypatch, "http://hub.invalid")
     answer = client.post(path, json=HUB_BODY)
     assert (answer.status_code, answer.json()["code"]) == (503, "hub_unavailable")
 
 
-def test_a_window_longer_than_the_model_attends_to_is_refused(client, odd):
+def test_a_window_beyond_the_models_context_is_refused(client, odd):
     (odd / "config.json").write_text(json.dumps(LLAMA | {"max_position_embeddings": 64}))
     body = BODY | {"model_id": "local/odd", "calibration": {"sequence_length": 65}}
     refused(client, body, 422, "invalid_config")
     assert client.post("/jobs", json=body | {"calibration": {"sequence_length": 64}}).status_code == 202
 
 
-def test_requests_that_wait_for_the_hub_leave_threads_to_the_others(client, hub, monkeypatch):
+def test_requests_waiting_for_the_hub_leave_threads_to_others(client, hub, monkeypatch):
     monkeypatch.setattr(admission, "_HUB_SECONDS", 2.0)
     hub.silent = ["/"]
     statuses = []
@@ -197,7 +197,7 @@ def test_requests_that_wait_for_the_hub_leave_threads_to_the_others(client, hub,
     assert client.post("/jobs", json=HUB_BODY).status_code == 202
 
 
-def test_headers_that_come_too_slowly_are_left_to_the_job(client, hub, monkeypatch):
+def test_slow_headers_are_checked_by_the_job_instead(client, hub, monkeypatch):
     monkeypatch.setattr(admission, "_HUB_SECONDS", 0.8)
     hub.trickle = ["/org/model/resolve/c0ffeec0ffeec0ffeec0ffeec0ffeec0ffeec0ff/model.safetensors"]
     assert client.post("/jobs", json=HUB_BODY).status_code == 202

@@ -1,4 +1,4 @@
-"""Lines of calibration files whose JSON would keep the interpreter busy."""
+"""Lines of calibration files whose JSON would occupy the interpreter for long."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def record(value):
     ],
     ids=["nested", "lists", "objects", "strings", "numbers", "deep", "digits", "keys"],
 )
-def test_a_line_that_is_mostly_not_text_is_refused(line):
+def test_a_line_of_mostly_non_text_is_refused(line):
     with pytest.raises(CalibrationError, match="line 1 has more than 262144 characters that are not text"):
         check(line)
 
@@ -50,11 +50,11 @@ def test_a_line_that_is_mostly_not_text_is_refused(line):
     ],
     ids=["letters", "escapes", "quotes", "backslashes", "punctuation", "accents"],
 )
-def test_a_long_text_is_accepted_whatever_it_says(text):
+def test_a_long_text_is_accepted_whatever_it_contains(text):
     assert check(b'{"text": "' + text + b'"}') == 1
 
 
-def test_as_much_structure_as_is_allowed_is_accepted():
+def test_structure_up_to_the_limit_is_accepted():
     padding = _MAX_STRUCTURE - len('{: "", : []}') - len('""""')
     line = b'{"text": "' + b"a" * 10**6 + b'", "x": [' + b" " * (padding - 10) + b"]}"
     assert check(line) == 1
@@ -62,7 +62,7 @@ def test_as_much_structure_as_is_allowed_is_accepted():
         check(line.replace(b"[", b"[" + b" " * 20))
 
 
-def test_a_line_that_is_no_json_is_still_told_as_such():
+def test_an_invalid_json_line_is_still_reported_as_such():
     for line in (b'{"text": "' + b"a" * 10**6, b'{"text": "' + b"a" * 10**6 + b"\\", b"\\" * 1000):
         with pytest.raises(CalibrationError, match="not valid JSON"):
             check(line)

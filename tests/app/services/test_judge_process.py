@@ -1,4 +1,4 @@
-"""Processes that read models, those that behave and those that do not; all are real."""
+"""Processes that read models, well-behaved and hostile; all are real."""
 
 import logging
 import os
@@ -68,7 +68,7 @@ def test_a_request_is_judged_in_a_process_that_ends(judges):
     assert children_of(admission._processes) == []
 
 
-def test_the_template_imports_no_more_than_it_needs(judges):
+def test_the_template_imports_only_what_it_needs(judges):
     judges.admit("one", REQUEST, NO_LIMITS)
     mapped = {line.path for line in psutil.Process(admission._processes.pid).memory_maps()}
     assert not [path for path in mapped if any(name in path for name in ("torch", "sqlalchemy", "numpy", "psycopg"))]
@@ -81,7 +81,7 @@ def test_the_template_imports_no_more_than_it_needs(judges):
         "dies",
         "exits",
         "exits_at_once",
-        "writes_for_ever",
+        "writes_endlessly",
         "speaks_no_json",
         "names_no_error",
         "names_a_base_error",
@@ -92,7 +92,7 @@ def test_the_template_imports_no_more_than_it_needs(judges):
         "forges_a_log_line",
     ],
 )
-def test_a_process_that_was_taken_over_refuses_its_own_model_alone(judges, hostile, name, caplog):
+def test_a_compromised_process_can_only_refuse_its_own_model(judges, hostile, name, caplog):
     hostile(name)
     with caplog.at_level(logging.WARNING), pytest.raises(UnsupportedArchitectureError, match="take too much memory"):
         judges.estimate("one", REQUEST, NO_LIMITS)
@@ -108,10 +108,10 @@ def test_a_process_that_takes_too_long_is_killed(judges, hostile, monkeypatch, n
     monkeypatch.setattr(admission, "_READ_SECONDS", 0.2)
     monkeypatch.setattr(admission, "_HUB_SECONDS", 0.2)
     hostile(name)
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(kind):
         judges.admit("one", request_, NO_LIMITS)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started < 30
     end = time.monotonic() + 20
     while children_of(admission._processes) and time.monotonic() < end:
         time.sleep(0.02)
@@ -119,13 +119,13 @@ def test_a_process_that_takes_too_long_is_killed(judges, hostile, monkeypatch, n
 
 
 @pytest.mark.skipif(not supported().files, reason="this kernel has no Landlock")
-def test_a_process_that_was_taken_over_finds_no_secret(settings, hostile, monkeypatch):
+def test_a_compromised_process_finds_no_secret(settings, hostile, monkeypatch):
     monkeypatch.setenv("ROCKET_SECRET_KEY", "of-the-service")
     monkeypatch.setenv("HF_TOKEN", "of-the-operator")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-store")
     secret = settings.datasets_folder / "secret.txt"
     secret.write_text("of-the-folder")
-    hostile("tells_what_it_has", LC_API_PID=str(os.getpid()))
+    hostile("reports_secrets", LC_API_PID=str(os.getpid()))
     request = REQUEST.model_copy(
         update={"calibration": REQUEST.calibration.model_copy(update={"dataset": "local/secret.txt"})}
     )
@@ -136,7 +136,7 @@ def test_a_process_that_was_taken_over_finds_no_secret(settings, hostile, monkey
         assert name not in str(told.value)
 
 
-def test_files_that_take_too_much_memory_are_refused(judges, hostile, settings):
+def test_files_that_need_too_much_memory_are_refused(judges, hostile, settings):
     hostile("has_little_memory")
     folder = save_llama(settings.models_folder / "large")
     assert judges.admit("one", REQUEST.model_copy(update={"model_id": "local/large"}), NO_LIMITS) is None
@@ -146,16 +146,16 @@ def test_files_that_take_too_much_memory_are_refused(judges, hostile, settings):
         judges.admit("one", REQUEST.model_copy(update={"model_id": "local/large"}), NO_LIMITS)
 
 
-def test_an_error_that_is_not_foreseen_is_no_error_of_the_service(judges, hostile, caplog):
+def test_an_unexpected_error_is_not_an_error_of_the_service(judges, hostile, caplog):
     hostile("meets_a_bug")
     with pytest.raises(UnsupportedArchitectureError, match=r"cannot be understood \(KeyError\)"):
         judges.admit("one", REQUEST, NO_LIMITS)
-    # For the operator, without what the files say.
+    # For the operator, without the content of the files.
     assert "KeyError app.services.judge_process:" in caplog.text
     assert "a stranger's word" not in caplog.text
 
 
-def test_a_template_that_cannot_start_asks_clients_to_come_back(judges, monkeypatch, caplog):
+def test_a_template_that_cannot_start_makes_clients_retry(judges, monkeypatch, caplog):
     broken = ForkServer("tests.reference.hostile_judges:not_there", environment=admission._environment())
     monkeypatch.setattr(admission, "_processes", broken)
     with pytest.raises(BusyError):
@@ -164,7 +164,7 @@ def test_a_template_that_cannot_start_asks_clients_to_come_back(judges, monkeypa
     broken.close()
 
 
-def test_a_tenant_cannot_take_all_places(judges, hostile, monkeypatch):
+def test_a_tenant_cannot_take_every_place(judges, hostile, monkeypatch):
     monkeypatch.setattr(admission, "_READ_SECONDS", 6.0)
     monkeypatch.setattr(admission, "_TURN_SECONDS", 0.05)
     kept = admission._processes
@@ -193,7 +193,7 @@ def test_a_tenant_cannot_take_all_places(judges, hostile, monkeypatch):
 
 
 @pytest.mark.parametrize("code", sorted(_KINDS))
-def test_every_error_comes_back_as_it_was(code):
+def test_every_error_survives_the_process_boundary(code):
     kind = _KINDS[code]
     attributes = {
         UnmatchedIgnoreError: {"position": 3},
@@ -207,12 +207,12 @@ def test_every_error_comes_back_as_it_was(code):
     assert vars(error) == attributes
 
 
-def test_a_message_is_cut_where_it_is_endless():
+def test_an_endless_message_is_truncated():
     error = Refusal.of(UnsupportedArchitectureError("x" * 1_000_000)).error()
     assert len(str(error)) == 2000
 
 
-def test_a_model_is_measured_by_all_its_weights():
+def test_all_weights_count_towards_the_model_size():
     weights = WeightSummary(dtype_bytes={"F32": 8, "BF16": 2}, block_shapes={})
     require_model_size(10, weights)
     require_model_size(None, None)

@@ -29,7 +29,7 @@ def worker(context, profile, factored, report, result):
 
 @pytest.fixture
 def allow(context):
-    """Sets quotas of a tenant."""
+    """Set quotas of a tenant."""
 
     def allow(tenant="local", **chosen):
         with context.database.transaction() as session:
@@ -49,7 +49,7 @@ def count(context, owner="local"):
         return jobs.count_active_jobs(session, owner)
 
 
-def test_the_settings_hold_where_nothing_is_set_for_a_tenant(context, allow):
+def test_settings_apply_where_a_tenant_has_no_quota(context, allow):
     allow("alice", stored_bytes=5, calibration_tokens=None)
     with context.database.snapshot() as session:
         own = quotas.find_limits(session, context.settings, "alice")
@@ -58,7 +58,7 @@ def test_the_settings_hold_where_nothing_is_set_for_a_tenant(context, allow):
     assert own == Quotas(active_jobs=100, calibration_tokens=2**24, stored_bytes=5)
 
 
-def test_as_many_jobs_as_allowed_and_not_one_more_however_many_ask_at_once(context, allow, submit_job, monkeypatch):
+def test_concurrent_submissions_cannot_exceed_the_job_quota(context, allow, submit_job, monkeypatch):
     allow(active_jobs=3)
 
     def slow_count(*arguments):
@@ -81,7 +81,7 @@ def test_as_many_jobs_as_allowed_and_not_one_more_however_many_ask_at_once(conte
     assert submit_job("other").created
 
 
-def test_a_job_that_is_refused_leaves_nothing_and_its_key_stays_free(context, allow, submit_job):
+def test_a_refused_job_leaves_nothing_and_frees_its_key(context, allow, submit_job):
     allow(active_jobs=1)
     first = submit_job(key="a")
     with pytest.raises(QuotaExceededError):
@@ -104,7 +104,7 @@ def test_a_retry_counts_as_a_job(context, allow, submit_job, worker):
     assert services.retry_job(context, LOCAL_ACTOR, failed).job.id == retried.job.id, "which makes no other"
 
 
-def test_a_retry_is_judged_by_what_is_allowed_now(context, allow, submit_job, worker):
+def test_a_retry_is_judged_by_the_current_quotas(context, allow, submit_job, worker):
     failed = submit_job().job.id
     worker.fail(failed, BROKEN)
     allow(calibration_tokens=1)
@@ -112,13 +112,13 @@ def test_a_retry_is_judged_by_what_is_allowed_now(context, allow, submit_job, wo
         services.retry_job(context, LOCAL_ACTOR, failed)
 
 
-def test_a_tenant_that_may_have_no_jobs_is_told_so_for_good(allow, submit_job):
+def test_a_quota_of_zero_jobs_is_a_permanent_refusal(allow, submit_job):
     allow(active_jobs=0)
     with pytest.raises(OverQuotaError):
         submit_job()
 
 
-def test_who_stores_too_much_makes_no_more_until_it_is_deleted(context, allow, submit_job, worker):
+def test_the_storage_quota_blocks_jobs_until_files_are_deleted(context, allow, submit_job, worker):
     allow(stored_bytes=10)
     done = submit_job().job.id
     worker.succeed(done, {"model.safetensors": b"0123456789"})
@@ -129,7 +129,7 @@ def test_who_stores_too_much_makes_no_more_until_it_is_deleted(context, allow, s
     assert submit_job().created
 
 
-def test_what_has_expired_is_not_stored(context, submit_job, worker):
+def test_expired_artifacts_do_not_count_as_stored(context, submit_job, worker):
     from app.shared.repositories import sweeps
 
     done = submit_job().job.id
@@ -141,7 +141,7 @@ def test_what_has_expired_is_not_stored(context, submit_job, worker):
         assert tenants.sum_stored_bytes(session, "local") == 0
 
 
-def test_uploads_are_stored_too(context):
+def test_uploads_count_as_stored(context):
     with context.database.transaction() as session:
         for owner in ("local", "other"):
             session.add(
@@ -178,7 +178,7 @@ def test_calibration_tokens_are_samples_times_length(samples, length, fits):
 
 
 @pytest.mark.parametrize(("samples", "length", "fits"), [(2, 50, True), (2, 51, False), (1, None, False)])
-def test_text_to_evaluate_on_counts_by_itself(samples, length, fits):
+def test_evaluation_tokens_have_their_own_limit(samples, length, fits):
     asked = EvaluationRequest(samples=samples, sequence_length=length)
     if fits:
         quotas.require_evaluation_tokens(Quotas(calibration_tokens=100), asked)
@@ -190,7 +190,7 @@ def test_text_to_evaluate_on_counts_by_itself(samples, length, fits):
     quotas.require_evaluation_tokens(Quotas(calibration_tokens=1), None)
 
 
-def test_over_http_too_much_for_ever_is_invalid_and_too_much_for_now_is_told_to_wait(client, allow):
+def test_permanent_refusals_are_422_and_temporary_ones_429(client, allow):
     allow(active_jobs=1)
     assert client.post("/jobs", json=BODY).status_code == 202
     later = client.post("/jobs", json=BODY)

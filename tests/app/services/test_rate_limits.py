@@ -1,4 +1,4 @@
-"""Counting with a Redis, without one, and with one that refuses or hangs."""
+"""Counting with Redis, without it, and while it refuses or hangs."""
 
 import socket
 import time
@@ -27,7 +27,7 @@ def accepted(limiter, who="tenant a", **options):
 
 @pytest.fixture
 def refusing():
-    """The address of a Redis that is not there."""
+    """Return the address of a Redis that does not exist."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         yield f"redis://127.0.0.1:{free.getsockname()[1]}/0"
@@ -35,24 +35,24 @@ def refusing():
 
 @pytest.fixture
 def hanging():
-    """The address of a Redis that takes connections and never says a word, as one that was stopped does."""
+    """Return the address of a Redis that accepts connections and never answers, like a suspended one."""
     with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
         yield f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
 
 
-def test_each_is_counted_for_itself():
+def test_each_client_has_its_own_limit():
     counting = limiter()
     assert [accepted(counting) for _ in range(3)] == [True, True, False]
     assert [accepted(counting, "tenant b") for _ in range(3)] == [True, True, False]
 
 
-def test_submissions_are_counted_as_requests_too():
+def test_submissions_also_count_as_requests():
     counting = limiter()
     assert [accepted(counting, is_submission=True) for _ in range(2)] == [True, False]
     assert not accepted(counting)
 
 
-def test_failures_are_counted_apart():
+def test_failures_are_counted_separately():
     counting = limiter()
     for _ in range(30):
         counting.count_failure("address 10.0.0.1")
@@ -62,7 +62,7 @@ def test_failures_are_counted_apart():
     assert accepted(counting, "address 10.0.0.1")
 
 
-def test_who_waits_as_long_as_is_said_is_let_in():
+def test_a_client_that_waits_retry_after_is_accepted():
     counting = limiter(rate_limit="1/second")
     assert accepted(counting)
     with pytest.raises(RateLimitedError) as refused:
@@ -73,7 +73,7 @@ def test_who_waits_as_long_as_is_said_is_let_in():
 
 
 @pytest.mark.parametrize("kind", ["refusing", "hanging"])
-def test_a_redis_that_does_not_answer_costs_a_moment_once_and_requests_are_counted_here(kind, request):
+def test_an_unavailable_redis_delays_once_and_counts_locally(kind, request):
     counting = limiter(broker_url=SecretStr(request.getfixturevalue(kind)))
     began = time.monotonic()
     first = accepted(counting, is_submission=True)
@@ -85,8 +85,8 @@ def test_a_redis_that_does_not_answer_costs_a_moment_once_and_requests_are_count
     assert time.monotonic() - began < 0.1, "nobody asks it again so soon"
 
 
-def test_replicas_count_together(settings, redis_server, monkeypatch):
-    # However slowly a busy machine lets Redis answer.
+def test_replicas_share_their_counts(settings, redis_server, monkeypatch):
+    # However slowly Redis answers on a busy machine.
     monkeypatch.setattr("app.services.rate_limits._REDIS_SECONDS", 10.0)
     shared = settings.model_copy(update={"broker_url": SecretStr(redis_server.url), "rate_limit": "3/hour"})
     with local_client(create_app(shared)) as one, local_client(create_app(shared)) as other:
@@ -102,7 +102,7 @@ def test_a_request_is_answered_while_redis_hangs(settings, hanging):
         assert time.monotonic() - began < 0.9
 
 
-def test_a_redis_that_is_back_counts_again(refusing, monkeypatch):
+def test_a_recovered_redis_counts_again(refusing, monkeypatch):
     counting = limiter(broker_url=SecretStr(refusing))
     asked = []
     hit = type(counting._shared).hit

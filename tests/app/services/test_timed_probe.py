@@ -9,7 +9,7 @@ from tests.worker.waiting import eventually
 
 @pytest.fixture
 def hanging():
-    """A question that hangs until it is let go, and how often it was asked."""
+    """Return a question that hangs until it is released, and that counts how often it was asked."""
 
     class Hanging:
         def __init__(self):
@@ -26,17 +26,17 @@ def hanging():
     question.release.set()
 
 
-def test_an_answer_in_time_is_given():
+def test_an_answer_in_time_is_returned():
     assert Probe(lambda: "yes").ask(5) == "yes"
 
 
-def test_each_question_is_asked_anew():
+def test_each_call_asks_again():
     answers = iter("ab")
     probe = Probe(lambda: next(answers))
     assert (probe.ask(5), probe.ask(5)) == ("a", "b")
 
 
-def test_a_question_that_hangs_costs_one_thread_however_often_it_is_asked(hanging):
+def test_a_hanging_question_occupies_one_thread_only(hanging):
     probe = Probe(hanging)
     began = time.monotonic()
     assert [probe.ask(0.05) for _ in range(5)] == [None] * 5
@@ -44,14 +44,14 @@ def test_a_question_that_hangs_costs_one_thread_however_often_it_is_asked(hangin
     assert hanging.asked == 1
 
 
-def test_once_it_has_come_back_it_is_asked_again(hanging):
+def test_a_probe_asks_again_after_a_late_answer(hanging):
     probe = Probe(hanging)
     assert probe.ask(0.01) is None
     hanging.release.set()
     eventually(lambda: probe.ask(5) == "late" and hanging.asked == 2)
 
 
-def test_several_that_ask_at_once_share_the_answer(hanging):
+def test_concurrent_callers_share_the_answer(hanging):
     probe = Probe(hanging)
     first, second = probe.begin(), probe.begin()
     hanging.release.set()

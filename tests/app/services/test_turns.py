@@ -12,7 +12,7 @@ def turns():
     return Turns(most=3, most_of_one=2, waiting=2, waiting_of_one=1)
 
 
-def test_no_tenant_holds_more_than_its_share(turns):
+def test_no_tenant_exceeds_its_share(turns):
     with ExitStack() as held:
         held.enter_context(turns.turn("a", 0))
         held.enter_context(turns.turn("a", 0))
@@ -27,7 +27,7 @@ def test_no_tenant_holds_more_than_its_share(turns):
         pass
 
 
-def test_a_place_that_becomes_free_goes_to_one_that_waits(turns):
+def test_a_released_place_goes_to_a_waiting_request(turns):
     first, second, entered = turns.turn("a", 0), turns.turn("a", 0), threading.Event()
     first.__enter__()
     second.__enter__()
@@ -45,7 +45,7 @@ def test_a_place_that_becomes_free_goes_to_one_that_waits(turns):
     second.__exit__(None, None, None)
 
 
-def test_few_wait_and_the_rest_are_refused_at_once(turns):
+def test_few_requests_wait_and_the_rest_are_refused_at_once(turns):
     with ExitStack() as held:
         for owner in ("a", "a", "b"):
             held.enter_context(turns.turn(owner, 0))
@@ -61,11 +61,11 @@ def test_few_wait_and_the_rest_are_refused_at_once(turns):
         end = time.monotonic() + 30
         while turns._waiting.total() < 2 and time.monotonic() < end:
             time.sleep(0.01)
-        begun = time.monotonic()
+        started = time.monotonic()
         for owner in ("a", "c"):
             with pytest.raises(NoTurnError), turns.turn(owner, 600):
                 pass
-        assert time.monotonic() - begun < 60
+        assert time.monotonic() - started < 60
     released.set()
     for thread in waiting:
         thread.join()
@@ -73,7 +73,7 @@ def test_few_wait_and_the_rest_are_refused_at_once(turns):
     assert not turns._waiting
 
 
-def test_a_place_is_given_back_whatever_happens(turns):
+def test_a_place_is_released_after_an_error(turns):
     for _ in range(5):
         with pytest.raises(ZeroDivisionError), turns.turn("a", 0):
             raise ZeroDivisionError

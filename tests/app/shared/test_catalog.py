@@ -19,15 +19,15 @@ def settings(tmp_path):
     return settings
 
 
-def test_only_folders_with_a_config_are_offered_as_models(settings):
+def test_only_folders_with_a_config_are_listed_as_models(settings):
     assert list_models(settings) == ["local/a", "local/b"]
 
 
-def test_only_text_is_offered_for_calibration(settings):
+def test_only_text_files_are_listed_for_calibration(settings):
     assert [name for name in list_calibrations(settings) if "/" in name] == ["local/x.jsonl", "local/y.txt"]
 
 
-def test_everything_offered_is_found(settings):
+def test_every_listed_name_is_found(settings):
     for name in list_models(settings):
         assert (find_local_model(settings, name) / "config.json").is_file()
     for name in list_calibrations(settings):
@@ -37,18 +37,18 @@ def test_everything_offered_is_found(settings):
 
 
 @pytest.mark.parametrize("name", ["local/..", "local/.", "local/a/../b", "local/", "local/empty", "local/.hidden", "a"])
-def test_nothing_else_is_found_as_a_model(settings, name):
+def test_unlisted_names_are_not_found_as_models(settings, name):
     with pytest.raises(ModelNotFoundError):
         find_local_model(settings, name)
 
 
 @pytest.mark.parametrize("name", ["local/../x.jsonl", "local/z.bin", "local/x", "local//etc/passwd"])
-def test_nothing_else_is_found_as_a_dataset(settings, name):
+def test_unlisted_names_are_not_found_as_datasets(settings, name):
     with pytest.raises(UnknownDatasetError):
         find_dataset(settings, name)
 
 
-def test_without_folders_only_the_built_in_is_offered(tmp_path):
+def test_without_folders_only_builtin_datasets_are_listed(tmp_path):
     settings = Settings(data_dir=tmp_path / "none")
     assert list_models(settings) == []
     assert "builtin" in list_calibrations(settings)

@@ -1,4 +1,4 @@
-"""Each test confines a separate process, as confinement cannot be undone."""
+"""Confinement of separate processes, because it cannot be undone."""
 
 import resource
 import socket
@@ -34,7 +34,7 @@ def attempt(action):
 
 
 def run(code, *arguments, **options):
-    """Lines that a program prints which confines itself."""
+    """Return the lines that a program prints which confines itself."""
     command = [sys.executable, "-P", "-c", PRELUDE + textwrap.dedent(code), *map(str, arguments)]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"} | options.pop("env", {})
     result = subprocess.run(
@@ -70,7 +70,7 @@ def test_only_named_files_can_be_read(tmp_path, secret):
 
 
 @needs_landlock
-def test_writable_folders_can_be_worked_in(tmp_path, secret):
+def test_only_writable_folders_can_be_written(tmp_path, secret):
     work, cache = tmp_path / "work", tmp_path / "cache"
     work.mkdir()
     cache.mkdir()
@@ -108,7 +108,7 @@ def test_the_checkout_around_imported_packages_is_not_readable(tmp_path):
 
 
 @needs_landlock
-def test_the_parent_can_be_neither_read_nor_signalled():
+def test_the_parent_can_neither_be_read_nor_signalled():
     code = """
     enter_sandbox(Sandbox())
     parent = os.getppid()
@@ -146,7 +146,7 @@ def test_no_socket_can_be_opened_without_network(family):
 
 
 @needs_seccomp
-def test_io_uring_is_no_way_around():
+def test_io_uring_does_not_bypass_the_sandbox():
     code = """
     import ctypes
     enter_sandbox(Sandbox(network=True))
@@ -189,7 +189,7 @@ def test_the_network_can_be_closed_later_in_all_threads(listener):
     accepted[0].close()
 
 
-def test_an_allocation_beyond_the_limit_fails_and_the_limit_can_be_raised():
+def test_memory_is_limited_and_the_limit_can_be_raised():
     code = """
     limit_memory(2**28)
     try:
@@ -219,7 +219,7 @@ def eat(byte_count):
     )
 
 
-def test_a_group_kills_who_takes_more_than_its_limit(group):
+def test_a_group_kills_a_process_beyond_its_limit(group):
     process = eat(2**29)
     group.add(process.pid)
     process.communicate(b"\n", timeout=60)
@@ -227,7 +227,7 @@ def test_a_group_kills_who_takes_more_than_its_limit(group):
     assert group.was_exceeded()
 
 
-def test_a_group_leaves_others_alone_and_its_limit_can_be_raised(group):
+def test_a_process_within_the_raised_group_limit_survives(group):
     group.set_limit(2**30)
     process = eat(2**28)
     group.add(process.pid)

@@ -22,7 +22,7 @@ def test_sqlite_is_durable_and_checks_references(database, pragma, value):
         assert session.execute(text(f"PRAGMA {pragma}")).scalar_one() == value
 
 
-def test_a_transaction_that_raises_leaves_nothing(database, submit):
+def test_a_failed_transaction_leaves_nothing(database, submit):
     submit()
 
     def crash():
@@ -37,7 +37,7 @@ def test_a_transaction_that_raises_leaves_nothing(database, submit):
 
 
 @pytest.mark.databases("sqlite")  # on Postgres rows are locked, not the database; see the repositories' own tests
-def test_writers_wait_for_one_another_although_they_read_first(database, submit):
+def test_concurrent_writers_that_read_first_lose_no_update(database, submit):
     # Deferred transactions would fail here with "database is locked" whatever the timeout.
     job_id = submit()
     started = threading.Barrier(4)
@@ -58,7 +58,7 @@ def test_writers_wait_for_one_another_although_they_read_first(database, submit)
         assert session.get(Job, job_id).last_event == 1 + 40
 
 
-def test_a_reader_waits_for_no_writer(database, submit):
+def test_a_reader_does_not_wait_for_a_writer(database, submit):
     job_id = submit()
     with database.transaction() as writer:
         writer.get(Job, job_id).stage = "halfway"
@@ -67,7 +67,7 @@ def test_a_reader_waits_for_no_writer(database, submit):
             assert reader.get(Job, job_id).stage is None
 
 
-def test_a_database_that_cannot_be_reached_is_told_apart_and_its_password_is_not_told(tmp_path):
+def test_an_unreachable_database_is_reported_without_password(tmp_path):
     for url in (f"sqlite:///{tmp_path}/none/x.sqlite3", "postgresql+psycopg://u:canary@127.0.0.1:1/n"):
         database = Database(url)
         with pytest.raises(DatabaseUnavailableError) as caught, database.snapshot() as session:
@@ -77,7 +77,7 @@ def test_a_database_that_cannot_be_reached_is_told_apart_and_its_password_is_not
 
 
 @pytest.mark.databases("sqlite")  # a server's disk cannot be filled from here
-def test_a_full_disk_is_told_apart(database):
+def test_a_full_disk_has_its_own_error(database):
     with database.transaction() as session:
         pages = session.execute(text("PRAGMA page_count")).scalar_one()
         session.execute(text(f"PRAGMA max_page_count={pages}"))
@@ -86,7 +86,7 @@ def test_a_full_disk_is_told_apart(database):
 
 
 @pytest.mark.databases("sqlite")  # Postgres waits for as long as it takes
-def test_a_lock_that_is_never_released_is_told_apart(database, database_url, monkeypatch):
+def test_a_lock_held_too_long_has_its_own_error(database, database_url, monkeypatch):
     monkeypatch.setattr("app.shared.database._BUSY_SECONDS", 0.05)
     other = Database(database_url)
     with database.transaction() as session:
@@ -96,7 +96,7 @@ def test_a_lock_that_is_never_released_is_told_apart(database, database_url, mon
     other.close()
 
 
-def test_a_pool_that_is_used_up_is_told_apart(database, monkeypatch):
+def test_an_exhausted_pool_has_its_own_error(database, monkeypatch):
     monkeypatch.setattr(database.engine.pool, "_timeout", 0.05)
     monkeypatch.setattr(database.engine.pool, "_max_overflow", 0)
     with ExitStack() as readers:
@@ -106,7 +106,7 @@ def test_a_pool_that_is_used_up_is_told_apart(database, monkeypatch):
             second.execute(text("SELECT 1"))
 
 
-def test_a_snapshot_shows_one_moment(database, submit):
+def test_a_snapshot_is_consistent(database, submit):
     job_id = submit()
     with database.snapshot() as reader:
         before = reader.get(Job, job_id).last_event
@@ -115,7 +115,7 @@ def test_a_snapshot_shows_one_moment(database, submit):
         assert reader.get(Job, job_id, populate_existing=True).last_event == before
 
 
-def test_instants_keep_their_meaning(database, submit):
+def test_instants_are_preserved_across_time_zones(database, submit):
     job_id = submit()
     instant = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=timezone(timedelta(hours=5)))
     with database.transaction() as session:
@@ -132,7 +132,7 @@ def test_an_instant_without_a_time_zone_is_refused(database, submit):
         session.get(Job, job_id).available_at = datetime(2026, 1, 1)
 
 
-def test_time_is_that_of_the_clock_given(database, clock):
+def test_time_comes_from_the_given_clock(database, clock):
     with database.transaction() as session:
         first = now(session)
         clock.advance(1.5)
@@ -150,7 +150,7 @@ def test_time_is_that_of_the_clock_given(database, clock):
         "status = 'running'",
     ],
 )
-def test_the_table_itself_refuses_a_broken_row(database, submit, change):
+def test_constraints_refuse_an_invalid_row(database, submit, change):
     submit()
     with pytest.raises(IntegrityError), database.transaction() as session:
         session.execute(text("UPDATE jobs SET " + change))  # noqa: S608
@@ -164,7 +164,7 @@ def test_a_database_is_current_once_it_is_upgraded(tmp_path):
     database.close()
 
 
-def test_a_database_file_is_its_owners_alone(tmp_path):
+def test_a_database_file_is_private_to_its_owner(tmp_path):
     before = os.umask(0o022)
     try:
         upgrade(f"sqlite:///{tmp_path}/data/rocket.sqlite3")
@@ -179,7 +179,7 @@ def test_a_database_file_is_its_owners_alone(tmp_path):
     assert modes == dict.fromkeys(("rocket.sqlite3", "rocket.sqlite3-shm", "rocket.sqlite3-wal"), 0o600)
 
 
-def test_a_file_that_is_no_database_is_not_overwritten(tmp_path):
+def test_a_file_that_is_not_a_database_is_not_overwritten(tmp_path):
     file = tmp_path / "x.sqlite3"
     file.write_text("not a database, but somebody's notes " * 100)
     before = file.read_bytes()

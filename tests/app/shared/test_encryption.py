@@ -16,7 +16,7 @@ def settings_of(folder, **changes):
     return Settings(data_dir=folder, **changes)
 
 
-def test_a_secret_comes_back_and_cannot_be_read_in_between(tmp_path):
+def test_a_secret_is_restored_and_unreadable_when_stored(tmp_path):
     settings = settings_of(tmp_path / "data")
     stored = encrypt(settings, SECRET)
     assert "canary" not in stored
@@ -24,7 +24,7 @@ def test_a_secret_comes_back_and_cannot_be_read_in_between(tmp_path):
     assert decrypt(settings, stored).get_secret_value() == "hf_canary"
 
 
-def test_the_key_is_for_the_owner_alone_and_stays(tmp_path):
+def test_the_key_file_is_private_and_persistent(tmp_path):
     settings = settings_of(tmp_path)
     encrypt(settings, SECRET)
     file = tmp_path / KEY_FILE
@@ -35,14 +35,14 @@ def test_the_key_is_for_the_owner_alone_and_stays(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [KEY_FILE]
 
 
-def test_all_who_need_the_first_key_at_once_get_the_same(tmp_path):
+def test_concurrent_first_uses_get_the_same_key(tmp_path):
     settings = settings_of(tmp_path)
     with ThreadPoolExecutor(16) as pool:
         stored = list(pool.map(lambda _: encrypt(settings, SECRET), range(64)))
     assert {decrypt(settings, text).get_secret_value() for text in stored} == {"hf_canary"}
 
 
-def test_the_key_of_the_settings_wins(tmp_path):
+def test_the_key_from_the_settings_takes_precedence(tmp_path):
     chosen = settings_of(tmp_path, secret_key=SecretStr(Fernet.generate_key().decode()))
     stored = encrypt(chosen, SECRET)
     assert not (tmp_path / KEY_FILE).exists()
@@ -51,7 +51,7 @@ def test_the_key_of_the_settings_wins(tmp_path):
     assert stored not in str(caught.value)
 
 
-def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path):
+def test_an_unwritable_folder_is_reported_with_what_to_do(tmp_path):
     (tmp_path / "data").write_text("a file")
     with pytest.raises(StorageError, match="set ROCKET_SECRET_KEY"):
         encrypt(settings_of(tmp_path / "data"), SECRET)

@@ -1,4 +1,4 @@
-"""Real processes: a template per module, children as the tests need them."""
+"""Real processes: one template per module, children on demand."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def shared():
 
 @pytest.fixture
 def ask():
-    """Return a function that makes a child do something, and returns the child and a socket to it."""
+    """Return a function that runs a program in a child, and returns the child and a socket to it."""
     opened = []
 
     def ask(server, word):
@@ -88,12 +88,12 @@ def test_a_child_answers_and_its_exit_code_is_known(shared, ask):
 
 
 @pytest.mark.parametrize(("word", "code"), [("exit", 7), ("raise", 1), ("spin", -signal.SIGXCPU)])
-def test_other_ends_of_a_child_are_told_apart(shared, ask, word, code):
+def test_each_way_a_child_ends_has_its_exit_code(shared, ask, word, code):
     child, _ = ask(shared, word)
     assert child.wait(60) == code
 
 
-def test_a_child_has_nothing_of_the_client(make_server, ask, monkeypatch):
+def test_a_child_inherits_nothing_from_the_client(make_server, ask, monkeypatch):
     monkeypatch.setenv("ROCKET_SECRET", "of the service")
     child, channel = ask(make_server("describe", preload=("tests.reference.safetensors_files",)), "tell")
     with channel.makefile("rb") as stream:
@@ -106,7 +106,7 @@ def test_a_child_has_nothing_of_the_client(make_server, ask, monkeypatch):
     assert "tests.reference.safetensors_files" in found["modules"]
     assert not {"torch", "sqlalchemy", "fastapi", "pydantic", "pytest"} & set(found["modules"])
     if found["descriptors"]:
-        # Its channel, and the folder that was listed; none of the template's sockets.
+        # Its channel and the listed folder; none of the template's sockets.
         assert len([number for number in found["descriptors"] if number > 2]) == 2
     assert child.wait(60) == 0
 
@@ -127,18 +127,18 @@ def test_a_child_can_be_killed_and_signalled(shared, ask):
     assert ended.wait(60) == -signal.SIGTERM
 
 
-def test_a_child_that_is_forgotten_is_killed(shared, ask):
+def test_a_closed_child_is_killed(shared, ask):
     child, channel = ask(shared, "sleep")
     assert channel.recv(100) == b"asleep"
     pid = child.pid()
     child.close()
     assert is_gone(pid)
-    # The template reaps it, so that no zombie is left.
+    # The template reaps it, so that no zombie remains.
     assert ask(shared, "echo")[1].recv(100) == b"echo"
     assert is_gone(pid)
 
 
-def test_many_children_at_once_are_kept_apart(shared, ask):
+def test_concurrent_children_are_independent(shared, ask):
     before = psutil.Process(shared.pid or 0).num_fds() if shared.pid else None
 
     def one(_number):
@@ -151,7 +151,7 @@ def test_many_children_at_once_are_kept_apart(shared, ask):
         assert psutil.Process(shared.pid).num_fds() <= before + 2
 
 
-def test_a_template_that_was_killed_takes_its_children_along_and_is_replaced(make_server, ask):
+def test_a_killed_template_takes_its_children_and_is_replaced(make_server, ask):
     server = make_server()
     child, channel = ask(server, "sleep")
     assert channel.recv(100) == b"asleep"
@@ -197,7 +197,7 @@ def test_a_module_that_starts_a_thread_is_refused(make_server, capfd):
     assert "threads; children cannot be forked safely" in capfd.readouterr().err
 
 
-def test_a_template_ignores_what_the_terminal_and_the_service_manager_send(make_server, ask):
+def test_a_template_ignores_signals_of_terminal_and_manager(make_server, ask):
     server = make_server()
     assert ask(server, "echo")[1].recv(100) == b"echo"
     template = server.pid
@@ -209,7 +209,7 @@ def test_a_template_ignores_what_the_terminal_and_the_service_manager_send(make_
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_the_client(number):
+def test_no_process_outlives_the_client(number):
     code = f"""
         import os, socket, sys, time
         from app.shared.fork_server import ForkServer
@@ -245,19 +245,19 @@ def test_a_client_that_ends_leaves_no_process_and_no_warning():
     assert all(is_gone(int(pid)) for pid in result.stdout.split())
 
 
-def test_a_fork_costs_far_less_than_a_start(make_server, ask):
+def test_a_fork_is_much_cheaper_than_a_start(make_server, ask):
     server = make_server(preload=("pydantic",))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     ask(server, "echo")[1].recv(100)
-    start, forks = time.perf_counter() - begun, []
+    start, forks = time.perf_counter() - started, []
     for _ in range(5):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         ask(server, "echo")[1].recv(100)
-        forks.append(time.perf_counter() - begun)
+        forks.append(time.perf_counter() - started)
     assert min(forks) < start / 3
 
 
-def test_closing_while_others_fork_breaks_nothing(make_server, ask):
+def test_closing_during_forks_breaks_nothing(make_server, ask):
     server, stop, failures = make_server(), threading.Event(), []
 
     def close_now_and_then():

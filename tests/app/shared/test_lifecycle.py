@@ -22,7 +22,7 @@ def put(session, job_id, status):
 
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(Status, Status)))
-def test_only_the_moves_of_the_table_are_made(database, submit, source, target):
+def test_only_listed_status_transitions_are_made(database, submit, source, target):
     job_id = submit()
     with database.transaction() as session:
         put(session, job_id, source)
@@ -34,12 +34,12 @@ def test_only_the_moves_of_the_table_are_made(database, submit, source, target):
         assert job.status == (target if target in MOVES[source] else source)
 
 
-def test_terminal_statuses_have_no_way_out():
+def test_terminal_statuses_are_final():
     assert {status for status in Status if status.is_terminal} == TERMINAL
     assert all(not MOVES[status] for status in TERMINAL)
 
 
-def test_every_status_is_reached_from_the_first():
+def test_every_status_is_reachable_from_the_first():
     reached, frontier = set(), {Status.QUEUED}
     while frontier:
         reached |= frontier
@@ -47,7 +47,7 @@ def test_every_status_is_reached_from_the_first():
     assert reached == set(Status)
 
 
-def test_whoever_ends_or_leaves_a_job_holds_it_no_longer(database, submit):
+def test_leaving_running_clears_the_claim(database, submit):
     job_id = submit()
     with database.transaction() as session:
         put(session, job_id, Status.RUNNING)
@@ -57,14 +57,14 @@ def test_whoever_ends_or_leaves_a_job_holds_it_no_longer(database, submit):
         assert job.finished_at == now(session)
 
 
-def test_a_condition_that_does_not_hold_stops_a_move(database, submit):
+def test_a_condition_that_does_not_hold_prevents_a_transition(database, submit):
     job_id = submit()
     with database.transaction() as session:
         assert not move(session, job_id, Status.CANCELLED, Job.owner == "somebody", at=now(session))
         assert move(session, job_id, Status.CANCELLED, Job.owner == "local", at=now(session))
 
 
-def test_nothing_else_changes_a_status():
+def test_only_lifecycle_changes_a_status():
     # Every writer of the column goes through `move`, apart from the row's creation.
     package = Path(app.__file__).parent
     for file in package.rglob("*.py"):

@@ -80,7 +80,7 @@ def test_no_part_of_a_record_can_forge_a_line(lines, log_format, separator):
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize("separator", LINE_BREAKS + CONTROLS, ids=ascii)
-def test_no_line_of_a_trace_looks_like_a_line_of_the_log(lines, log_format, separator):
+def test_no_trace_line_looks_like_a_log_line(lines, log_format, separator):
     stream = lines(log_format=log_format)
     try:
         raise ValueError(f"x{separator}{FORGED}")
@@ -93,7 +93,7 @@ def test_no_line_of_a_trace_looks_like_a_line_of_the_log(lines, log_format, sepa
     assert bool(rest) == (log_format == "text")
 
 
-def test_the_level_is_that_of_the_settings(lines):
+def test_the_level_comes_from_the_settings(lines):
     stream = lines(log_level="warning")
     logging.getLogger("app").info("quiet")
     logging.getLogger("app").warning("loud")
@@ -101,7 +101,7 @@ def test_the_level_is_that_of_the_settings(lines):
     assert "loud" in stream.getvalue()
 
 
-def test_every_line_of_a_process_says_what_it_was_told_to_say(lines):
+def test_process_wide_fields_are_in_every_line(lines):
     stream = lines({"job_id": "j1"}, log_format="json")
     thread = threading.Thread(target=lambda: logging.getLogger("app").info("of a thread"))
     thread.start()
@@ -109,7 +109,7 @@ def test_every_line_of_a_process_says_what_it_was_told_to_say(lines):
     assert json.loads(stream.getvalue())["job_id"] == "j1"
 
 
-def test_the_request_being_served_is_known_inside_of_it_only():
+def test_the_request_id_is_known_only_within_its_context():
     with log_context(request_id="r1"), log_context(job_id="j1"):
         assert current_request_id() == "r1"
     assert current_request_id() is None

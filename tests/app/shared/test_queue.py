@@ -7,7 +7,7 @@ from app.shared.queue import RUN_JOB, create_celery, ring
 from app.shared.settings import Settings
 
 
-def test_a_message_carries_the_job_id_as_json_and_nothing_else():
+def test_a_message_contains_only_the_job_id_as_json():
     celery = create_celery(Settings())
     ring(celery, "job_1", "gpu")
     with celery.connection_for_read() as connection:
@@ -21,7 +21,7 @@ def test_a_message_carries_the_job_id_as_json_and_nothing_else():
     assert (arguments, keywords) == (["job_1"], {})
 
 
-def test_messages_are_acknowledged_early_one_at_a_time_and_leave_no_result():
+def test_messages_are_acknowledged_early_and_leave_no_result():
     conf = create_celery(Settings()).conf
     assert not conf.task_acks_late
     assert not conf.task_reject_on_worker_lost
@@ -31,7 +31,7 @@ def test_messages_are_acknowledged_early_one_at_a_time_and_leave_no_result():
     assert list(conf.accept_content) == ["json"]
 
 
-def test_redis_gets_time_limits_and_memory_a_short_poll():
+def test_redis_has_timeouts_and_memory_a_short_poll():
     redis = create_celery(Settings(broker_url="redis://h")).conf.broker_transport_options
     assert redis["socket_timeout"] <= 5
     assert redis["socket_connect_timeout"] <= 5
@@ -40,7 +40,7 @@ def test_redis_gets_time_limits_and_memory_a_short_poll():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_broker_that_does_not_answer_is_told_apart():
+def test_an_unavailable_broker_has_its_own_error():
     celery = create_celery(Settings(broker_url="redis://127.0.0.1:1/0"))
     celery.conf.task_publish_retry_policy = {"max_retries": 0, "interval_start": 0, "interval_max": 0}
     with pytest.raises(QueueError):

@@ -24,7 +24,7 @@ def celery():
 
 @pytest.fixture
 def heard(celery):
-    """Messages that wait for workers, by queue."""
+    """Return the messages that wait for workers, by queue."""
 
     def heard():
         found = []
@@ -53,7 +53,7 @@ def waiting(database):
 
 @pytest.fixture
 def relay(database, celery):
-    """Starts relays."""
+    """Start relays."""
     relays = []
 
     def relay(queues=("cpu", "gpu"), *, celery=celery, **settings):
@@ -75,10 +75,10 @@ def eventually(condition):
     return answer
 
 
-def test_a_relay_that_is_woken_rings_in_the_queue_of_each_job_once(relay, submit, heard, waiting):
+def test_a_woken_relay_announces_each_job_once_in_its_queue(relay, submit, heard, waiting):
     started = relay()
     for_cpu, for_gpu = submit(), submit(JobRequest(**REQUEST, queue="gpu"))
-    # Left to itself it would look in a minute.
+    # Without a wake-up it would look in a minute.
     started.wake()
     assert Counter(eventually(lambda: waiting() == [] and heard())) == Counter([(for_cpu, "cpu"), (for_gpu, "gpu")])
     started.wake()
@@ -86,7 +86,7 @@ def test_a_relay_that_is_woken_rings_in_the_queue_of_each_job_once(relay, submit
     assert heard() == []
 
 
-def test_what_nobody_in_the_process_hears_is_left_to_others(relay, submit, heard, waiting):
+def test_jobs_of_other_queues_are_left_to_other_processes(relay, submit, heard, waiting):
     for_cpu, for_gpu = submit(), submit(JobRequest(**REQUEST, queue="gpu"))
     relay(queues=()).wake()
     relay(queues=("cpu",)).wake()
@@ -94,7 +94,7 @@ def test_what_nobody_in_the_process_hears_is_left_to_others(relay, submit, heard
     assert eventually(lambda: waiting() == [for_gpu])
 
 
-def test_a_doorbell_that_nobody_hears_is_not_rung_for_ever(relay, submit, heard, waiting, monkeypatch):
+def test_a_queue_without_consumers_holds_a_limited_backlog(relay, submit, heard, waiting, monkeypatch):
     monkeypatch.setattr("app.shared.queue._MOST_MESSAGES", 3)
     for _ in range(8):
         submit()
@@ -104,9 +104,7 @@ def test_a_doorbell_that_nobody_hears_is_not_rung_for_ever(relay, submit, heard,
 
 
 @pytest.mark.parametrize("broker", ["refuses", "hangs"])
-def test_a_broker_that_does_not_answer_keeps_neither_who_wakes_the_relay_nor_the_announcements(
-    relay, submit, waiting, broker, caplog
-):
+def test_an_unavailable_broker_blocks_nothing_and_is_logged_once(relay, submit, waiting, broker, caplog):
     job_ids = [submit() for _ in range(3)]
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -121,7 +119,7 @@ def test_a_broker_that_does_not_answer_keeps_neither_who_wakes_the_relay_nor_the
         assert time.monotonic() - began < 0.5
         eventually(lambda: "polling" in caplog.text)
         assert waiting() == job_ids
-        # Once per outage, and not for every job.
+        # Once per outage, and not once per job.
         assert caplog.text.count("polling") == 1
         began = time.monotonic()
         started.stop()
@@ -129,7 +127,7 @@ def test_a_broker_that_does_not_answer_keeps_neither_who_wakes_the_relay_nor_the
         celery.close()
 
 
-def test_two_relays_lose_nothing(database_url, clock, submit, heard, waiting, celery, relay):
+def test_two_relays_lose_no_announcement(database_url, clock, submit, heard, waiting, celery, relay):
     job_ids = [submit() for _ in range(120)]
     other = Database(database_url, clock=clock)
     relay().wake()

@@ -8,18 +8,18 @@ from app.shared.requests import EvaluationRequest, JobOptions, JobRequest
 from rocket_core.config import CompressionConfig, EvaluationConfig
 
 
-def test_only_model_and_ratio_must_be_given():
+def test_only_model_and_ratio_are_required():
     request = JobRequest.model_validate({"model_id": "Qwen/Qwen3-0.6B", "ratio": 0.3})
     assert request.options.export == ("factored", "dense")
     assert request.calibration.samples == 256
 
 
-def test_a_request_survives_the_row():
+def test_a_request_survives_json():
     request = JobRequest(model_id="local/x", ratio=0.3, options={"ignore": ["*.down_proj"]}, metadata={"a": "b"})
     assert JobRequest.model_validate(json.loads(request.model_dump_json())) == request
 
 
-def test_options_are_the_settings_of_the_library_with_their_defaults():
+def test_options_match_the_settings_of_the_library():
     operator = {
         "ratio",
         "target_bytes",
@@ -34,14 +34,14 @@ def test_options_are_the_settings_of_the_library_with_their_defaults():
     assert request.compression_config() == CompressionConfig(ratio=0.3)
 
 
-def test_the_worker_puts_in_what_the_operator_decides():
+def test_the_worker_sets_device_and_dataset_path():
     request = JobRequest(model_id="local/x", ratio=0.3, calibration={"dataset": "local/a.jsonl"})
     config = request.compression_config(device="cpu", dataset="/data/a.jsonl")
     assert (config.device, config.calibration.dataset) == ("cpu", "/data/a.jsonl")
 
 
 @pytest.mark.parametrize("model_id", ["Qwen/Qwen3-0.6B", "local/tiny-llama", "a/b", "local/model.v1_2"])
-def test_names_of_models_are_accepted(model_id):
+def test_valid_model_ids_are_accepted(model_id):
     assert JobRequest(model_id=model_id, ratio=0.3).model_id == model_id
 
 
@@ -66,7 +66,7 @@ def test_names_of_models_are_accepted(model_id):
         "local/é",
     ],
 )
-def test_what_is_no_name_of_a_model_is_refused(model_id):
+def test_invalid_model_ids_are_refused(model_id):
     with pytest.raises(ValidationError):
         JobRequest(model_id=model_id, ratio=0.3)
 
@@ -99,12 +99,12 @@ def test_a_dataset_is_never_a_path(dataset):
         {"options": {"ignore": ["half\ud800"]}},
     ],
 )
-def test_what_cannot_work_or_be_stored_is_refused(change):
+def test_impossible_or_unstorable_values_are_refused(change):
     with pytest.raises(ValidationError):
         JobRequest.model_validate({"model_id": "local/x", "ratio": 0.3} | change)
 
 
-def test_the_fingerprint_is_that_of_what_is_asked_for_not_of_how_it_is_spelt():
+def test_the_fingerprint_is_independent_of_spelling_out_defaults():
     plain = JobRequest(model_id="local/x", ratio=0.3)
     spelt = JobRequest(model_id="local/x", ratio=0.3, calibration={"samples": 256}, options={"preset": "fast"})
     other = JobRequest(model_id="local/x", ratio=0.31)
@@ -112,7 +112,7 @@ def test_the_fingerprint_is_that_of_what_is_asked_for_not_of_how_it_is_spelt():
     assert plain.fingerprint() != other.fingerprint()
 
 
-def test_an_evaluation_is_part_of_what_is_asked_for_and_none_is_as_before_there_was_any():
+def test_a_fingerprint_includes_an_evaluation_only_if_requested():
     plain = JobRequest(model_id="local/x", ratio=0.3)
     evaluated = JobRequest(model_id="local/x", ratio=0.3, evaluate={})
     stored = plain.model_dump_json(exclude={"queue", "evaluate", "target_bytes"})
@@ -121,11 +121,11 @@ def test_an_evaluation_is_part_of_what_is_asked_for_and_none_is_as_before_there_
     assert evaluated.fingerprint() == JobRequest(model_id="local/x", ratio=0.3, evaluate={"samples": 64}).fingerprint()
 
 
-def test_an_evaluation_has_the_settings_of_the_library_with_their_defaults():
+def test_evaluation_defaults_match_the_library():
     assert EvaluationRequest().model_dump() == EvaluationConfig().model_dump()
 
 
-def test_the_worker_gives_the_paths_of_what_is_evaluated():
+def test_the_worker_sets_the_paths_of_evaluation_data():
     evaluate = {"dataset": "local/a.jsonl", "tasks": ["arc_easy", "local/quiz.jsonl"], "samples": 3}
     request = JobRequest(model_id="local/x", ratio=0.3, evaluate=evaluate)
     assert request.datasets == ("builtin", "local/a.jsonl")
@@ -147,7 +147,7 @@ def test_the_worker_gives_the_paths_of_what_is_evaluated():
         ({"tasks": ["piqa"]}, True),
     ],
 )
-def test_the_hub_is_asked_for_texts_and_tasks_that_are_there(evaluate, asks):
+def test_asks_the_hub_is_true_for_remote_texts_and_tasks(evaluate, asks):
     assert JobRequest(model_id="local/x", ratio=0.3, evaluate=evaluate).asks_the_hub is asks
 
 
@@ -167,12 +167,12 @@ def test_the_hub_is_asked_for_texts_and_tasks_that_are_there(evaluate, asks):
         {"seed": 1},
     ],
 )
-def test_an_evaluation_that_makes_no_sense_is_refused(evaluate):
+def test_an_invalid_evaluation_is_refused(evaluate):
     with pytest.raises(ValidationError):
         JobRequest(model_id="local/x", ratio=0.3, evaluate=evaluate)
 
 
-def test_what_is_nested_deeper_than_calls_can_be_is_refused_like_any_nonsense():
+def test_too_deeply_nested_values_are_refused():
     nested = "x"
     for _ in range(5000):
         nested = [nested]

@@ -8,7 +8,7 @@ from app.shared.settings import Settings, describe, load_settings
 KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
 
 
-def test_defaults_need_no_environment_and_live_in_one_folder(tmp_path, monkeypatch):
+def test_defaults_need_no_environment_and_use_one_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = load_settings()
     assert settings.data_dir == tmp_path / "rocket-data"
@@ -19,7 +19,7 @@ def test_defaults_need_no_environment_and_live_in_one_folder(tmp_path, monkeypat
     assert settings.max_attempts == 5
 
 
-def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_path):
+def test_every_setting_is_read_from_its_variable(monkeypatch, tmp_path):
     values = {
         "ROCKET_DATA_DIR": str(tmp_path),
         "ROCKET_MODELS_DIR": str(tmp_path / "m"),
@@ -132,19 +132,19 @@ def test_every_setting_is_read_from_the_variable_in_the_table(monkeypatch, tmp_p
         ("ROCKET_METRICS_HOST", "everywhere"),
     ],
 )
-def test_nonsense_is_refused_by_the_name_of_its_variable(monkeypatch, variable, value):
+def test_invalid_values_are_refused_by_variable_name(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     with pytest.raises(InvalidSettingsError, match=variable):
         load_settings()
 
 
-def test_a_misspelt_variable_is_refused_with_the_right_spelling(monkeypatch):
+def test_a_misspelt_variable_gets_a_suggestion(monkeypatch):
     monkeypatch.setenv("ROCKET_MAX_ATTEMPT", "3")
     with pytest.raises(InvalidSettingsError, match="did you mean ROCKET_MAX_ATTEMPTS"):
         load_settings()
 
 
-def test_all_problems_are_told_at_once_and_no_value_with_them(monkeypatch):
+def test_all_problems_are_reported_at_once_without_values(monkeypatch):
     monkeypatch.setenv("ROCKET_LEASE_SECONDS", "canary1")
     monkeypatch.setenv("ROCKET_DATABASE_URL", "mysql://canary2@h")
     with pytest.raises(InvalidSettingsError) as caught:
@@ -154,36 +154,36 @@ def test_all_problems_are_told_at_once_and_no_value_with_them(monkeypatch):
     assert "canary" not in str(caught.value)
 
 
-def test_an_empty_variable_is_as_good_as_none(monkeypatch):
+def test_an_empty_variable_counts_as_unset(monkeypatch):
     monkeypatch.setenv("ROCKET_LEASE_SECONDS", "")
     assert load_settings().lease_seconds == 60
 
 
-def test_options_of_the_command_line_go_before_the_environment(monkeypatch, tmp_path):
+def test_command_line_options_override_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("ROCKET_DATA_DIR", "/elsewhere")
     assert load_settings(data_dir=tmp_path).data_dir == tmp_path
 
 
 @pytest.mark.parametrize("url", ["postgres://u:pw@h/n", "postgresql://u:pw@h/n", "postgresql+psycopg://u:pw@h/n"])
-def test_postgres_is_spoken_to_by_psycopg_whatever_the_url_calls_it(url):
+def test_every_postgres_url_uses_psycopg(url):
     assert Settings(database_url=url).database.drivername == "postgresql+psycopg"
     assert Settings(database_url=url).database.password == "p" + "w"
 
 
-def test_secrets_do_not_show(monkeypatch):
+def test_secrets_are_not_shown(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "canary1")
     settings = Settings(database_url="postgresql://u:canary2@h/n", broker_url="redis://:canary3@h")
     assert "canary" not in repr(settings) + str(settings) + settings.model_dump_json()
     assert set(settings.secrets()) == {"canary1", "canary2", "canary3"}
 
 
-def test_the_key_that_encrypts_does_not_show():
+def test_the_encryption_key_is_not_shown():
     settings = Settings(secret_key=KEY)
     assert KEY not in repr(settings) + settings.model_dump_json()
     assert settings.secrets() == (KEY,)
 
 
-def test_hosts_are_names_without_blanks_in_lower_case():
+def test_hosts_are_split_stripped_and_lowercased():
     assert Settings(allowed_hosts=" Rocket.Example, other ,").hosts == {"rocket.example", "other"}
 
 
@@ -192,7 +192,7 @@ def test_three_heartbeats_fit_into_a_lease():
     assert 3 * settings.heartbeat_seconds < settings.lease_seconds
 
 
-def test_every_setting_says_what_it_does():
+def test_every_setting_has_a_description():
     assert all(row.meaning for row in describe())
 
 
@@ -209,7 +209,7 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize("chosen", [{}, CHOSEN])
-def test_a_process_that_is_given_the_environment_has_the_same_settings(monkeypatch, tmp_path, chosen):
+def test_settings_survive_a_round_trip_through_the_environment(monkeypatch, tmp_path, chosen):
     settings = load_settings(data_dir=tmp_path / "data", **chosen)
     environment = settings.environment()
     # A setting that is not set must not become the text `None`.

@@ -1,4 +1,4 @@
-"""Kills a process when it comes to a named function: a test puts a copy of this file on PYTHONPATH of what it starts.
+"""A hook that kills a process at a named function: a test puts a copy of this file on PYTHONPATH of what it starts.
 
 So the product itself has no code for that. A file `failpoints.json` next to the copy holds the `folder` of the marks,
 and `points`, each with its `name`, the `function` (`module:Class.function`), `when` (before or after it), at which
@@ -28,7 +28,7 @@ GENERATIONS = {"self": 0, "parent": 1, "grandparent": 2}
 
 
 def _strike_as(pid, folder, point):
-    """Strikes for a process."""
+    """Kill the victim of a failpoint that a process has reached."""
     try:
         descriptor = os.open(folder / point["name"], os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
@@ -56,7 +56,7 @@ def _striker(points, folder):
     if os.fork() == 0:
         parent = os.getppid()
         for file in list(Path("/proc/self/fd").iterdir()):
-            # Whoever reads what this process writes must see its end.
+            # The reader of this process's output must see its end.
             if int(file.name) not in {asked, tell}:
                 with contextlib.suppress(OSError):
                     os.close(int(file.name))
@@ -89,7 +89,7 @@ def _wrap(module, folder, point, strike):
                 strike(folder, point)
             return function(*arguments, **options)
         answer = function(*arguments, **options)
-        # Calls without a result do not count: a claim that found no job, for instance.
+        # Calls without a result do not count: a claim that found no job, for example.
         calls += answer is not None or not point.get("with_answer")
         if calls == point["call"]:
             strike(folder, point)
@@ -99,7 +99,7 @@ def _wrap(module, folder, point, strike):
 
 
 class _Finder:
-    """Alters modules when they have been imported: what to do with each, by its name."""
+    """A finder that modifies modules when they have been imported: what to do with each, by its name."""
 
     def __init__(self, changes):
         self._changes = changes
@@ -122,7 +122,7 @@ class _Finder:
 def _install():
     given = json.loads(PLAN.read_text()) if PLAN.exists() else {"folder": "", "points": []}
     folder = Path(given["folder"])
-    # What has struck once does not strike again.
+    # A failpoint that has struck does not strike again.
     points = [point for point in given["points"] if not (folder / point["name"]).exists()]
     strike = _striker(points, folder) if points and CONFINED.intersection(sys.orig_argv) else _strike
     changes = {}

@@ -1,6 +1,6 @@
-"""In place of `python -m worker.job`: keeps the lease and succeeds, without torch and without any work.
+"""A stand-in for `python -m worker.job`, which keeps the lease and succeeds, without torch and without any work.
 
-Only of a job whose metadata say `work: none`; any other is handed to the real program.
+Only for a job whose metadata says `work: none`; any other is passed to the real program.
 """
 
 import os

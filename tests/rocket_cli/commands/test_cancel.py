@@ -1,4 +1,4 @@
-"""`rocket cancel` and what undoes it, `rocket retry`."""
+"""`rocket cancel` and `rocket retry`, which continues a cancelled job."""
 
 import json
 
@@ -6,7 +6,7 @@ from app.shared.repositories import leases
 from tests.loopback_service import in_background, wait_for
 
 
-def test_a_job_that_waits_is_cancelled_at_once(remote, client, service):
+def test_a_queued_job_is_cancelled_at_once(remote, client, service):
     job_id = service.submit()
 
     outcome = remote("cancel", job_id)
@@ -16,7 +16,7 @@ def test_a_job_that_waits_is_cancelled_at_once(remote, client, service):
     assert client.get_job(job_id).status == "cancelled"
 
 
-def test_a_job_that_runs_is_asked_to_stop(remote, client, service):
+def test_a_running_job_is_asked_to_stop(remote, client, service):
     job_id = service.submit()
     service.claim(job_id)
 
@@ -27,7 +27,7 @@ def test_a_job_that_runs_is_asked_to_stop(remote, client, service):
     assert client.get_job(job_id).status == "cancelling"
 
 
-def test_it_can_be_waited_for_that_a_job_has_stopped(remote, client, service):
+def test_cancel_can_wait_until_the_job_has_stopped(remote, client, service):
     job_id = service.submit()
     lease = service.claim(job_id)
 
@@ -42,7 +42,7 @@ def test_it_can_be_waited_for_that_a_job_has_stopped(remote, client, service):
     assert json.loads(outcome.out)["status"] == "cancelled"
 
 
-def test_a_job_that_has_ended_cannot_be_cancelled(remote, service):
+def test_a_finished_job_cannot_be_cancelled(remote, service):
     outcome = remote("cancel", service.succeeded({}))
 
     assert outcome.code == 8
@@ -61,5 +61,5 @@ def test_a_cancelled_job_is_retried_as_a_new_one(remote, client, service):
     assert json.loads(remote("retry", job_id, "--json").out)["id"] == new.id, "repeated, it is the same new job"
 
 
-def test_a_job_that_waits_cannot_be_retried(remote, service):
+def test_a_queued_job_cannot_be_retried(remote, service):
     assert remote("retry", service.submit()).code == 8

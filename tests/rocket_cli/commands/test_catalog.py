@@ -1,11 +1,11 @@
-"""Commands that tell which names there are."""
+"""Commands that list available names."""
 
 import json
 
 import pytest
 
 
-def test_models_are_listed_as_submit_takes_them(remote):
+def test_models_are_listed_by_the_names_submit_takes(remote):
     assert remote("models").out == "local/tiny\n"
     assert json.loads(remote("models", "--json").out) == {"data": [{"id": "local/tiny"}]}
 
@@ -38,7 +38,7 @@ def test_profiles_are_a_table(remote, client, service):
     assert remote("profiles", "--after", profile_id).err.startswith("rocket: no profiles")
 
 
-def test_older_profiles_can_be_had(remote, service):
+def test_older_profiles_can_be_listed(remote, service):
     jobs = [service.submit(calibration={"seed": seed}) for seed in range(2)]
     older, newer = (service.profile_model(service.claim(job_id), str(seed) * 64) for seed, job_id in enumerate(jobs))
 

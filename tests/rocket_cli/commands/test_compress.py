@@ -21,7 +21,7 @@ from rocket_core.report.schema import CompressionReport
 from tests.rocket_cli.fakes import FakePipeline, FakeProgress
 
 
-def test_defaults_are_those_of_the_library(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+def test_defaults_match_the_library(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
     assert rocket("compress", "some/model", tmp_path, "--ratio", "0.3").code == 0
 
     (call,) = pipeline.calls
@@ -73,7 +73,7 @@ def test_every_option_reaches_the_library(
     ("arguments", "settings"),
     [(["--task", "piqa"], {"tasks": ("piqa",)}), (["--evaluate-samples", "2"], {"samples": 2})],
 )
-def test_any_choice_about_an_evaluation_asks_for_one(
+def test_any_evaluation_option_requests_an_evaluation(
     rocket: Callable, pipeline: FakePipeline, tmp_path: Path, arguments: list[str], settings: dict
 ) -> None:
     assert rocket("compress", "model", tmp_path, "--ratio", "0.3", *arguments).code == 0
@@ -82,17 +82,17 @@ def test_any_choice_about_an_evaluation_asks_for_one(
     assert call["config"].evaluate == EvaluationConfig(**settings)
 
 
-def test_exports_can_be_named_together(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+def test_several_exports_can_be_specified(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
     rocket("compress", "model", tmp_path, "--ratio", "0.3", "--export", "dense", "--export", "factored")
 
     assert pipeline.calls[0]["config"].export == ("dense", "factored")
 
 
-def test_choices_of_export_are_those_of_the_library() -> None:
+def test_export_choices_match_the_library() -> None:
     assert tuple(ExportChoice) == get_args(ExportKind)
 
 
-def test_real_pipeline_takes_this_call_and_uses_this_work_folder(
+def test_the_call_and_work_folder_match_the_real_pipeline(
     rocket: Callable, pipeline: FakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rocket("compress", "model", "out", "--ratio", "0.3")
@@ -115,7 +115,7 @@ def test_result_is_a_table_and_a_snippet_that_loads_it(
     assert f'from_pretrained("{tmp_path / "factored"}")' in outcome.out
 
 
-def test_json_is_the_report_and_nothing_else(
+def test_json_output_is_only_the_report(
     rocket: Callable, pipeline: FakePipeline, report: CompressionReport, tmp_path: Path
 ) -> None:
     pipeline.progress = (FakeProgress("calibrating", "layer", 0.5, 3.0),)
@@ -163,7 +163,7 @@ def test_error_is_json_for_programs(rocket: Callable, pipeline: FakePipeline, tm
 
 
 @pytest.mark.parametrize("ratio", ["1", "-0.1", "nan"])
-def test_ratio_out_of_range_is_refused_before_the_work(
+def test_an_out_of_range_ratio_is_refused_before_work_starts(
     rocket: Callable, pipeline: FakePipeline, tmp_path: Path, ratio: str
 ) -> None:
     outcome = rocket("compress", "some/model", tmp_path, f"--ratio={ratio}")
@@ -173,7 +173,7 @@ def test_ratio_out_of_range_is_refused_before_the_work(
     assert pipeline.calls == []
 
 
-def test_bug_keeps_its_traceback(pipeline: FakePipeline, rocket: Callable, tmp_path: Path) -> None:
+def test_a_bug_keeps_its_traceback(pipeline: FakePipeline, rocket: Callable, tmp_path: Path) -> None:
     pipeline.answer = ZeroDivisionError("a bug")
 
     with pytest.raises(ZeroDivisionError):
@@ -183,7 +183,7 @@ def test_bug_keeps_its_traceback(pipeline: FakePipeline, rocket: Callable, tmp_p
 @pytest.mark.parametrize(
     "error", [CompressionCancelledError("stopped"), HubUnavailableError("later"), InsufficientDiskError("full")]
 )
-def test_run_that_can_go_on_says_how(
+def test_a_resumable_run_shows_the_resume_command(
     rocket: Callable, pipeline: FakePipeline, tmp_path: Path, error: BaseException
 ) -> None:
     output = tmp_path / "my models"
@@ -195,7 +195,7 @@ def test_run_that_can_go_on_says_how(
     assert f"    rocket compress --resume some/model '{output}' --ratio 0.3 --ignore '*.k_proj'\n" in outcome.err
 
 
-def test_run_that_has_nothing_to_go_on_with_says_nothing_of_it(
+def test_a_run_without_progress_shows_no_resume_command(
     rocket: Callable, pipeline: FakePipeline, tmp_path: Path
 ) -> None:
     pipeline.answer = HubUnavailableError("later")
@@ -218,7 +218,7 @@ def test_resume_command_survives_a_shell(arguments: list[str], expected: list[st
     assert shlex.split(resume_command(arguments)) == ["rocket", *expected]
 
 
-def test_profiles_are_kept_where_that_is_asked_for(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+def test_profiles_are_cached_only_on_request(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
     rocket("compress", "some/model", tmp_path / "out", "--ratio", "0.25")
     rocket("compress", "some/model", tmp_path / "out", "--ratio", "0.25", "--profiles", tmp_path / "kept")
 

@@ -28,7 +28,7 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "cwd")
 
 
-def test_the_folder_is_named_as_the_job_and_its_path_is_all_of_stdout(remote, job_id):
+def test_the_folder_has_the_jobs_name_and_stdout_only_its_path(remote, job_id):
     outcome = remote("download", job_id)
 
     assert (outcome.code, outcome.out) == (0, f"{Path.cwd() / job_id}\n")
@@ -45,7 +45,7 @@ def test_folder_and_export_can_be_chosen(remote, job_id):
     }
 
 
-def test_downloaded_again_it_says_what_it_found(remote, job_id):
+def test_a_repeated_download_reports_existing_files(remote, job_id):
     remote("download", job_id, "here")
     Path("here/report.json").write_text("[]")
 
@@ -67,7 +67,7 @@ def test_json_names_every_file(remote, job_id):
     }
 
 
-def test_a_damaged_file_is_told(remote, service, job_id):
+def test_a_damaged_file_is_reported(remote, service, job_id):
     service.stored_file(FILES["dense/model.safetensors"]).write_bytes(b"x")
 
     outcome = remote("download", job_id)
@@ -76,7 +76,7 @@ def test_a_damaged_file_is_told(remote, service, job_id):
     assert "dense/model.safetensors has the SHA-256" in outcome.err
 
 
-def test_a_folder_that_cannot_be_is_told(remote, job_id):
+def test_an_impossible_folder_is_reported(remote, job_id):
     Path("file").touch()
 
     outcome = remote("download", job_id, "file/below")
@@ -95,7 +95,7 @@ def test_a_job_that_has_not_succeeded_has_nothing_to_download(remote, service):
     assert not Path(job_id).exists()
 
 
-def test_progress_is_told_in_bytes():
+def test_progress_is_shown_in_bytes():
     shown = []
     clock = Clock()
     view = type("View", (), {"show": lambda self, *state: shown.append(state)})()

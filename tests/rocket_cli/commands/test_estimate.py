@@ -7,7 +7,7 @@ import pytest
 from rocket_cli.commands import estimate, submit
 from rocket_client.models import Available, Estimate
 
-# What a job has and an estimate has no use for.
+# What a job has and an estimate does not need.
 OF_A_JOB = {"metadata", "queue", "idempotency_key", "watch"}
 TOLD = Estimate(
     model_id="a/b",
@@ -28,7 +28,7 @@ TOLD = Estimate(
 
 @pytest.fixture
 def answered(remote, monkeypatch):
-    """Runs the command for an answer that no server need give."""
+    """Run the command with a response that no server has to send."""
 
     def run(**changes):
         told = TOLD.model_copy(update=changes)
@@ -42,7 +42,7 @@ def rows(text):
     return {line[:22].strip(): line[22:].split() for line in text.splitlines() if line}
 
 
-def test_sizes_before_and_after_and_needs_are_shown_and_no_job_is_made(remote, client):
+def test_an_estimate_shows_sizes_and_needs_and_creates_no_job(remote, client):
     outcome = remote("estimate", "local/tiny", "--ratio", "0.3", "--samples", "8")
 
     assert outcome.code == 0
@@ -57,7 +57,7 @@ def test_sizes_before_and_after_and_needs_are_shown_and_no_job_is_made(remote, c
     assert client.list_jobs().data == ()
 
 
-def test_it_says_how_to_make_the_job(remote):
+def test_it_shows_the_matching_submit_command(remote):
     arguments = ("local/tiny", "--ratio", "0.3", "--ignore", "*.q_proj")
 
     assert remote("estimate", *arguments).err == (
@@ -65,21 +65,21 @@ def test_it_says_how_to_make_the_job(remote):
     )
 
 
-def test_a_size_is_estimated_too(remote):
+def test_a_size_can_be_estimated(remote):
     assert rows(remote("estimate", "local/tiny", "--size", "4MB").out)["weights"][2:4] == ["4.00", "MB"]
 
 
-def test_json_is_the_answer(remote, client):
+def test_json_output_is_the_response(remote, client):
     outcome = remote("estimate", "local/tiny", "--ratio", "0.3", "--json")
 
     assert (outcome.code, outcome.err) == (0, "")
     told, again = json.loads(outcome.out), client.estimate("local/tiny", ratio=0.3).model_dump(mode="json")
-    # What is free changes all the time.
+    # Free resources change all the time.
     assert set(told.pop("available")) == set(again.pop("available")) == {"memory_bytes", "disk_bytes"}
     assert told == again
 
 
-def test_what_does_not_fit_or_is_not_certain_is_said(answered):
+def test_shortages_and_uncertainties_are_shown(answered):
     outcome = answered()
 
     assert outcome.code == 0
@@ -89,7 +89,7 @@ def test_what_does_not_fit_or_is_not_certain_is_said(answered):
     assert rows(outcome.out)["download"] == ["4.00", "kB"]
 
 
-def test_what_is_free_is_left_out_where_nobody_knows_it(answered):
+def test_unknown_free_resources_are_omitted(answered):
     shown = rows(answered(available=None, nearest_ratio=0.5).out)
     assert (shown["memory"], shown["disk"]) == (["2.00", "GB"], ["3.00", "GB"])
     unsaid = answered(available=Available(memory_bytes=None, disk_bytes=10**12)).out
@@ -97,7 +97,7 @@ def test_what_is_free_is_left_out_where_nobody_knows_it(answered):
     assert "less" not in unsaid
 
 
-def test_its_options_are_those_of_a_submission_and_mean_the_same(remote, monkeypatch):
+def test_its_options_equal_those_of_submit(remote, monkeypatch):
     taken = inspect.signature(submit.submit).parameters
     own = dict(inspect.signature(estimate.estimate).parameters)
     del own["context"]
@@ -132,7 +132,7 @@ def test_its_options_are_those_of_a_submission_and_mean_the_same(remote, monkeyp
         (("local/tiny", "--ratio", "0.3", "--hub-token-env", "NONE"), 2, "no variable of that name"),
     ],
 )
-def test_it_is_refused_as_a_submission_is(remote, arguments, code, said):
+def test_it_is_refused_like_a_submission(remote, arguments, code, said):
     asked, submitted = (remote(command, *arguments) for command in ("estimate", "submit"))
 
     assert asked.code == submitted.code == code

@@ -40,9 +40,7 @@ def test_json_is_quiet_without_a_terminal(rocket: Callable, model: Path, text: P
     assert outcome.err == ""
 
 
-def test_model_is_named_as_the_user_named_it(
-    rocket: Callable, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_is_named_as_typed(rocket: Callable, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model.parent)
 
     outcome = rocket("evaluate", model.name, "--text", text, "--sequence-length", "16", "--limit", "1")
@@ -50,7 +48,7 @@ def test_model_is_named_as_the_user_named_it(
     assert json.loads(outcome.out)["model"] == model.name
 
 
-def test_against_the_dense_original_it_measures_both_and_the_difference(
+def test_against_the_original_it_measures_both_models(
     rocket: Callable, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(model.parent)
@@ -68,7 +66,7 @@ def test_against_the_dense_original_it_measures_both_and_the_difference(
     assert "evaluating dense, 3 of 3 windows" in outcome.err
 
 
-def test_an_encoder_is_measured_against_its_original_alone(rocket: Callable, text: Path, tmp_path: Path) -> None:
+def test_an_encoder_is_measured_only_against_its_original(rocket: Callable, text: Path, tmp_path: Path) -> None:
     encoder = save_bert(tmp_path / "bert")
 
     alone = rocket("evaluate", encoder, "--text", text)

@@ -8,12 +8,12 @@ from rocket_client.errors import InvalidArgumentError, ProblemError
 
 @pytest.fixture
 def profiled(service):
-    """A job that has profiled its layers, and the profile."""
+    """Return a job that has profiled its layers, and the profile."""
     job_id = service.submit()
     return job_id, service.profile_model(service.claim(job_id))
 
 
-def test_it_is_drawn_for_a_job_and_for_a_profile(remote, profiled):
+def test_jobs_and_profiles_have_the_same_frontier(remote, profiled):
     drawn = [remote("frontier", name).out for name in profiled]
 
     assert drawn[0] == drawn[1]
@@ -25,7 +25,7 @@ def test_it_is_drawn_for_a_job_and_for_a_profile(remote, profiled):
     assert "relative error of the output" in lines[-1]
 
 
-def test_a_terminal_has_a_curve_above_the_table(remote, profiled, monkeypatch):
+def test_a_terminal_shows_a_curve_above_the_table(remote, profiled, monkeypatch):
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
         monkeypatch.setenv(name, value)
     both, alone = remote("frontier", profiled[0]).out, remote("frontier", profiled[0], "--table").out
@@ -41,11 +41,11 @@ def test_a_terminal_has_a_curve_above_the_table(remote, profiled, monkeypatch):
     assert "\x1b[36m" not in remote("frontier", profiled[0]).out
 
 
-def test_it_says_how_to_make_one_of_them(remote, profiled):
+def test_it_shows_a_matching_submit_command(remote, profiled):
     assert "rocket submit local/tiny --ratio R" in remote("frontier", profiled[0]).err
 
 
-def test_json_is_every_point(remote, profiled):
+def test_json_output_has_every_point(remote, profiled):
     points = json.loads(remote("frontier", profiled[0], "--json").out)["data"]
 
     assert [point["ratio"] for point in points[:-1]] == [step / 100 for step in range(60)]
@@ -59,7 +59,7 @@ def test_a_job_without_a_profile_says_so(remote, service):
     assert "is queued and has no profile" in outcome.err
 
 
-def test_a_job_whose_profile_is_gone_says_how_to_have_it_again(remote, service):
+def test_a_job_with_a_deleted_profile_shows_how_to_recreate_it(remote, service):
     lease = service.claim(service.submit(ratio=None))
     profile_id = service.profile_model(lease)
     service.do(outputs.succeed_profile, lease)
@@ -73,7 +73,7 @@ def test_a_job_whose_profile_is_gone_says_how_to_have_it_again(remote, service):
 
 
 @pytest.mark.parametrize("name", ["job_" + "0" * 26, "prof_" + "0" * 26, "a/b"])
-def test_what_there_is_not_is_refused(remote, name):
+def test_unknown_names_are_refused(remote, name):
     outcome = remote("frontier", name)
 
     assert outcome.code != 0
@@ -81,7 +81,7 @@ def test_what_there_is_not_is_refused(remote, name):
 
 
 @pytest.mark.both_clients
-def test_the_client_lists_profiles_and_asks_them(client, profiled):
+def test_the_client_lists_and_queries_profiles(client, profiled):
     job_id, profile_id = profiled
     assert client.get_job(job_id).profile_id == profile_id
     page = client.list_profiles()
@@ -105,6 +105,6 @@ def test_the_client_lists_profiles_and_asks_them(client, profiled):
 
 @pytest.mark.both_clients
 @pytest.mark.parametrize("wanted", [{}, {"ratio": 0.1, "error": 1.0}, {"ratio": float("nan")}])
-def test_a_question_that_cannot_be_sent_is_refused(client, wanted):
+def test_an_invalid_question_is_refused_before_sending(client, wanted):
     with pytest.raises(InvalidArgumentError):
         client.allocate("prof_" + "0" * 26, **wanted)

@@ -19,7 +19,7 @@ def test_jobs_are_a_table_newest_first(remote, service):
     assert len({len(line) for line in lines}) == 1
 
 
-def test_jobs_can_be_chosen_by_status(remote, service):
+def test_jobs_can_be_filtered_by_status(remote, service):
     waiting, failed = service.submit(), service.submit()
     service.fail(service.claim(failed))
 
@@ -29,7 +29,7 @@ def test_jobs_can_be_chosen_by_status(remote, service):
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "rocket: no cancelled jobs\n")
 
 
-def test_more_jobs_than_a_page_are_listed_and_older_ones_can_be_had(remote, service):
+def test_more_jobs_than_one_page_can_be_listed(remote, service):
     ids = [service.submit() for _ in range(103)]
 
     outcome = remote("jobs", "--limit", "101")
@@ -40,7 +40,7 @@ def test_more_jobs_than_a_page_are_listed_and_older_ones_can_be_had(remote, serv
     assert rest.err == ""
 
 
-def test_a_misspelt_id_is_answered_with_what_one_looks_like(remote):
+def test_a_misspelt_id_is_answered_with_an_example(remote):
     outcome = remote("jobs", "--after", "misspelt")
 
     assert outcome.code == 2
@@ -48,7 +48,7 @@ def test_a_misspelt_id_is_answered_with_what_one_looks_like(remote):
     assert "^" not in outcome.err
 
 
-def test_json_is_the_jobs(remote, client, service):
+def test_json_output_has_the_jobs(remote, client, service):
     service.submit()
     last = service.submit()
 
@@ -56,7 +56,7 @@ def test_json_is_the_jobs(remote, client, service):
     assert listed == {"data": [client.get_job(last).model_dump(mode="json")], "has_more": True}
 
 
-def test_a_status_that_is_none_is_refused_with_those_there_are(remote):
+def test_an_invalid_status_is_refused_with_the_valid_ones(remote):
     outcome = remote("jobs", "--status", "done")
 
     assert outcome.code == 2
@@ -66,5 +66,5 @@ def test_a_status_that_is_none_is_refused_with_those_there_are(remote):
 @pytest.mark.parametrize(
     ("seconds", "text"), [(-3, "0s"), (0.9, "0s"), (59, "59s"), (60, "1m"), (7199, "1h"), (90_000, "1d")]
 )
-def test_age_is_told_in_its_largest_unit(seconds, text):
+def test_age_is_shown_in_its_largest_unit(seconds, text):
     assert age_text(seconds) == text

@@ -40,7 +40,7 @@ def job_id(service):
     return service.succeeded(FILES)
 
 
-def test_the_factored_export_is_in_the_repository_in_one_commit(remote, hub, job_id):
+def test_the_factored_export_is_pushed_in_one_commit(remote, hub, job_id):
     outcome = remote("push", job_id, REPO)
 
     assert (outcome.code, outcome.out) == (0, f"{hub.url}/{REPO}\n")
@@ -50,7 +50,7 @@ def test_the_factored_export_is_in_the_repository_in_one_commit(remote, hub, job
     assert hub.messages == ["local/tiny without 30.0% of its linear parameters, factored, compressed by Rocket"]
 
 
-def test_pushed_again_nothing_is_sent_and_nothing_is_committed(remote, hub, job_id):
+def test_a_repeated_push_sends_and_commits_nothing(remote, hub, job_id):
     remote("push", job_id, REPO)
     received = list(hub.received)
 
@@ -61,7 +61,7 @@ def test_pushed_again_nothing_is_sent_and_nothing_is_committed(remote, hub, job_
     assert sorted(hub.received) == sorted(set(hub.received))
 
 
-def test_what_failed_goes_on_and_sends_no_file_twice(remote, hub, job_id, monkeypatch):
+def test_a_failed_push_resumes_without_sending_a_file_twice(remote, hub, job_id, monkeypatch):
     hub.refusals["POST", f"/api/models/{REPO}/commit/"] = (400, "not now")
     failed = remote("push", job_id, REPO)
     assert (failed.code, hub.commits(REPO)) == (2, 0)
@@ -78,7 +78,7 @@ def test_what_failed_goes_on_and_sends_no_file_twice(remote, hub, job_id, monkey
     assert hub.files(REPO) == FACTORED
 
 
-def test_a_download_that_broke_off_is_gone_on_with(client, hub, job_id, tmp_path):
+def test_an_interrupted_download_is_resumed(client, hub, job_id, tmp_path):
     part = tmp_path / "factored" / "model-1.safetensors.part"
     part.parent.mkdir()
     part.write_bytes(WEIGHTS[:1000])
@@ -90,7 +90,7 @@ def test_a_download_that_broke_off_is_gone_on_with(client, hub, job_id, tmp_path
     assert hub.files(REPO) == FACTORED
 
 
-def test_only_what_the_job_has_made_is_pushed(client, hub, job_id, tmp_path):
+def test_only_files_of_the_job_are_pushed(client, hub, job_id, tmp_path):
     (tmp_path / "factored").mkdir()
     (tmp_path / "factored" / "diary.txt").write_text("mine")
 
@@ -111,12 +111,12 @@ def test_export_branch_message_and_folder_can_be_chosen(remote, hub, job_id, tmp
     assert not default_folder(job_id).exists()
 
 
-def test_dense_is_pushed_where_there_is_no_other(remote, hub, service):
+def test_the_dense_export_is_pushed_if_there_is_no_other(remote, hub, service):
     assert remote("push", service.succeeded({"dense/config.json": b"{}"}), REPO).code == 0
     assert hub.files(REPO) == {"config.json": b"{}"}
 
 
-def test_json_is_what_is_there_now(remote, hub, job_id):
+def test_json_output_describes_the_pushed_revision(remote, hub, job_id):
     told = json.loads(remote("push", job_id, "small", "--json").out)
 
     assert (told["repository"], told["revision"], told["export"], told["is_new"]) == (REPO, "main", "factored", True)
@@ -124,13 +124,13 @@ def test_json_is_what_is_there_now(remote, hub, job_id):
     assert {file["name"] for file in told["files"]} == {f"factored/{name}" for name in FACTORED}
 
 
-def test_private_is_private(remote, hub, job_id):
+def test_a_private_push_creates_a_private_repository(remote, hub, job_id):
     assert remote("push", job_id, REPO, "--private").code == 0
     assert hub.private == {REPO}
     assert remote("push", job_id, REPO, "--private").code == 0
 
 
-def test_what_is_to_be_private_is_not_pushed_where_others_read(remote, hub, job_id):
+def test_a_private_push_to_a_public_repository_is_refused(remote, hub, job_id):
     remote("push", job_id, REPO, "--export", "dense")
 
     outcome = remote("push", job_id, REPO, "--private", "--json")
@@ -140,7 +140,7 @@ def test_what_is_to_be_private_is_not_pushed_where_others_read(remote, hub, job_
     assert hub.commits(REPO) == 1
 
 
-def test_a_token_comes_from_the_variable_that_is_named_and_is_never_shown(remote, hub, job_id, monkeypatch):
+def test_the_token_comes_from_the_named_variable_and_is_hidden(remote, hub, job_id, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     monkeypatch.setenv("MINE", TOKEN)
 
@@ -156,7 +156,7 @@ def test_a_token_comes_from_the_variable_that_is_named_and_is_never_shown(remote
     assert TOKEN not in instead.out + instead.err
 
 
-def test_without_a_token_nothing_is_asked(remote, hub, job_id, monkeypatch, tmp_path):
+def test_without_a_token_no_request_is_sent(remote, hub, job_id, monkeypatch, tmp_path):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
 
@@ -167,7 +167,7 @@ def test_without_a_token_nothing_is_asked(remote, hub, job_id, monkeypatch, tmp_
     assert hub.asked == []
 
 
-def test_a_repository_of_somebody_else_is_refused_before_anything_is_downloaded(remote, hub, job_id):
+def test_an_unwritable_repository_is_refused_before_downloading(remote, hub, job_id):
     outcome = remote("push", job_id, "bob/small")
 
     assert outcome.code == 77
@@ -176,7 +176,7 @@ def test_a_repository_of_somebody_else_is_refused_before_anything_is_downloaded(
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "a b", "--x--", "", "a/..", "https://huggingface.co/a/b"])
-def test_a_name_that_is_none_is_refused(client, hub, job_id, name):
+def test_an_invalid_repository_name_is_refused(client, hub, job_id, name):
     from rocket_client.errors import InvalidArgumentError
 
     with pytest.raises(InvalidArgumentError, match="NAMESPACE/NAME"):
@@ -184,7 +184,7 @@ def test_a_name_that_is_none_is_refused(client, hub, job_id, name):
     assert hub.asked == []
 
 
-def test_a_hub_that_is_not_there_is_worth_another_try(remote, hub, job_id, monkeypatch):
+def test_an_unreachable_hub_is_a_temporary_failure(remote, hub, job_id, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
 
     outcome = remote("push", job_id, REPO)
@@ -194,14 +194,14 @@ def test_a_hub_that_is_not_there_is_worth_another_try(remote, hub, job_id, monke
     assert "Traceback" not in outcome.err
 
 
-def test_a_hub_that_is_offline_by_settings_is_told(remote, hub, job_id, monkeypatch):
+def test_hub_offline_mode_is_a_temporary_failure(remote, hub, job_id, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
     assert remote("push", job_id, REPO).code == 75
 
 
 @pytest.mark.parametrize(("status", "code"), [(503, 75), (429, 75), (409, 75), (400, 2), (403, 77)])
-def test_what_the_hub_answers_becomes_an_exit_code(remote, hub, job_id, status, code):
+def test_refusals_of_the_hub_become_exit_codes(remote, hub, job_id, status, code):
     hub.refusals["POST", f"/api/models/{REPO}/commit/"] = (status, "because")
 
     outcome = remote("push", job_id, REPO)
@@ -210,7 +210,7 @@ def test_what_the_hub_answers_becomes_an_exit_code(remote, hub, job_id, status, 
     assert "because" in outcome.err
 
 
-def test_what_there_is_not_cannot_be_pushed(remote, hub, service, job_id):
+def test_missing_results_cannot_be_pushed(remote, hub, service, job_id):
     assert remote("push", service.submit(), REPO).code == 8
     assert remote("push", "job_" + "0" * 26, REPO).code == 7
     assert remote("push", "../x", REPO).code == 2
@@ -220,7 +220,7 @@ def test_what_there_is_not_cannot_be_pushed(remote, hub, service, job_id):
     assert hub.repositories == {}
 
 
-def test_interrupted_it_goes_on_at_the_next_call(server, hub, job_id, tmp_path):
+def test_an_interrupted_push_resumes_at_the_next_call(server, hub, job_id, tmp_path):
     # In a separate process, which gets the signal during an upload to the Hub.
     code = (
         "import huggingface_hub._commit_api as c; c.is_xet_available = lambda: False\n"

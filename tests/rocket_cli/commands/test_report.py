@@ -2,7 +2,7 @@ from rocket_core.report.schema import CompressionReport
 from tests.rocket_cli.fakes import build_report
 
 
-def test_the_report_is_the_table_of_compress_and_says_how_to_get_the_files(remote, service):
+def test_the_report_is_the_table_of_compress_with_next_commands(remote, service):
     job_id = service.succeeded({})
 
     out = remote("report", job_id).out
@@ -13,7 +13,7 @@ def test_the_report_is_the_table_of_compress_and_says_how_to_get_the_files(remot
     assert f'from_pretrained("{job_id}/factored")' in out
 
 
-def test_json_is_the_report(remote, service):
+def test_json_output_is_the_report(remote, service):
     outcome = remote("report", service.succeeded({}), "--json")
 
     assert CompressionReport.model_validate_json(outcome.out) == build_report()

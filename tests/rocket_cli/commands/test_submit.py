@@ -17,7 +17,7 @@ def submitted(client):
     return client.list_jobs().data[0]
 
 
-def test_the_id_goes_to_stdout_and_what_to_do_next_to_stderr(remote, client):
+def test_the_id_goes_to_stdout_and_the_next_step_to_stderr(remote, client):
     outcome = remote("submit", "local/tiny", "--ratio", "0.3")
 
     job = submitted(client)
@@ -25,7 +25,7 @@ def test_the_id_goes_to_stdout_and_what_to_do_next_to_stderr(remote, client):
     assert outcome.err == f"rocket: submitted; `rocket watch {job.id}` shows how it comes along\n"
 
 
-def test_what_is_not_given_is_not_sent(remote, monkeypatch):
+def test_unset_options_are_not_sent(remote, monkeypatch):
     sent = []
     send = httpx2.Client.stream
 
@@ -87,7 +87,7 @@ def test_every_option_reaches_the_server(remote, client):
     )
 
 
-def test_every_option_is_one_of_the_request():
+def test_every_option_is_a_field_of_the_request():
     parameters = set(inspect.signature(submit.submit).parameters)
     text = {"calibration", *CalibrationRequest.model_fields} - {"dataset"}
     assert text <= parameters
@@ -111,7 +111,7 @@ def test_every_option_is_one_of_the_request():
     assert all(isinstance(choice, str) for choice in ExportChoice), "choices are sent as they are"
 
 
-def test_json_is_the_job(remote, client):
+def test_json_output_is_the_job(remote, client):
     outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--json")
 
     assert (outcome.code, outcome.err) == (0, "")
@@ -141,7 +141,7 @@ def test_watching_ends_with_the_result(remote, client, service):
     ("model", "near"),
     [("local/tiney", "local/tiny"), ("tiny", "local/tiny"), ("tinny", "local/tiny"), ("local/elephant", None)],
 )
-def test_an_unknown_model_is_answered_with_those_there_are(remote, model, near):
+def test_an_unknown_model_is_answered_with_suggestions(remote, model, near):
     outcome = remote("submit", model, "--ratio", "0.3")
 
     assert outcome.code in {2, 3}
@@ -150,7 +150,7 @@ def test_an_unknown_model_is_answered_with_those_there_are(remote, model, near):
     assert (f"did you mean {near}?" in outcome.err) == (near is not None)
 
 
-def test_a_path_is_answered_with_what_to_do_with_it(remote, tmp_path):
+def test_a_path_is_answered_with_what_to_do(remote, tmp_path):
     (tmp_path / "my model").mkdir()
 
     outcome = remote("submit", tmp_path / "my model", "--ratio", "0.3")
@@ -159,7 +159,7 @@ def test_a_path_is_answered_with_what_to_do_with_it(remote, tmp_path):
     assert "a server takes no paths; copy it into the server's models folder" in outcome.err
 
 
-def test_an_unknown_dataset_is_answered_with_those_there_are(remote):
+def test_an_unknown_dataset_is_answered_with_suggestions(remote):
     outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--calibration", "wikitxt2")
 
     assert outcome.code == 2
@@ -167,7 +167,7 @@ def test_an_unknown_dataset_is_answered_with_those_there_are(remote):
     assert "local/mine.jsonl" in outcome.err
 
 
-def test_of_two_datasets_the_unknown_one_is_answered(remote):
+def test_of_two_datasets_the_unknown_one_is_named(remote):
     known = ("--calibration", "local/mine.jsonl")
     outcome = remote("submit", "local/tiny", "--ratio", "0.3", *known, "--evaluate", "local/main.jsonl")
 
@@ -190,7 +190,7 @@ def test_a_pattern_that_matches_no_layer_is_named(remote, client, command):
 @pytest.mark.parametrize(
     ("ratio", "code", "said"), [("1.5", 2, "less than 1"), ("nan", 2, "ratio"), ("0.99", 4, "0.99")]
 )
-def test_a_ratio_that_cannot_be_is_refused(remote, client, ratio, code, said):
+def test_an_impossible_ratio_is_refused(remote, client, ratio, code, said):
     outcome = remote("submit", "local/tiny", "--ratio", ratio)
 
     assert outcome.code == code
@@ -208,14 +208,14 @@ def test_a_refusal_is_json_for_programs(remote):
     assert error["request_id"]
 
 
-def test_a_label_that_is_none_is_wrong_usage(remote):
+def test_an_invalid_label_is_wrong_usage(remote):
     outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--metadata", "team")
 
     assert outcome.code == 2
     assert "KEY=VALUE" in outcome.err
 
 
-def test_without_a_server_it_is_said_how_to_start_one(rocket, monkeypatch):
+def test_without_a_server_the_serve_command_is_suggested(rocket, monkeypatch):
     monkeypatch.setattr("rocket_cli.connection.COMMAND_PATIENCE", 0.3)
     url = f"http://127.0.0.1:{free_port()}"
 
@@ -226,13 +226,13 @@ def test_without_a_server_it_is_said_how_to_start_one(rocket, monkeypatch):
     assert "start it with `rocket serve`" in outcome.err
 
 
-def test_the_server_is_named_where_it_is_not_the_usual_one(rocket, server):
+def test_a_server_other_than_the_default_is_named(rocket, server):
     outcome = rocket("submit", "local/tiny", "--ratio", "0.3", "--server", server.url)
 
     assert f"rocket watch {outcome.out.strip()} --server {server.url}" in outcome.err
 
 
-def test_a_client_loads_neither_the_service_nor_torch(server):
+def test_client_commands_load_neither_the_service_nor_torch(server):
     code = (
         "import sys\nfrom rocket_cli.main import main\n"
         "try:\n    main(['jobs'])\nfinally:\n    print(sorted({name.partition('.')[0] for name in sys.modules}))"
@@ -244,7 +244,7 @@ def test_a_client_loads_neither_the_service_nor_torch(server):
     assert imported.isdisjoint({"app", "worker", "torch", "transformers", "fastapi", "sqlalchemy"})
 
 
-def test_a_misspelled_local_model_is_told_apart_from_a_hub_that_is_down(remote, server, monkeypatch):
+def test_a_misspelt_local_model_differs_from_an_unreachable_hub(remote, server, monkeypatch):
     monkeypatch.setattr("rocket_cli.connection.COMMAND_PATIENCE", 0)
 
     def admit(*_):
@@ -259,7 +259,7 @@ def test_a_misspelled_local_model_is_told_apart_from_a_hub_that_is_down(remote, 
     assert "did you mean" not in remote("submit", "big/other", "--ratio", "0.3").err
 
 
-def test_a_server_that_asks_for_time_is_not_called_silent(remote, server, monkeypatch):
+def test_a_busy_server_is_not_called_unresponsive(remote, server, monkeypatch):
     monkeypatch.setattr("app.api.problems.RETRY_AFTER_SECONDS", 1)
     admission = type(server.application.state.context.admission)
     real, asked = admission.admit, []

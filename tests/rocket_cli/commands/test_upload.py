@@ -18,7 +18,7 @@ def file(tmp_path):
     return file
 
 
-def test_what_submit_takes_goes_to_stdout(remote, client, file):
+def test_the_upload_id_goes_to_stdout(remote, client, file):
     outcome = remote("upload", file)
     name = outcome.out.strip()
     assert outcome.code == 0
@@ -30,10 +30,10 @@ def test_what_submit_takes_goes_to_stdout(remote, client, file):
 
 
 @pytest.mark.both_clients
-def test_a_file_is_sent_without_being_held_in_memory(client, tmp_path):
+def test_a_file_is_uploaded_without_loading_it_into_memory(client, tmp_path):
     file = tmp_path / "long.txt"
     file.write_bytes((b"word " * 2000 + b"\n") * 1600)
-    # The server's part in this process is in constant memory, too.
+    # The server's part in this process also takes constant memory.
     tracemalloc.start()
     try:
         assert client.upload(file).documents == 1
@@ -52,7 +52,7 @@ def test_an_upload_can_be_deleted(client, file):
         client.delete_upload("local/mine.jsonl")
 
 
-def test_a_file_that_cannot_be_used_is_refused(remote, tmp_path, file):
+def test_an_unusable_file_is_refused(remote, tmp_path, file):
     (tmp_path / "a.csv").touch()
     assert remote("upload", tmp_path / "a.csv").code == 2
     assert remote("upload", tmp_path / "none.txt").code == 2
@@ -63,7 +63,7 @@ def test_a_file_that_cannot_be_used_is_refused(remote, tmp_path, file):
 
 
 @pytest.mark.both_clients
-def test_an_estimate_is_typed(client):
+def test_an_estimate_has_typed_members(client):
     told = client.estimate("local/tiny", ratio=0.3)
     assert told.kept_parameters < told.compressible_parameters < told.parameters
 
@@ -77,7 +77,7 @@ def test_a_token_comes_from_the_environment(remote, service, client, monkeypatch
     assert decrypt(service.settings, stored).get_secret_value() == TOKEN
 
 
-def test_a_token_in_place_of_the_variable_is_not_repeated(remote, client):
+def test_a_token_given_as_variable_name_is_not_echoed(remote, client):
     outcome = remote("submit", "local/tiny", "--ratio", "0.3", "--hub-token-env", TOKEN)
     assert outcome.code == 2
     assert "canary" not in outcome.err + outcome.out

@@ -38,7 +38,7 @@ def watching(server, job_id, *options, **streams):
     return subprocess.Popen(command, **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | streams))
 
 
-def test_stage_layer_and_progress_are_put_together(capsys):
+def test_stage_layer_and_progress_are_combined(capsys):
     recorder = Recorder()
     view = JobView(recorder)
     for news in (
@@ -85,7 +85,7 @@ def test_a_job_that_has_succeeded_is_shown_at_once(remote, service):
         (JobError(code="infeasible_budget", message="the disk is full", stage="exporting"), 4),
     ],
 )
-def test_a_job_that_failed_says_why_and_exits_so(remote, service, error, code):
+def test_a_failed_job_shows_its_error_and_sets_the_exit_code(remote, service, error, code):
     job_id = service.submit()
     service.fail(service.claim(job_id), error)
 
@@ -95,7 +95,7 @@ def test_a_job_that_failed_says_why_and_exits_so(remote, service, error, code):
     assert outcome.err == f"rocket: error: {job_id} failed while exporting: the disk is full\n"
 
 
-def test_a_job_that_was_cancelled_exits_so(remote, client, service):
+def test_a_cancelled_job_sets_the_exit_code(remote, client, service):
     job_id = service.submit()
     client.cancel(job_id)
 
@@ -105,7 +105,7 @@ def test_a_job_that_was_cancelled_exits_so(remote, client, service):
     assert outcome.err == (f"rocket: {job_id} is cancelled; `rocket retry {job_id}` resumes from its checkpoints\n")
 
 
-def test_json_is_the_job_as_it_ended_with_its_error(remote, client, service):
+def test_json_output_is_the_finished_job_with_its_error(remote, client, service):
     job_id = service.submit()
     service.fail(service.claim(job_id))
 
@@ -139,7 +139,7 @@ def test_a_log_has_a_line_for_each_stage_and_warning(remote, server, service):
     ]
 
 
-def test_an_unknown_job_is_answered_with_one_of_almost_that_name(remote, service):
+def test_an_unknown_job_is_answered_with_a_similar_one(remote, service):
     job_id = service.submit()
 
     outcome = remote("watch", job_id[:-1] + "_")
@@ -149,11 +149,11 @@ def test_an_unknown_job_is_answered_with_one_of_almost_that_name(remote, service
     assert "`rocket jobs` lists" in outcome.err
 
 
-def test_a_path_is_no_job(remote):
+def test_a_path_is_not_a_job(remote):
     assert remote("watch", "../healthz").code == 2
 
 
-def test_ctrl_c_leaves_the_job_alone_and_says_how_to_go_on(server, service, client):
+def test_ctrl_c_leaves_the_job_running_and_shows_how_to_resume(server, service, client):
     job_id = service.submit()
     with watching(server, job_id) as process:
         while "queued" not in process.stderr.readline():
@@ -169,7 +169,7 @@ def test_ctrl_c_leaves_the_job_alone_and_says_how_to_go_on(server, service, clie
     assert client.get_job(job_id).status == "queued"
 
 
-def test_a_server_that_is_killed_and_started_again_is_found_again(service):
+def test_watching_survives_a_restart_of_the_server(service):
     job_id = service.submit()
     lease = service.claim(job_id)
     with ServerProcess(service.settings.data_dir) as server, watching(server, job_id) as process:
@@ -189,7 +189,7 @@ def test_a_server_that_is_killed_and_started_again_is_found_again(service):
     assert f"{job_id} succeeded" in out
 
 
-def test_a_terminal_sees_a_bar_with_stage_layer_and_time_left(server, service):
+def test_a_terminal_shows_a_bar_with_stage_layer_and_time_left(server, service):
     job_id = service.submit()
     lease = service.claim(job_id)
     finish_at = datetime.now(UTC) + timedelta(seconds=754)

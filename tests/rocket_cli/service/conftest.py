@@ -8,7 +8,7 @@ from tests.rocket_cli.service.sockets import Connection, LimitedServer
 
 @pytest.fixture
 def serve(service, stack, monkeypatch):
-    """Starts servers; the limit on descriptors of this process stays as it is."""
+    """Start servers; the limit on descriptors of this process is not changed."""
     monkeypatch.setattr(resource, "setrlimit", lambda *_arguments: None)
 
     def serve(**settings):

@@ -1,4 +1,4 @@
-"""Clients that speak HTTP by hand, and the server that `rocket serve` runs, in this process."""
+"""Clients that write HTTP by hand, and the server that `rocket serve` runs, in this process."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,12 @@ from rocket_cli.service.server import build_server
 from tests.loopback_service import wait_for
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
-# Long enough for a machine with other things to do; what is too slow by that much has no deadline at all.
+# Long enough for a busy machine; anything slower than that has no deadline at all.
 PATIENCE = 30.0
 
 
 class Connection:
-    """A connection of a client that is in no hurry."""
+    """A client's connection without time limits."""
 
     def __init__(self, address, *, source="127.0.0.1", receive_buffer=None):
         self.socket = socket.socket()
@@ -32,7 +32,7 @@ class Connection:
         self.socket.sendall(data)
 
     def read(self):
-        """Everything until the server closes the connection."""
+        """Return everything until the server closes the connection."""
         found = b""
         try:
             while data := self.socket.recv(2**16):
@@ -42,7 +42,7 @@ class Connection:
         return found
 
     def ask(self, request=HEAD + b"\r\n"):
-        """One response with a `Content-Length`."""
+        """Return one response with a `Content-Length`."""
         self.send(request)
         found = b""
         while b"\r\n\r\n" not in found:
@@ -56,7 +56,7 @@ class Connection:
         return int(head.split()[1]), body
 
     def drip(self, data=b" "):
-        """Send a byte now and then until the server does not want any more, and return what it says."""
+        """Send a byte now and then until the server refuses more, and return what it says."""
         until = time.monotonic() + PATIENCE
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while self.is_open():
@@ -66,7 +66,7 @@ class Connection:
         return self.read()
 
     def is_open(self):
-        """Whether nothing has come from the server, not even the end."""
+        """Return whether nothing has come from the server, not even the end."""
         return not select.select([self.socket], [], [], 0)[0]
 
     def close(self):
@@ -88,7 +88,7 @@ class LimitedServer:
 
     @contextlib.contextmanager
     def stalled(self):
-        """Keeps the event loop from doing anything."""
+        """Block the event loop."""
         stall = threading.Event()
         self.loop.call_soon_threadsafe(stall.wait, PATIENCE)
         try:

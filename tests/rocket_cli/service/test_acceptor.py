@@ -1,4 +1,4 @@
-"""Connections are accepted in turns between addresses, whatever the order in which they come."""
+"""Connections accepted in turns between addresses, in whatever order they arrive."""
 
 import errno
 import socket
@@ -20,7 +20,7 @@ def take_all(waiting):
 
 
 @given(arrivals=ARRIVALS, per_group=st.integers(1, 5))
-def test_nothing_is_lost_and_each_group_keeps_its_order(arrivals, per_group):
+def test_no_connection_is_lost_and_each_group_keeps_its_order(arrivals, per_group):
     waiting = WaitingConnections(per_group)
     replaced = [waiting.add(group, (group, number)) for number, group in enumerate(arrivals)]
     dropped = {connection for connection in replaced if connection is not None}
@@ -35,7 +35,7 @@ def test_nothing_is_lost_and_each_group_keeps_its_order(arrivals, per_group):
 
 
 @given(arrivals=ARRIVALS)
-def test_each_group_waits_at_most_for_one_of_each_other(arrivals):
+def test_groups_take_turns(arrivals):
     waiting = WaitingConnections(40)
     for number, group in enumerate(arrivals):
         waiting.add(group, (group, number))
@@ -45,7 +45,7 @@ def test_each_group_waits_at_most_for_one_of_each_other(arrivals):
         assert len(set(left)) == len(set(left[: len(set(left))]))
 
 
-def test_a_burst_of_one_address_delays_no_other(serve, dial):
+def test_a_burst_from_one_address_delays_no_other(serve, dial):
     server = serve(max_connections_per_address=3)
     with server.stalled():
         burst = [dial(server) for _ in range(100)]
@@ -58,7 +58,7 @@ def test_a_burst_of_one_address_delays_no_other(serve, dial):
 
 
 class WithoutDescriptors:
-    """A listening socket of a process that has used up its descriptors, twice."""
+    """A listening socket that twice reports a lack of descriptors."""
 
     def __init__(self, listener):
         self._listener = listener
@@ -74,7 +74,7 @@ class WithoutDescriptors:
         return getattr(self._listener, name)
 
 
-def test_accepting_goes_on_once_there_are_descriptors_again(serve, dial, monkeypatch):
+def test_accepting_resumes_once_descriptors_are_available(serve, dial, monkeypatch):
     monkeypatch.setattr("rocket_cli.service.acceptor._SECONDS_WITHOUT_RESOURCES", 0.1)
     server = serve()
     (acceptor,) = server.server._acceptors
@@ -83,7 +83,7 @@ def test_accepting_goes_on_once_there_are_descriptors_again(serve, dial, monkeyp
     assert acceptor._listener.refused == 2
 
 
-def test_nobody_connects_to_a_server_that_has_ended(serve):
+def test_a_stopped_server_refuses_connections(serve):
     server = serve()
     server.stop()
     with pytest.raises(ConnectionRefusedError):

@@ -1,4 +1,4 @@
-"""`rocket admin` on the database of a service that runs."""
+"""`rocket admin` on the database of a running service."""
 
 import json
 
@@ -24,7 +24,7 @@ def as_json(outcome):
     return json.loads(outcome.out)
 
 
-def test_a_key_is_shown_once_and_opens_the_server(admin, server):
+def test_a_key_is_shown_once_and_gives_access(admin, server):
     made = admin("keys", "create", "alice", "--label", "laptop")
     assert made.code == 0
     assert "alice is a new tenant" in made.err
@@ -40,7 +40,7 @@ def test_a_key_is_shown_once_and_opens_the_server(admin, server):
     assert secret not in listed.out + admin("keys", "list", "--json").out + made.err
 
 
-def test_a_key_is_what_was_asked_for(admin):
+def test_a_key_has_the_requested_properties(admin):
     made = as_json(
         admin("keys", "create", "prometheus", "--scope", "metrics", "--scope", "read", "--expires-days", "1", "--json")
     )
@@ -52,7 +52,7 @@ def test_a_key_is_what_was_asked_for(admin):
     assert as_json(admin("keys", "list", "nobody", "--json")) == {"data": []}
 
 
-def test_a_revoked_key_opens_nothing_from_then_on(admin, server):
+def test_a_revoked_key_is_refused_from_then_on(admin, server):
     key = admin("keys", "create", "alice").out.strip()
     admin("keys", "create", "bob")
     key_id = key.split("_")[1]
@@ -65,7 +65,7 @@ def test_a_revoked_key_opens_nothing_from_then_on(admin, server):
             alice.models()
 
 
-def test_revoking_the_last_key_says_what_that_means(admin):
+def test_revoking_the_last_key_warns(admin):
     key_id = as_json(admin("keys", "create", "alice", "--json"))["id"]
     assert "no usable key is left" in admin("keys", "revoke", key_id).err
 
@@ -84,13 +84,13 @@ def test_revoking_the_last_key_says_what_that_means(admin):
         (("requeue", "job_" + "0" * 26), 7),
     ],
 )
-def test_what_makes_no_sense_is_refused(admin, arguments, code):
+def test_invalid_arguments_are_refused(admin, arguments, code):
     outcome = admin(*arguments)
     assert (outcome.code, outcome.out) == (code, "")
     assert "Traceback" not in outcome.err
 
 
-def test_quotas_are_set_one_by_one_and_given_back(admin):
+def test_quotas_can_be_set_and_reset_one_by_one(admin):
     admin("keys", "create", "alice")
     first = admin("quota", "set", "alice", "--active-jobs", "3", "--stored-bytes", "0")
     assert first.code == 0
@@ -106,7 +106,7 @@ def test_quotas_are_set_one_by_one_and_given_back(admin):
     assert "alice" in admin("tenants").out
 
 
-def test_a_held_job_is_taken_from_its_worker_and_the_attempt_counts(admin, service):
+def test_a_requeued_job_leaves_its_worker_and_the_attempt_counts(admin, service):
     job_id = service.submit()
     lease = service.claim(job_id)
     outcome = admin("requeue", job_id)
@@ -121,7 +121,7 @@ def test_a_held_job_is_taken_from_its_worker_and_the_attempt_counts(admin, servi
     assert service.claim(job_id) is not None
 
 
-def test_a_job_without_another_attempt_fails_and_one_that_is_cancelled_ends(admin, service, client):
+def test_requeueing_ends_exhausted_and_cancelling_jobs(admin, service, client):
     last = service.submit()
     for _ in range(2):
         service.do(leases.fail_job, service.claim(last), JobError(code="x", message="m", retryable=True))
@@ -134,7 +134,7 @@ def test_a_job_without_another_attempt_fails_and_one_that_is_cancelled_ends(admi
 
 
 @pytest.mark.parametrize("status", ["queued", "failed"])
-def test_a_job_that_nobody_holds_is_left_alone_and_one_that_failed_is_retried(admin, service, status):
+def test_only_a_claimed_job_can_be_requeued(admin, service, status):
     job_id = service.submit()
     if status == "failed":
         service.fail(service.claim(job_id))
@@ -143,14 +143,14 @@ def test_a_job_that_nobody_holds_is_left_alone_and_one_that_failed_is_retried(ad
     assert ("rocket retry" in outcome.err) == (status == "failed")
 
 
-def test_a_database_that_is_not_there_is_not_made(rocket, tmp_path):
+def test_a_missing_database_is_not_created(rocket, tmp_path):
     outcome = rocket("admin", "keys", "create", "alice", "--data-dir", tmp_path / "typo")
     assert (outcome.code, outcome.out) == (2, "")
     assert "rocket migrate" in outcome.err
     assert not (tmp_path / "typo").exists()
 
 
-def test_a_database_of_another_version_is_left_as_it_is(admin, service):
+def test_a_database_of_another_version_is_refused(admin, service):
     downgrade(service.settings.database, "0001")
     outcome = admin("keys", "create", "alice")
     assert (outcome.code, outcome.out) == (2, "")
@@ -162,13 +162,13 @@ def test_an_error_is_json_for_programs(admin):
     assert json.loads(outcome.out)["error"]["code"] == "not_found"
 
 
-def test_a_service_without_keys_does_not_start_beyond_the_loopback(rocket, tmp_path):
+def test_a_service_without_keys_does_not_start_publicly(rocket, tmp_path):
     folder = tmp_path / "data"
     refused = rocket("serve", "--host", "0.0.0.0", "--port", "0", "--data-dir", folder)  # noqa: S104  # refused
     assert (refused.code, refused.out) == (2, "")
     command = f"rocket admin keys create TENANT --data-dir {folder}"
     assert f"`{command}`" in refused.err
-    # The command works as it is printed, and from then on nothing is in the way.
+    # The command works as printed, and afterwards the service may start.
     made = rocket(*command.replace("TENANT", "alice").split()[1:])
     assert made.code == 0
     assert made.out.startswith("rk_")
@@ -178,7 +178,7 @@ def test_a_service_without_keys_does_not_start_beyond_the_loopback(rocket, tmp_p
     require_safe_binding(Settings(data_dir=folder), "0.0.0.0")  # noqa: S104
 
 
-def test_what_an_operator_does_is_in_the_audit_log(admin):
+def test_operator_actions_are_in_the_audit_log(admin):
     key_id = as_json(admin("keys", "create", "alice", "--label", "canary", "--json"))["id"]
     admin("quota", "set", "alice", "--active-jobs", "3")
     admin("keys", "revoke", key_id)
@@ -193,7 +193,7 @@ def test_what_an_operator_does_is_in_the_audit_log(admin):
     assert "canary" not in json.dumps(newest_first)
 
 
-def test_the_audit_log_is_asked_by_tenant_action_and_time(admin):
+def test_the_audit_log_is_filtered_by_tenant_action_and_time(admin):
     for tenant in ("alice", "bob"):
         admin("keys", "create", tenant)
     asked = {
@@ -215,7 +215,7 @@ def test_the_audit_log_is_asked_by_tenant_action_and_time(admin):
     assert "job.delete" in refused.err
 
 
-def test_an_operator_lists_and_ends_sessions(admin, server):
+def test_an_operator_can_list_and_revoke_sessions(admin, server):
     key = admin("keys", "create", "alice").out.strip()
     with httpx2.Client(base_url=server.url, trust_env=False) as browser:
         assert browser.post("/ui/sign-in", data={"key": key}).status_code == 303

@@ -1,4 +1,4 @@
-"""Bodies that arrive slowly or not at all, by real sockets on the server that `rocket serve` runs."""
+"""Bodies that arrive slowly or not at all, through real sockets on the server that `rocket serve` runs."""
 
 import json
 import time
@@ -31,7 +31,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize(("path", "kind"), SLOW[:4])
-def test_a_client_that_falls_silent_within_a_body_is_refused(serve, dial, caplog, path, kind):
+def test_a_client_that_stalls_within_a_body_is_refused(serve, dial, caplog, path, kind):
     silent = dial(serve(body_seconds=1))
     silent.send(head(path, 1000, kind) + b"{")
     assert problem_of(silent.read()) == (408, "request_timeout")
@@ -39,14 +39,14 @@ def test_a_client_that_falls_silent_within_a_body_is_refused(serve, dial, caplog
 
 
 @pytest.mark.parametrize(("path", "kind"), SLOW[:4])
-def test_a_body_that_trickles_is_refused(serve, dial, caplog, path, kind):
+def test_a_slow_body_is_refused(serve, dial, caplog, path, kind):
     slow = dial(serve(body_seconds=2, min_body_rate=1024))
     slow.send(head(path, 10_000, kind))
     assert problem_of(slow.drip()) == (408, "request_timeout")
     assert records(caplog) == []
 
 
-def test_a_small_body_may_trickle_as_long_as_it_is_complete_in_time(serve, dial):
+def test_a_small_body_may_be_slow_if_complete_in_time(serve, dial):
     slow = dial(serve(body_seconds=20))
     slow.send(head("/estimates", len(JOB)))
     for number in range(len(JOB) - 1):
@@ -67,7 +67,7 @@ def test_a_slow_body_above_the_minimum_rate_is_received(serve, dial):
     assert (status, json.loads(body)["documents"]) == (201, 40)
 
 
-def test_a_body_that_never_comes_ends_a_response_that_has_begun(serve, dial, service, caplog):
+def test_a_missing_body_ends_a_started_response(serve, dial, service, caplog):
     stream = dial(serve(body_seconds=1))
     path = f"/jobs/{service.submit()}/events"
     stream.send(head(path, 10, method="GET", more="Accept: text/event-stream\r\n"))
@@ -77,7 +77,7 @@ def test_a_body_that_never_comes_ends_a_response_that_has_begun(serve, dial, ser
 
 
 @pytest.mark.parametrize(("path", "kind"), SLOW)
-def test_a_client_that_goes_away_is_no_error(serve, dial, caplog, path, kind):
+def test_a_disconnecting_client_is_not_an_error(serve, dial, caplog, path, kind):
     caplog.set_level("INFO")
     server = serve()
     gone = dial(server)

@@ -1,4 +1,4 @@
-"""Deadlines and limits of connections, by real sockets on the server that `rocket serve` and `rocket api` run."""
+"""Deadlines and limits of connections, through real sockets on the server of `rocket serve` and `rocket api`."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ ROCKET = Path(sys.executable).parent / "rocket"
 HALF_HEAD = b"GET /healthz HTTP/1.1\r\nHost: loc"
 
 
-def test_a_head_that_is_not_complete_in_time_is_refused(serve, dial):
+def test_an_incomplete_head_is_refused_at_the_deadline(serve, dial):
     server = serve(head_seconds=0.5)
     halves = [dial(server) for _ in range(20)]
     for half in halves:
@@ -30,41 +30,41 @@ def test_a_head_that_is_not_complete_in_time_is_refused(serve, dial):
         assert problem_of(half.read()) == (408, "request_timeout")
 
 
-def test_a_head_that_trickles_is_refused_as_well(serve, dial):
+def test_a_slow_head_is_refused(serve, dial):
     server = serve(head_seconds=0.5)
     assert problem_of(dial(server).drip(b"G")) == (408, "request_timeout")
 
 
-def test_a_connection_without_any_request_is_closed_without_a_word(serve, dial):
+def test_a_connection_without_request_is_closed_silently(serve, dial):
     assert dial(serve(head_seconds=0.5)).read() == b""
 
 
-def test_a_second_head_has_the_same_deadline_from_its_first_byte(serve, dial):
+def test_a_second_head_has_the_same_deadline(serve, dial):
     reused = dial(serve(head_seconds=1))
     assert reused.ask()[0] == 200
     reused.send(HALF_HEAD)
     assert problem_of(reused.read()) == (408, "request_timeout")
 
 
-def test_a_connection_is_kept_for_the_next_request(serve, dial):
+def test_a_connection_is_kept_alive_for_the_next_request(serve, dial):
     kept = dial(serve(head_seconds=3))
-    # Longer altogether than one head may take.
+    # Longer in total than one head may take.
     until = time.monotonic() + 4
     while time.monotonic() < until:
         assert kept.ask()[0] == 200
         time.sleep(0.2)
-    # Two requests at once are answered one after the other.
+    # Two pipelined requests are answered one after the other.
     kept.send((HEAD + b"\r\n") * 2)
     assert kept.read().count(b"200 OK") == 2
 
 
-def test_a_connection_that_is_idle_after_a_response_is_closed(serve, dial):
+def test_an_idle_connection_is_closed_after_a_response(serve, dial):
     kept = dial(serve())
     assert kept.ask()[0] == 200
     assert kept.read() == b""
 
 
-def test_what_is_left_of_a_refused_body_does_not_keep_the_connection(serve, dial):
+def test_the_rest_of_a_refused_body_does_not_keep_the_connection(serve, dial):
     slow = dial(serve(head_seconds=0.5))
     status, _ = slow.ask(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
     assert status == 404
@@ -84,7 +84,7 @@ def test_an_event_stream_outlives_all_deadlines(serve, dial, service):
         time.sleep(0.1)
 
 
-def test_the_oldest_idle_connection_of_an_address_makes_room(serve, dial):
+def test_the_oldest_idle_connection_of_an_address_is_replaced(serve, dial):
     server = serve(max_connections_per_address=5)
     first, *others = [dial(server) for _ in range(5)]
     assert others[0].ask()[0] == 200
@@ -96,7 +96,7 @@ def test_the_oldest_idle_connection_of_an_address_makes_room(serve, dial):
     assert all(connection.is_open() for connection in [*others, elsewhere, newest])
 
 
-def test_an_address_whose_connections_are_all_busy_is_refused(serve, dial, service):
+def test_an_address_with_only_busy_connections_is_refused(serve, dial, service):
     server = serve(max_connections_per_address=3)
     request = f"GET /jobs/{service.submit()}?x HTTP/1.1\r\nHost: localhost\r\nPrefer: wait=30\r\n\r\n".encode()
     busy = [dial(server) for _ in range(3)]
@@ -112,14 +112,14 @@ def test_an_address_whose_connections_are_all_busy_is_refused(serve, dial, servi
     assert dial(server).ask()[0] == 200
 
 
-def test_a_trusted_proxy_may_have_as_many_connections_as_it_likes(serve, dial):
+def test_a_trusted_proxy_has_unlimited_connections(serve, dial):
     server = serve(max_connections_per_address=3, trusted_proxies="127.0.0.1", head_seconds=PATIENCE)
     many = [dial(server) for _ in range(10)]
     assert many[-1].ask()[0] == 200
     assert all(connection.is_open() for connection in many)
 
 
-def test_a_client_that_does_not_read_is_cut_off(serve, dial, service):
+def test_a_client_that_does_not_read_is_disconnected(serve, dial, service):
     server = serve(send_seconds=1)
     size = 2**25
     job_id = service.succeeded({"model.safetensors": bytes(size)})
@@ -132,7 +132,7 @@ def test_a_client_that_does_not_read_is_cut_off(serve, dial, service):
     assert len(deaf.read()) < size
 
 
-def test_a_client_that_reads_slowly_gets_everything(serve, dial, service):
+def test_a_slowly_reading_client_receives_everything(serve, dial, service):
     server = serve(send_seconds=1)
     size = 2**22
     job_id = service.succeeded({"model.safetensors": bytes(size)})
@@ -147,7 +147,7 @@ def test_a_client_that_reads_slowly_gets_everything(serve, dial, service):
         time.sleep(0.03)
 
 
-def test_invalid_framing_during_a_response_is_no_error_of_the_server(serve, dial, service, caplog):
+def test_invalid_framing_during_a_response_is_not_a_server_error(serve, dial, service, caplog):
     stream = dial(serve())
     path = f"/jobs/{service.submit()}/events"
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -170,7 +170,7 @@ def test_healthz_answers_while_all_threads_are_busy(serve, dial):
     assert dial(server).ask()[0] == 200
 
 
-def test_one_address_may_not_have_all_connections(service, monkeypatch):
+def test_one_address_cannot_take_all_connections(service, monkeypatch):
     monkeypatch.setattr(resource, "setrlimit", lambda *_arguments: None)
     for soft, total in ((200, 100), (1024, 768), (2**20, 4096), (resource.RLIM_INFINITY, 4096)):
         monkeypatch.setattr(resource, "getrlimit", lambda _kind, soft=soft: (soft, soft))
@@ -201,7 +201,7 @@ def rocket_serve(tmp_path, descriptors):
 
 
 @pytest.mark.parametrize("data", [b"", HALF_HEAD], ids=["silent", "half a head"])
-def test_idle_connections_beyond_the_descriptors_do_not_stop_the_service(tmp_path, dial, stack, data):
+def test_idle_connections_beyond_the_limit_do_not_stop_it(tmp_path, dial, stack, data):
     with rocket_serve(tmp_path, descriptors=200) as (process, address, log):
         for number in range(400):
             connection = Connection(address, source=f"127.0.{number % 5}.1")

@@ -20,7 +20,7 @@ many = settings(max_examples=400, deadline=None)
 
 @many
 @given(instances())
-def test_smallest_cap_is_exact(instance):
+def test_the_smallest_cap_is_exact(instance):
     costs, errors, budget = instance
     cap = smallest_cap(costs, errors, budget)
     expected = reference.smallest_cap(costs, errors, budget)
@@ -31,7 +31,7 @@ def test_smallest_cap_is_exact(instance):
 
 
 def profile(name, candidates, d_in=10, d_out=10):
-    """A layer from (kept parameters, weight error, reconstruction error), dense first."""
+    """Return a layer from (kept parameters, weight error, reconstruction error), dense first."""
     return LayerProfile(
         name=name,
         d_in=d_in,
@@ -93,7 +93,7 @@ def test_weight_objective_is_the_least_sum_under_the_cap(ratio, slack):
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.05, 0.25, 0.3, 0.5])
-def test_whitened_objective_is_the_least_sum_of_squares_without_a_cap(ratio):
+def test_whitened_objective_is_the_least_sum_of_squares(ratio):
     allocation = allocate(LAYERS, ratio, objective="whitened", cap_slack=0.01)
     choices = feasible_choices(LAYERS, parameter_budget(400, ratio))
     assert allocation.total_error == pytest.approx(
@@ -121,7 +121,7 @@ def test_at_ratio_zero_every_layer_stays_dense():
 
 
 @pytest.mark.parametrize("objective", ["weight", "whitened"])
-def test_a_ratio_out_of_reach_names_one_that_can_be_typed(objective):
+def test_an_unreachable_ratio_names_one_that_can_be_typed(objective):
     with pytest.raises(InfeasibleBudgetError, match=r"at most 0\.4975 of their parameters") as error:
         allocate(
             (*LAYERS[:2], profile("down", [(200, 0.0, 0.0), (121, 0.35, 0.2)], d_out=20)),
@@ -155,12 +155,12 @@ def test_the_nearest_ratio_works_when_typed_back(kept, objective):
 
 
 @pytest.mark.parametrize(("ratio", "slack"), [(1.0, 0.0), (-0.1, 0.0), (float("nan"), 0.0), (0.3, -1.0)])
-def test_a_setting_out_of_range_is_refused(ratio, slack):
+def test_an_out_of_range_setting_is_refused(ratio, slack):
     with pytest.raises(InvalidConfigError, match="out of range"):
         allocate(LAYERS, ratio, objective="weight", cap_slack=slack)
 
 
-def test_no_layers_are_refused():
+def test_an_empty_list_of_layers_is_refused():
     with pytest.raises(InvalidConfigError, match="no layer"):
         allocate([], 0.3, objective="weight", cap_slack=0.0)
 
@@ -175,7 +175,7 @@ def test_an_allocation_survives_storage_and_fills_the_report():
 
 @pytest.mark.parametrize("budget_unit", ["parameters", "bytes"])
 @pytest.mark.parametrize("objective", ["weight", "whitened"])
-def test_the_frontier_is_what_each_ratio_would_give(objective, budget_unit):
+def test_the_frontier_equals_the_allocation_at_each_ratio(objective, budget_unit):
     kept = {"objective": objective, "cap_slack": 0.01, "budget_unit": budget_unit, "itemsize": 2}
     points = Allocator(LAYERS, **kept).frontier(step / 20 for step in range(20))
     # The smallest candidates keep 40, 40 and 120 of 400.
@@ -199,7 +199,7 @@ def test_an_error_bound_gives_the_smallest_model_within_it():
 
 
 @pytest.mark.parametrize("most", [-1.0, float("nan"), float("inf")])
-def test_an_error_bound_out_of_range_is_refused(most):
+def test_an_out_of_range_error_bound_is_refused(most):
     with pytest.raises(InvalidConfigError, match="error bound"):
         Allocator(LAYERS, objective="whitened", cap_slack=0.0).within_error(most)
 

@@ -1,4 +1,4 @@
-"""Kinds, groups that share and spending, against trying everything."""
+"""Kinds, sharing groups and spending, compared with exhaustive search."""
 
 import time
 
@@ -23,7 +23,7 @@ def allocated(profiles, ratio, budget_unit, objective, slack=0.01):
 
 
 def taken(profiles, allocation):
-    """Each layer's candidate without its extra nonzeros."""
+    """Return each layer's candidate without its extra nonzeros."""
     plain = allocation.model_copy(update={"extra_nonzeros": (0,) * len(profiles)})
     return [candidate for _, candidate in chosen(profiles, plain, itemsize=ITEMSIZE)]
 
@@ -50,7 +50,7 @@ def test_the_choice_is_the_best_of_all_that_fit(profiles, ratio, budget_unit, ob
 
 @many
 @given(models(), RATIOS, MEASURES, st.sampled_from(["whitened", "fisher"]))
-def test_spending_uses_the_budget_up_and_never_exceeds_it(profiles, ratio, budget_unit, objective):
+def test_spending_uses_the_budget_and_never_exceeds_it(profiles, ratio, budget_unit, objective):
     try:
         allocation = allocated(profiles, ratio, budget_unit, objective)
     except InfeasibleBudgetError:
@@ -85,7 +85,7 @@ def test_spending_uses_the_budget_up_and_never_exceeds_it(profiles, ratio, budge
 
 @many
 @given(models(sharing=False), RATIOS, MEASURES, st.sampled_from([0.0, 0.5]))
-def test_the_paper_objective_keeps_to_its_cap_and_spends_nothing(profiles, ratio, budget_unit, slack):
+def test_the_paper_objective_respects_its_cap_and_spends_nothing(profiles, ratio, budget_unit, slack):
     whole = sum(reference.cost(profile.candidates[0], budget_unit) for profile in profiles)
     allowed = parameter_budget(whole, ratio)
     fitting = [
@@ -103,7 +103,7 @@ def test_the_paper_objective_keeps_to_its_cap_and_spends_nothing(profiles, ratio
 
 @many
 @given(models(), MEASURES, st.sampled_from(["whitened", "fisher", "weight"]))
-def test_frontiers_leave_out_what_another_one_matches(profiles, budget_unit, objective):
+def test_frontiers_omit_dominated_candidates(profiles, budget_unit, objective):
     frontiers = layer_frontiers(profiles, objective, budget_unit)
     assert list(frontiers) == [profile.name for profile in profiles]
     for profile in profiles:
@@ -132,7 +132,7 @@ def test_frontiers_leave_out_what_another_one_matches(profiles, budget_unit, obj
 
 @many
 @given(models(), MEASURES)
-def test_the_reachable_ratio_is_reached_and_the_next_is_not(profiles, budget_unit):
+def test_the_reachable_ratio_is_reachable_and_the_next_is_not(profiles, budget_unit):
     nearest = reachable_ratio(profiles, budget_unit)
     smallest = min(
         sum(reference.cost(candidate, budget_unit) for candidate in choice)
@@ -144,7 +144,7 @@ def test_the_reachable_ratio_is_reached_and_the_next_is_not(profiles, budget_uni
 
 
 def layer(name, ways, size=(10, 10)):
-    """A layer of sparse candidates, from (nonzeros, loss), dense first."""
+    """Return a layer of sparse candidates, from (nonzeros, loss), dense first."""
     return LayerProfile(
         name=name,
         d_in=size[0],
@@ -166,7 +166,7 @@ def layer(name, ways, size=(10, 10)):
     )
 
 
-def test_the_rest_goes_where_the_next_larger_candidate_gains_most():
+def test_the_rest_is_spent_where_it_gains_most():
     profiles = [
         layer("flat", [(100, 0.0), (80, 0.30), (40, 0.32)]),
         layer("steep", [(100, 0.0), (80, 0.5), (40, 0.9)]),
@@ -178,7 +178,7 @@ def test_the_rest_goes_where_the_next_larger_candidate_gains_most():
     assert allocation.kept == 100
 
 
-def test_a_loss_that_was_not_measured_is_refused_for_the_objective_that_needs_it():
+def test_an_unmeasured_loss_is_refused_only_if_needed():
     profile = layer("one", [(100, 0.0), (50, 0.3)])
     unmeasured = profile.model_copy(
         update={"candidates": tuple(c.model_copy(update={"loss": None}) for c in profile.candidates)}
@@ -189,7 +189,7 @@ def test_a_loss_that_was_not_measured_is_refused_for_the_objective_that_needs_it
 
 
 @pytest.mark.parametrize("budget_unit", ["parameters", "bytes"])
-def test_a_large_model_whose_layers_may_share_is_allocated_at_once(budget_unit):
+def test_a_large_model_with_shared_layers_is_allocated_quickly(budget_unit):
     profiles = []
     for block in range(36):
         for name, leader, d_out in (("q", "q", 32), ("k", "q", 8), ("v", "q", 8), ("o", "o", 32)):

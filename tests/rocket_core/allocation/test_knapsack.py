@@ -24,17 +24,17 @@ def assert_optimal(solution, costs, errors, budget, optimum):
 
 @settings(max_examples=400, deadline=None)
 @given(instances())
-def test_finds_the_optimum_of_brute_force_and_never_exceeds_the_budget(instance):
+def test_finds_the_brute_force_optimum_within_the_budget(instance):
     assert_optimal(solve_knapsack(*instance), *instance, reference.brute_force(*instance))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(instance=instances(), width=st.integers(1, 3), first_frontier=st.integers(0, 3))
-def test_finds_the_optimum_with_every_device_of_large_searches(monkeypatch, instance, width, first_frontier):
+def test_finds_the_optimum_with_all_large_search_techniques(monkeypatch, instance, width, first_frontier):
     monkeypatch.setattr(knapsack, "_FIRST_LAYERS", 1)
     monkeypatch.setattr(knapsack, "_FIRST_WIDTH", width)
     monkeypatch.setattr(label_search, "_FIRST_FRONTIER", first_frontier)
-    # What otherwise serves only large searches.
+    # Techniques that otherwise only large searches use.
     monkeypatch.setattr(label_search, "_SORT_ALL", 0)
     monkeypatch.setattr(label_search, "_LONG_SUM", 0)
     monkeypatch.setattr(label_search, "_SUM_ANEW", 2)
@@ -53,7 +53,7 @@ def test_error_does_not_rise_as_the_budget_grows(instance):
 
 @pytest.fixture(params=["small searches", "large searches"])
 def devices(request, monkeypatch):
-    """What otherwise serves only large searches, applied to all."""
+    """Apply the techniques of large searches to all."""
     if request.param == "large searches":
         monkeypatch.setattr(label_search, "_FIRST_FRONTIER", 1)
         monkeypatch.setattr(label_search, "_SORT_ALL", 0)
@@ -75,7 +75,7 @@ def medium(kind, seed, layers=30, candidates=10):
         kept = np.sort(generator.uniform(0.3, 1, (layers, candidates)), axis=1)
         kept[:, -1] = 1
         return (kept * sizes).astype(np.int64), np.where(kept < 1, 1 - kept + 0.1, 0)
-    # Equal layers, and an error that nothing but the cost decides.
+    # Equal layers, and an error that only depends on the cost.
     costs = np.sort(generator.integers(0, 60, (1, candidates)), axis=1).repeat(layers, axis=0)
     return costs, (60.0 - costs) ** (2 if kind == "equal layers" else 1)
 
@@ -83,7 +83,7 @@ def medium(kind, seed, layers=30, candidates=10):
 @pytest.mark.parametrize("kind", ["unrelated", "profiles", "fixed charge", "equal layers", "equal layers, linear"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.usefixtures("devices")
-def test_finds_the_optimum_of_the_plain_dynamic_programme(kind, seed):
+def test_finds_the_optimum_of_dynamic_programming(kind, seed):
     costs, errors = medium(kind, seed)
     low, high = int(costs.min(axis=1).sum()), int(costs.max(axis=1).sum())
     for budget in np.linspace(low, high, 7).astype(int).tolist():
@@ -99,20 +99,20 @@ def test_many_equal_layers_do_not_multiply_the_work(kind):
     assert_optimal(solve_knapsack(costs, errors, budget), costs, errors, budget, optimum)
 
 
-def test_costs_of_a_trillion_are_exact():
+def test_costs_in_the_trillions_are_exact():
     costs, errors = medium("unrelated", seed=5)
     budget, scale = 700, 10**12
     small = solve_knapsack(costs, errors, budget)
     huge = solve_knapsack(costs * scale + 1, errors, budget * scale + len(costs))
     assert huge.total_error == pytest.approx(small.total_error, rel=1e-12)
     assert huge.total_cost == small.total_cost * scale + len(costs)
-    # One parameter less for all, and that choice no longer fits.
+    # With one parameter less in total, that choice no longer fits.
     tight = solve_knapsack(costs * scale + 1, errors, huge.total_cost - 1)
     assert tight.total_error > small.total_error
 
 
 @pytest.mark.parametrize("kind", ["profiles", "fixed charge"])
-def test_an_exhausted_search_returns_a_valid_bound_and_claims_no_proof(monkeypatch, kind):
+def test_an_exhausted_search_returns_a_valid_bound_without_proof(monkeypatch, kind):
     monkeypatch.setattr(knapsack, "_FIRST_WIDTH", 1)
     monkeypatch.setattr(knapsack, "_MAX_WIDTH", 1)
     outcomes = set()
@@ -129,7 +129,7 @@ def test_an_exhausted_search_returns_a_valid_bound_and_claims_no_proof(monkeypat
     assert False in outcomes
 
 
-def test_a_search_remembers_a_bounded_number_of_labels(monkeypatch):
+def test_a_search_stores_a_bounded_number_of_labels(monkeypatch):
     frontiers = []
 
     class Recorded(label_search._Frontier):
@@ -183,12 +183,12 @@ def test_a_search_remembers_a_bounded_number_of_labels(monkeypatch):
         "negative budget",
     ],
 )
-def test_corner_cases(costs, errors, budget, choices):
+def test_corner_cases_are_solved(costs, errors, budget, choices):
     solution = solve_knapsack(np.array(costs), np.array(errors), budget)
     assert (solution and solution.choices.tolist()) == choices
 
 
-def test_inputs_are_left_as_they_were():
+def test_inputs_are_not_modified():
     costs, errors = medium("profiles", seed=0)
     before = costs.copy(), errors.copy()
     solve_knapsack(costs, errors, int(costs.mean(axis=1).sum()))

@@ -26,7 +26,7 @@ HELD_OUT_FILE = ROOT / "examples" / "tiny-llama" / "heldout.txt"
 
 
 def paragraphs(text: str) -> set[str]:
-    """Paragraphs without regard to white space, found line by line."""
+    """Return paragraphs with normalized white space, found line by line."""
     found = []
     for blank, lines in itertools.groupby(text.splitlines(), key=lambda line: not line.strip()):
         if not blank:
@@ -35,15 +35,15 @@ def paragraphs(text: str) -> set[str]:
 
 
 class TestBuiltin:
-    def test_no_long_paragraph_of_the_committed_held_out_file_is_calibrated_on(self):
+    def test_no_long_held_out_paragraph_is_calibrated_on(self):
         held_out = {p for p in paragraphs(HELD_OUT_FILE.read_text(encoding="utf-8")) if len(p) >= 80}
         assert len(held_out) > 80
         assert held_out.isdisjoint(paragraphs("\n\n".join(builtin_documents())))
 
-    def test_no_paragraph_of_this_pythons_held_out_topics_is_calibrated_on(self):
+    def test_no_paragraph_of_this_pythons_held_out_topics_is_used(self):
         assert paragraphs(held_out_text()).isdisjoint(paragraphs("\n\n".join(builtin_documents())))
 
-    def test_topics_that_repeat_a_held_out_topic_lose_only_what_they_repeat(self):
+    def test_overlapping_topics_lose_only_held_out_paragraphs(self):
         from pydoc_data.topics import topics
 
         held_out = set().union(*(paragraphs(topics[name]) for name in HELD_OUT_TOPICS))
@@ -67,14 +67,14 @@ class TestBuiltin:
     def test_indentation_is_kept(self):
         assert "   with EXPRESSION as TARGET:" in "\n".join(builtin_documents()).splitlines()
 
-    def test_there_is_enough_text_in_the_same_order_every_time(self):
+    def test_builtin_text_is_long_and_in_the_same_order_every_time(self):
         texts = builtin_documents()
         assert sum(map(len, texts)) > 1_000_000
         assert len(texts) > 300
         datasets._builtin_documents.cache_clear()
         assert builtin_documents() == texts
 
-    def test_the_callers_changes_do_not_reach_the_next_caller(self):
+    def test_a_caller_cannot_change_the_cached_documents(self):
         builtin_documents().clear()
         assert builtin_documents()
 
@@ -82,7 +82,7 @@ class TestBuiltin:
         source = '"""Module."""\nclass A:\n  """A."""\n  def b(self):\n    """A.b."""\ndef c():\n  """c."""\n'
         assert datasets._docstrings(datasets.ast.parse(source)) == ["Module.", "A.", "A.b.", "c."]
 
-    def test_docstrings_are_found_wherever_statements_stand(self):
+    def test_docstrings_are_found_in_every_kind_of_statement(self):
         function = "\n  async def f():\n    '{}'\n"
         places = (
             *("try:", "except* OSError:", "except* ValueError:", "else:", "finally:", "for _ in ():", "else:"),
@@ -103,7 +103,7 @@ class TestOrder:
         path.write_text("".join(json.dumps({"text": str(number)}) + "\n" for number in range(50)))
         return path
 
-    def test_a_seed_gives_one_permutation_and_another_seed_another(self, numbered: Path):
+    def test_each_seed_gives_its_own_permutation(self, numbered: Path):
         first, again, other = (list(documents(str(numbered), seed=seed)) for seed in (7, 7, 8))
         in_order = [str(number) for number in range(50)]
         assert first == again
@@ -135,7 +135,7 @@ class TestLocalText:
         assert max(map(len, passages)) < 10_000
         assert sorted("\n\n".join(passages).split("\n\n")) == sorted(blocks)
 
-    def test_a_byte_order_mark_is_no_text(self, tmp_path: Path):
+    def test_a_byte_order_mark_is_not_text(self, tmp_path: Path):
         path = tmp_path / "text.txt"
         path.write_bytes(b"\xef\xbb\xbfhello")
         assert list(file_documents(path)) == ["hello"]
@@ -148,7 +148,7 @@ class TestLocalText:
         with pytest.raises(EmptyCalibrationError, match=name):
             list(documents(str(path), seed=0))
 
-    def test_text_that_is_not_utf_8_is_refused_with_the_place(self, tmp_path: Path):
+    def test_invalid_utf_8_is_refused_with_its_position(self, tmp_path: Path):
         path = tmp_path / "latin.txt"
         path.write_bytes("café".encode("latin-1"))
         with pytest.raises(CalibrationError, match=r"latin\.txt is not UTF-8 text \(byte 0xe9 at offset 3\)"):
@@ -156,7 +156,7 @@ class TestLocalText:
 
 
 class TestLocalJsonLines:
-    def test_blank_lines_and_further_keys_are_ignored(self, tmp_path: Path):
+    def test_blank_lines_and_other_keys_are_ignored(self, tmp_path: Path):
         path = tmp_path / "some.jsonl"
         path.write_text('{"text": "a", "id": 1}\n\n{"text": "b\\u2028c"}')
         assert list(file_documents(path)) == ["a", "b\u2028c"]
@@ -178,7 +178,7 @@ class TestLocalJsonLines:
         with pytest.raises(CalibrationError, match=rf"bad\.jsonl, line 3.* {reason}|bad\.jsonl, line 3: .*{reason}"):
             list(documents(str(path), seed=0))
 
-    def test_lines_are_read_only_when_their_document_is_asked_for(self, tmp_path: Path):
+    def test_lines_are_read_lazily(self, tmp_path: Path):
         path = tmp_path / "bad.jsonl"
         path.write_text('{"text": "fine"}\nnonsense\n')
         texts = file_documents(path)
@@ -193,10 +193,10 @@ class TestLocalJsonLines:
 
 class TestNames:
     @pytest.mark.parametrize("name", ["builtin", *HUB_DATASETS])
-    def test_known_names_are_no_files(self, name: str):
+    def test_known_names_are_not_files(self, name: str):
         assert local_path_of(name) is None
 
-    def test_a_file_is_told_from_a_name(self, tmp_path: Path):
+    def test_a_file_is_distinguished_from_a_name(self, tmp_path: Path):
         path = tmp_path / "My texts.TXT"
         path.write_text("hello")
         assert local_path_of(str(path)) == path
@@ -209,7 +209,7 @@ class TestNames:
         with pytest.raises(UnknownDatasetError, match=rf"{typed}.*builtin, wikitext2, ptb.*Did you mean '{meant}'\?"):
             documents(typed, seed=0)
 
-    def test_a_name_like_no_other_is_refused_without_a_suggestion(self):
+    def test_an_unfamiliar_name_is_refused_without_a_suggestion(self):
         with pytest.raises(UnknownDatasetError) as refusal:
             local_path_of("tinyshakespeare")
         assert "Did you mean" not in str(refusal.value)
@@ -222,7 +222,7 @@ class TestNames:
 
 
 class FakeHub:
-    """Stands for `datasets.load_dataset`: notes how it is called and streams rows from memory."""
+    """Stands in for `datasets.load_dataset`: records its calls and streams rows from memory."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[tuple, dict]] = []
@@ -280,14 +280,14 @@ class TestHub:
             )
         ]
 
-    def test_rows_come_in_an_order_that_the_seed_decides(self, fake_hub: FakeHub):
+    def test_the_seed_decides_the_order_of_rows(self, fake_hub: FakeHub):
         fake_hub.rows = {"text": [str(number) for number in range(30)]}
         first, again, other = (list(documents("c4", seed=seed)) for seed in (1, 1, 2))
         assert first == again
         assert first != other
         assert sorted(first, key=int) == sorted(other, key=int) == fake_hub.rows["text"]
 
-    def test_lines_that_follow_each_other_stay_together(self, fake_hub: FakeHub):
+    def test_consecutive_lines_stay_together(self, fake_hub: FakeHub):
         lines = [f" line {number} \n" if number % 3 else "" for number in range(150)]
         fake_hub.rows = {"text": lines}
         texts = list(documents("wikitext2", seed=0))
@@ -316,7 +316,7 @@ class TestHub:
         ],
         ids=lambda error: type(error).__name__,
     )
-    def test_an_unreachable_hub_is_worth_retrying(self, monkeypatch: pytest.MonkeyPatch, error: Exception):
+    def test_an_unreachable_hub_is_retryable(self, monkeypatch: pytest.MonkeyPatch, error: Exception):
         monkeypatch.setattr(hub, "load_dataset", raising(error))
         with pytest.raises(HubUnavailableError, match="allenai/c4") as caught:
             next(documents("c4", seed=0))
@@ -333,14 +333,14 @@ class TestHub:
         ],
         ids=lambda error: type(error).__name__,
     )
-    def test_data_that_are_gone_are_not_worth_retrying(self, monkeypatch: pytest.MonkeyPatch, error: Exception):
+    def test_deleted_data_is_not_retryable(self, monkeypatch: pytest.MonkeyPatch, error: Exception):
         monkeypatch.setattr(hub, "load_dataset", raising(error))
         with pytest.raises(CalibrationError, match=r"tiiuae/falcon-refinedweb cannot be read .*log in if it is gated"):
             next(documents("refinedweb", seed=0))
 
-    def test_a_connection_lost_while_reading_is_told_too(self, monkeypatch: pytest.MonkeyPatch):
+    def test_a_connection_lost_while_reading_is_reported(self, monkeypatch: pytest.MonkeyPatch):
         def rows() -> Iterator[dict[str, str]]:
-            # Two thousand rows: more than the buffer of the permutation holds, so that some come out before.
+            # Two thousand rows: more than the permutation's buffer holds, so that some are returned before.
             yield from ({"text": str(number)} for number in range(2000))
             raise ConnectionError("Server Disconnected")
 
@@ -351,7 +351,7 @@ class TestHub:
         with pytest.raises(HubUnavailableError, match="Server Disconnected"):
             list(texts)
 
-    def test_the_parquet_branch_of_ptb_is_read_without_a_card_or_configuration(self, tmp_path: Path):
+    def test_ptb_is_read_from_parquet_without_a_configuration(self, tmp_path: Path):
         # The same layout as on the hub, read by the real loader.
         source = datasets._HUB["ptb"]
         for split in ("train", "test"):

@@ -22,7 +22,7 @@ EOS = {"eos_token": "</s>"}
 
 
 def word_tokenizer(**special_tokens: str) -> PreTrainedTokenizerFast:
-    """Knows w0 … w99, numbered alike, and the boundaries <s> = 100 and </s> = 101."""
+    """Return a tokenizer of w0 … w99, with those ids, and the boundaries <s> = 100 and </s> = 101."""
     vocabulary = {f"w{number}": number for number in range(100)} | {"<s>": 100, "</s>": 101, UNKNOWN: 102}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -49,7 +49,7 @@ class TestTokenWindows:
         assert windows.tolist() == expected
         assert windows.dtype == torch.int64
 
-    def test_other_special_tokens_of_the_tokenizer_are_left_out(self):
+    def test_other_special_tokens_are_left_out(self):
         tokenizer = word_tokenizer(**BOS, **EOS)
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
             single="<s> $A </s>", special_tokens=[("<s>", 100), ("</s>", 101)]
@@ -57,7 +57,7 @@ class TestTokenWindows:
         assert tokenizer("w1")["input_ids"] == [100, 1, 101]
         assert token_windows(["w1", "w2"], tokenizer, count=1, length=4).tolist() == [[100, 1, 100, 2]]
 
-    def test_reading_stops_when_there_is_enough(self):
+    def test_reading_stops_once_there_is_enough(self):
         def texts() -> Iterator[str]:
             yield words(1, 2, 3)
             yield words(4, 5, 6)
@@ -66,7 +66,7 @@ class TestTokenWindows:
         windows = token_windows(texts(), word_tokenizer(**BOS), count=2, length=4)
         assert windows.tolist() == [[100, 1, 2, 3], [100, 4, 5, 6]]
 
-    def test_none_takes_all_there_are(self):
+    def test_without_a_count_all_windows_are_taken(self):
         assert token_windows([words(*range(10))], word_tokenizer(), count=None, length=3).tolist() == [
             [0, 1, 2],
             [3, 4, 5],
@@ -77,11 +77,11 @@ class TestTokenWindows:
         with pytest.raises(EmptyCalibrationError, match=r"has 3 tokens, one window needs 4"):
             token_windows(["", words(1, 2)], word_tokenizer(**BOS), count=2, length=4)
 
-    def test_no_text_at_all_is_refused(self):
+    def test_empty_text_is_refused(self):
         with pytest.raises(EmptyCalibrationError, match="has 0 tokens"):
             token_windows([], word_tokenizer(), count=None, length=1)
 
-    def test_a_document_beyond_the_models_context_brings_no_warning(self):
+    def test_a_document_beyond_the_models_context_causes_no_warning(self):
         messages: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
@@ -102,7 +102,7 @@ class TestTokenWindows:
         count=st.one_of(st.none(), st.integers(1, 12)),
         length=st.integers(1, 6),
     )
-    def test_windows_are_the_beginning_of_the_concatenation(self, lengths: list[int], count: int | None, length: int):
+    def test_windows_are_a_prefix_of_the_concatenation(self, lengths: list[int], count: int | None, length: int):
         numbers = iter(range(100))
         texts = [[next(numbers) for _ in range(size)] for size in lengths]
         whole = [token for text in texts if text for token in (100, *text)]
@@ -116,7 +116,7 @@ class TestTokenWindows:
 
 
 @pytest.mark.skipif(not STORIES.exists(), reason="needs the shared test data")
-def test_windows_of_stories_in_file_order_have_the_known_perplexity():
+def test_windows_of_stories_have_the_known_perplexity():
     tokenizer = AutoTokenizer.from_pretrained(STORIES)
     model = AutoModelForCausalLM.from_pretrained(STORIES)
     texts = file_documents(SHARED / "text" / "tinystories_val.jsonl")

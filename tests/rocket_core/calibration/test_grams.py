@@ -46,7 +46,7 @@ def tokens(windows=6, length=24, seed=0):
 
 
 def walk(model, batches, architecture, *, dtype=torch.float64):
-    """Statistics of every layer by this library, and the groups of each block."""
+    """Return statistics of every layer by this library, and the groups of each block."""
     statistics, groups, passed, activations = {}, [], None, None
     for part in architecture.lists:
         blocks = model.get_submodule(part.name)
@@ -72,13 +72,13 @@ def in_double(inputs):
 
 
 def built(model, dtype=torch.float64):
-    """The architecture of the model's own class, under the names of its modules."""
+    """Return the architecture of the model's own class, with the names of its modules."""
     model.config.architectures = [type(model).__name__]
     return build_architecture(model.config, dtype)
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
-def test_statistics_block_by_block_equal_those_of_the_whole_model(family):
+def test_blockwise_statistics_equal_those_of_the_whole_model(family):
     model = ALL_FAMILIES[family]().double()
     architecture = built(model)
     inputs = in_double(tiny_inputs(model, samples=6))
@@ -114,7 +114,7 @@ def test_statistics_block_by_block_equal_those_of_the_whole_model(family):
         assert [{name.rsplit(".", 1)[1] for name in group.layers} for group in found] == expected
 
 
-def test_the_last_block_hands_on_what_the_model_computes():
+def test_the_last_block_outputs_what_the_model_computes():
     model = FAMILIES["llama"]().double()
     architecture = build_architecture(model.config, torch.float64)
     _, _, activations = walk(model, tokens().split(4), architecture)
@@ -153,7 +153,7 @@ def test_the_smaller_side_is_collected():
     assert statistics["model.layers.0.mlp.up_proj"].gram.shape == (32, 32)
 
 
-def test_blocks_are_put_back_after_recording_even_when_the_model_fails():
+def test_blocks_are_restored_after_recording_or_failure():
     model = FAMILIES["llama"]()
     before = list(model.model.layers)
     record_block_inputs(model, model.model.layers, [tokens()])
@@ -163,7 +163,7 @@ def test_blocks_are_put_back_after_recording_even_when_the_model_fails():
     assert list(model.model.layers) == before
 
 
-def test_what_follows_a_stand_in_is_an_ordinary_tensor():
+def test_the_output_of_a_stand_in_becomes_an_ordinary_tensor():
     blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
     hidden = torch.ones(3, 2)
     with stand_ins(blocks, lambda _index, hidden, _call: hidden):
@@ -173,7 +173,7 @@ def test_what_follows_a_stand_in_is_an_ordinary_tensor():
         assert blocks[0].in_features == 2
 
 
-def test_calls_that_batches_have_in_common_are_held_once():
+def test_arguments_shared_by_batches_are_stored_once():
     model = FAMILIES["llama"]()
     activations = record_block_inputs(model, model.model.layers, tokens().split(2))
     first, second = (calls[0].kwargs["position_embeddings"] for calls in activations.calls[:2])
@@ -192,7 +192,7 @@ def test_non_finite_activations_name_layer_and_batch(value):
         walk(broken, [first, second], architecture)
 
 
-def test_a_layer_that_is_never_called_is_in_no_group():
+def test_an_uncalled_layer_is_in_no_group():
     used, unused = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     groups = find_input_groups({"used": used, "unused": unused}, {"used": (4, 4)}, lambda: used(torch.ones(2, 4)))
     assert groups == (InputGroup(layers=("used",), from_output=False),)
@@ -205,7 +205,7 @@ def test_equal_values_in_different_tensors_are_different_inputs():
     assert [group.layers for group in groups] == [("one",), ("two",)]
 
 
-def test_a_tensor_changed_in_place_between_two_layers_is_another_input():
+def test_a_tensor_changed_in_place_is_another_input():
     one, two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     shared = torch.ones(2, 4)
     shapes = {"one": (4, 4), "two": (4, 4)}
@@ -213,7 +213,7 @@ def test_a_tensor_changed_in_place_between_two_layers_is_another_input():
     assert len(groups) == 2
 
 
-def test_a_layer_called_with_two_inputs_is_summed_over_both_and_shares_none():
+def test_a_layer_with_two_inputs_is_summed_and_not_shared():
     one, two = torch.nn.Linear(4, 4).double(), torch.nn.Linear(4, 4).double()
     first, second = torch.rand(2, 3, 4, dtype=torch.float64)
     layers, shapes = {"one": one, "two": two}, {"one": (4, 4), "two": (4, 4)}
@@ -235,7 +235,7 @@ def test_a_large_bias_does_not_drown_the_output_in_low_precision():
     torch.testing.assert_close(found["layer"].output_gram, outputs.T @ outputs, rtol=1e-4, atol=1e-2)
 
 
-def test_a_block_that_returns_a_tuple_is_understood():
+def test_blocks_that_return_a_tuple_are_supported():
     class Block(torch.nn.Module):
         def forward(self, hidden, scale):
             return hidden * scale, None

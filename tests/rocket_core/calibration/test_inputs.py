@@ -1,4 +1,4 @@
-"""Calibration inputs of every kind, from files and made up."""
+"""Calibration inputs of every kind, from files and synthetic."""
 
 import hashlib
 import wave
@@ -40,7 +40,7 @@ def text_file(folder, text):
     return str(file)
 
 
-def test_the_decoder_of_a_pair_reads_what_follows_the_encoders_window_shifted_right(tmp_path):
+def test_the_decoder_gets_the_next_window_shifted_right(tmp_path):
     text = "".join(chr(97 + index % 26) for index in range(200))
     settings = CalibrationConfig(dataset=text_file(tmp_path, text), samples=3)
     inputs = source("t5", tmp_path / "model").draw(settings).tensors
@@ -52,7 +52,7 @@ def test_the_decoder_of_a_pair_reads_what_follows_the_encoders_window_shifted_ri
         assert inputs["decoder_input_ids"][pair].tolist() == [0, *decoder]
 
 
-def test_an_encoder_reads_full_windows_between_its_special_tokens(tmp_path):
+def test_an_encoder_gets_full_windows_with_special_tokens(tmp_path):
     windows = EncoderText(tokenizer=byte_tokenizer("<s> $A </s>"), length=8).windows(["abcdefghijkl"] * 3, 5)
     assert windows.shape == (5, 8)
     assert windows[:, 0].tolist() == [1] * 5
@@ -67,13 +67,13 @@ def test_too_little_text_for_a_pair_is_an_error(tmp_path):
         source("t5", tmp_path / "model").draw(settings)
 
 
-def test_labels_that_begin_with_the_start_token_get_no_second_one():
+def test_labels_with_a_start_token_get_no_second_one():
     labels = torch.tensor([[1, 5, 6, 2], [1, 7, 8, 2]])
     assert shift_right(labels, 0).tolist() == [[0, 1, 5, 6], [0, 1, 7, 8]]
     assert shift_right(labels, 1).tolist() == [[1, 5, 6], [1, 7, 8]]
 
 
-def test_images_of_a_folder_come_through_the_models_processor(tmp_path):
+def test_images_are_preprocessed_by_the_models_processor(tmp_path):
     images = tmp_path / "images"
     images.mkdir()
     for name, value in (("a.png", 0), ("b.JPG", 255), ("c.jpeg", 255)):
@@ -86,7 +86,7 @@ def test_images_of_a_folder_come_through_the_models_processor(tmp_path):
     assert sorted(pixels.mean((1, 2, 3)).tolist()) == pytest.approx([-1, 1, 1], abs=1e-3)
 
 
-def test_seed_decides_which_images_are_drawn(tmp_path):
+def test_the_seed_decides_which_images_are_drawn(tmp_path):
     for value in range(20):
         Image.new("L", (4, 4), value).save(tmp_path / f"{value}.png")
 
@@ -96,7 +96,7 @@ def test_seed_decides_which_images_are_drawn(tmp_path):
     assert drawn(0) == drawn(0) != drawn(1)
 
 
-def test_what_is_no_image_is_named(tmp_path):
+def test_an_invalid_image_is_named(tmp_path):
     (tmp_path / "broken.png").write_bytes(b"\x89PNG no more")
     with pytest.raises(CalibrationError, match=r"broken\.png cannot be read as an image"):
         list(folder_images(tmp_path, seed=0))
@@ -113,18 +113,18 @@ def test_a_processor_of_another_model_is_refused(tmp_path):
         source("vit", tmp_path / "model")
 
 
-def test_synthetic_images_are_decided_by_the_seed_and_have_edges():
+def test_synthetic_images_depend_on_the_seed_and_have_edges():
     one, again, other = (next(synthetic_images(64, seed=seed)) for seed in (0, 0, 1))
     assert one.size == (64, 64)
     assert one.tobytes() == again.tobytes() != other.tobytes()
     pixels = np.asarray(one, dtype=np.float64).mean(2)
     steps = np.abs(np.diff(pixels, axis=1))
-    # Flat nearly everywhere, with steps far larger than the noise: as photographs, and unlike noise.
+    # Flat nearly everywhere, with steps far larger than the noise: like photographs, and unlike noise.
     assert np.median(steps) < 6
     assert steps.max() > 50
 
 
-def test_recordings_are_cut_into_windows_one_behind_the_other(tmp_path):
+def test_recordings_are_cut_into_consecutive_windows(tmp_path):
     recordings = tmp_path / "wav"
     recordings.mkdir()
     for number, seconds in enumerate((0.5, 0.75, 1.25, 0.25)):
@@ -145,13 +145,13 @@ def test_recordings_are_cut_into_windows_one_behind_the_other(tmp_path):
     ("options", "said"),
     [({"rate": 44_100}, "at 44100 Hz"), ({"channels": 2}, "2 channels"), ({"width": 4}, "32 bits")],
 )
-def test_recordings_of_another_format_are_named_with_what_the_model_hears(tmp_path, options, said):
+def test_recordings_in_another_format_are_refused_with_advice(tmp_path, options, said):
     write_wave(tmp_path / "a.wav", [0] * 100, **options)
     with pytest.raises(CalibrationError, match=rf"a\.wav has .*{said}.*16 bits at 16000 Hz: convert it"):
         list(folder_audio(tmp_path, seed=0, rate=RATE))
 
 
-def test_what_is_no_recording_is_named(tmp_path):
+def test_an_invalid_recording_is_named(tmp_path):
     (tmp_path / "a.wav").write_bytes(b"RIFF")
     with pytest.raises(CalibrationError, match=r"a\.wav cannot be read"):
         list(folder_audio(tmp_path, seed=0, rate=RATE))
@@ -164,7 +164,7 @@ def test_recordings_shorter_than_a_window_are_an_error(tmp_path):
         source("whisper", tmp_path / "model").draw(CalibrationConfig(dataset=str(tmp_path)))
 
 
-def test_synthetic_audio_is_decided_by_the_seed_and_stays_in_range():
+def test_synthetic_audio_depends_on_the_seed_and_stays_in_range():
     one, again, other = (next(synthetic_audio(RATE, seed=seed, rate=RATE)) for seed in (0, 0, 1))
     assert np.array_equal(one, again)
     assert not np.array_equal(one, other)
@@ -177,7 +177,7 @@ def test_the_hash_of_text_is_that_of_its_token_ids():
     assert CalibrationInputs.of_text(tokens).sha256() == hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
 
 
-def test_batches_hold_every_sample_once_and_cast_what_is_no_integer():
+def test_batches_hold_every_sample_once_and_cast_floats():
     inputs = CalibrationInputs(tensors={"pixel_values": torch.rand(5, 2), "input_ids": torch.arange(5)})
     batches = list(inputs.batches(2, torch.device("cpu"), torch.bfloat16))
     assert [len(batch["input_ids"]) for batch in batches] == [2, 2, 1]

@@ -26,7 +26,7 @@ def random(*shape, seed=0):
 
 
 class Block(nn.Module):
-    """Two layers, called as `run` says."""
+    """Two layers, called by `run`."""
 
     def __init__(self, run):
         super().__init__()
@@ -46,13 +46,13 @@ def pull(block, hidden, gradient, *, exponent=0):
     return squares, back
 
 
-def behind(hidden, **beside):
-    """The output of the last block, in one batch."""
+def final_activations(hidden, **beside):
+    """Return the activations after the last block, in one batch."""
     return Activations(hidden=[hidden], calls=[], **beside)
 
 
 def derivatives(function, at, gradient):
-    """Gradient at a tensor by central differences: no automatic differentiation."""
+    """Return the gradient at a tensor by central differences, without automatic differentiation."""
     result = torch.zeros_like(at)
     for place in range(at.numel()):
         step = torch.zeros_like(at)
@@ -61,7 +61,7 @@ def derivatives(function, at, gradient):
     return result
 
 
-def test_gradients_of_layers_and_of_the_input_are_those_of_finite_differences():
+def test_gradients_equal_finite_differences():
     block = Block(lambda self, hidden: hidden + self.two(torch.tanh(self.one(hidden))))
     hidden, gradient = random(2, 3, 4), random(2, 3, 4, seed=1)
     squares, back = pull(block, hidden, gradient)
@@ -71,7 +71,7 @@ def test_gradients_of_layers_and_of_the_input_are_those_of_finite_differences():
     torch.testing.assert_close(back.values, derivatives(block, hidden, gradient))
 
 
-def test_several_batches_and_calls_add_up():
+def test_batches_and_calls_add_up():
     block = Block(lambda self, hidden: self.one(hidden) + 2 * self.one(hidden.flip(1)))
     gradient = random(1, 3, 4)
     squares, _ = pull(block, random(1, 3, 4, seed=1), gradient)
@@ -90,13 +90,13 @@ def test_several_batches_and_calls_add_up():
     ],
     ids=["never called", "without influence", "called without gradients"],
 )
-def test_a_layer_that_the_loss_does_not_see_has_no_sensitivity(run):
+def test_a_layer_without_effect_on_the_loss_has_no_sensitivity(run):
     squares, _ = pull(Block(run), random(1, 3, 4), random(1, 3, 4, seed=1))
     assert torch.equal(squares.total("two"), torch.zeros(4, dtype=torch.float64))
     assert squares.total("one").min() > 0
 
 
-def test_a_layer_that_reads_something_else_than_the_hidden_states_counts():
+def test_a_layer_with_another_input_than_hidden_states_counts():
     def run(self, hidden):
         gate = self.two(torch.ones(3, 4, dtype=torch.float64))
         gate += 1  # A leaf would not allow this.
@@ -107,7 +107,7 @@ def test_a_layer_that_reads_something_else_than_the_hidden_states_counts():
     torch.testing.assert_close(squares.total("two"), (gradient * hidden)[0].square().sum(0))
 
 
-def test_outputs_and_inputs_may_be_changed_in_place():
+def test_in_place_changes_of_inputs_and_outputs_are_supported():
     def run(self, hidden):
         output = self.one(hidden)
         output.mul_(3)
@@ -121,7 +121,7 @@ def test_outputs_and_inputs_may_be_changed_in_place():
     assert torch.equal(hidden, before)
 
 
-def test_a_block_that_ignores_its_input_hands_back_zero():
+def test_a_block_that_ignores_its_input_returns_a_zero_gradient():
     squares, back = pull(
         Block(lambda self, hidden: self.one(torch.ones_like(hidden))), random(1, 3, 4), random(1, 3, 4)
     )
@@ -129,7 +129,7 @@ def test_a_block_that_ignores_its_input_hands_back_zero():
     assert squares.total("one").min() > 0
 
 
-def test_hooks_are_gone_afterwards_even_when_the_block_fails():
+def test_hooks_are_removed_even_when_the_block_fails():
     def fail(self, hidden):
         raise ZeroDivisionError
 
@@ -148,7 +148,7 @@ def test_non_finite_gradients_name_layer_and_batch():
         pull(Block(run), random(1, 3, 4), random(1, 3, 4))
 
 
-def test_a_non_finite_gradient_beside_the_layers_is_found_too():
+def test_a_non_finite_gradient_outside_the_layers_is_found():
     run = lambda self, hidden: self.one(hidden) + (0 * hidden).square().sum().sqrt()  # noqa: E731
     with pytest.raises(NonFiniteCalibrationError, match=r"input of the block of layer one .* batch 7"):
         pull(Block(run), random(1, 3, 4), random(1, 3, 4))
@@ -180,7 +180,7 @@ def test_half_precision_gradients_are_centred_without_loss(factor):
     )
 
 
-def test_gradients_that_cannot_be_centred_or_need_not_be_stay():
+def test_zero_tiny_and_infinite_gradients_are_not_rescaled():
     for values in (torch.zeros(1, 1, 2).half(), torch.full((1, 1, 2), 1e-7), torch.full((1, 1, 2), torch.inf).half()):
         gradient = ScaledGradient(values=values, exponent=3)
         centred = gradient.centred()
@@ -190,7 +190,7 @@ def test_gradients_that_cannot_be_centred_or_need_not_be_stay():
 
 @pytest.mark.parametrize(("one", "other"), [(0, 0), (3, -9), (-20, 14)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_sums_of_gradients_at_different_scales_are_those_of_the_plain_ones(one, other, dtype):
+def test_sums_of_differently_scaled_gradients_are_correct(one, other, dtype):
     if dtype != torch.float16:
         one = other = 0
     parts = [
@@ -212,7 +212,7 @@ def test_a_scaled_gradient_gives_the_sums_of_the_plain_one():
 
 
 @pytest.mark.parametrize("logits", [5, 11, 40], ids=["part of a window", "a window", "all"])
-def test_the_gradient_behind_the_blocks_does_not_depend_on_the_pieces(logits, monkeypatch):
+def test_the_gradient_after_the_blocks_is_independent_of_chunks(logits, monkeypatch):
     model = FAMILIES["gemma"]().double().requires_grad_(requires_grad=False)
     leaf = random(3, 11, 32).requires_grad_()
     read = model.lm_head(model.model.norm(leaf)).log_softmax(-1)
@@ -220,31 +220,35 @@ def test_the_gradient_behind_the_blocks_does_not_depend_on_the_pieces(logits, mo
     monkeypatch.setattr(sensitivity, "_LOGIT_BYTES", 4 * VOCAB_SIZE * logits)
     largest = []
     model.lm_head.register_forward_hook(lambda _module, _args, output: largest.append(output.shape[:-1].numel()))
-    found = output_gradient(model, model.model.layers, "tokens", {"input_ids": tokens()}, behind(leaf.detach()))
+    found = output_gradient(
+        model, model.model.layers, "tokens", {"input_ids": tokens()}, final_activations(leaf.detach())
+    )
     torch.testing.assert_close(found.values, leaf.grad)
     assert max(largest) <= logits
 
 
-def test_blocks_are_put_back_and_weights_get_no_gradients():
+def test_blocks_are_restored_and_weights_get_no_gradients():
     model = FAMILIES["llama"]().requires_grad_(requires_grad=False)
     before = list(model.model.layers)
-    output_gradient(model, model.model.layers, "tokens", {"input_ids": tokens()}, behind(torch.randn(3, 11, 32)))
+    output_gradient(
+        model, model.model.layers, "tokens", {"input_ids": tokens()}, final_activations(torch.randn(3, 11, 32))
+    )
     assert list(model.model.layers) == before
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_non_finite_gradients_behind_the_blocks_are_found():
+def test_non_finite_gradients_after_the_blocks_are_found():
     model = FAMILIES["llama"]().requires_grad_(requires_grad=False)
     hidden = torch.randn(3, 11, 32)
     hidden[1, 4, 2] = torch.nan
     with pytest.raises(NonFiniteCalibrationError, match="after the last block"):
-        output_gradient(model, model.model.layers, "tokens", {"input_ids": tokens()}, behind(hidden))
+        output_gradient(model, model.model.layers, "tokens", {"input_ids": tokens()}, final_activations(hidden))
 
 
-def test_a_model_without_head_has_hidden_states_to_lose():
+def test_a_model_without_head_uses_the_loss_of_hidden_states():
     model = FAMILIES["llama"]()
     assert natural_loss(model, reads_in_order=True) == "tokens"
-    # With a head that fills in what is masked: it sees the tokens that a decoder would predict.
+    # With a head for masked tokens: it sees the tokens that a decoder would predict.
     assert natural_loss(model, reads_in_order=False) == "hidden_states"
     assert natural_loss(model.model, reads_in_order=True) == "hidden_states"
 

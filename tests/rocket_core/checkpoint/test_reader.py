@@ -23,7 +23,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_reads_what_the_safetensors_library_wrote(folder):
+def test_it_reads_what_the_safetensors_library_wrote(folder):
     checkpoint = open_checkpoint(folder)
     assert set(checkpoint.entries) == set(TENSORS)
     for key, tensor in TENSORS.items():
@@ -84,13 +84,13 @@ def test_appended_bytes_are_refused(folder):
         b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
     ],
 )
-def test_a_header_that_makes_no_sense_is_refused(tmp_path, header):
+def test_an_invalid_header_is_refused(tmp_path, header):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 8)
     with pytest.raises(CorruptCheckpointError):
         open_checkpoint(tmp_path)
 
 
-def test_a_header_bomb_is_not_read(tmp_path):
+def test_a_huge_header_is_not_read(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}")
     with pytest.raises(CorruptCheckpointError, match="truncated"):
         open_checkpoint(tmp_path)

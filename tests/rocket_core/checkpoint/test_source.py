@@ -39,7 +39,7 @@ def cached(tmp_path):
     return HubAccess(cache=tmp_path)
 
 
-def test_a_folder_wins_and_is_made_absolute(tmp_path, monkeypatch):
+def test_a_folder_takes_precedence_and_becomes_absolute(tmp_path, monkeypatch):
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     found = find_model("org/name")
@@ -51,7 +51,7 @@ def test_a_folder_has_no_revision(tmp_path):
         find_model(str(tmp_path), "main")
 
 
-def test_a_repository_is_pinned_to_a_commit_and_only_safe_files_are_fetched(hub, cached, tmp_path):
+def test_a_repository_is_pinned_and_only_safe_files_are_fetched(hub, cached, tmp_path):
     hub.repositories["org/name"] |= {
         "pytorch_model.bin": b"a pickle",
         "modeling_own.py": b"code",
@@ -68,7 +68,7 @@ def test_a_repository_is_pinned_to_a_commit_and_only_safe_files_are_fetched(hub,
     assert not [path for path in fetched if path.endswith((".bin", ".py")) or "adapter" in path or "original" in path]
 
 
-def test_a_token_goes_with_every_question(hub, tmp_path):
+def test_a_token_is_sent_with_every_request(hub, tmp_path):
     find_model("org/name", hub=HubAccess(token="hf_mine", cache=tmp_path))  # noqa: S106 - of the fake hub
     assert {token for _, token, _ in hub.asked} == {"Bearer hf_mine"}
     assert "hf_mine" not in repr(HubAccess(token="hf_mine"))  # noqa: S106 - as above
@@ -89,7 +89,7 @@ def test_a_token_goes_with_every_question(hub, tmp_path):
         ({}, {"ratio": 0.3, "ignore": ("*.nothing",)}, UnmatchedIgnoreError),
     ],
 )
-def test_what_cannot_be_compressed_is_refused_before_its_weights_are_fetched(hub, cached, files, target, error):
+def test_incompressible_models_are_refused_before_download(hub, cached, files, target, error):
     hub.repositories["org/name"] |= files
     with pytest.raises(error):
         find_model("org/name", hub=cached, config=compression_config(**target))
@@ -97,20 +97,20 @@ def test_what_cannot_be_compressed_is_refused_before_its_weights_are_fetched(hub
     assert whole == []
 
 
-def test_a_size_out_of_reach_is_refused_before_weights_are_fetched(hub, cached, tmp_path):
+def test_an_unreachable_size_is_refused_before_fetching_weights(hub, cached, tmp_path):
     with pytest.raises(InfeasibleBudgetError):
         compress("org/name", tmp_path / "out", compression_config(target_bytes=1), hub=cached)
     assert [path for path, _, part in hub.asked if path.endswith("model.safetensors") and part is None] == []
 
 
-def test_a_download_that_does_not_fit_is_not_begun(hub, cached, monkeypatch):
+def test_a_download_that_does_not_fit_is_not_started(hub, cached, monkeypatch):
     monkeypatch.setattr(source, "free_disk", lambda _folder: len(WEIGHTS) - 1)
     with pytest.raises(InsufficientDiskError, match="HF_HOME"):
         find_model("org/name", hub=cached)
     monkeypatch.undo()
     hub.replace_the_hub(monkeypatch)
     find_model("org/name", hub=cached)
-    # What is there already takes no room.
+    # An existing download takes no room.
     monkeypatch.setattr(source, "free_disk", lambda _folder: 0)
     assert find_model("org/name", hub=cached).commit == COMMIT
 
@@ -121,14 +121,14 @@ def test_a_file_of_another_size_than_announced_is_refused(hub, cached):
         find_model("org/name", hub=cached)
 
 
-def test_what_arrives_is_counted(hub, cached):
+def test_received_bytes_are_counted(hub, cached):
     transfer = Transfer()
     find_model("org/name", hub=cached, transfer=transfer)
     assert transfer.done == transfer.total == sum(map(len, hub.repositories["org/name"].values()))
     assert transfer.share == 1.0
 
 
-def test_a_download_that_was_stopped_ends(hub, cached, tmp_path):
+def test_a_stopped_download_ends(hub, cached, tmp_path):
     transfer = Transfer()
     transfer.stop()
     with pytest.raises(CompressionCancelledError):
@@ -136,7 +136,7 @@ def test_a_download_that_was_stopped_ends(hub, cached, tmp_path):
     assert not list(tmp_path.rglob("*.incomplete"))
 
 
-def test_remains_of_downloads_that_were_killed_are_removed_and_others_kept(hub, cached, tmp_path):
+def test_only_old_remains_of_killed_downloads_are_removed(hub, cached, tmp_path):
     blobs = tmp_path / "models--org--name" / "blobs"
     blobs.mkdir(parents=True)
     for name, age in (("old", 7200), ("young", 60)):
@@ -147,7 +147,7 @@ def test_remains_of_downloads_that_were_killed_are_removed_and_others_kept(hub, 
 
 
 @pytest.mark.parametrize("name", ["../etc", "/no/such/folder", "https://example.org/x", "a--b/c..d", "models/"])
-def test_what_can_be_no_repository_is_refused_without_asking(hub, name):
+def test_an_invalid_repository_name_is_refused_without_a_request(hub, name):
     with pytest.raises(ModelNotFoundError, match="neither a folder nor a repository"):
         find_model(name)
     assert hub.asked == []
@@ -168,13 +168,13 @@ def test_hub_errors_say_what_to_do(hub, status, code, raised, says):
         find_model("org/name", "v1")
 
 
-def test_a_hub_that_has_gone_is_worth_another_try(hub):
+def test_an_unreachable_hub_is_retryable(hub):
     hub.__exit__()
     with pytest.raises(HubUnavailableError, match="cannot be reached"):
         find_model("org/name", "v1")
 
 
-def test_revision_of_a_folder_changes_with_its_weights(tmp_path):
+def test_the_revision_of_a_folder_changes_with_its_weights(tmp_path):
     save_tiny_model("llama", tmp_path / "a")
     save_tiny_model("llama", tmp_path / "b")
     first, second = (find_model(str(tmp_path / name)) for name in "ab")

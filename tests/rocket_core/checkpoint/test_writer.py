@@ -72,7 +72,7 @@ def test_files_do_not_depend_on_the_order_of_the_plans(tmp_path):
     assert contents[0] == contents[1]
 
 
-def test_a_copied_tensor_is_equal_to_the_byte_and_may_change_its_name(tmp_path):
+def test_a_copied_tensor_is_identical_and_may_be_renamed(tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
@@ -84,7 +84,7 @@ def test_a_copied_tensor_is_equal_to_the_byte_and_may_change_its_name(tmp_path):
     assert b"".join(copied.chunks()) == b"".join(entry.chunks()) == weight.numpy().tobytes()
 
 
-def test_only_one_tensor_is_made_at_a_time(tmp_path):
+def test_only_one_tensor_is_created_at_a_time(tmp_path):
     alive = []
 
     def make(value):

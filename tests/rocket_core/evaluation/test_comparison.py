@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def save_disturbed(folder, noise):
-    """The tiny Llama with noise on its weights, as a compression might leave it."""
+    """Return the tiny Llama with noise on its weights, as after a compression."""
     model = build_llama()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def other(tmp_path_factory):
 
 @pytest.fixture
 def compare(tmp_path):
-    """Compares two models; the scratch folder must be left empty."""
+    """Compare two models; the scratch folder must be empty afterwards."""
 
     def run(before, after, text, on_step=lambda *_: None, **measured):
         scratch = tmp_path / "scratch"
@@ -77,7 +77,7 @@ def test_a_model_does_not_differ_from_itself(compare, dense):
 
 
 @pytest.mark.parametrize(("length", "stride"), [(8, 8), (8, 3)])
-def test_difference_is_that_of_predictions_made_one_token_after_another(compare, dense, other, length, stride):
+def test_the_difference_equals_token_by_token_predictions(compare, dense, other, length, stride):
     text = windows_of(length, stride, tokens=26)
     models = [load_model(folder, CPU) for folder in (dense, other)]
     divergence, agreements = [], 0
@@ -114,7 +114,7 @@ def test_only_one_model_is_in_memory_at_a_time(compare, dense, other, monkeypatc
     assert len(loaded) == 2
 
 
-def test_progress_rises_to_the_end_and_the_caller_can_end_it(compare, dense, other):
+def test_progress_rises_and_the_caller_can_stop(compare, dense, other):
     told = []
     compare(dense, other, windows_of(4, 1), on_step=lambda share, what: told.append((share, what)))
     assert [share for share, _ in told] == sorted(share for share, _ in told)
@@ -132,7 +132,7 @@ def test_progress_rises_to_the_end_and_the_caller_can_end_it(compare, dense, oth
         compare(dense, other, windows_of(4, 1), on_step=enough)
 
 
-def test_logits_that_will_not_fit_are_refused_at_the_first_window(compare, dense, other, monkeypatch):
+def test_logits_that_do_not_fit_are_refused_at_the_first_window(compare, dense, other, monkeypatch):
     need = 4 * 9 * 320 * 4
     monkeypatch.setattr(comparison, "free_disk", lambda _folder: need - 1)
     with pytest.raises(InsufficientDiskError, match="logits"):
@@ -141,7 +141,7 @@ def test_logits_that_will_not_fit_are_refused_at_the_first_window(compare, dense
     compare(dense, other, windows_of(10, 10))
 
 
-def test_models_of_other_tokens_are_not_compared(compare, dense, tmp_path):
+def test_models_with_different_vocabularies_are_not_compared(compare, dense, tmp_path):
     model = build_llama()
     model.resize_token_embeddings(330)
     model.save_pretrained(tmp_path / "wide")
@@ -155,7 +155,7 @@ def encoders(tmp_path_factory):
     return tuple(open_model(save_bert(tmp_path_factory.mktemp("bert"), seed)) for seed in (0, 1))
 
 
-def test_encoders_drift(compare, encoders):
+def test_encoders_are_compared_by_drift(compare, encoders):
     text = read_text(encoders[0], ["one two\nthree\n", "four five six"], count=None)
     assert text.sentences == ("one two", "three", "four five six")
 
@@ -172,7 +172,7 @@ def test_encoders_drift(compare, encoders):
     assert compare(encoders[0], encoders[0], text).difference.cosine_drift == 0
 
 
-def test_encoders_and_models_that_predict_tokens_are_not_mixed(compare, dense, encoders):
+def test_encoders_and_language_models_are_not_mixed(compare, dense, encoders):
     with pytest.raises(InvalidConfigError, match="different kinds"):
         compare(dense, encoders[0], windows_of(8, 8))
     with pytest.raises(InvalidConfigError, match="stride"):
@@ -180,7 +180,7 @@ def test_encoders_and_models_that_predict_tokens_are_not_mixed(compare, dense, e
 
 
 @pytest.mark.parametrize("config", [ViTConfig(), T5Config()])
-def test_what_neither_predicts_nor_encodes_text_is_refused(tmp_path, config):
+def test_a_model_that_does_not_suit_text_is_refused(tmp_path, config):
     config.save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedArchitectureError, match="cannot be evaluated on text"):

@@ -13,7 +13,7 @@ def random_logits(tokens, vocabulary, seed, scale=3.0):
     return scale * torch.randn(tokens, vocabulary, generator=torch.Generator().manual_seed(seed))
 
 
-def test_equals_the_sum_over_the_vocabulary_term_by_term():
+def test_it_equals_the_explicit_sum_over_the_vocabulary():
     dense, compressed = random_logits(7, 11, 0).double(), random_logits(7, 11, 1).double()
 
     result = token_divergence(dense, compressed)
@@ -23,7 +23,7 @@ def test_equals_the_sum_over_the_vocabulary_term_by_term():
     assert result.tokens == 7
 
 
-def test_is_that_of_the_compressed_model_from_the_dense_one_and_not_the_other_way_round():
+def test_the_divergence_is_taken_from_dense_to_compressed():
     dense, compressed = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log()
 
     result = token_divergence(dense, compressed)
@@ -31,7 +31,7 @@ def test_is_that_of_the_compressed_model_from_the_dense_one_and_not_the_other_wa
     assert result.kl_divergence == pytest.approx(0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1), rel=1e-6)
 
 
-def test_of_equal_logits_is_exactly_zero_with_full_agreement():
+def test_equal_logits_have_zero_divergence_and_full_agreement():
     logits = random_logits(20, 50, 0, scale=30.0).bfloat16()
 
     result = token_divergence(logits, logits.clone())
@@ -62,7 +62,7 @@ def test_chunks_change_nothing(chunk_bytes):
     assert (chunked.agreements, chunked.tokens) == (whole.agreements, 10)
 
 
-def test_logits_far_apart_neither_overflow_nor_make_noise():
+def test_distant_logits_neither_overflow_nor_lose_precision():
     dense, compressed = torch.tensor([[1e4, 0.0]]), torch.tensor([[0.0, 1e4]])
 
     assert token_divergence(dense, compressed).kl_divergence == pytest.approx(1e4)
@@ -76,7 +76,7 @@ def test_half_precision_is_compared_in_float64():
     assert result == token_divergence(dense.double(), compressed.double())
 
 
-def test_inputs_are_left_as_they_were():
+def test_inputs_are_not_modified():
     dense, compressed = random_logits(4, 6, 0).double(), random_logits(4, 6, 1).double()
     before = dense.clone(), compressed.clone()
 
@@ -88,7 +88,7 @@ def test_inputs_are_left_as_they_were():
 
 @given(seed=st.integers(0, 10**6), noise=st.floats(1e-6, 10.0))
 @settings(deadline=None, max_examples=50)
-def test_is_never_negative_and_adds_up_over_tokens(seed, noise):
+def test_divergence_is_never_negative_and_additive_over_tokens(seed, noise):
     dense = random_logits(6, 17, seed)
     compressed = dense + noise * random_logits(6, 17, seed + 1)
 

@@ -16,7 +16,7 @@ def cosine(one, other):
     return dot / math.sqrt(math.fsum(value**2 for value in one) * math.fsum(value**2 for value in other))
 
 
-def test_drift_is_one_minus_the_cosine_on_average():
+def test_drift_is_one_minus_the_mean_cosine():
     dense = torch.randn(5, 8, generator=torch.Generator().manual_seed(0)).double()
     compressed = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)).double()
     exact = sum(1 - cosine(*pair) for pair in zip(dense.tolist(), compressed.tolist(), strict=True)) / 5
@@ -24,7 +24,7 @@ def test_drift_is_one_minus_the_cosine_on_average():
     assert mean_cosine_drift(dense, compressed) == pytest.approx(exact, rel=1e-12)
 
 
-def test_drift_of_a_vector_from_itself_and_its_multiples_is_zero_and_from_its_opposite_two():
+def test_drift_is_zero_for_multiples_and_two_for_opposites():
     vectors = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 
     assert mean_cosine_drift(vectors, vectors) == 0
@@ -32,14 +32,14 @@ def test_drift_of_a_vector_from_itself_and_its_multiples_is_zero_and_from_its_op
     assert mean_cosine_drift(vectors, -vectors) == pytest.approx(2)
 
 
-def test_small_drift_keeps_its_digits():
+def test_small_drift_keeps_its_precision():
     angle = 1e-7
     dense, compressed = torch.tensor([[1.0, 0.0]]), torch.tensor([[math.cos(angle), math.sin(angle)]]).double()
 
     assert mean_cosine_drift(dense.double(), compressed) == pytest.approx(angle**2 / 2, rel=1e-6)
 
 
-def test_mean_is_over_the_tokens_of_the_mask():
+def test_the_mean_is_over_the_masked_tokens():
     states = torch.arange(12.0).reshape(2, 3, 2)
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
 
@@ -53,7 +53,7 @@ def test_half_precision_states_are_averaged_in_float32():
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
-def test_a_sentence_is_pooled_as_if_it_were_alone(batch_size):
+def test_a_sentence_in_a_batch_is_pooled_as_if_alone(batch_size):
     model, tokenizer = build_bert(), word_tokenizer()
     alone = []
     for sentence in SENTENCES:
@@ -66,7 +66,7 @@ def test_a_sentence_is_pooled_as_if_it_were_alone(batch_size):
     assert tokens == sum(len(sentence.split()) + 2 for sentence in SENTENCES)
 
 
-def test_long_sentences_are_cut_off():
+def test_long_sentences_are_truncated():
     model, tokenizer = build_bert(), word_tokenizer()
 
     pooled, tokens = pooled_outputs(model, tokenizer, ["one two three four"], length=4, batch_size=1)
@@ -76,7 +76,7 @@ def test_long_sentences_are_cut_off():
     assert torch.equal(pooled, expected)
 
 
-def test_a_model_with_a_head_is_pooled_below_it():
+def test_a_model_with_a_head_is_pooled_below_the_head():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model = BertForMaskedLM(BertConfig(**build_bert().config.to_diff_dict())).eval()
@@ -99,7 +99,7 @@ def test_progress_counts_sentences_to_the_end():
     assert seen == [(3, 4), (4, 4)]
 
 
-def test_what_cannot_be_pooled_is_an_error():
+def test_unpoolable_input_is_an_error():
     model, tokenizer = build_bert(), word_tokenizer()
     with pytest.raises(EmptyCalibrationError):
         pooled_outputs(model, tokenizer, [], length=8, batch_size=1)
@@ -111,5 +111,5 @@ def test_what_cannot_be_pooled_is_an_error():
         pooled_outputs(model, tokenizer, SENTENCES, length=8, batch_size=2)
 
 
-def test_sentences_are_the_lines_that_hold_something():
+def test_sentences_are_the_nonempty_lines():
     assert list(sentences([" a b \n\n c\n", "", "\n \n", "d"])) == ["a b", "c", "d"]

@@ -36,7 +36,7 @@ def questions(tmp_path):
 
 
 def log_likelihood(model, context, continuation):
-    """log p(continuation | context) and whether each token is the likeliest, one token after another."""
+    """Return log p(continuation | context) and whether each token is the likeliest, token by token."""
     tokenizer = byte_tokenizer()
     tokens, total, greedy = tokenizer(context)["input_ids"], 0.0, True
     for token in tokenizer(continuation)["input_ids"]:
@@ -48,7 +48,7 @@ def log_likelihood(model, context, continuation):
 
 
 def accuracies(model, items):
-    """Accuracy by log-likelihood, and by log-likelihood over bytes."""
+    """Return accuracy by log-likelihood, and by log-likelihood per byte."""
     right = normalised = 0
     for item in items:
         scores = [log_likelihood(model, item["context"], choice)[0] for choice in item["choices"]]
@@ -60,7 +60,7 @@ def accuracies(model, items):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_accuracies_of_five_questions_are_those_counted_by_hand(questions, seed):
+def test_accuracies_of_five_questions_match_a_manual_count(questions, seed):
     pytest.importorskip("lm_eval")
     model = build_llama()
     with torch.no_grad():
@@ -75,12 +75,12 @@ def test_accuracies_of_five_questions_are_those_counted_by_hand(questions, seed)
     )
 
 
-def test_the_questions_tell_the_two_accuracies_apart():
+def test_the_questions_distinguish_the_two_accuracies():
     right, normalised = accuracies(build_llama(), QUESTIONS)
     assert 0 < right != normalised > 0
 
 
-def test_a_continuation_counts_if_each_of_its_tokens_is_the_likeliest(tmp_path):
+def test_a_continuation_counts_if_all_its_tokens_are_likeliest(tmp_path):
     pytest.importorskip("lm_eval")
     model, tokenizer = build_llama(), byte_tokenizer()
     prefix = tokenizer("One day a")["input_ids"]
@@ -97,7 +97,7 @@ def test_a_continuation_counts_if_each_of_its_tokens_is_the_likeliest(tmp_path):
     assert expected > 0
 
 
-def test_a_limit_reads_items_from_the_beginning_and_tasks_can_be_used_again(questions):
+def test_a_limit_takes_the_first_items_and_tasks_are_reusable(questions):
     pytest.importorskip("lm_eval")
     model, tasks = build_llama(), load_tasks([questions])
 
@@ -108,7 +108,7 @@ def test_a_limit_reads_items_from_the_beginning_and_tasks_can_be_used_again(ques
     assert [score.value for score in again] == list(accuracies(model, QUESTIONS))
 
 
-def test_the_caller_can_end_it_and_leaves_no_hook_behind(questions, capfd):
+def test_the_caller_can_stop_it_and_no_hook_is_left(questions, capfd):
     pytest.importorskip("lm_eval")
 
     class EnoughError(Exception):
@@ -127,7 +127,7 @@ def test_the_caller_can_end_it_and_leaves_no_hook_behind(questions, capfd):
         model, byte_tokenizer(), load_tasks([questions]), items=None, batch_size=1, on_call=lambda: calls.append(1)
     )
     assert len(calls) >= len(QUESTIONS)
-    # Another program may read what this one writes there.
+    # Another program may read the standard output of this one.
     assert capfd.readouterr() == ("", "")
 
 
@@ -142,7 +142,7 @@ def test_without_the_harness_the_extra_is_named(questions, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["unknown_task", "missing.jsonl", "/etc/passwd", "."])
-def test_an_unknown_task_is_refused_with_those_there_are(name):
+def test_an_unknown_task_is_refused_with_the_known_ones(name):
     with pytest.raises(InvalidConfigError, match=r"arc_easy.*\.jsonl"):
         load_tasks([name])
 
@@ -162,7 +162,7 @@ def test_an_unknown_task_is_refused_with_those_there_are(name):
         ('{"continuation": "CANARY"}', "context"),
     ],
 )
-def test_a_malformed_item_is_refused_by_its_line_and_not_repeated(tmp_path, line, problem):
+def test_a_malformed_item_is_refused_by_line_without_its_text(tmp_path, line, problem):
     file = tmp_path / "task.jsonl"
     file.write_text(json.dumps(QUESTIONS[0]) + "\n\n" + line + "\n")
 
@@ -172,24 +172,24 @@ def test_a_malformed_item_is_refused_by_its_line_and_not_repeated(tmp_path, line
 
 
 @pytest.mark.parametrize(("items", "problem"), [([], "no item"), ([QUESTIONS[0], CLOZES[0]], "both")])
-def test_a_file_holds_items_of_one_kind(tmp_path, items, problem):
+def test_a_file_must_have_items_of_one_kind(tmp_path, items, problem):
     with pytest.raises(InvalidConfigError, match=problem):
         load_tasks([write(tmp_path / "task.jsonl", items)])
 
 
-def test_two_tasks_of_one_name_are_refused(tmp_path, questions):
+def test_two_tasks_with_one_name_are_refused(tmp_path, questions):
     (tmp_path / "other").mkdir()
     with pytest.raises(InvalidConfigError, match="two tasks are called questions"):
         load_tasks([questions, write(tmp_path / "other" / "questions.jsonl", QUESTIONS)])
 
 
-def test_the_harness_knows_every_task_that_is_offered_by_name():
+def test_the_harness_has_every_task_offered_by_name():
     tasks = pytest.importorskip("lm_eval.tasks")
     manager = tasks.TaskManager(include_defaults=False, include_path=_folders(HUB_TASKS))
     assert set(HUB_TASKS) <= set(manager.all_tasks)
 
 
-def test_items_that_the_hub_does_not_give_are_an_error_that_names_the_task(monkeypatch):
+def test_unavailable_hub_items_are_an_error_naming_the_task(monkeypatch):
     pytest.importorskip("lm_eval")
 
     def refuse(*_arguments, **_options):

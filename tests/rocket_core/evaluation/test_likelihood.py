@@ -13,11 +13,11 @@ from tests.reference.tiny_models import build_llama, byte_tokenizer
 
 
 def nll_token_by_token(model, window):
-    """Each token's surprise given the prefix before it, read from scratch in float64."""
+    """Return each token's surprise given the prefix before it, each computed separately in float64."""
     return [surprise_of(next_logits(model, window[:at]), window[at]) for at in range(1, len(window))]
 
 
-def test_equals_the_mean_surprise_of_one_token_after_another() -> None:
+def test_it_equals_the_mean_token_by_token_surprise() -> None:
     model = build_llama().double()
     windows = random_windows(3, 7)
     surprises = [surprise for window in windows.tolist() for surprise in nll_token_by_token(model, window)]
@@ -29,13 +29,13 @@ def test_equals_the_mean_surprise_of_one_token_after_another() -> None:
     assert (result.tokens, result.windows) == (3 * 6, 3)
 
 
-def test_indifferent_model_is_as_perplexed_as_its_vocabulary_is_large() -> None:
+def test_uniform_predictions_have_the_vocabulary_as_perplexity() -> None:
     result = perplexity(FixedLogits(torch.zeros(37, 37)), random_windows(5, 9, 37), batch_size=2)
 
     assert result.perplexity == pytest.approx(37, rel=1e-6)
 
 
-def test_first_token_of_a_window_is_not_predicted_and_the_last_not_read() -> None:
+def test_the_first_token_is_not_predicted_and_the_last_not_read() -> None:
     sure_of_one = torch.full((3, 3), -50.0)
     sure_of_one[:, 1] = 50.0
     sure_of_one[2] = float("nan")  # row of the token that only occurs last
@@ -48,7 +48,7 @@ def test_first_token_of_a_window_is_not_predicted_and_the_last_not_read() -> Non
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_batch_size_does_not_matter(batch_size: int) -> None:
+def test_the_batch_size_does_not_matter(batch_size: int) -> None:
     model, windows = build_llama(), random_windows(10, 16)
 
     result = perplexity(model, windows, batch_size=batch_size)
@@ -66,7 +66,7 @@ def test_half_precision_logits_are_summed_in_float32() -> None:
     assert result.negative_log_likelihood == pytest.approx(exact.negative_log_likelihood, rel=1e-6)
 
 
-def test_hopeless_model_has_infinite_perplexity_but_a_finite_loss() -> None:
+def test_an_infinite_perplexity_has_a_finite_loss() -> None:
     table = torch.zeros(2, 2)
     table[:, 0] = 1000.0
 
@@ -85,7 +85,7 @@ def test_non_finite_logits_are_an_error_that_names_the_window(value: float) -> N
         perplexity(FixedLogits(table), torch.tensor([[0, 1], [1, 1], [3, 1]]), batch_size=2)
 
 
-def test_model_in_training_mode_is_refused() -> None:
+def test_a_model_in_training_mode_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match="eval"):
         perplexity(build_llama().train(), random_windows(1, 4), batch_size=1)
 
@@ -108,9 +108,7 @@ def test_progress_counts_windows_to_the_end() -> None:
 
 @pytest.mark.parametrize(("length", "stride"), [(7, 1), (7, 2), (7, 3), (7, 5), (7, 6), (7, 7), (2, 1), (2, 2)])
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_of_overlapping_windows_each_token_is_predicted_once_from_the_first_window_that_has_it(
-    length, stride, batch_size
-):
+def test_overlapping_windows_predict_each_token_once(length, stride, batch_size):
     model, stream = build_llama().double(), random_tokens(29)
     windows = stream.unfold(0, length, stride)
     surprises = []
@@ -129,7 +127,7 @@ def test_of_overlapping_windows_each_token_is_predicted_once_from_the_first_wind
 
 @given(length=st.integers(2, 12), stride=st.integers(1, 12), tokens=st.integers(12, 60))
 @settings(deadline=None, max_examples=60)
-def test_the_targets_of_overlapping_windows_are_the_text_without_its_first_token(length, stride, tokens):
+def test_targets_of_overlapping_windows_omit_the_first_token(length, stride, tokens):
     stride = min(stride, length)
     stream = random_tokens(tokens, 5)
     windows = stream.unfold(0, length, stride)
@@ -143,28 +141,28 @@ def test_the_targets_of_overlapping_windows_are_the_text_without_its_first_token
     assert len(targets) == counted_tokens(len(windows), length, stride)
 
 
-def test_logits_of_a_counted_token_are_those_before_it_is_read():
+def test_logits_of_a_token_are_those_before_it_is_read():
     model = FixedLogits(torch.diag(torch.arange(9.0)))
     windows = torch.arange(9).unfold(0, 4, 2)
     for told in predictions(model, windows, stride=2, batch_size=2):
         assert told.logits.argmax(-1).tolist() == (told.targets - 1).tolist()
 
 
-def test_stride_of_a_whole_window_is_the_default():
+def test_the_default_stride_is_a_whole_window():
     model, windows = build_llama(), random_windows(4, 9)
 
     assert perplexity(model, windows, batch_size=2, stride=9) == perplexity(model, windows, batch_size=2)
 
 
 @pytest.mark.parametrize("stride", [0, -1, 9])
-def test_stride_that_leaves_tokens_out_is_refused(stride):
+def test_a_stride_that_skips_tokens_is_refused(stride):
     with pytest.raises(InvalidConfigError, match="stride"):
         perplexity(build_llama(), random_windows(2, 8), batch_size=1, stride=stride)
     with pytest.raises(InvalidConfigError, match="stride"):
         text_windows(["some text"], byte_tokenizer(), count=1, length=8, stride=stride)
 
 
-def test_windows_of_a_text_overlap_and_are_as_many_as_asked_for():
+def test_windows_overlap_and_have_the_requested_count():
     texts = ["one text", "and another one"]
     whole = text_windows(texts, byte_tokenizer(), count=None, length=25, stride=25)[0]
 
@@ -174,7 +172,7 @@ def test_windows_of_a_text_overlap_and_are_as_many_as_asked_for():
     assert len(text_windows(texts, byte_tokenizer(), count=99, length=10, stride=3)) == 6
 
 
-def test_no_more_documents_are_read_than_windows_need():
+def test_only_needed_documents_are_read():
     texts = iter(["x" * 9, "y" * 9, "z" * 9])
 
     text_windows(texts, byte_tokenizer(), count=3, length=10, stride=4)  # 18 tokens of 20
@@ -182,6 +180,6 @@ def test_no_more_documents_are_read_than_windows_need():
     assert list(texts) == ["z" * 9]
 
 
-def test_text_without_a_whole_window_is_an_error():
+def test_a_text_without_a_whole_window_is_an_error():
     with pytest.raises(EmptyCalibrationError, match="has 6 tokens, one window needs 7"):
         text_windows(["short"], byte_tokenizer(), count=1, length=7, stride=1)

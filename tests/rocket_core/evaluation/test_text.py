@@ -34,7 +34,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_text_is_cut_into_windows_of_documents_that_begin_with_bos(model_folder: Path, text: Path) -> None:
+def test_documents_start_with_bos_and_are_cut_into_windows(model_folder: Path, text: Path) -> None:
     model = build_llama()
     stream: list[int] = []
     for story in STORIES:
@@ -50,7 +50,7 @@ def test_text_is_cut_into_windows_of_documents_that_begin_with_bos(model_folder:
 
 
 def token_of(character: str) -> int:
-    """Id of an ASCII character after 3 special tokens: printable ones stand for themselves and come first."""
+    """Return the id of an ASCII character, after 3 special tokens: printable characters come first."""
     printable = [byte for byte in range(256) if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174]
     others = [byte for byte in range(256) if byte not in printable]
     return 3 + [*printable, *others].index(ord(character))
@@ -64,19 +64,17 @@ def test_without_a_limit_all_whole_windows_are_read(model_folder: Path, text: Pa
     assert result.windows == tokens // 10
 
 
-def test_sequence_length_defaults_to_the_positions_of_a_small_model(model_folder: Path, text: Path) -> None:
+def test_sequence_length_defaults_to_a_small_models_positions(model_folder: Path, text: Path) -> None:
     assert evaluate_text(model_folder, text, limit=1).sequence_length == MAX_POSITIONS
 
 
 @pytest.mark.parametrize("sequence_length", [1, MAX_POSITIONS + 1])
-def test_sequence_length_that_the_model_cannot_read_is_refused(
-    model_folder: Path, text: Path, sequence_length: int
-) -> None:
+def test_an_impossible_sequence_length_is_refused(model_folder: Path, text: Path, sequence_length: int) -> None:
     with pytest.raises(InvalidConfigError, match="sequence length"):
         evaluate_text(model_folder, text, sequence_length=sequence_length)
 
 
-def test_nonsense_settings_are_refused(model_folder: Path, text: Path, tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(model_folder: Path, text: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="limit"):
         evaluate_text(model_folder, text, limit=0)
     with pytest.raises(InvalidConfigError, match="device"):
@@ -87,7 +85,7 @@ def test_nonsense_settings_are_refused(model_folder: Path, text: Path, tmp_path:
         evaluate_text(model_folder, tmp_path / "missing.txt")
 
 
-def test_text_shorter_than_a_window_is_an_error(model_folder: Path, tmp_path: Path) -> None:
+def test_a_text_shorter_than_a_window_is_an_error(model_folder: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("short")
 
@@ -95,12 +93,12 @@ def test_text_shorter_than_a_window_is_an_error(model_folder: Path, tmp_path: Pa
         evaluate_text(model_folder, short, sequence_length=32)
 
 
-def test_folder_without_a_model_is_an_error(text: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_an_error(text: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"config\.json"):
         evaluate_text(tmp_path / "nowhere", text)
 
 
-def test_missing_weights_are_an_error_and_not_random_numbers(text: Path, tmp_path: Path) -> None:
+def test_missing_weights_are_an_error(text: Path, tmp_path: Path) -> None:
     folder = save_tiny_model("llama", tmp_path / "model")
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -122,7 +120,7 @@ def test_weights_of_another_shape_are_an_error(text: Path, tmp_path: Path) -> No
         evaluate_text(folder, text, limit=1)
 
 
-def test_cut_off_weights_are_an_error(text: Path, tmp_path: Path) -> None:
+def test_truncated_weights_are_an_error(text: Path, tmp_path: Path) -> None:
     folder = save_tiny_model("llama", tmp_path / "model")
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -141,7 +139,7 @@ def test_pickled_weights_are_not_read(text: Path, tmp_path: Path) -> None:
         evaluate_text(folder, text, limit=1)
 
 
-def test_model_that_is_no_causal_language_model_is_an_error(text: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_not_a_language_model_is_an_error(text: Path, tmp_path: Path) -> None:
     folder = save_tiny_model("llama", tmp_path / "model")
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
 
@@ -162,7 +160,7 @@ def test_tokens_beyond_the_embeddings_are_an_error(text: Path, tmp_path: Path) -
         evaluate_text(folder, text, limit=1)
 
 
-def test_result_is_frozen(model_folder: Path, text: Path) -> None:
+def test_the_result_is_frozen(model_folder: Path, text: Path) -> None:
     result = evaluate_text(model_folder, text, sequence_length=8, limit=1)
 
     with pytest.raises(ValidationError):
@@ -170,7 +168,7 @@ def test_result_is_frozen(model_folder: Path, text: Path) -> None:
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="needs the data beside the repository")
-def test_trained_model_has_the_perplexity_measured_elsewhere() -> None:
+def test_a_trained_model_has_the_known_perplexity() -> None:
     result = evaluate_text(
         SHARED_DATA / "models" / "stories260K-hf",
         SHARED_DATA / "text" / "tinystories_val.jsonl",

@@ -6,7 +6,7 @@ from tests.reference.factored_models import ARTIFACTS
 
 @pytest.fixture(scope="package")
 def artifacts(tmp_path_factory):
-    """For each of `ARTIFACTS`: the compressed model in memory, and the folder it was saved to."""
+    """Return for each of `ARTIFACTS` the compressed model in memory, and the folder it was saved to."""
     made = {}
     for name, (build, make_factors) in ARTIFACTS.items():
         model = build()

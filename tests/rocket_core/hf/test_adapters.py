@@ -8,7 +8,7 @@ from tests.reference.factored_models import INPUT_IDS, load, logits, stored_laye
 
 @pytest.fixture(params=["llama", "gpt2", "llama, all kinds", "gpt2, all kinds"])
 def adapted(request, artifacts):
-    """A loaded artifact with fresh adapters on all linear layers, and its folder."""
+    """Return a loaded artifact with fresh adapters on all linear layers, and its folder."""
     model = load(artifacts[request.param][1])
     config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     with torch.random.fork_rng(devices=[]):
@@ -16,14 +16,14 @@ def adapted(request, artifacts):
         return peft.get_peft_model(model, config), artifacts[request.param][1]
 
 
-# peft asks for a property that transformers has renamed, and is told `fan_in_fan_out` by no one.
+# peft asks for a property that transformers has renamed, and nothing sets `fan_in_fan_out`.
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False but the target module is `Conv1D`:UserWarning")
 @pytest.mark.filterwarnings(
     "ignore:fan_in_fan_out is set to True but the target module is `torch.nn.Linear`:UserWarning"
 )
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 class TestLora:
-    def test_a_step_changes_the_adapters_alone(self, adapted):
+    def test_a_training_step_changes_only_the_adapters(self, adapted):
         model, _ = adapted
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
@@ -39,7 +39,7 @@ class TestLora:
         adapted_layers = {type(module.base_layer) for module in model.modules() if hasattr(module, "base_layer")}
         assert {type(layer) for layer in stored_layers(load(folder)).values()} <= adapted_layers
 
-    def test_adapters_save_and_load(self, adapted, tmp_path):
+    def test_adapters_can_be_saved_and_loaded(self, adapted, tmp_path):
         model, folder = adapted
         model.save_pretrained(tmp_path)
         assert torch.equal(logits(peft.PeftModel.from_pretrained(load(folder), tmp_path)), logits(model))

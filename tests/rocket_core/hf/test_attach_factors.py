@@ -24,12 +24,12 @@ SPARSE = "model.layers.0.self_attn.o_proj"
 
 class TestAttachFactors:
     @pytest.mark.parametrize("training", [False, True])
-    def test_keeps_the_mode_of_the_model(self, training):
+    def test_it_keeps_the_training_mode(self, training):
         model = FAMILIES["llama"]().train(training)
         attach_factors(model, random_factors(model))
         assert {module.training for module in model.modules()} == {training}
 
-    def test_keeps_other_factors(self):
+    def test_it_keeps_factors_attached_before(self):
         model = FAMILIES["llama"]()
         factors = random_factors(model)
         first = dict([factors.popitem()])
@@ -37,24 +37,24 @@ class TestAttachFactors:
         assert len(model.config.quantization_config.layers) == len(factors) + 1
 
     @pytest.mark.parametrize("name", ["model.layers.9.mlp.up_proj", "model.norm", "model.embed_tokens"])
-    def test_needs_a_linear_layer(self, name):
+    def test_a_name_without_a_linear_layer_is_refused(self, name):
         model = FAMILIES["llama"]()
         with pytest.raises(InvalidConfigError, match=name):
             attach_factors(model, {name: random_factors(model)[LAYER]})
 
-    def test_needs_the_shape_of_the_layer(self):
+    def test_factors_of_another_shape_are_refused(self):
         model = FAMILIES["llama"]()
         with pytest.raises(InvalidConfigError, match="down_proj"):
             attach_factors(model, {"model.layers.0.mlp.down_proj": random_factors(model)[LAYER]})
         assert not stored_layers(model)
 
-    def test_needs_plain_weights(self):
+    def test_quantized_models_are_refused(self):
         model = FAMILIES["llama"]()
         model.hf_quantizer = object()
         with pytest.raises(AlreadyQuantizedError):
             attach_factors(model, {})
 
-    def test_layers_that_files_hold_in_pieces_are_refused(self):
+    def test_layers_stored_in_parts_are_refused(self):
         config = Dinov2Config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, use_swiglu_ffn=True)
         model = Dinov2Model(config)
         names = [name for name in block_linears(model) if "mlp" in name]
@@ -69,7 +69,7 @@ class TestAttachFactors:
             twin.get_submodule(OWNER).get_parameter(tensor).zero_()
         assert not torch.equal(logits(twin), logits(model))
 
-    def test_needs_at_least_one_coefficient(self):
+    def test_factors_without_a_coefficient_are_refused(self):
         model = FAMILIES["llama"]()
         empty = LayerFactors(
             dictionary=None, coefficients=torch.zeros(32, 32), support=torch.zeros(32, 32, dtype=torch.bool)
@@ -77,7 +77,7 @@ class TestAttachFactors:
         with pytest.raises(InvalidConfigError, match=SPARSE):
             attach_factors(model, {SPARSE: empty})
 
-    def test_needs_as_many_atoms_as_coefficients_are_for(self):
+    def test_a_dictionary_of_another_rank_is_refused(self):
         model = FAMILIES["llama"]()
         factors = LayerFactors(dictionary=torch.ones(32, 3), coefficients=torch.ones(4, 32))
         with pytest.raises(InvalidConfigError, match=SPARSE):
@@ -85,7 +85,7 @@ class TestAttachFactors:
 
 
 class TestSharedDictionaries:
-    def test_take_a_dictionary_owner_that_was_attached_before(self, artifacts):
+    def test_they_can_use_a_owner_attached_before(self, artifacts):
         model = FAMILIES["llama"]()
         factors = mixed_factors(model)
         followers = {name: one for name, one in factors.items() if one.dictionary_owner is not None}
@@ -93,13 +93,13 @@ class TestSharedDictionaries:
         attach_factors(model, followers)
         assert torch.equal(logits(model), logits(artifacts["llama, all kinds"][0]))
 
-    def test_are_given_in_any_order(self, artifacts):
+    def test_they_can_be_given_in_any_order(self, artifacts):
         model = FAMILIES["llama"]()
         attach_factors(model, dict(reversed(mixed_factors(model).items())))
         assert torch.equal(logits(model), logits(artifacts["llama, all kinds"][0]))
 
     @pytest.mark.parametrize("owner", ["model.layers.9.mlp.up_proj", FOLLOWER, SPARSE, LAYER])
-    def test_need_a_dictionary_owner_that_has_one(self, owner):
+    def test_they_need_a_owner_with_a_dictionary(self, owner):
         model = FAMILIES["llama"]()
         factors = mixed_factors(model)
         factors[FOLLOWER] = dataclasses.replace(factors[FOLLOWER], dictionary_owner=owner)
@@ -107,7 +107,7 @@ class TestSharedDictionaries:
             attach_factors(model, factors)
         assert not stored_layers(model)
 
-    def test_are_not_taken_from_a_follower(self):
+    def test_they_cannot_use_the_dictionary_of_a_follower(self):
         model = FAMILIES["llama"]()
         factors = mixed_factors(model)
         last = dataclasses.replace(factors.pop(FOLLOWER), dictionary_owner=LAYER)
@@ -115,14 +115,14 @@ class TestSharedDictionaries:
         with pytest.raises(InvalidConfigError, match=f"{FOLLOWER}.*{LAYER}"):
             attach_factors(model, {FOLLOWER: last})
 
-    def test_are_the_dictionary_owners(self):
+    def test_a_different_dictionary_than_the_owners_is_refused(self):
         model = FAMILIES["llama"]()
         factors = mixed_factors(model)
         factors[FOLLOWER] = dataclasses.replace(factors[FOLLOWER], dictionary=factors[OWNER].dictionary * 2)
         with pytest.raises(InvalidConfigError, match=f"{FOLLOWER}.*another dictionary than '{OWNER}'"):
             attach_factors(model, factors)
 
-    def test_cannot_be_saved_without_the_dictionary_owner(self, artifacts, tmp_path):
+    def test_they_cannot_be_saved_without_the_owner(self, artifacts, tmp_path):
         model = copy.deepcopy(artifacts["llama, all kinds"][0])
         expected = logits(model)
         owner = model.get_submodule(OWNER)

@@ -20,7 +20,7 @@ from tests.reference.factored_models import (
 
 
 def stock_and_factors(name):
-    """The model that was compressed, and its factors."""
+    """Return the model that was compressed, and its factors."""
     build, make_factors = ARTIFACTS[name]
     stock = build()
     return stock, make_factors(stock)
@@ -28,7 +28,7 @@ def stock_and_factors(name):
 
 @pytest.mark.parametrize("family", ARTIFACTS)
 class TestEveryFamily:
-    def test_loads_with_the_logits_it_had_in_memory(self, artifacts, family):
+    def test_loaded_logits_equal_those_in_memory(self, artifacts, family):
         model, folder = artifacts[family]
         loaded, report = load(folder, output_loading_info=True)
         stock, factors = stock_and_factors(family)
@@ -37,13 +37,13 @@ class TestEveryFamily:
         assert torch.equal(logits(loaded), logits(model))
         assert not torch.allclose(logits(loaded), logits(stock))
 
-    def test_saves_the_bytes_it_loaded(self, artifacts, family, tmp_path):
+    def test_saving_writes_the_bytes_that_were_loaded(self, artifacts, family, tmp_path):
         _, folder = artifacts[family]
         load(folder).save_pretrained(tmp_path)
         assert file_bytes(tmp_path) == file_bytes(folder)
         assert (tmp_path / "config.json").read_bytes() == (folder / "config.json").read_bytes()
 
-    def test_generates_the_same_tokens(self, artifacts, family):
+    def test_generation_gives_the_same_tokens(self, artifacts, family):
         model, folder = artifacts[family]
         tokens = [
             each.generate(INPUT_IDS[:1, :8], max_new_tokens=12, do_sample=False, cache_implementation=cache)
@@ -52,7 +52,7 @@ class TestEveryFamily:
         assert torch.equal(tokens[0], tokens[1])
         assert torch.equal(tokens[0], tokens[2])
 
-    def test_files_hold_what_the_table_says(self, artifacts, family):
+    def test_files_contain_what_the_table_says(self, artifacts, family):
         _, folder = artifacts[family]
         config = json.loads((folder / "config.json").read_text())["quantization_config"]
         tensors = load_file(folder / "model.safetensors")
@@ -79,7 +79,7 @@ class TestEveryFamily:
             assert (mask is None) is (one.dictionary is not None and one.support is None)
             assert mask is None or int(mask.view(-1, 1).bitwise_and(2 ** torch.arange(8)).ne(0).sum()) == stored
 
-    def test_dequantizes_to_stock_layers(self, artifacts, family, tmp_path):
+    def test_dequantizing_gives_stock_layers(self, artifacts, family, tmp_path):
         stock, factors = stock_and_factors(family)
         model = load(artifacts[family][1]).dequantize()
         for name, module in block_linears(model).items():
@@ -94,7 +94,7 @@ class TestEveryFamily:
         model.save_pretrained(tmp_path)
         assert (tmp_path / "config.json").read_text() == saved_config(stock, tmp_path)
 
-    def test_base_model_loads_and_saves(self, artifacts, family, tmp_path):
+    def test_the_base_model_can_be_loaded_and_saved(self, artifacts, family, tmp_path):
         model, folder = artifacts[family]
         base = AutoModel.from_pretrained(folder)
         base.save_pretrained(tmp_path)

@@ -25,12 +25,12 @@ LAYER = "model.layers.1.mlp.up_proj"
 
 class TestLoading:
     @pytest.mark.parametrize("device_map", ["auto", "cpu", {"": "cpu"}])
-    def test_onto_a_device_map(self, artifacts, device_map):
+    def test_loading_with_a_device_map(self, artifacts, device_map):
         model, folder = artifacts["llama"]
         assert torch.equal(logits(load(folder, device_map=device_map)), logits(model))
 
     @pytest.mark.parametrize("name", ["gpt2", "llama, all kinds"])
-    def test_in_shards(self, name, artifacts, tmp_path):
+    def test_loading_shards(self, name, artifacts, tmp_path):
         model, folder = artifacts[name]
         load(folder).save_pretrained(tmp_path, max_shard_size="20KB")
         assert len(list(tmp_path.glob("*.safetensors"))) > 2
@@ -39,7 +39,7 @@ class TestLoading:
         loaded.save_pretrained(tmp_path / "again", max_shard_size="20KB")
         assert file_bytes(tmp_path / "again") == file_bytes(tmp_path)
 
-    def test_in_half_precision(self, tmp_path):
+    def test_loading_in_half_precision(self, tmp_path):
         FAMILIES["llama"]().save_pretrained(tmp_path / "stock")
         model = load(tmp_path / "stock", dtype=torch.bfloat16)
         factors = random_factors(model)
@@ -58,7 +58,7 @@ class TestLoading:
         assert {parameter.dtype for parameter in wide.parameters()} == {torch.float32}
         assert torch.equal(wide.get_submodule(LAYER).weight, compose_weight(*rounded, torch.float32))
 
-    def test_in_half_precision_every_kind_dequantizes_to_the_composed_weight(self, tmp_path):
+    def test_dequantizing_half_precision_gives_the_composed_weight(self, tmp_path):
         FAMILIES["llama"]().save_pretrained(tmp_path / "stock")
         model = load(tmp_path / "stock", dtype=torch.bfloat16)
         factors = mixed_factors(model)
@@ -73,7 +73,7 @@ class TestLoading:
             assert torch.equal(loaded.get_submodule(name).weight, weight), name
 
     @pytest.mark.parametrize("name", ["llama", "llama, all kinds"])
-    def test_partly_onto_the_disk(self, name, artifacts, tmp_path):
+    def test_loading_partly_onto_the_disk(self, name, artifacts, tmp_path):
         model, folder = artifacts[name]
         device_map = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb"], "cpu")
         device_map |= {"model.layers.1": "disk", "lm_head": "cpu"}
@@ -90,7 +90,7 @@ class TestLoading:
             loaded.dequantize()
 
     @pytest.mark.parametrize("name", ["llama", "llama, all kinds"])
-    def test_kept_packed_on_request(self, name, artifacts, tmp_path):
+    def test_layers_stay_packed_on_request(self, name, artifacts, tmp_path):
         model, folder = artifacts[name]
         config = AutoConfig.from_pretrained(folder)
         config.quantization_config["keep_packed"] = True
@@ -103,7 +103,7 @@ class TestLoading:
 
     @pytest.mark.parametrize("elsewhere", ["q_proj", "k_proj"])
     @pytest.mark.parametrize("order", ["qkv", "vkq"])
-    def test_a_dictionary_owner_or_a_follower_onto_the_disk(self, artifacts, elsewhere, order, tmp_path):
+    def test_loading_a_owner_or_a_follower_onto_the_disk(self, artifacts, elsewhere, order, tmp_path):
         model, folder = artifacts["llama, all kinds"]
         device_map = {name: "cpu" for name, module in model.named_modules() if not list(module.children())}
         device_map[f"model.layers.1.self_attn.{elsewhere}"] = "disk"
@@ -121,7 +121,7 @@ class TestLoading:
             with pytest.raises(RocketError, match="offloaded"):
                 attention.k_proj.weight + 0
 
-    def test_an_offloaded_dictionary_is_read_once_for_all_that_share_it(self, artifacts, tmp_path, monkeypatch):
+    def test_an_offloaded_shared_dictionary_is_read_once(self, artifacts, tmp_path, monkeypatch):
         model, folder = artifacts["llama, all kinds"]
         device_map = {name: "cpu" for name, module in model.named_modules() if not list(module.children())}
         device_map["model.layers.1.self_attn.q_proj"] = "disk"
@@ -140,7 +140,7 @@ class TestLoading:
         for letter, result in zip("qkv", results, strict=True):
             assert torch.equal(result, expected.get_submodule(f"{letter}_proj")(x))
 
-    def test_gradients_reach_the_input_where_the_dictionary_is_on_the_disk(self, artifacts, tmp_path):
+    def test_gradients_reach_the_input_of_an_offloaded_dictionary(self, artifacts, tmp_path):
         model, folder = artifacts["llama, all kinds"]
         device_map = {name: "cpu" for name, module in model.named_modules() if not list(module.children())}
         device_map["model.layers.1.self_attn.q_proj"] = "disk"
@@ -152,7 +152,7 @@ class TestLoading:
             gradients.append(x.grad)
         torch.testing.assert_close(*gradients)
 
-    def test_computes_a_shared_product_once(self, artifacts, monkeypatch):
+    def test_a_shared_product_is_computed_once(self, artifacts, monkeypatch):
         loaded = load(artifacts["llama, all kinds"][1])
         inside = [layer for layer in stored_layers(loaded).values() if isinstance(layer, FactorizedLinear)]
         products = []
@@ -171,7 +171,7 @@ class TestLoading:
         assert set(products) == {layer.dictionary_owner for layer in inside}
         assert all(layer.dictionary_owner._shared._entry is None for layer in inside)
 
-    def test_an_encoder_with_shared_dictionaries(self, tmp_path):
+    def test_an_encoder_can_have_shared_dictionaries(self, tmp_path):
         config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
         model = BertModel(config).eval()
         factors = mixed_factors(model)
@@ -197,7 +197,7 @@ class TestLoading:
         assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
     @pytest.mark.parametrize("name", ["llama", "llama, all kinds"])
-    def test_leaves_room_for_unpacking(self, name, artifacts):
+    def test_the_device_map_leaves_room_for_unpacking(self, name, artifacts):
         loaded = load(artifacts[name][1])
         unpacked = sum(parameter.nbytes for parameter in loaded.parameters())
         packed = sum(tensor.nbytes for tensor in load_file(artifacts[name][1] / "model.safetensors").values())
@@ -206,7 +206,7 @@ class TestLoading:
         assert limits == {"cpu": int(2e6 * packed / unpacked), 0: int(10**6 * packed / unpacked)}
 
     @pytest.mark.parametrize("keep_packed", [False, True])
-    def test_spreads_over_devices_by_the_memory_it_will_take(self, artifacts, tmp_path, keep_packed):
+    def test_layers_are_placed_by_the_memory_they_will_take(self, artifacts, tmp_path, keep_packed):
         folder = artifacts["llama"][1]
         unpacked = sum(parameter.nbytes for parameter in load(folder).parameters())
         config = AutoConfig.from_pretrained(folder)
@@ -216,7 +216,7 @@ class TestLoading:
         devices = getattr(loaded, "hf_device_map", {"": "cpu"}).values()
         assert ("disk" in devices) is not keep_packed
 
-    def test_where_files_have_other_names_than_modules(self, tmp_path):
+    def test_loading_a_model_with_other_names_in_its_files(self, tmp_path):
         config = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24)
         config.image_size, config.patch_size = 16, 8
         model = ViTModel(config, add_pooling_layer=False).eval()

@@ -36,7 +36,7 @@ print(json.dumps(answer))
 """
 
 
-def test_without_the_import_dense_models_load_and_factored_ones_fail_loudly(artifacts, tmp_path):
+def test_without_the_import_only_factored_models_fail(artifacts, tmp_path):
     torch.save(INPUT_IDS, tmp_path / "ids.pt")
     expected = {}
     for family, (model, folder) in artifacts.items():
@@ -75,5 +75,5 @@ print(json.dumps(answer))
 
 
 @pytest.mark.parametrize("name", ["llama", "llama, all kinds"])
-def test_survives_reloading_and_compiles(artifacts, name):
+def test_artifacts_can_be_reloaded_and_compiled(artifacts, name):
     assert run_python(RELOAD_AND_COMPILE, artifacts[name][1]) == [True, True]

@@ -20,7 +20,7 @@ FACTORED = "model.layers.1.self_attn.o_proj"
 
 
 def copy_of(folder, target):
-    """A copy of an artifact, to damage."""
+    """Return a copy of an artifact, to damage."""
     for path in folder.iterdir():
         (target / path.name).write_bytes(path.read_bytes())
     return target
@@ -65,7 +65,7 @@ class TestRefusals:
             (lambda q: q["layers"][LAYER].update(nnz=10**6), "leave room for"),
         ],
     )
-    def test_an_unreadable_format(self, llama_artifact, edit, message):
+    def test_an_unreadable_format_is_refused(self, llama_artifact, edit, message):
         edit_config(llama_artifact, edit)
         with pytest.raises(CheckpointFormatError, match=message):
             load(llama_artifact)
@@ -82,25 +82,25 @@ class TestRefusals:
         ],
     )
     @pytest.mark.parametrize("options", [{}, {"ignore_mismatched_sizes": True}])
-    def test_damaged_tensors_by_the_name_of_their_layer(self, llama_artifact, edit, options):
+    def test_damaged_tensors_are_refused_by_layer_name(self, llama_artifact, edit, options):
         edit_tensors(llama_artifact, edit)
         with pytest.raises(CorruptCheckpointError, match=LAYER):
             load(llama_artifact, **options)
 
-    def test_a_mask_where_all_coefficients_are_stored(self, llama_artifact):
+    def test_a_mask_for_fully_stored_coefficients_is_refused(self, llama_artifact):
         dense = "model.layers.0.self_attn.v_proj"
         mask = torch.zeros(HIDDEN_SIZE // 2, 3, dtype=torch.uint8)
         edit_tensors(llama_artifact, lambda t: t.update({f"{dense}.weight_mask": mask}))
         with pytest.raises(CorruptCheckpointError, match=dense):
             load(llama_artifact)
 
-    def test_a_damaged_mask_of_a_layer_kept_packed(self, llama_artifact):
+    def test_a_damaged_mask_of_a_packed_layer_is_refused(self, llama_artifact):
         edit_tensors(llama_artifact, lambda t: t[f"{LAYER}.weight_mask"][3].bitwise_xor_(1))
         edit_config(llama_artifact, lambda q: q.update(keep_packed=True))
         with pytest.raises(CorruptCheckpointError, match=LAYER):
             logits(load(llama_artifact))
 
-    def test_to_quantize_while_loading(self, tmp_path):
+    def test_quantizing_while_loading_is_refused(self, tmp_path):
         FAMILIES["llama"]().save_pretrained(tmp_path)
         with pytest.raises(ValueError, match="require the model to be pre-quantized"):
             load(tmp_path, quantization_config=RocketConfig())
@@ -132,7 +132,7 @@ class TestRefusalsOfFormat2:
             (lambda q: q["layers"][FULL].update(q["layers"][OWNER] | {"dictionary": OWNER}), FULL, "80 inputs"),
         ],
     )
-    def test_a_table_that_makes_no_sense(self, mixed_artifact, edit, layer, message):
+    def test_an_invalid_table_is_refused(self, mixed_artifact, edit, layer, message):
         edit_config(mixed_artifact, edit)
         with pytest.raises(CheckpointFormatError, match=f"'{layer}'.*({message})") as refusal:
             load(mixed_artifact)
@@ -154,7 +154,7 @@ class TestRefusalsOfFormat2:
         ],
     )
     @pytest.mark.parametrize("options", [{}, {"ignore_mismatched_sizes": True}])
-    def test_damaged_tensors_by_the_name_of_their_layer(self, mixed_artifact, edit, layer, options):
+    def test_damaged_tensors_are_refused_by_layer_name(self, mixed_artifact, edit, layer, options):
         edit_tensors(mixed_artifact, edit)
         with pytest.raises(CorruptCheckpointError, match=layer):
             load(mixed_artifact, **options)
@@ -169,7 +169,7 @@ class TestRefusalsOfFormat2:
         ],
     )
     @pytest.mark.parametrize("options", [{}, {"ignore_mismatched_sizes": True}])
-    def test_tensors_of_another_kind_than_the_table_says(self, mixed_artifact, edit, layer, options):
+    def test_tensors_of_another_kind_than_in_the_table_are_refused(self, mixed_artifact, edit, layer, options):
         edit_config(mixed_artifact, edit)
         with pytest.raises((CorruptCheckpointError, CheckpointFormatError), match=layer):
             load(mixed_artifact, **options)

@@ -54,7 +54,7 @@ def seen(folder, **how):
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 @pytest.mark.parametrize("ignore", [(), ("*.1.*",)])
-def test_headers_tell_what_the_built_model_has(saved, family, ignore):
+def test_headers_describe_the_built_model(saved, family, ignore):
     folder = saved(family)
     config, model = seen(folder, ignore=ignore)
     architecture = build_architecture(read_config(folder), torch.float32)
@@ -92,13 +92,13 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_input_grams_are_counted_where_the_method_needs_them(settings):
+def test_input_grams_are_counted_if_the_method_needs_them(settings):
     config = compression_config(ratio=0.3, **settings)
     method = method_for(config, 4)
     assert Workload(config=config, windows=4, sequence_length=8).input_grams == method.needs_input_gram
 
 
-def test_sequential_compression_is_told_to_hold_two_streams(saved):
+def test_sequential_compression_counts_two_hidden_streams(saved):
     _, model = seen(saved("llama"))
     told = {}
     for sequential in (False, True):
@@ -109,7 +109,7 @@ def test_sequential_compression_is_told_to_hold_two_streams(saved):
     assert told[True].disk_bytes < told[False].disk_bytes
 
 
-def test_the_disk_that_sensitivities_need_is_told(saved):
+def test_the_disk_for_sensitivities_is_counted(saved):
     _, model = seen(saved("llama"))
     windows = {"windows": 50_000, "sequence_length": 32}
     plain, measured, few = (
@@ -125,7 +125,7 @@ def test_the_disk_that_sensitivities_need_is_told(saved):
     assert few == plain
 
 
-def test_what_a_run_writes_stays_below_what_was_told(saved, tmp_path):
+def test_a_run_writes_no_more_than_estimated(saved, tmp_path):
     from rocket_core.pipeline import compress
 
     folder = saved("llama")
@@ -141,7 +141,7 @@ def test_what_a_run_writes_stays_below_what_was_told(saved, tmp_path):
     assert 0.8 * factored_export_bytes(model, 0.3) < stored <= factored_export_bytes(model, 0.3)
 
 
-def test_experts_other_towers_and_tables_are_no_layers(tmp_path):
+def test_experts_other_towers_and_tables_are_not_layers(tmp_path):
     names = {
         "model.layers.0.self_attn.q_proj.weight": (8, 8),
         "model.layers.0.mlp.experts.3.up.weight": (8, 8),
@@ -158,7 +158,7 @@ def test_experts_other_towers_and_tables_are_no_layers(tmp_path):
     assert seen(tmp_path, dtype="float16")[1].itemsize == 2
 
 
-def test_nothing_left_is_refused():
+def test_a_model_without_layers_is_refused():
     weights = WeightSummary(dtype_bytes={"F32": 4}, block_shapes={})
     with pytest.raises(UnsupportedArchitectureError):
         describe_model({}, weights)

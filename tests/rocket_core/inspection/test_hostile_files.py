@@ -52,7 +52,7 @@ GOOD_FILE = safetensors_bytes(llama_tensors())
 SECONDS = 4.0
 # Limit for cases with hundreds of thousands of elements, where run-time type checks take most of the time.
 CHECKED_SECONDS = 40.0
-MANY = {"too_many_tensors", "test_as_many_shapes_as_there_may_be_are_judged_in_time", *LARGE_CONFIGS}
+MANY = {"too_many_tensors", "test_the_maximum_number_of_shapes_is_judged_in_time", *LARGE_CONFIGS}
 WORK = {"windows": 4, "sequence_length": 32}
 
 
@@ -62,7 +62,7 @@ def weights_of(raw):
 
 
 def judge(raw_config, raw_file, *, ratio=0.3, ignore=()):
-    """All that the service asks of a model without loading it."""
+    """Run all checks that the service makes on a model without loading it."""
     config = parse_config(raw_config, "m")
     check_config(config, "m")
     weights = weights_of(raw_file)
@@ -79,7 +79,7 @@ def judge(raw_config, raw_file, *, ratio=0.3, ignore=()):
 
 
 def is_refused(judged, *arguments, most=400):
-    """Whether an error of this library is raised, and a short one."""
+    """Return whether an error of this library is raised, with a short message."""
     try:
         judged(*arguments)
     except RocketError as error:
@@ -98,7 +98,7 @@ def bounded(request):
     assert time.thread_time() - started < (CHECKED_SECONDS if case in MANY else SECONDS)
 
 
-def test_the_model_that_all_are_made_from_is_admitted():
+def test_the_unmodified_model_is_accepted():
     assert judge(GOOD_CONFIG, GOOD_FILE, ignore=("*.q_proj",)) == (320, 0)
 
 
@@ -115,7 +115,7 @@ def test_a_hostile_config_is_refused(name, bounded):
 
 
 @pytest.mark.parametrize("name", LARGE_CONFIGS)
-def test_a_config_as_large_as_may_be_is_judged_in_time(name, bounded):
+def test_a_config_of_maximum_size_is_judged_in_time(name, bounded):
     raw = LARGE_CONFIGS[name]()
     assert 10**5 < len(raw) <= MAX_CONFIG_BYTES
     is_refused(judge, raw, GOOD_FILE)
@@ -134,13 +134,13 @@ def test_ignore_patterns_have_limits(name, bounded):
         judge(b'{"model_type": "llama"}', file, ratio=0.0, ignore=patterns)
 
 
-def test_advice_on_a_pattern_takes_no_quadratic_time(bounded):
-    # What a caller of the library may give beyond the settings.
+def test_a_hint_for_a_long_pattern_is_not_quadratic(bounded):
+    # What a caller of the library may pass beyond the limits of the settings.
     with pytest.raises(UnmatchedIgnoreError, match="layers are called like"):
         check_ignore(LLAMA, weights_of(GOOD_FILE), ("q" * 100_000,), "m")
 
 
-def test_as_many_shapes_as_there_may_be_are_judged_in_time(bounded):
+def test_the_maximum_number_of_shapes_is_judged_in_time(bounded):
     file = many_shapes(1000)
     with pytest.raises(RocketError, match="out of reach"):
         judge(GOOD_CONFIG, file, ratio=0.95)
@@ -240,7 +240,7 @@ def described(config, weights, ignore):
         VALUES | st.fixed_dictionaries({"dtype": VALUES, "shape": VALUES, "data_offsets": VALUES}),
     )
 )
-def test_any_object_is_a_header_or_refused(fields):
+def test_any_json_object_is_parsed_or_refused(fields):
     raw = json.dumps(fields).encode()
     try:
         tensors = parse_header(raw, 8 + len(raw), "f")
@@ -252,7 +252,7 @@ def test_any_object_is_a_header_or_refused(fields):
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
-def test_a_file_with_other_bytes_is_read_or_refused(data):
+def test_a_file_with_altered_bytes_is_read_or_refused(data):
     raw = bytearray(GOOD_FILE[:1500])
     for position in data.draw(st.lists(st.integers(0, len(raw) - 1), min_size=1, max_size=3)):
         raw[position] = data.draw(st.integers(0, 255))

@@ -1,4 +1,4 @@
-"""Random config.json and tokenizer.json files: whatever is in them, only errors of the library come out."""
+"""Random config.json and tokenizer.json files, for which only errors of the library may be raised."""
 
 import copy
 import json
@@ -58,7 +58,7 @@ def folder(ordinary, tmp_path_factory):
 
 
 def interpret(folder):
-    """Do all that a run does with the files of a model before long work, in the same order."""
+    """Interpret a model's files as a run does before long work, in the same order."""
     config = parse_config((folder / "config.json").read_bytes(), "the model")
     check_config(config, "the model")
     checkpoint = open_checkpoint(folder)
@@ -78,7 +78,7 @@ def interpret_or_refuse(folder):
 
 
 def places(content, path=()):
-    """Paths of all values in a JSON document, with little of long lists and tables."""
+    """Return paths of all values in a JSON document, but only a few of long lists and tables."""
     inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for key, value in list(inner)[:40]:
         yield (*path, key)
@@ -101,7 +101,7 @@ def test_an_ordinary_model_is_interpreted(ordinary):
 
 @few
 @given(data=st.data())
-def test_a_config_with_other_values(data, ordinary, folder):
+def test_a_config_with_altered_values_is_read_or_refused(data, ordinary, folder):
     content = json.loads((ordinary / "config.json").read_text())
     for path in data.draw(st.lists(st.sampled_from(sorted(places(content), key=str)), min_size=1, max_size=3)):
         if len(path) == 1:
@@ -113,7 +113,7 @@ def test_a_config_with_other_values(data, ordinary, folder):
 
 @few
 @given(extra=st.dictionaries(st.text(max_size=20), values, max_size=4))
-def test_a_config_with_further_keys(extra, ordinary, folder):
+def test_a_config_with_extra_keys_is_read_or_refused(extra, ordinary, folder):
     (folder / "config.json").write_text(json.dumps(json.loads((ordinary / "config.json").read_text()) | extra))
     shutil.copyfile(ordinary / "tokenizer.json", folder / "tokenizer.json")
     interpret_or_refuse(folder)
@@ -121,7 +121,7 @@ def test_a_config_with_further_keys(extra, ordinary, folder):
 
 @few
 @given(data=st.data())
-def test_a_tokenizer_with_other_values(data, ordinary, folder):
+def test_a_tokenizer_with_altered_values_is_read_or_refused(data, ordinary, folder):
     content = json.loads((ordinary / "tokenizer.json").read_text())
     path = data.draw(st.sampled_from(sorted(places(content), key=str)))
     (folder / "tokenizer.json").write_text(json.dumps(replaced(content, path, data.draw(values))))
@@ -154,7 +154,7 @@ pre_tokenizers = st.one_of(
 
 @few
 @given(normalizer=normalizers, pre_tokenizer=pre_tokenizers)
-def test_a_tokenizer_with_other_steps(normalizer, pre_tokenizer, ordinary, folder):
+def test_a_tokenizer_with_other_steps_is_read_or_refused(normalizer, pre_tokenizer, ordinary, folder):
     content = json.loads((ordinary / "tokenizer.json").read_text())
     content |= {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer}
     (folder / "tokenizer.json").write_text(json.dumps(content))
@@ -164,7 +164,7 @@ def test_a_tokenizer_with_other_steps(normalizer, pre_tokenizer, ordinary, folde
 
 @few
 @given(data=st.data())
-def test_settings_of_a_tokenizer_with_other_values(data, ordinary, folder):
+def test_altered_tokenizer_settings_are_read_or_refused(data, ordinary, folder):
     content = json.loads((ordinary / "tokenizer_config.json").read_text())
     keys = [*content, "added_tokens_decoder", "extra_special_tokens", "vocab", "merges", "init_inputs", "auto_map"]
     content |= data.draw(st.dictionaries(st.sampled_from(sorted(keys)), values, max_size=2))

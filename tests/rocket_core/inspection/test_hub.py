@@ -1,4 +1,4 @@
-"""Asking a hub on the loopback interface."""
+"""Requests to a hub on the loopback interface."""
 
 import json
 import socket
@@ -52,7 +52,7 @@ def test_a_repository_is_read_without_its_weights(fake):
     ]
 
 
-def test_a_long_header_takes_a_second_request_and_nothing_more(fake):
+def test_a_long_header_takes_only_a_second_request(fake):
     tensors = llama_tensors(blocks=200)
     fake.repositories["org/model"]["model.safetensors"] = safetensors_bytes(
         {key: (dtype, (2, 2) if len(shape) == 2 else shape) for key, (dtype, shape) in tensors.items()}
@@ -62,17 +62,17 @@ def test_a_long_header_takes_a_second_request_and_nothing_more(fake):
     assert len([path for path, _, part in fake.asked if path.endswith("model.safetensors") and part]) == 2
 
 
-def test_a_server_that_sends_whole_files_is_read_no_further_than_needed(fake):
+def test_without_range_support_headers_are_still_read(fake):
     fake.ranges = False
     assert dict(find().read_weights().block_shapes) == SHAPES
 
 
-def test_a_file_without_a_length_is_read_nonetheless(fake):
+def test_a_file_without_content_length_can_be_read(fake):
     fake.lengths = False
     repository = find()
     assert repository.read_config() == CONFIG
     assert dict(repository.read_weights().block_shapes) == SHAPES
-    # What can be held against no size is left to the worker.
+    # Without a size to compare with, it is left to the worker.
     fake.ranges = False
     assert find().read_weights() is None
 
@@ -100,7 +100,7 @@ def test_too_many_files_are_left_to_the_worker(fake, monkeypatch):
     assert find().read_weights() is None
 
 
-def test_too_many_tensors_in_all_files_together_are_left_to_the_worker(fake, monkeypatch):
+def test_too_many_tensors_in_all_files_are_left_to_the_worker(fake, monkeypatch):
     files = {f"model-{part}.safetensors": safetensors_bytes(llama_tensors(blocks=1)) for part in range(3)}
     fake.repositories["org/model"] = {"config.json": CONFIG, **files}
     monkeypatch.setattr(hub, "_MAX_TENSORS", 3 * len(llama_tensors(blocks=1)))
@@ -134,7 +134,7 @@ def test_a_repository_without_config_is_refused(fake):
         find().read_config()
 
 
-def test_what_does_not_exist_is_not_found(fake):
+def test_a_missing_repository_or_revision_is_not_found(fake):
     with pytest.raises(ModelNotFoundError, match="HF_TOKEN"):
         hub.find_repository("org/other", token=None, seconds=5.0)
     with pytest.raises(ModelNotFoundError, match="revision"):
@@ -155,7 +155,7 @@ def test_what_does_not_exist_is_not_found(fake):
     ],
 )
 @pytest.mark.parametrize("question", ["/api/models", "/org/model/resolve"])
-def test_refusals_are_told_from_failures_and_asked_once(fake, status, code, error, question):
+def test_refusals_differ_from_failures_and_are_not_retried(fake, status, code, error, question):
     fake.refusals = [(question, status, code)]
     with pytest.raises(error):
         find().read_config()
@@ -168,13 +168,13 @@ def test_gated_weights_say_what_to_do(fake):
         find().read_config()
 
 
-def test_what_is_not_the_hub_is_unavailable(fake, monkeypatch):
+def test_a_response_not_from_the_hub_is_unavailable(fake, monkeypatch):
     fake.refusals = [("/api/models", 200, None)]
     with pytest.raises(HubUnavailableError, match="not the Hub"):
         find()
 
 
-def test_a_hub_that_cannot_be_reached_is_unavailable(fake, monkeypatch):
+def test_an_unreachable_hub_is_unavailable(fake, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         FakeHub.replace(monkeypatch, f"http://127.0.0.1:{free.getsockname()[1]}")
@@ -183,7 +183,7 @@ def test_a_hub_that_cannot_be_reached_is_unavailable(fake, monkeypatch):
 
 
 @pytest.mark.parametrize("question", ["/api/models", "/org/model/resolve"])
-def test_a_hub_that_is_silent_is_unavailable_in_time(fake, question):
+def test_a_silent_hub_is_unavailable_in_time(fake, question):
     fake.silent = [question]
     began = time.monotonic()
     with pytest.raises(HubUnavailableError):
@@ -191,7 +191,7 @@ def test_a_hub_that_is_silent_is_unavailable_in_time(fake, question):
     assert time.monotonic() - began < 2
 
 
-def test_a_hub_that_sends_a_byte_at_a_time_is_unavailable_in_time(fake):
+def test_a_slow_hub_is_unavailable_in_time(fake):
     fake.trickle = ["/org/model/resolve"]
     began = time.monotonic()
     with pytest.raises(HubUnavailableError, match="too slowly"):
@@ -199,7 +199,7 @@ def test_a_hub_that_sends_a_byte_at_a_time_is_unavailable_in_time(fake):
     assert time.monotonic() - began < 2
 
 
-def test_a_listing_that_comes_a_byte_at_a_time_is_unavailable_in_time(fake):
+def test_a_slow_listing_is_unavailable_in_time(fake):
     fake.repositories["org/model"] |= {f"file-{number}": b"" for number in range(100)}
     fake.trickle = ["/api/models"]
     with pytest.raises(HubUnavailableError, match="too slowly"):
@@ -207,7 +207,7 @@ def test_a_listing_that_comes_a_byte_at_a_time_is_unavailable_in_time(fake):
 
 
 @pytest.mark.parametrize("how", ["silent", "trickle"])
-def test_headers_that_come_too_slowly_are_left_to_the_worker(fake, how):
+def test_slow_headers_are_left_to_the_worker(fake, how):
     setattr(fake, how, [f"/org/model/resolve/{COMMIT}/model"])
     repository = find(seconds=0.7)
     assert repository.read_config() == CONFIG
@@ -216,13 +216,13 @@ def test_headers_that_come_too_slowly_are_left_to_the_worker(fake, how):
     assert time.monotonic() - began < 2
 
 
-def test_headers_that_fail_are_unavailable(fake):
+def test_failing_headers_are_unavailable(fake):
     fake.refusals = [(f"/org/model/resolve/{COMMIT}/model", 500, None)]
     with pytest.raises(HubUnavailableError, match="500"):
         find().read_weights()
 
 
-def test_the_same_summary_as_of_the_same_headers():
+def test_the_summary_equals_that_of_local_headers():
     from rocket_core.inspection.safetensors_headers import header_length, parse_header
 
     length = header_length(WEIGHTS[:8], len(WEIGHTS), "x")

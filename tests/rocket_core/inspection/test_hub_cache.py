@@ -20,7 +20,7 @@ from tests.reference.safetensors_files import llama_tensors, safetensors_bytes
 WEIGHTS = safetensors_bytes(llama_tensors())
 CONFIG = b'{"model_type": "llama"}'
 ONE = len(WEIGHTS) + len(CONFIG) + 2000
-"""Bytes of a model in the cache, with the small files in which the Hub's client notes commits."""
+"""Bytes of a model in the cache, with the small files in which the Hub's client records commits."""
 ROOT = Path(__file__).parents[3]
 WITHIN = 60
 
@@ -39,7 +39,7 @@ for model in sys.argv[3:]:
         print(error.code, error.retryable, error, flush=True)
 sys.stdin.read()
 """
-# The same without a Hub and without importing what computes: the files appear after a while.
+# The same without a Hub and without importing heavy libraries: the files appear after a while.
 COPY = """
 import sys, time
 from pathlib import Path
@@ -81,7 +81,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def start(cache):
-    """Starts a program; it stays until it is ended."""
+    """Start a program, which runs until it is ended."""
     running = []
 
     def start(code, *arguments, **environment):
@@ -120,14 +120,14 @@ def models(cache):
 
 
 def fetch(cache, name, quota=None):
-    """Fetches a model as a job does that has ended since."""
+    """Fetch a model like a job that has ended since."""
     found = find_model(f"org/{name}", hub=HubAccess(cache=cache, quota_bytes=quota))
     hub_cache.release(place(cache, name))
     return found
 
 
 def age(cache, name, seconds):
-    """Sets back when a model was used."""
+    """Set back the time at which a model was used."""
     moment = time.time() - seconds
     os.utime(hub_cache._lock_file(place(cache, name)), (moment, moment))
 
@@ -139,13 +139,13 @@ def test_without_a_quota_nothing_is_removed_or_locked(hub, cache):
     assert not (cache / ".locks" / "rocket").exists()
 
 
-def test_the_model_used_longest_ago_makes_room(hub, cache):
+def test_the_least_recently_used_model_makes_room(hub, cache):
     for seconds, name in ((300, "a"), (100, "b"), (200, "c")):
         fetch(cache, name, 3 * ONE)
         age(cache, name, seconds)
     fetch(cache, "d", 3 * ONE)
     assert models(cache) == {"b", "c", "d"}
-    # To be used again counts.
+    # Using it again counts.
     fetch(cache, "c", 3 * ONE)
     fetch(cache, "e", 2 * ONE)
     assert models(cache) == {"c", "e"}
@@ -153,21 +153,21 @@ def test_the_model_used_longest_ago_makes_room(hub, cache):
     assert models(cache) == {"a", "c", "e"}
 
 
-def test_what_was_removed_can_be_fetched_again(hub, cache):
+def test_a_removed_model_can_be_fetched_again(hub, cache):
     for name in "aba":
         found = fetch(cache, name, ONE)
         assert (found.folder / "model.safetensors").read_bytes() == WEIGHTS
     assert models(cache) == {"a"}
 
 
-def test_a_model_that_is_there_needs_no_room(hub, cache):
+def test_a_cached_model_needs_no_room(hub, cache):
     fetch(cache, "a", ONE)
     asked = len([path for path, _, part in hub.asked if path.endswith("model.safetensors") and part is None])
     assert fetch(cache, "a", 1).commit == COMMIT
     assert len([path for path, _, part in hub.asked if path.endswith("model.safetensors") and part is None]) == asked
 
 
-def test_a_model_beyond_the_quota_is_refused_before_it_is_fetched_and_before_others_go(hub, cache):
+def test_a_model_beyond_the_quota_is_refused_before_any_change(hub, cache):
     fetch(cache, "a", ONE)
     with pytest.raises(InsufficientDiskError, match=r"the model takes .* Hub cache .*whose quota.*ROCKET_HUB_CACHE"):
         fetch(cache, "b", len(WEIGHTS))
@@ -177,21 +177,21 @@ def test_a_model_beyond_the_quota_is_refused_before_it_is_fetched_and_before_oth
     ]
 
 
-def test_a_model_that_another_process_uses_stays_until_it_ends(hub, start, cache):
+def test_a_model_in_use_by_another_process_is_kept(hub, start, cache):
     job = start(JOB, cache, ONE, "org/a", "org/a", HF_ENDPOINT=hub.url, HF_HUB_DISABLE_XET="1")
     assert {answer(job), answer(job)} == {f"found {len(WEIGHTS)}"}
     with pytest.raises(HubCacheBusyError, match=r"more than running jobs leave of its quota.*ROCKET_HUB_CACHE_BYTES"):
         fetch(cache, "b", ONE)
     hub_cache.release(place(cache, "b"))
     assert models(cache) == {"a"}
-    # However it ends.
+    # However the process ends.
     job.kill()
     job.wait(WITHIN)
     fetch(cache, "b", ONE)
     assert models(cache) == {"b"}
 
 
-def test_a_model_that_two_processes_use_stays_until_both_have_ended(start, cache):
+def test_a_model_in_use_by_two_processes_is_kept_until_both_end(start, cache):
     first, second = (start(COPY, place(cache, "a"), 2 * ONE, ONE) for _ in range(2))
     assert [answer(job) for job in (first, second) for _ in range(2)] == ["reserved", "found"] * 2
     end(first)
@@ -203,8 +203,8 @@ def test_a_model_that_two_processes_use_stays_until_both_have_ended(start, cache
     assert models(cache) <= {"b"}
 
 
-def test_concurrent_workers_keep_the_quota_and_lose_no_model_in_use(start, cache):
-    """Eight at once, on five models, with room for three: each finds its model whole, or is told to try again."""
+def test_concurrent_workers_respect_quota_and_models_in_use(start, cache):
+    """Eight processes use five models at once, with room for three: each finds its model or is told to try again."""
     names = "abcdeabc"
     jobs = [start(COPY, place(cache, name), 3 * ONE, ONE) for name in names]
     said = [answer(job) for job in jobs]
@@ -217,20 +217,20 @@ def test_concurrent_workers_keep_the_quota_and_lose_no_model_in_use(start, cache
     assert sum(hub_cache._size(folder) for folder in cache.glob("models--*")) <= 3 * ONE
 
 
-def test_a_download_under_way_counts_with_its_whole_size(hub, start, cache):
-    """Another process has reserved room and has not written anything yet."""
+def test_a_running_download_counts_with_its_whole_size(hub, start, cache):
+    """Another process has reserved room and not written anything yet."""
     other = start(COPY, place(cache, "z"), 2 * ONE, ONE, "writes nothing")
     assert answer(other) == "reserved"
     find_model("org/a", hub=HubAccess(cache=cache, quota_bytes=2 * ONE))
     with pytest.raises(HubCacheBusyError):
         find_model("org/b", hub=HubAccess(cache=cache, quota_bytes=2 * ONE))
-    # What a process has reserved goes with it.
+    # A reservation ends with its process.
     end(other)
     find_model("org/b", hub=HubAccess(cache=cache, quota_bytes=2 * ONE))
     assert models(cache) == {"a", "b"}
 
 
-def test_other_commits_of_the_same_model_go_last(hub, cache):
+def test_other_commits_of_the_same_model_are_removed_last(hub, cache):
     fetch(cache, "a", 3 * ONE)
     fetch(cache, "b", 3 * ONE)
     # As if it had been fetched at another commit, of which the configuration is still the same.
@@ -256,14 +256,14 @@ def test_other_commits_of_the_same_model_go_last(hub, cache):
     }
 
 
-def test_remains_of_a_removal_that_was_killed_go_with_the_next(hub, cache):
+def test_remains_of_a_killed_removal_are_removed_next_time(hub, cache):
     fetch(cache, "a", ONE)
     place(cache, "a").rename(cache / ".removed-models--org--a")
     fetch(cache, "b", ONE)
     assert not list(cache.glob(".removed-*"))
 
 
-def test_damaged_notes_of_a_lock_file_reserve_nothing(hub, cache):
+def test_a_damaged_lock_file_reserves_nothing(hub, cache):
     fetch(cache, "a", 2 * ONE)
     file = hub_cache._lock_file(place(cache, "a"))
     for text in ("{", "[]", '{"x": "y"}', json.dumps({"x": 10**18})):
@@ -273,7 +273,7 @@ def test_damaged_notes_of_a_lock_file_reserve_nothing(hub, cache):
         assert models(cache) == {"a", "b"}
 
 
-def test_a_file_of_no_model_and_a_data_set_stay(hub, cache):
+def test_other_files_and_data_sets_are_kept(hub, cache):
     (cache / "datasets--org--text" / "blobs").mkdir(parents=True)
     (cache / "datasets--org--text" / "blobs" / "x").write_bytes(bytes(ONE))
     (cache / "version.txt").write_text("1", encoding="utf-8")
@@ -296,7 +296,7 @@ def test_a_link_in_place_of_a_repository_is_not_followed(hub, cache, tmp_path):
 
 
 def test_holding_waits_for_a_removal(start, cache):
-    """A process that decides keeps others from holding what it may be removing."""
+    """A process that decides what to remove prevents others from holding it."""
     lock = hub_cache._open(cache / ".locks" / "rocket" / "decision.lock")
     fcntl.flock(lock, fcntl.LOCK_EX)
     other = start(COPY, place(cache, "b"), ONE, ONE)
@@ -305,6 +305,6 @@ def test_holding_waits_for_a_removal(start, cache):
     assert answer(other) == "reserved"
 
 
-def test_busy_is_worth_another_try_and_too_large_is_not():
+def test_a_busy_cache_is_retryable_and_a_too_small_one_is_not():
     assert HubCacheBusyError.retryable
     assert not InsufficientDiskError.retryable

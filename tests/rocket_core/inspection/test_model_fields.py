@@ -1,4 +1,4 @@
-"""Fields of config.json against the weights: nothing that a real model has is refused, everything hostile by name."""
+"""Fields of config.json compared with the weights: real models pass, and hostile fields are refused by name."""
 
 import json
 
@@ -106,7 +106,7 @@ def test_a_real_model_agrees_with_its_config(family, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_no_field_that_a_family_has_by_default_is_refused():
+def test_no_default_field_of_a_family_is_refused():
     made = 0
     for name in CONFIG_MAPPING_NAMES:
         try:
@@ -137,7 +137,7 @@ def test_no_field_that_a_family_has_by_default_is_refused():
         ({"model_type": "of_a_newer_transformers", "vocab_size": HUGE}, "vocab_size above"),
     ],
 )
-def test_more_than_the_weights_hold_is_refused_by_name(fields, named, llama):
+def test_sizes_beyond_the_weights_are_refused_by_name(fields, named, llama):
     check_sizes(LLAMA, llama, "m")
     with pytest.raises(UnsupportedArchitectureError) as caught:
         check_sizes(LLAMA | fields, llama, "m")
@@ -157,25 +157,25 @@ def test_more_than_the_weights_hold_is_refused_by_name(fields, named, llama):
         {"_attn_implementation": {"text_config": "sdpa"}},
     ],
 )
-def test_what_may_be_is_not_refused(fields, llama):
+def test_unusual_but_valid_fields_are_accepted(fields, llama):
     check_fields(LLAMA | fields, "m")
     check_sizes(LLAMA | fields, llama, "m")
 
 
-def test_empty_tensors_lend_no_dimension():
+def test_empty_tensors_do_not_justify_a_dimension():
     weights = WeightSummary(dtype_bytes={"F32": 4}, block_shapes={}, tensors=2, largest_dimension=1, largest_tensor=1)
     with pytest.raises(UnsupportedArchitectureError, match="no dimension above 1"):
         check_sizes({"model_type": "llama", "hidden_size": 2}, weights, "m")
 
 
-def test_a_message_repeats_no_name_that_is_no_field(llama):
+def test_a_message_contains_only_known_field_names(llama):
     with pytest.raises(UnsupportedArchitectureError) as caught:
         check_sizes(LLAMA | {"config": {"my canary": {"n_layers": HUGE}, "x": {"n_layers": HUGE}}}, llama, "m")
     assert "canary" not in str(caught.value)
 
 
 @given(st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.lists(st.integers()) | st.integers())
-def test_numbers_are_read_as_numbers_or_not_at_all(value):
+def test_only_valid_numbers_are_read_as_numbers(value):
     found = find_number({"a": value, "text_config": value}, ("a",))
     assert found == (value if type(value) is int and 0 < value < 2**63 else None)
     assert longer_side({"a": value}, "a") >= 0

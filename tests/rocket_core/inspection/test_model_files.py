@@ -46,7 +46,7 @@ def settings(text):
 
 
 @pytest.mark.parametrize("build", LINKS.values(), ids=LINKS)
-def test_a_folder_that_leads_elsewhere_is_refused(build, model, secret, text, settings, tmp_path):
+def test_a_folder_with_links_out_of_it_is_refused(build, model, secret, text, settings, tmp_path):
     model = build(model, secret) or model
     output = tmp_path / "output"
 
@@ -60,7 +60,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(build, model, secret, text, se
 
 
 @pytest.mark.parametrize("build", LARGE_FILES.values(), ids=LARGE_FILES)
-def test_a_file_that_would_fill_the_disk_is_refused_first(build, model, secret, settings, tmp_path):
+def test_a_file_too_large_for_the_disk_is_refused_in_preflight(build, model, secret, settings, tmp_path):
     build(model, secret)
     stages = set()
     with pytest.raises(UnsafeFileError, match="remove"):
@@ -98,17 +98,17 @@ def test_the_layout_of_the_hub_cache_is_followed(model, settings, tmp_path):
     assert (tmp_path / "output" / "factored" / "tokenizer.json").is_file()
 
 
-def test_folders_that_nothing_reads_may_be_links(model, secret):
+def test_unread_folders_may_be_links(model, secret):
     (model / "outputs").symlink_to(secret.parent)
     vet_folder(model, "model")
 
 
-def test_a_folder_reached_through_a_link_is_taken_for_its_target(model, tmp_path):
+def test_a_link_to_a_folder_is_resolved(model, tmp_path):
     (tmp_path / "link").symlink_to(model)
     assert find_model(str(tmp_path / "link")).folder == model
 
 
-def test_a_file_that_becomes_a_link_after_the_check_is_not_copied(model, secret, tmp_path):
+def test_a_file_replaced_by_a_link_after_the_check_is_not_copied(model, secret, tmp_path):
     (model / "LICENSE").write_text("free")
     (file,) = [file for file in companions(model, "model") if file.name == "LICENSE"]
     (model / "LICENSE").unlink()
@@ -118,7 +118,7 @@ def test_a_file_that_becomes_a_link_after_the_check_is_not_copied(model, secret,
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_link_that_appears_while_a_file_is_opened_is_not_followed(model, secret, monkeypatch):
+def test_a_file_replaced_by_a_link_while_opening_is_refused(model, secret, monkeypatch):
     from rocket_core.inspection import model_files
 
     resolve = model_files._target
@@ -134,7 +134,7 @@ def test_a_link_that_appears_while_a_file_is_opened_is_not_followed(model, secre
         read_file(model, "config.json")
 
 
-def test_a_file_that_grows_while_it_is_copied_is_cut_short(model, tmp_path, monkeypatch):
+def test_a_file_that_grows_while_copied_is_truncated(model, tmp_path, monkeypatch):
     from rocket_core.inspection import model_files
 
     (model / "LICENSE").write_text("free")
@@ -146,7 +146,7 @@ def test_a_file_that_grows_while_it_is_copied_is_cut_short(model, tmp_path, monk
     assert (tmp_path / "copy").stat().st_size <= 1000
 
 
-def test_a_name_cannot_forge_a_line_of_a_log(model, secret):
+def test_a_file_name_cannot_forge_a_log_line(model, secret):
     (model / "LICENSE\n2026 ERROR forged").symlink_to(secret)
     with pytest.raises(UnsafeFileError) as refused:
         vet_folder(model, "model")

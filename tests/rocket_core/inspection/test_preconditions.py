@@ -1,4 +1,4 @@
-"""The early judgement against the library's own: it may know less, and never refuses what the library accepts."""
+"""Early checks compared with the library's: they may know less, but never refuse what the library accepts."""
 
 import pytest
 import torch
@@ -126,14 +126,14 @@ def save(family, folder):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", [*ALL_FAMILIES, *MORE])
-def test_never_refuses_what_the_library_accepts(family, tmp_path):
+def test_it_never_refuses_what_the_library_accepts(family, tmp_path):
     folder = save(family, tmp_path)
     for ratio in RATIOS:
         early, late = verdict(inspect, folder, ratio), verdict(prepare, folder, ratio)
-        # What the library cannot compress at all it says first.
+        # The library reports first that it cannot compress a model at all.
         assert early in {None, late, InfeasibleBudgetError if late else None}, ratio
     assert verdict(inspect, folder, 0.95) is InfeasibleBudgetError
-    # The library asks this as well, so that the two agree whatever the answer is.
+    # The library calls this as well, so both agree in any case.
     check_sizes(*described(folder), "m")
 
 
@@ -151,7 +151,7 @@ def test_never_refuses_what_the_library_accepts(family, tmp_path):
         {"auto_map": {"AutoConfig": "x.Y"}, "architectures": ["CustomForCausalLM"]},
     ],
 )
-def test_refuses_what_the_library_refuses_with_the_same_code(fields, tmp_path):
+def test_it_refuses_with_the_same_code_as_the_library(fields, tmp_path):
     import json
 
     save_tiny_model("llama", tmp_path)
@@ -170,7 +170,7 @@ def test_refuses_what_the_library_refuses_with_the_same_code(fields, tmp_path):
         {"model_type": "llama", "other": {"quantization_config": {"bits": 4}}},
     ],
 )
-def test_accepts_what_only_looks_odd(fields, tmp_path):
+def test_it_accepts_what_only_looks_odd(fields, tmp_path):
     import json
 
     save_tiny_model("llama", tmp_path)
@@ -180,12 +180,12 @@ def test_accepts_what_only_looks_odd(fields, tmp_path):
     assert verdict(inspect, tmp_path, 0.3) is None
 
 
-def test_families_that_are_refused_by_name_are_families_of_transformers():
+def test_unsupported_families_exist_in_transformers():
     assert set(CONFIG_MAPPING_NAMES) >= UNSUPPORTED
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
-def test_config_tells_what_a_model_reads(family, tmp_path):
+def test_the_input_kind_can_be_read_from_the_config(family, tmp_path):
     save_tiny_model(family, tmp_path)
     config = parse_config((tmp_path / "config.json").read_bytes(), "m")
     assert input_kind(config) == build_architecture(read_config(tmp_path), torch.float32).kind
@@ -201,7 +201,7 @@ def test_config_tells_what_a_model_reads(family, tmp_path):
         ("text", ".", "a .txt or .jsonl file"),
     ],
 )
-def test_data_of_another_kind_are_refused_with_what_to_give(kind, dataset, wanted):
+def test_data_of_another_kind_is_refused_with_the_right_kind(kind, dataset, wanted):
     with pytest.raises(UnknownDatasetError, match=wanted):
         check_calibration(kind, dataset, None, "m")
 
@@ -210,12 +210,12 @@ def test_data_of_another_kind_are_refused_with_what_to_give(kind, dataset, wante
     ("kind", "dataset"),
     [("images", "synthetic"), ("audio", "."), ("text", "c4"), ("text", "upload/0"), ("text", "a.txt")],
 )
-def test_data_of_the_right_kind_are_accepted(kind, dataset):
+def test_data_of_the_right_kind_is_accepted(kind, dataset):
     check_calibration(kind, dataset, None, "m")
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"1", b"\xff", b"[" * 100_000])
-def test_what_is_no_config_is_refused(raw):
+def test_an_invalid_config_is_refused(raw):
     with pytest.raises(UnsupportedArchitectureError, match=r"config\.json of m"):
         parse_config(raw, "m")
 
@@ -226,13 +226,13 @@ def test_a_model_without_blocks_has_nothing_to_compress():
         check_weights(weights, "m")
 
 
-def test_weights_of_another_kind_are_named_before_the_ratio():
+def test_quantized_weights_are_reported_before_the_ratio():
     weights = WeightSummary(dtype_bytes={"I8": 8}, block_shapes={(64, 64): 1})
     with pytest.raises(AlreadyQuantizedError, match="I8"):
         check_feasible({}, weights, CompressionConfig(ratio=0.95), "m")
 
 
-def test_a_ratio_out_of_reach_names_one_that_the_library_takes():
+def test_an_unreachable_ratio_names_one_the_library_accepts():
     weights = WeightSummary(dtype_bytes={"F32": 8}, block_shapes={(640, 640): 3, (1728, 640): 1})
     with pytest.raises(InfeasibleBudgetError, match="at most") as caught:
         check_any_selection(weights, ByRatio(ratio=0.9))
@@ -246,21 +246,21 @@ SIDE = st.integers(1, 200)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(SIDE, SIDE, st.booleans(), st.booleans()), min_size=1, max_size=8), st.floats(0, 0.999))
-def test_refuses_no_ratio_that_some_selection_of_the_weights_reaches(weights, ratio):
+def test_no_ratio_reachable_by_any_selection_is_refused(weights, ratio):
     stored = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(rows, columns): 1 for rows, columns, _, _ in weights})
     if verdict(check_any_selection, stored, ByRatio(ratio=ratio)) is None:
         return
-    # Either way round, and any of them.
+    # In either orientation, and any of them.
     layers = [(columns, rows) if turned else (rows, columns) for rows, columns, _, turned in weights]
     chosen = [layer for layer, (_, _, is_layer, _) in zip(layers, weights, strict=True) if is_layer] or layers[:1]
     assert not reach_of_layers(chosen, itemsize=4, other_bytes=0).allows(ByRatio(ratio=ratio))
 
 
-def test_families_with_code_of_their_own_are_none_that_transformers_has():
+def test_families_with_custom_code_are_not_in_transformers():
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     assert not preconditions.OWN_CODE_ONLY & set(CONFIG_MAPPING_NAMES)
-    # A family that transformers has may bring code too, which is left alone.
+    # A known family may bring code too, which is ignored.
     preconditions.check_config({"model_type": "phi3", "auto_map": {"AutoConfig": "a.B"}}, "m")
     with pytest.raises(UnsupportedArchitectureError, match="its own code"):
         preconditions.check_config({"model_type": "chatglm", "auto_map": {"AutoConfig": "a.B"}}, "m")
@@ -274,7 +274,7 @@ def described(folder):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", [*ALL_FAMILIES, *MORE])
-def test_a_pattern_that_the_library_takes_is_never_refused(family, tmp_path):
+def test_patterns_that_the_library_accepts_are_never_refused(family, tmp_path):
     folder = save(family, tmp_path)
     config, weights = described(folder)
     try:
@@ -290,7 +290,7 @@ def test_a_pattern_that_the_library_takes_is_never_refused(family, tmp_path):
 
 
 @pytest.mark.parametrize("family", sorted(set(ALL_FAMILIES) & set(PREFIXES)))
-def test_a_pattern_that_matches_nothing_is_refused_early_with_its_place_and_without_its_text(family, tmp_path):
+def test_an_unmatched_pattern_is_refused_by_position_only(family, tmp_path):
     folder = save_tiny_model(family, tmp_path)
     config, weights = described(folder)
     names = [name for block in build_architecture(read_config(folder), torch.float32).layers for name in block]
@@ -307,7 +307,7 @@ def test_a_pattern_that_matches_nothing_is_refused_early_with_its_place_and_with
         assert f"'*.{leaf}'" in str(early.value) or "layers are called like" in str(early.value)
 
 
-def test_a_slip_is_answered_with_what_was_meant():
+def test_an_almost_matching_pattern_gets_a_suggestion():
     weights = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(2, 2): 1}, matrices=(("h.0.attn.c_attn", (2, 2)),))
     with pytest.raises(
         UnmatchedIgnoreError, match=r"the ignore pattern matches no layer of m; did you mean '\*.c_attn'"
@@ -317,7 +317,7 @@ def test_a_slip_is_answered_with_what_was_meant():
     check_ignore({"model_type": "gpt2"}, weights, ("transformer.h.0.*", "*.c_attn"), "m")
 
 
-def test_what_takes_long_to_compare_and_families_with_other_names_are_for_the_preflight():
+def test_expensive_or_unknown_comparisons_are_left_to_preflight():
     weights = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(2, 2): 1}, matrices=(("h.0.attn.c_attn", (2, 2)),))
     check_ignore({"model_type": "gpt2"}, weights, ("none",) * 5_000_000, "m")
     for kind in ("mixtral", "of_a_newer_transformers"):
@@ -326,7 +326,7 @@ def test_what_takes_long_to_compare_and_families_with_other_names_are_for_the_pr
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", sorted(PREFIXES))
-def test_families_whose_names_are_known_have_them_in_files_and_models(family):
+def test_known_families_have_the_same_names_in_files_and_models(family):
     config = AutoConfig.for_model(family)
     for depth in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers"):
         if hasattr(config, depth):

@@ -1,4 +1,4 @@
-"""The early check against the library: the same errors, before torch is imported."""
+"""The early check compared with the library: the same errors, before torch is imported."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def model(tmp_path_factory):
         ({"ratio": 0.3, "ignore": ("*.nothing",)}, RocketError),
     ],
 )
-def test_what_is_refused_early_is_what_a_run_refuses(model, tmp_path, settings, error):
+def test_an_early_refusal_is_the_same_as_in_a_run(model, tmp_path, settings, error):
     config = compression_config(**settings)
     with pytest.raises(error) as early:
         check_request(str(model), config)
@@ -38,7 +38,7 @@ def test_what_is_refused_early_is_what_a_run_refuses(model, tmp_path, settings, 
 
 
 @pytest.mark.parametrize("name", ["misspelled folder", "a/b/c"])
-def test_a_misspelled_model_is_refused(name):
+def test_a_misspelt_model_is_refused(name):
     with pytest.raises(ModelNotFoundError, match="neither a folder nor a repository id"):
         check_request(name, compression_config(ratio=0.3))
 
@@ -52,7 +52,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         check_request(str(tmp_path), compression_config(ratio=0.3))
 
 
-def test_a_good_request_passes(model):
+def test_a_valid_request_passes(model):
     check_request(str(model), compression_config(ratio=0.3))
 
 

@@ -31,7 +31,7 @@ def one(**fields):
     return json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **fields}}).encode()
 
 
-def test_the_sizes_of_dtypes_are_those_of_torch():
+def test_sizes_of_dtypes_match_torch():
     assert {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()} == {
         name: safetensors_headers._BITS[name] for name in DTYPES
     }
@@ -48,7 +48,7 @@ def test_the_sizes_of_dtypes_are_those_of_torch():
         max_size=6,
     )
 )
-def test_tensors_are_where_they_were_written(tensors):
+def test_tensors_are_found_where_they_were_written(tensors):
     raw, size = header_of(tensors)
     found = parse(raw, size)
     assert {header.key: (header.dtype, header.shape) for header in found} == tensors
@@ -58,7 +58,7 @@ def test_tensors_are_where_they_were_written(tensors):
         assert (header.start, header.stop) == (8 + len(raw) + start, 8 + len(raw) + stop)
 
 
-def test_numbers_smaller_than_a_byte_are_counted_in_bits():
+def test_sub_byte_numbers_are_counted_in_bits():
     raw, size = header_of({"a": ("F4", (3, 4))})
     assert parse(raw, size)[0].nbytes == 6
 
@@ -93,7 +93,7 @@ def test_numbers_smaller_than_a_byte_are_counted_in_bits():
         one()[:-1] + b"," + one()[1:],
     ],
 )
-def test_a_header_that_lies_is_refused(raw):
+def test_an_inconsistent_header_is_refused(raw):
     with pytest.raises(CorruptCheckpointError, match=r"f\.safetensors"):
         parse(raw, 8)
 
@@ -106,7 +106,7 @@ def test_gaps_and_overlaps_are_refused():
             parse(json.dumps(both).encode(), start + 4)
 
 
-def test_a_dtype_that_nobody_knows_is_refused_by_name():
+def test_an_unknown_dtype_is_refused_by_name():
     with pytest.raises(
         CheckpointFormatError, match=r"f\.safetensors: tensor 'a' has dtype F2_X, which is not supported"
     ):
@@ -119,12 +119,12 @@ def test_every_dtype_of_the_format_is_known():
     assert set(_TYPES) <= set(safetensors_headers._BITS)
 
 
-def test_eight_dimensions_are_as_good_as_one():
+def test_eight_dimensions_are_accepted():
     assert parse(one(shape=[1, 1, 1, 2, 1, 1, 1, 1]), 8)[0].numbers == 2
 
 
 @pytest.mark.parametrize("characters", [511, 512, 513])
-def test_names_of_tensors_have_a_limit(characters):
+def test_tensor_names_have_a_maximum_length(characters):
     raw, size = header_of({"a" * characters: ("U8", (1,))})
     if characters <= 512:
         assert len(parse(raw, size)) == 1
@@ -134,7 +134,7 @@ def test_names_of_tensors_have_a_limit(characters):
     assert "aaaa" not in str(caught.value)
 
 
-def test_tensors_without_numbers_count_for_nothing():
+def test_empty_tensors_do_not_count():
     tensors = {"h.0.w.weight": ("F32", (4, 6)), "h.0.x.weight": ("F32", (0, 9)), "h.1.y.weight": ("F32", (0, 0))}
     summary = summarize(parse(*header_of(tensors)))
     assert summary.matrices == (("h.0.w", (4, 6)),)
@@ -143,7 +143,7 @@ def test_tensors_without_numbers_count_for_nothing():
     assert set(summary.block_parameters) == {"h.0"}
 
 
-def test_all_files_together_have_no_more_tensors_than_one_may_have(monkeypatch):
+def test_the_tensor_limit_applies_to_all_files_together(monkeypatch):
     monkeypatch.setattr(safetensors_headers, "MAX_TENSORS", 3)
     summary = summarize(parse(*header_of({"a": ("U8", (1,)), "b": ("U8", (1,))})))
     with pytest.raises(CheckpointFormatError, match="org/m has more than 3 tensors"):
@@ -158,7 +158,7 @@ def test_too_many_tensors_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("length", [0, 1, 93, 25_000_001, 2**63])
-def test_no_header_is_longer_than_its_file_or_the_limit(length):
+def test_a_header_longer_than_its_file_or_the_limit_is_refused(length):
     size = 100 if length < 1000 else 2**64
     with pytest.raises(CorruptCheckpointError, match="truncated"):
         header_length(struct.pack("<Q", length), size, "f.safetensors")
@@ -181,12 +181,12 @@ def test_only_matrices_inside_numbered_blocks_count_as_layers():
 
 
 @pytest.mark.parametrize("sizes", [{}, {"I8": 2, "F32": 1}, {"F8_E4M3": 5, "BF16": 4}, {"F4": 1}])
-def test_weights_that_are_no_plain_floats_count_as_quantized(sizes):
+def test_mostly_non_float_weights_count_as_quantized(sizes):
     with pytest.raises(AlreadyQuantizedError, match="most weights in the model"):
         storage_dtype(WeightSummary(dtype_bytes=sizes, block_shapes={}), "the model")
 
 
-def test_most_bytes_decide_the_dtype():
+def test_the_dtype_is_that_of_most_bytes():
     assert storage_dtype(WeightSummary(dtype_bytes={"I8": 1, "BF16": 3, "F32": 2}, block_shapes={}), "m") == "BF16"
 
 
@@ -198,7 +198,7 @@ def test_most_bytes_decide_the_dtype():
         (["x.safetensors", "y.safetensors", "z.safetensors", "model.safetensors.index.json"], ("x.safetensors",)),
     ],
 )
-def test_files_are_chosen_as_transformers_does(names, chosen):
+def test_weight_files_are_chosen_as_in_transformers(names, chosen):
     index = json.dumps({"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}).encode()
     assert weight_files(names, lambda: index, "folder") == chosen
 
@@ -224,12 +224,12 @@ def test_a_damaged_index_is_refused(index):
     assert len(str(caught.value)) < 200
 
 
-def test_an_index_of_nothing_is_no_checkpoint():
+def test_an_empty_index_is_refused():
     with pytest.raises(CorruptCheckpointError, match="no files"):
         weight_files(["model.safetensors.index.json"], lambda: b'{"weight_map": {}}', "folder")
 
 
-def test_a_folder_is_named_as_the_caller_wants_it(tmp_path):
+def test_a_folder_is_named_as_the_caller_names_it(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(safetensors_bytes({"a": ("U8", (1,))})[:-1])
     (file,) = safetensors_headers.local_weight_files(tmp_path, "local/x")
     with pytest.raises(CorruptCheckpointError) as caught:

@@ -19,7 +19,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=5), VALUES, max_size=4))
-def test_it_is_json_otherwise(value):
+def test_other_values_are_parsed_as_json(value):
     assert parse_object(json.dumps(value).encode()) == value
 
 
@@ -42,18 +42,18 @@ def test_it_is_json_otherwise(value):
         (b'{"a": [' + b"[]," * 100 + b"1]}", "more than 100 values"),
     ],
 )
-def test_what_readers_disagree_on_is_refused(raw, message):
+def test_ambiguous_json_is_refused(raw, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         parse_object(raw, limits=LIMITS)
 
 
-def test_limits_are_what_is_allowed():
+def test_values_at_the_limits_are_accepted():
     assert parse_object(b'{"a": [[[]]]}', limits=LIMITS) == {"a": [[[]]]}
     assert len(parse_object(json.dumps({"a": [1] * 99}).encode(), limits=LIMITS)["a"]) == 99
     assert parse_object(b'{"a": ' + b"9" * 40 + b"}")["a"] == 10**40 - 1
     assert math.isinf(parse_object(b'{"a": 1e400}')["a"])
 
 
-def test_only_what_looks_like_a_field_may_be_repeated():
+def test_only_field_names_may_be_repeated_in_messages():
     assert is_field_name("num_hidden_layers")
     assert not any(map(is_field_name, ["", "a b", "a" * 65, "<script>", "a\n", "\u0430"]))

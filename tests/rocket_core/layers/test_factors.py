@@ -10,7 +10,7 @@ from tests.reference.stored_layers import KINDS, dense_weight, make_coefficients
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_composed_weight_is_the_exact_product_rounded_once(dtype):
+def test_the_composed_weight_is_the_exact_product_rounded_once(dtype):
     # Small integers: float32 is exact, a product in half precision is not.
     generator = torch.Generator().manual_seed(0)
     dictionary = torch.randint(-15, 16, (40, 30), generator=generator).to(dtype)
@@ -19,7 +19,7 @@ def test_composed_weight_is_the_exact_product_rounded_once(dtype):
     assert torch.equal(compose_weight(dictionary, coefficients, dtype), exact.to(dtype))
 
 
-def test_the_product_of_half_precision_factors_is_not_rounded_to_half_precision():
+def test_half_precision_factors_are_multiplied_exactly():
     dictionary, coefficients = torch.tensor([[1.0, 1.0]]).bfloat16(), torch.tensor([[1.0], [2**-12]]).bfloat16()
     assert compose_weight(dictionary, coefficients, torch.float32).item() == 1 + 2**-12
 
@@ -30,7 +30,7 @@ def test_float64_factors_are_composed_in_float64():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_composed_weight_does_not_depend_on_the_memory_layout(dtype):
+def test_the_composed_weight_is_independent_of_memory_layout(dtype):
     generator = torch.Generator().manual_seed(0)
     dictionary = torch.randn(129, 77, generator=generator).to(dtype)
     coefficients = torch.randn(77, 93, generator=generator).to(dtype)
@@ -40,7 +40,7 @@ def test_composed_weight_does_not_depend_on_the_memory_layout(dtype):
     assert torch.equal(compose_weight(dictionary, unaligned, dtype), weight)
 
 
-def test_without_dictionary_the_coefficients_are_rounded_once_and_copied():
+def test_without_dictionary_coefficients_are_rounded_and_copied():
     coefficients = torch.tensor([[1 + 2**-12, 2.0, 3.0]], dtype=torch.float64)
     weight = compose_weight(None, coefficients, torch.bfloat16)
     assert weight.tolist() == [[1.0], [2.0], [3.0]]
@@ -68,7 +68,7 @@ def test_every_kind_composes_to_its_weight(kind):
         ("full", {"weight", "weight_mask"}),
     ],
 )
-def test_tensors_on_disk_are_those_of_the_kind(kind, parts):
+def test_stored_tensors_match_the_kind(kind, parts):
     tensors = layer_tensors(make_factors(kind), torch.bfloat16)
     assert tensors.keys() == parts
     assert {name: tensor.dtype for name, tensor in tensors.items()} == {
@@ -85,7 +85,7 @@ def test_tensors_on_disk_are_those_of_the_kind(kind, parts):
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 @settings(max_examples=200, deadline=None)
-def test_bytes_by_formula_are_the_bytes_stored(d_in, rank, d_out, density, seed, dtype):
+def test_the_bytes_formula_equals_the_stored_bytes(d_in, rank, d_out, density, seed, dtype):
     def stored(factors):
         return sum(tensor.nbytes for tensor in layer_tensors(factors, dtype).values())
 

@@ -19,14 +19,14 @@ MASKED = [kind for kind, parts in PARTS.items() if "weight_mask" in parts]
 
 
 def to_all(layer, dtype):
-    """Casts a layer, and the dictionary owner that it may have."""
+    """Cast a layer, and its owner if it has one."""
     getattr(layer, "dictionary_owner", layer).to(dtype)
     return layer.to(dtype)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", [True, False])
-def test_forward_is_the_dense_layer(kind, bias):
+def test_forward_equals_the_dense_layer(kind, bias):
     layer, weight = make_layer(kind, torch.float64, bias=bias)
     x = torch.randn(3, 2, D_IN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = x @ weight.T + (layer.bias if bias else 0)
@@ -36,7 +36,7 @@ def test_forward_is_the_dense_layer(kind, bias):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_state_dict_is_the_disk_format_in_both_states(kind):
+def test_the_state_dict_is_the_disk_format_in_both_states(kind):
     layer, _ = make_layer(kind)
     before = as_tensors(layer.state_dict())
     after = as_tensors(layer.unpack_().state_dict())
@@ -72,7 +72,7 @@ def test_loading_checks_the_mask(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weight_of_an_unpacked_layer_reads_as_dense(kind):
+def test_the_weight_of_an_unpacked_layer_is_dense(kind):
     layer, weight = make_layer(kind)
     layer.unpack_()
     assert isinstance(layer, nn.Linear)
@@ -99,7 +99,7 @@ def write_attribute(layer):
 
 
 @pytest.mark.parametrize("write", [write_in_place, write_as_output, write_data, write_attribute])
-def test_weight_of_an_unpacked_layer_is_not_written(write):
+def test_the_weight_of_an_unpacked_layer_cannot_be_written(write):
     layer, _ = make_layer()
     layer.unpack_()
     with pytest.raises(RocketError, match="dequantize"):
@@ -136,7 +136,7 @@ def test_both_states_have_the_same_gradients(kind):
 
 
 @pytest.mark.parametrize("kind", MASKED)
-def test_casting_leaves_the_mask_alone(kind):
+def test_casting_does_not_change_the_mask(kind):
     layer, _ = make_layer(kind)
     mask = layer.weight_mask.clone()
     to_all(layer.unpack_(), torch.bfloat16)
@@ -166,7 +166,7 @@ def test_the_dense_weight_is_rounded_once(kind):
         ("sparse", "SparseLinear(in_features=7, out_features=5, nnz={}, bias=True, packed=True)"),
     ],
 )
-def test_says_what_it_is(kind, expected):
+def test_the_repr_describes_the_layer(kind, expected):
     layer, _ = make_layer(kind)
     assert repr(layer) == expected.format(layer.nnz)
 
@@ -174,7 +174,7 @@ def test_says_what_it_is(kind, expected):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_device_computes_the_same(kind):
+def test_a_gpu_computes_the_same(kind):
     layer, weight = make_layer(kind, torch.float64)
     getattr(layer, "dictionary_owner", layer).cuda()
     layer.cuda()

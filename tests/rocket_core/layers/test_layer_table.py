@@ -15,7 +15,7 @@ COUNTS = st.integers(1, 2**40)
 
 
 @given(ranks=st.lists(COUNTS, max_size=4), sparse=st.integers(0, 3), follows=st.booleans(), nnz=COUNTS)
-def test_reading_undoes_writing(ranks, sparse, follows, nnz):
+def test_reading_reverses_writing(ranks, sparse, follows, nnz):
     entries = {f"layer {index}": LayerEntry(rank=rank, nnz=nnz) for index, rank in enumerate(ranks)}
     entries |= {f"sparse {index}": LayerEntry(nnz=nnz) for index in range(sparse)}
     if ranks and follows:
@@ -29,7 +29,7 @@ def test_reading_undoes_writing(ranks, sparse, follows, nnz):
     ("layers", "version"),
     [({}, 1), ({"q": OWNER}, 1), ({"q": OWNER, "k": FOLLOWER}, 2), ({"o": SPARSE}, 2)],
 )
-def test_the_earliest_version_that_can_say_it_is_written(layers, version):
+def test_the_earliest_sufficient_version_is_written(layers, version):
     entries = read_entries(layers, 2)
     assert format_version(entries) == version
     assert quantization_config(entries) == {"quant_method": "rocket", "format_version": version, "layers": layers}
@@ -56,19 +56,19 @@ def test_the_earliest_version_that_can_say_it_is_written(layers, version):
         ("k", {"nnz": 7, "dictionary": "q"}, "a dictionary and no rank"),
     ],
 )
-def test_an_entry_that_makes_no_sense_is_refused_by_its_name(layer, entry, reason):
+def test_an_invalid_entry_is_refused_by_its_name(layer, entry, reason):
     layers = {"q": OWNER, "v": FOLLOWER, "s": SPARSE}
     with pytest.raises(CheckpointFormatError, match=f"layer '{layer}'.*{reason}.*fetch it again"):
         read_entries(layers | {layer: entry}, 2)
 
 
 @pytest.mark.parametrize(("layer", "entry"), [("k", FOLLOWER), ("s", SPARSE)])
-def test_format_1_has_layers_with_dictionaries_of_their_own_alone(layer, entry):
+def test_format_1_has_only_layers_with_separate_dictionaries(layer, entry):
     with pytest.raises(CheckpointFormatError, match=f"layer '{layer}'.*format 1.*fetch it again"):
         read_entries({"q": OWNER, layer: entry}, 1)
 
 
 @pytest.mark.parametrize("layers", [None, [], [OWNER], 3, "q"])
-def test_a_table_that_is_none_is_refused(layers):
+def test_an_invalid_table_is_refused(layers):
     with pytest.raises(CheckpointFormatError, match="must be a table"):
         read_entries(layers, 2)

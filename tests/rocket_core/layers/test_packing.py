@@ -20,7 +20,7 @@ from tests.reference.stored_layers import D_OUT, RANK, make_coefficients
     always_masked=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
-def test_unpacking_undoes_packing(rank, d_out, density, seed, dtype, always_masked):
+def test_unpacking_reverses_packing(rank, d_out, density, seed, dtype, always_masked):
     coefficients, support = make_coefficients(rank, d_out, density, seed, dtype)
     packed = pack_coefficients(coefficients, support, always_masked=always_masked)
 
@@ -29,7 +29,7 @@ def test_unpacking_undoes_packing(rank, d_out, density, seed, dtype, always_mask
     assert torch.equal(unpack_coefficients(packed.values, packed.mask, rank, d_out), coefficients)
 
 
-def test_values_and_bits_lie_in_the_documented_order():
+def test_values_and_bits_are_in_the_documented_order():
     coefficients, support = make_coefficients(RANK, D_OUT, 0.5, seed=1)
     packed = pack_coefficients(coefficients, support)
 
@@ -52,7 +52,7 @@ def test_without_support_every_coefficient_is_stored():
     assert masked.mask.tolist() == [[0b11111111, 0b111]] * D_OUT
 
 
-def test_packing_copies():
+def test_packing_copies_its_input():
     coefficients = torch.ones(1, 4)
     pack_coefficients(coefficients, None).values.zero_()
     assert coefficients.tolist() == [[1, 1, 1, 1]]
@@ -63,7 +63,7 @@ def test_a_coefficient_outside_the_support_is_refused():
         pack_coefficients(torch.ones(2, 2), torch.tensor([[True, False], [True, True]]))
 
 
-def test_the_two_ways_to_read_bits_agree(monkeypatch):
+def test_both_ways_to_unpack_bits_agree(monkeypatch):
     mask = torch.arange(256, dtype=torch.uint8).view(64, 4)
     fast = packing.unpack_bits(mask, 29)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -91,7 +91,7 @@ def widen_mask(packed):
 
 
 @pytest.mark.parametrize("damage", [flip_bit, set_padding_bit, lose_value, lose_mask, widen_mask])
-def test_damage_is_found_and_the_layer_named(damage):
+def test_damage_is_detected_and_the_layer_named(damage):
     packed = pack_coefficients(*make_coefficients(RANK, D_OUT, 0.5, seed=2))
     parts = {"values": packed.values, "mask": packed.mask}
     damage(parts)

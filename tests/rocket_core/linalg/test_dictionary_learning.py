@@ -30,9 +30,9 @@ def instance(rows=12, rank=10, columns=20, seed=0):
     fraction=st.floats(0, 1),
     seed=st.integers(0, 2**31),
 )
-def test_pursuit_is_what_a_loop_over_columns_finds(rows, rank, columns, fraction, seed):
+def test_pursuit_equals_a_loop_over_columns(rows, rank, columns, fraction, seed):
     atoms, targets = instance(rows, rank, columns, seed)
-    # More nonzeros than rows have nothing left to explain.
+    # Once there are more nonzeros than rows, nothing is left to explain.
     nonzeros = max(1, round(fraction * min(rows, rank)))
     coefficients, support = orthogonal_matching_pursuit(atoms, targets, nonzeros)
     expected = reference.orthogonal_matching_pursuit(atoms, targets, nonzeros)
@@ -43,7 +43,7 @@ def test_pursuit_is_what_a_loop_over_columns_finds(rows, rank, columns, fraction
     assert not coefficients[~support].any()
 
 
-def test_pursuit_in_parts_is_the_same(monkeypatch):
+def test_pursuit_in_chunks_gives_the_same_result(monkeypatch):
     atoms, targets = instance()
     whole = orthogonal_matching_pursuit(atoms, targets, 5)
     monkeypatch.setattr(dictionary_learning, "_NUMBERS_AT_ONCE", 1)
@@ -53,7 +53,7 @@ def test_pursuit_in_parts_is_the_same(monkeypatch):
     assert torch.equal(parts[1], whole[1])
 
 
-def test_pursuit_survives_atoms_that_depend_on_one_another_and_columns_of_zeros():
+def test_pursuit_survives_dependent_atoms_and_zero_columns():
     atoms, targets = instance(rows=6, rank=8)
     atoms[:, 1] = atoms[:, 0]
     atoms[:, 2] = 0
@@ -74,7 +74,7 @@ def test_pursuit_survives_atoms_that_depend_on_one_another_and_columns_of_zeros(
     fraction=st.floats(0, 1),
     seed=st.integers(0, 2**31),
 )
-def test_no_iteration_worsens_the_error_and_the_last_is_what_the_factors_have(rows, rank, columns, fraction, seed):
+def test_errors_never_increase_and_the_last_is_that_of_factors(rows, rank, columns, fraction, seed):
     atoms, targets = instance(rows, rank, columns, seed)
     nonzeros = max(1, round(fraction * rank))
     learned = learn_dictionary(targets, atoms, nonzeros, iterations=6)
@@ -91,7 +91,7 @@ def test_no_iteration_worsens_the_error_and_the_last_is_what_the_factors_have(ro
     )
 
 
-def test_learning_finds_a_dictionary_that_there_is():
+def test_learning_recovers_an_existing_dictionary():
     generator = torch.Generator().manual_seed(4)
     atoms = random_atoms(8, 12, generator)
     coefficients = torch.randn(12, 400, generator=generator, dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_learning_finds_a_dictionary_that_there_is():
     assert float(closest.min()) > 0.99
 
 
-def test_each_atom_is_the_best_for_the_coefficients_that_use_it():
+def test_each_atom_is_the_best_for_its_coefficients():
     # With one atom and one nonzero per column, K-SVD is the power method: it ends at the leading singular pair.
     _, targets = instance(columns=30)
     start = torch.eye(12, 1, dtype=torch.float64)
@@ -114,7 +114,7 @@ def test_each_atom_is_the_best_for_the_coefficients_that_use_it():
     assert learned.errors[-1] == pytest.approx(float(values[1:].square().sum()), rel=1e-2)
 
 
-def test_atoms_that_nothing_uses_become_the_columns_that_are_worst_off():
+def test_unused_atoms_are_replaced_by_the_worst_columns():
     targets = torch.eye(4, 6, dtype=torch.float64)
     targets[:, 4:] = torch.eye(4, dtype=torch.float64)[:, :2]
     start = torch.eye(4, dtype=torch.float64)[:, [0, 1, 1, 1]]
@@ -123,7 +123,7 @@ def test_atoms_that_nothing_uses_become_the_columns_that_are_worst_off():
     assert learned.errors[-1] == pytest.approx(0, abs=1e-12)
 
 
-def test_the_start_is_left_as_it_was_and_nothing_is_random():
+def test_learning_is_deterministic_and_keeps_its_start():
     atoms, targets = instance()
     before = atoms.clone(), targets.clone()
     first, second = (learn_dictionary(targets, atoms, 4, iterations=3) for _ in range(2))

@@ -24,7 +24,7 @@ def prepared(weight, gram, *, dtype=torch.float64, **settings_):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
-def test_agrees_with_the_paper_formula_by_formula(shape, balance):
+def test_it_agrees_with_the_paper_formula_by_formula(shape, balance):
     weight, gram = random_layer(*shape)
     rank, nnz = 7, 7 * shape[1] // 2 + 3
     factorization = factorize_layer(prepared(weight, gram, importance_balance=balance), rank, nnz)
@@ -37,7 +37,7 @@ def test_agrees_with_the_paper_formula_by_formula(shape, balance):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_without_sparsity_it_is_the_truncated_svd_of_the_whitened_weight(shape):
+def test_without_sparsity_it_is_the_truncated_svd(shape):
     weight, gram = random_layer(*shape)
     rank = 5
     factorization = factorize_layer(prepared(weight, gram), rank, rank * shape[1])
@@ -58,7 +58,7 @@ def test_without_sparsity_it_is_the_truncated_svd_of_the_whitened_weight(shape):
     seed=st.integers(0, 2**31),
 )
 @settings(deadline=None)
-def test_support_has_exactly_the_asked_count_and_follows_the_two_stages(rank, d_out, fraction, beta, seed):
+def test_the_support_has_the_exact_count_and_two_stages(rank, d_out, fraction, beta, seed):
     nnz = max(1, round(fraction * rank * d_out))
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(rank, d_out, generator=generator, dtype=torch.float64)
@@ -75,7 +75,7 @@ def test_support_has_the_exact_count_among_equal_scores():
 
 @given(rank=st.integers(1, 16), fraction=st.floats(0.2, 1), seed=st.integers(0, 1000))
 @settings(deadline=None, max_examples=40)
-def test_the_dictionary_is_optimal_no_perturbation_lowers_either_error(rank, fraction, seed):
+def test_no_perturbation_of_the_dictionary_lowers_an_error(rank, fraction, seed):
     weight, gram = random_layer(16, 16, seed)
     nnz = max(rank, round(fraction * rank * 16))
     factorization = factorize_layer(prepared(weight, gram), rank, nnz)
@@ -88,7 +88,7 @@ def test_the_dictionary_is_optimal_no_perturbation_lowers_either_error(rank, fra
     assert moved[1] >= best[1] - 1e-9
 
 
-def test_error_falls_as_nonzeros_and_atoms_are_added():
+def test_the_error_falls_as_nonzeros_and_atoms_are_added():
     weight, gram = random_layer(20, 20)
     layer = prepared(weight, gram, importance_balance=0.0)
     by_nnz = [factorize_layer(layer, 10, nnz).reconstruction_error() for nnz in range(40, 201, 20)]
@@ -115,7 +115,7 @@ def test_float32_stays_close_to_float64(shape):
         assert fast.reconstruction_error() == pytest.approx(actual[1], rel=1e-3)
 
 
-def test_a_dominating_direction_does_not_drown_the_whitened_error_in_float32():
+def test_float32_errors_survive_a_dominating_direction():
     weight, gram = random_layer(64, 64)
     inputs = torch.zeros(64, dtype=torch.float64)
     inputs[3] = 1e4
@@ -126,7 +126,7 @@ def test_a_dominating_direction_does_not_drown_the_whitened_error_in_float32():
     assert single.reconstruction_error() == pytest.approx(double.reconstruction_error(), rel=1e-3)
 
 
-def test_inputs_are_left_as_they_were():
+def test_inputs_are_not_modified():
     weight, gram = random_layer(12, 12)
     basis = eigenbasis(weight, gram)
     before = [weight.clone(), basis.directions.clone(), basis.singular_values.clone()]
@@ -141,7 +141,7 @@ def test_inputs_are_left_as_they_were():
     assert torch.equal(layer.importance, importance)
 
 
-def test_atoms_that_no_column_uses_become_zero():
+def test_unused_atoms_become_zero():
     weight, gram = random_layer(8, 8)
     factorization = factorize_layer(prepared(weight, gram, over_sparsification=0.0), 8, 8)
     unused = factorization.coefficients.abs().sum(1) == 0
@@ -150,7 +150,7 @@ def test_atoms_that_no_column_uses_become_zero():
     assert torch.isfinite(factorization.dictionary()).all()
 
 
-def test_dependent_coefficients_are_refused_not_solved_to_nonsense():
+def test_dependent_coefficients_are_refused():
     weight, gram = random_layer(8, 8)
     layer = prepared(weight, gram)
     layer.basis.directions[:, 1] = layer.basis.directions[:, 0] * (1 + 1e-16)

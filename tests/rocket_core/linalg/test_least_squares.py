@@ -11,7 +11,7 @@ EXACT = 1e-24
 
 
 def random_system(n, outputs, seed=0, spread=1.0, density=0.5):
-    """Inputs with a falling spectrum, a weight and a support."""
+    """Return inputs with a falling spectrum, a weight and a support."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(4 * n + 8, n, generator=generator, dtype=torch.float64)
     rotation = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
@@ -35,7 +35,7 @@ def solve(inputs, weight, support, dtype=torch.float64, **options):
     density=st.sampled_from([0.0, 0.2, 0.6, 1.0]),
     seed=st.integers(0, 2**31),
 )
-def test_agrees_with_lstsq_column_by_column(n, outputs, spread, density, seed):
+def test_it_agrees_with_lstsq_column_by_column(n, outputs, spread, density, seed):
     inputs, weight, support = random_system(n, outputs, seed, spread, density)
     solution = solve(inputs, weight, support, tolerance=EXACT)
     torch.testing.assert_close(solution, reference.least_squares(inputs, weight, support), rtol=1e-6, atol=1e-7)
@@ -43,14 +43,14 @@ def test_agrees_with_lstsq_column_by_column(n, outputs, spread, density, seed):
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 2.0])
-def test_stops_within_a_thousandth_of_the_least_error(spread):
+def test_it_stops_within_a_thousandth_of_the_least_error(spread):
     inputs, weight, support = random_system(96, 40, spread=spread)
     best = reference.output_error(inputs, weight, reference.least_squares(inputs, weight, support))
     found = reference.output_error(inputs, weight, solve(inputs, weight, support))
     assert best * (1 - 1e-9) <= found <= best * 1.001
 
 
-def test_the_targets_need_not_be_within_reach():
+def test_unreachable_targets_are_approximated():
     # As for coefficients of a dictionary: B is AᵀY for a Y that no X gives.
     generator = torch.Generator().manual_seed(3)
     atoms = torch.randn(20, 8, generator=generator, dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_inputs_that_never_fire_get_no_weight():
     assert reference.output_error(inputs, weight, solution) == pytest.approx(best, rel=1e-9)
 
 
-def test_inputs_of_zeros_alone_leave_everything_zero():
+def test_all_zero_inputs_give_zero_weights():
     _, weight, support = random_system(6, 3)
     solution = solve(torch.zeros(9, 6, dtype=torch.float64), weight, support)
     assert torch.equal(solution, torch.zeros_like(weight))
@@ -84,7 +84,7 @@ def test_inputs_of_zeros_alone_leave_everything_zero():
 
 @few
 @given(seed=st.integers(0, 2**31), length=st.sampled_from([0.0, 1.0, 100.0]))
-def test_the_start_does_not_change_where_it_ends(seed, length):
+def test_the_start_does_not_change_the_solution(seed, length):
     inputs, weight, support = random_system(10, 4, seed)
     start = length * torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     before = start.clone()
@@ -94,7 +94,7 @@ def test_the_start_does_not_change_where_it_ends(seed, length):
     torch.testing.assert_close(solution, reference.least_squares(inputs, weight, support), rtol=1e-6, atol=1e-7)
 
 
-def test_a_start_that_is_the_solution_is_returned_at_once():
+def test_a_start_at_the_solution_is_returned_at_once():
     inputs, weight, support = random_system(16, 6)
     best = reference.least_squares(inputs, weight, support)
     torch.testing.assert_close(solve(inputs, weight, support, start=best), best, rtol=1e-14, atol=0)
@@ -110,7 +110,7 @@ def test_float32_loses_less_than_a_thousandth(spread):
     assert fast == pytest.approx(exact, rel=1e-3)
 
 
-def test_columns_are_independent_of_one_another():
+def test_columns_are_solved_independently():
     inputs, weight, support = random_system(16, 6)
     scale = torch.logspace(-4, 4, 6, dtype=torch.float64)
     alone = solve(inputs, weight, support, tolerance=EXACT)
@@ -126,7 +126,7 @@ def test_columns_are_independent_of_one_another():
     seed=st.integers(0, 2**31),
 )
 @settings(deadline=None)
-def test_largest_are_exactly_so_many_and_none_left_out_is_larger(rows, columns, fraction, ties, seed):
+def test_exactly_the_largest_entries_are_chosen(rows, columns, fraction, ties, seed):
     count = round(fraction * rows * columns)
     scores = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     scores = scores.round() if ties else scores
@@ -138,7 +138,7 @@ def test_largest_are_exactly_so_many_and_none_left_out_is_larger(rows, columns, 
 
 @pytest.mark.parametrize("dead", [0, 3])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 2.0])
-def test_a_gram_matrix_tells_its_mean_eigenvalue_and_its_resolvent(spread, dead):
+def test_mean_eigenvalue_and_resolvent_match_the_gram_matrix(spread, dead):
     inputs, _, _ = random_system(24, 1, spread=spread)
     inputs[:, :dead] = 0
     unit = UnitGram.of(inputs.T @ inputs)
@@ -148,7 +148,7 @@ def test_a_gram_matrix_tells_its_mean_eigenvalue_and_its_resolvent(spread, dead)
     torch.testing.assert_close(unit.resolvent(0.3), expected)
 
 
-def test_a_matrix_that_cannot_be_factorized_has_a_mean_eigenvalue_of_zero():
+def test_an_unfactorizable_matrix_has_mean_eigenvalue_zero():
     one = torch.ones(300, 300)
     one[0, 1] = one[1, 0] = 1.01
     unit = UnitGram(matrix=one, lengths=torch.ones(300), fires=torch.ones(300))

@@ -34,7 +34,7 @@ def pruned_to(weight, inputs, count, dtype=torch.float64):
     fractions=st.lists(st.floats(0, 1), min_size=1, max_size=4),
     seed=st.integers(0, 2**31),
 )
-def test_each_step_keeps_exactly_so_many_of_those_before_with_the_error_it_says(d_in, d_out, fractions, seed):
+def test_each_step_has_the_exact_count_and_the_stated_error(d_in, d_out, fractions, seed):
     weight, inputs = random_layer(d_in, d_out, seed)
     counts = sorted((max(1, round(part * d_in * d_out)) for part in fractions), reverse=True)
     before = torch.ones_like(weight, dtype=torch.bool)
@@ -67,7 +67,7 @@ def test_each_step_is_nearly_optimal_on_its_support(shape):
         assert best * (1 - 1e-9) <= step.error <= best / (1 - 0.1)
 
 
-# By splitting where the inputs' energy is spread over directions, by steps where it is not.
+# By splitting if the inputs' energy is spread over directions, otherwise by steps.
 @pytest.mark.parametrize(("spread", "tolerance"), [(0.0, 1e-4), (1.0, 1e-2), (2.0, 1e-4), (3.0, 1e-4)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_pruned_weight_is_nearly_optimal_on_its_support(shape, spread, tolerance):
@@ -79,7 +79,7 @@ def test_a_pruned_weight_is_nearly_optimal_on_its_support(shape, spread, toleran
         assert pruned.error == pytest.approx(reference.output_error(inputs, weight, pruned.weight), rel=1e-9)
 
 
-def test_what_splitting_refits_leads_to_the_least_squares_of_the_support(monkeypatch):
+def test_refits_after_splitting_reach_the_least_squares(monkeypatch):
     monkeypatch.setattr(pruning, "_REFITS", 600)
     weight, inputs = random_layer(20, 9)
     for count in (150, 90, 20):
@@ -88,7 +88,7 @@ def test_what_splitting_refits_leads_to_the_least_squares_of_the_support(monkeyp
         torch.testing.assert_close(pruned.weight, best, rtol=1e-8, atol=1e-8)
 
 
-def test_errors_of_outputs_are_told_one_by_one():
+def test_errors_are_given_for_each_output():
     weight, inputs = random_layer(20, 9)
     for pruned in (pruned_to(weight, inputs, 70), *path(weight, inputs, [120, 70])):
         expected = (inputs @ (weight - pruned.weight)).square().sum(dim=0)
@@ -98,7 +98,7 @@ def test_errors_of_outputs_are_told_one_by_one():
 
 @few
 @given(d_in=st.integers(1, 14), d_out=st.integers(1, 8), fraction=st.floats(0, 1), seed=st.integers(0, 2**31))
-def test_a_weight_is_pruned_to_exactly_so_many_entries(d_in, d_out, fraction, seed):
+def test_a_weight_is_pruned_to_the_exact_count(d_in, d_out, fraction, seed):
     weight, inputs = random_layer(d_in, d_out, seed)
     count = max(1, round(fraction * weight.numel()))
     pruned = pruned_to(weight, inputs, count)
@@ -113,7 +113,7 @@ def test_a_weight_is_pruned_to_exactly_so_many_entries(d_in, d_out, fraction, se
 
 @pytest.mark.parametrize("part", [0.8, 0.5, 0.2])
 @pytest.mark.parametrize("spread", [1.0, 1.5, 2.0])
-def test_pruning_to_one_count_leaves_less_error_than_equal_steps(part, spread):
+def test_pruning_to_one_count_beats_equal_steps(part, spread):
     weight, inputs = random_layer(96, 96, spread=spread)
     count = round(part * weight.numel())
     twentieths = [round(weight.numel() * (1 - 0.05 * step)) for step in range(1, 20)]
@@ -122,7 +122,7 @@ def test_pruning_to_one_count_leaves_less_error_than_equal_steps(part, spread):
 
 
 @pytest.mark.parametrize(("part", "bound"), [(0.8, 1.02), (0.65, 0.98), (0.5, 0.95), (0.3, 0.9), (0.1, 0.95)])
-def test_splitting_leaves_no_more_error_than_the_steps_that_it_spares(part, bound, monkeypatch):
+def test_splitting_is_nearly_as_good_as_all_steps(part, bound, monkeypatch):
     weight, inputs = random_layer(96, 96, tokens=400)
     count = round(part * weight.numel())
     split = pruned_to(weight, inputs, count)
@@ -134,21 +134,21 @@ def test_a_step_removes_the_refitted_entries_of_least_energy():
     weight, inputs = random_layer(12, 6)
     first, second = path(weight, inputs, [50, 31])
     energy = inputs.square().sum(dim=0)
-    # First by the weight itself, then by what the refit has made of it.
+    # First by the weight itself, then by the refitted weight.
     for before, after in ((weight, first), (first.weight, second)):
         scores = (before.square() * energy[:, None]).masked_fill(before == 0, -1)
         kept = scores[after.support]
         assert float(kept.min()) > float(scores[~after.support].max())
 
 
-def test_errors_rise_as_entries_go_and_nothing_is_lost_while_all_stay():
+def test_errors_rise_with_pruning_and_start_at_zero():
     weight, inputs = random_layer(20, 20)
     errors = [pruned.error for pruned in path(weight, inputs, range(400, 0, -40))]
     assert errors[0] == 0
     assert errors == sorted(errors)
 
 
-def test_refitting_step_by_step_beats_wanda_and_a_refit():
+def test_stepwise_refitting_beats_wanda_with_a_refit():
     weight, inputs = random_layer(64, 64, spread=1.5)
     [*_, stepwise] = path(weight, inputs, [3686, 3277, 2867, 2458, 2048])
     at_once = prune_at_once(weight, inputs.square().sum(dim=0), 2048, per_column=False)
@@ -178,7 +178,7 @@ def test_inputs_that_never_fire_are_pruned_first():
 
 @few
 @given(d_in=st.integers(1, 9), d_out=st.integers(1, 9), fraction=st.floats(0, 1), seed=st.integers(0, 2**31))
-def test_magnitude_and_wanda_are_what_a_double_loop_finds(d_in, d_out, fraction, seed):
+def test_magnitude_and_wanda_equal_a_double_loop(d_in, d_out, fraction, seed):
     weight, inputs = random_layer(d_in, d_out, seed, tokens=12)
     count = max(1, round(fraction * weight.numel()))
     assert torch.equal(prune_at_once(weight, None, count, per_column=False), reference.magnitude(weight, count))
@@ -188,13 +188,13 @@ def test_magnitude_and_wanda_are_what_a_double_loop_finds(d_in, d_out, fraction,
     assert torch.equal(by_column, reference.wanda(inputs, weight, count))
 
 
-def test_equal_entries_still_come_out_at_the_exact_count():
+def test_equal_entries_are_pruned_to_the_exact_count():
     weight = torch.ones(6, 5)
     for per_column in (True, False):
         assert int(prune_at_once(weight, None, 13, per_column=per_column).sum()) == 13
 
 
-def test_inputs_are_left_as_they_were():
+def test_inputs_are_not_modified():
     weight, inputs = random_layer(8, 8)
     gram = inputs.T @ inputs
     before = weight.clone(), gram.clone()

@@ -1,4 +1,4 @@
-"""Sweeps, metrics and the other ways to choose a support, against explicit references."""
+"""Sweeps, metrics and the other ways to choose a support, compared with explicit references."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_a_sweep_never_worsens_the_output(shape, rank, fraction, seed):
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (20, 10), (10, 20)])
-def test_a_sweep_is_the_explicit_one(shape):
+def test_a_sweep_equals_the_explicit_one(shape):
     weight, gram = random_layer(*shape)
     rank, nnz = 7, 7 * shape[1] // 2
     before = factorize_layer(prepared(weight, gram), rank, nnz)
@@ -62,7 +62,7 @@ def test_a_sweep_is_the_explicit_one(shape):
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (20, 10), (10, 20)])
-def test_swept_errors_are_those_of_the_explicit_reconstruction(shape):
+def test_swept_errors_equal_the_explicit_reconstruction(shape):
     weight, gram = random_layer(*shape)
     factor = reference.whiten(weight, gram)[0]
     swept = factorize_layer(prepared(weight, gram, sweeps=3), 6, 3 * shape[1])
@@ -101,7 +101,7 @@ def test_float32_sweeps_stay_close_to_float64():
     assert errors[0] == pytest.approx(errors[1], rel=1e-2)
 
 
-def test_a_dominating_direction_does_not_drown_the_swept_error_in_float32():
+def test_float32_sweeps_survive_a_dominating_direction():
     weight, gram = random_layer(64, 64)
     inputs = torch.zeros(64, dtype=torch.float64)
     inputs[3] = 1e4
@@ -112,11 +112,11 @@ def test_a_dominating_direction_does_not_drown_the_swept_error_in_float32():
     approximation = swept.dictionary().double() @ swept.coefficients.double()
     explicit = reference.errors(weight, factor, approximation)[1]
     assert swept.reconstruction_error() == pytest.approx(explicit, rel=1e-3)
-    # An error with few digits would make the sweep look worse than nothing.
+    # With few digits the sweep would look useless.
     assert swept.reconstruction_error() < 0.8 * factorize_layer(layer, 40, 1600, sweeps=0).reconstruction_error()
 
 
-def test_sweeps_are_applied_as_often_as_asked():
+def test_sweeps_are_applied_the_requested_number_of_times():
     weight, gram = random_layer(16, 16)
     plain = factorize_layer(prepared(weight, gram), 8, 60)
     twice = sweep(sweep(plain)).reconstruction_error()
@@ -129,7 +129,7 @@ def test_sweeps_are_applied_as_often_as_asked():
     assert improve(low_rank) is low_rank
 
 
-def test_a_sweep_copes_with_atoms_that_nothing_uses():
+def test_a_sweep_handles_unused_atoms():
     weight, gram = random_layer(8, 8)
     before = factorize_layer(prepared(weight, gram, over_sparsification=0.0), 8, 8)
     assert bool((before.coefficients.abs().sum(dim=1) == 0).any())
@@ -139,7 +139,7 @@ def test_a_sweep_copes_with_atoms_that_nothing_uses():
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_metric_decides_what_the_weight_error_is(metric):
+def test_the_metric_defines_the_weight_error(metric):
     weight, gram = random_layer(12, 9)
     factorization = factorize_layer(prepared(weight, gram, metric=metric), 5, 25)
     approximation = factorization.dictionary() @ factorization.coefficients
@@ -149,7 +149,7 @@ def test_the_metric_decides_what_the_weight_error_is(metric):
 
 @few
 @given(d_in=st.integers(1, 6), d_out=st.integers(1, 6), metric=st.sampled_from(METRICS), seed=st.integers(0, 2**31))
-def test_metrics_are_the_explicit_ones(d_in, d_out, metric, seed):
+def test_metrics_equal_the_explicit_formulas(d_in, d_out, metric, seed):
     generator = torch.Generator().manual_seed(seed)
     weight, noise = (torch.randn(d_in, d_out, generator=generator, dtype=torch.float64) for _ in range(2))
     weight[:, 0] *= seed % 2
@@ -162,7 +162,7 @@ def test_metrics_are_the_explicit_ones(d_in, d_out, metric, seed):
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e-6, 0.02, 1e3])
-def test_what_equals_the_weight_is_at_no_distance(metric, dtype, scale):
+def test_equal_weights_have_distance_zero(metric, dtype, scale):
     for seed in range(20):
         weight = (scale * torch.randn(7, 5, generator=torch.Generator().manual_seed(seed))).to(dtype)
         assert weight_distance(weight, weight.clone(), metric) >= 0
@@ -170,7 +170,7 @@ def test_what_equals_the_weight_is_at_no_distance(metric, dtype, scale):
 
 
 @pytest.mark.parametrize("metric", ["frobenius", "l1", "spectral"])
-def test_a_weight_of_zeros_has_no_error(metric):
+def test_a_zero_weight_has_no_error(metric):
     assert weight_distance(torch.zeros(3, 3), torch.zeros(3, 3), metric) == 0
 
 
@@ -182,7 +182,7 @@ def test_a_weight_of_zeros_has_no_error(metric):
     seed=st.integers(0, 2**31),
 )
 @settings(deadline=None)
-def test_supports_by_row_and_over_the_matrix_are_what_sorting_finds(rank, d_out, fraction, sparsification, seed):
+def test_row_and_global_supports_equal_sorting(rank, d_out, fraction, sparsification, seed):
     nnz = max(1, round(fraction * rank * d_out))
     scores = torch.rand(rank, d_out, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     support = select_support(scores, nnz, 0.3, sparsification)

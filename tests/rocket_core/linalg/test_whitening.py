@@ -20,7 +20,7 @@ def random_layer(d_in, d_out, tokens=200, seed=0):
     return torch.randn(d_in, d_out, generator=generator, dtype=torch.float64), inputs
 
 
-def test_whitening_factor_is_upper_triangular_and_reproduces_the_gram_matrix():
+def test_whitening_factor_is_upper_triangular_and_gives_the_gram():
     _, inputs = random_layer(12, 4)
     gram = inputs.T @ inputs
     factor = whitening_factor(gram)
@@ -28,14 +28,14 @@ def test_whitening_factor_is_upper_triangular_and_reproduces_the_gram_matrix():
     torch.testing.assert_close(factor.T @ factor, gram, rtol=1e-9, atol=1e-6)
 
 
-def test_whitening_factor_passes_an_input_that_never_fires():
+def test_whitening_factor_accepts_an_input_that_never_fires():
     _, inputs = random_layer(6, 4)
     inputs[:, 2] = 0
     assert torch.isfinite(whitening_factor(inputs.T @ inputs)).all()
 
 
 @pytest.mark.parametrize("gram", [-torch.eye(3, dtype=torch.float64), torch.zeros(3, 3, dtype=torch.float64)])
-def test_whitening_factor_refuses_what_is_no_gram_matrix(gram):
+def test_whitening_factor_refuses_an_invalid_gram_matrix(gram):
     with pytest.raises(IllConditionedGramError, match="more samples"):
         whitening_factor(gram)
 
@@ -51,7 +51,7 @@ def test_eigenbasis_is_the_svd_of_the_whitened_weight(shape):
     torch.testing.assert_close(agreement, torch.ones_like(agreement), rtol=1e-7, atol=1e-7)
 
 
-def test_basis_from_the_output_gram_matrix_equals_the_one_from_the_input():
+def test_bases_from_input_and_output_gram_matrices_are_equal():
     weight, inputs = random_layer(14, 6)
     outputs = inputs @ weight
     from_input = eigenbasis(weight, inputs.T @ inputs)
@@ -75,7 +75,7 @@ def test_shrinkage_vanishes_with_many_tokens_and_grows_with_few():
     assert float(shrunk_gram(gram, 2, 0.05)[0, 1]) == 2.0
 
 
-def test_shrinkage_lowers_the_held_out_error_when_tokens_are_few():
+def test_shrinkage_lowers_the_held_out_error_with_few_tokens():
     generator = torch.Generator().manual_seed(3)
     d, tokens, rank = 64, 16, 24
     energy = torch.logspace(0, -2, d, dtype=torch.float64)[torch.randperm(d, generator=generator)]
@@ -92,7 +92,7 @@ def test_shrinkage_lowers_the_held_out_error_when_tokens_are_few():
 
 
 @pytest.mark.parametrize("from_output", [False, True])
-def test_statistics_give_the_same_basis_whichever_matrix_was_collected(from_output):
+def test_either_collected_matrix_gives_the_same_basis(from_output):
     weight, inputs = random_layer(9, 6)
     outputs = inputs @ weight
     statistics = GramStatistics(

@@ -1,4 +1,4 @@
-"""Whatever a method says about a candidate is held against the explicit weight, and against what is written."""
+"""Statements of methods about candidates, compared with the explicit weight and with the written tensors."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def dense(factors):
 
 
 def check(candidate, layer, factors, itemsize, part=slice(None), *, measured=True):
-    """Errors and sizes of a candidate, from its factors; of errors that are not measured only that they are told."""
+    """Check errors and sizes of a candidate against its factors; unmeasured errors must only be given."""
     approximation = dense(factors)
     error, relative, distance, loss = layer.errors(approximation, part)
     assert (candidate.loss is None) == (loss is None)
@@ -61,7 +61,7 @@ def check(candidate, layer, factors, itemsize, part=slice(None), *, measured=Tru
         {"sparsification": "per-row"},
     ],
 )
-def test_candidates_are_what_compression_makes_of_them(shape, weights, settings):
+def test_candidates_match_the_result_of_compression(shape, weights, settings):
     layer = example(shape[0], shape[1:], weights=weights)
     rocket = method(itemsize=4, **settings)
     found = rocket.profile(layer.problem)
@@ -88,13 +88,13 @@ def test_uniform_methods_have_one_candidate_within_the_ratio(name, shape, ratio,
         if budget_unit == "bytes":
             assert candidate.stored_bytes <= budget.parameter_budget(2 * size, ratio)
     assert len(found) == 1
-    # No less than the next atom, or the next nonzero of every output, would take.
+    # At least what the next atom, or the next nonzero of every output, would take.
     cost = found[0].stored_bytes / 2 if budget_unit == "bytes" else found[0].kept_parameters
     assert cost > budget.parameter_budget(size, ratio) - sum(shape) - 1
 
 
 @pytest.mark.parametrize("name", ["magnitude", "wanda"])
-def test_pruning_without_a_refit_keeps_weights_as_they_are_where_a_loop_would(name):
+def test_pruning_without_refit_keeps_weights_unchanged(name):
     layer = example(20, (12,))
     [candidate] = method(name, ratio=0.45).profile(layer.problem)
     factors = method(name).compress(layer.problem, candidate).factors
@@ -117,7 +117,7 @@ def test_uniform_methods_have_no_candidate_at_ratio_zero(name):
 
 
 @pytest.mark.parametrize("settings", [{"preset": "best"}, {"kinds": ("low_rank", "factored", "shared", "sparse")}])
-def test_a_uniform_method_stays_itself_whatever_rocket_may_choose_from(settings):
+def test_a_uniform_method_ignores_the_kinds_of_rocket(settings):
     if "preset" not in settings:
         settings = {**settings, "objective": "whitened"}
     uniform = method("rocket-uniform", ratio=0.4, **settings)
@@ -128,7 +128,7 @@ def test_a_uniform_method_stays_itself_whatever_rocket_may_choose_from(settings)
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 @pytest.mark.parametrize("nonzeros", [1, 7])
-def test_more_nonzeros_than_a_candidate_has_are_never_exceeded(name, nonzeros):
+def test_enlarged_candidates_never_exceed_their_nonzeros(name, nonzeros):
     layer = example(24, (24,))
     one = method(name)
     for candidate in one.profile(layer.problem):
@@ -144,7 +144,7 @@ def test_more_nonzeros_than_a_candidate_has_are_never_exceeded(name, nonzeros):
 
 @pytest.mark.parametrize("shape", [(36, 12), (12, 12)])
 @pytest.mark.parametrize("weights", [None, 2])
-def test_the_output_gram_gives_the_same_factors_as_the_gram(shape, weights):
+def test_output_gram_and_gram_give_the_same_factors(shape, weights):
     both = [example(shape[0], shape[1:], weights=weights, output_gram=given) for given in (False, True)]
     rocket = method(kinds=("low_rank", "factored"))
     for candidate, other in zip(*(rocket.profile(layer.problem) for layer in both), strict=True):
@@ -155,7 +155,7 @@ def test_the_output_gram_gives_the_same_factors_as_the_gram(shape, weights):
 
 @pytest.mark.parametrize("weights", [None, 2])
 @pytest.mark.parametrize("budget_unit", ["parameters", "bytes"])
-def test_shared_candidates_are_what_compression_makes_of_them_member_by_member(weights, budget_unit):
+def test_shared_candidates_match_compression_of_each_member(weights, budget_unit):
     widths = (16, 8, 12)
     layer = example(20, widths, weights=weights)
     rocket = method(kinds=("shared",), sweeps=1, budget=budget_unit)
@@ -192,7 +192,7 @@ def test_shared_candidates_are_what_compression_makes_of_them_member_by_member(w
     assert by_size == sorted(by_size, reverse=True)
 
 
-def test_a_member_that_hardly_matters_is_left_one_coefficient():
+def test_an_unimportant_member_keeps_one_coefficient():
     layer = example(20, (16, 8, 8), weights=0)
     layer.problem.output_weights[16:] *= 1e-4
     rocket = method(kinds=("shared",), sweeps=2)
@@ -223,7 +223,7 @@ def test_shared_candidates_stay_within_their_ratio():
 
 
 @pytest.mark.parametrize("kind", ["low_rank", "factored", "sparse"])
-def test_column_weights_lower_the_error_that_they_weigh(kind):
+def test_column_weights_lower_the_error_they_weight(kind):
     weighted = example(24, (24,), weights=3)
     rocket = method(kinds=(kind,))
     plain = rocket.profile(replace(weighted.problem, output_weights=None, basis=None))
@@ -250,7 +250,7 @@ def test_low_rank_candidates_are_the_best_of_their_rank(weights):
 
 
 @pytest.mark.parametrize("weight", [1e-3, 1e3])
-def test_equal_column_weights_change_the_loss_and_nothing_else(weight):
+def test_equal_column_weights_change_only_the_loss(weight):
     layer = example(24, (24,))
     scaled = replace(layer.problem, output_weights=torch.full((24,), weight, dtype=torch.float64), basis=None)
     rocket = method()
@@ -278,11 +278,11 @@ def test_float32_stays_close_to_float64(kinds):
         assert fast.loss == pytest.approx(exact.loss, rel=1e-2)
 
 
-def test_every_method_has_a_line_in_the_table():
+def test_every_method_is_in_the_table():
     assert set(METHODS) == set(CompressionConfig.model_fields["method"].annotation.__args__)
 
 
-def test_a_layer_of_zeros_has_no_error():
+def test_a_zero_layer_has_no_error():
     layer = example(12, (12,))
     layer.problem.weight.zero_()
     for name in METHODS:
@@ -290,7 +290,7 @@ def test_a_layer_of_zeros_has_no_error():
             assert candidate.reconstruction_error == candidate.weight_error == 0
 
 
-def test_a_dead_input_is_refused_or_survived_by_every_method():
+def test_every_method_refuses_or_survives_a_dead_input():
     layer = example(16, (24,))
     layer.problem.statistics.gram[3] = layer.problem.statistics.gram[:, 3] = 0
     for name in METHODS:

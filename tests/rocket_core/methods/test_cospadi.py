@@ -8,7 +8,7 @@ from tests.reference.problems import example
 
 @pytest.mark.parametrize("shape", [(24, 24), (36, 12), (12, 36)])
 @pytest.mark.parametrize("ratio", [0.2, 0.5])
-def test_it_is_better_than_the_truncation_that_it_starts_from(shape, ratio):
+def test_it_is_better_than_the_truncation_it_starts_from(shape, ratio):
     layer = example(shape[0], shape[1:])
     cospadi = method_for(CompressionConfig(ratio=ratio, method="cospadi"), 2)
     [candidate] = cospadi.profile(layer.problem)
@@ -24,17 +24,17 @@ def test_it_is_better_than_the_truncation_that_it_starts_from(shape, ratio):
     assert candidate.reconstruction_error < 0.95 * start
 
 
-def test_every_output_has_as_many_nonzeros_about_half_as_many_as_atoms():
+def test_each_output_has_about_half_as_many_nonzeros_as_atoms():
     layer = example(40, (30,))
     cospadi = method_for(CompressionConfig(ratio=0.5, method="cospadi"), 2)
     [candidate] = cospadi.profile(layer.problem)
     factors = cospadi.compress(layer.problem, candidate).factors
     [per_column] = set(factors.support.sum(dim=0).tolist())
-    # What the last whole atom leaves of the budget is less than 40 + 30 / 2.
+    # The rest of the budget after the last whole atom is less than 40 + 30 / 2.
     assert candidate.rank // 2 <= per_column <= candidate.rank / 2 + 55 / 30
     assert candidate.nnz == 30 * per_column
 
 
-def test_a_layer_too_small_for_one_nonzero_per_output_has_no_candidate():
+def test_a_layer_too_small_for_the_ratio_has_no_candidate():
     cospadi = method_for(CompressionConfig(ratio=0.9, method="cospadi"), 2)
     assert cospadi.profile(example(3, (3,)).problem) == []

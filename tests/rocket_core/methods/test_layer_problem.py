@@ -22,7 +22,7 @@ def test_the_eigenbasis_is_that_of_the_weighted_whitened_weight(output_gram, wei
     assert layer.problem.eigenbasis() is basis
 
 
-def test_scaling_and_unscaling_take_each_other_back():
+def test_scaling_and_unscaling_are_inverse():
     problem = example(6, (9,), weights=3).problem
     torch.testing.assert_close(problem.unscaled(problem.scaled_weight), problem.weight, rtol=1e-12, atol=0)
     plain = example(6, (9,)).problem
@@ -30,18 +30,18 @@ def test_scaling_and_unscaling_take_each_other_back():
     assert plain.predicted_loss_increase(3.0) is None
 
 
-def test_output_errors_are_those_of_the_tokens():
+def test_output_errors_equal_those_of_the_tokens():
     layer = example(10, (7,))
     removed = torch.randn(10, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     expected = torch.stack([torch.linalg.norm(layer.inputs @ removed[:, j]) ** 2 for j in range(7)])
     torch.testing.assert_close(output_errors(layer.problem.gram(), removed), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_column_weights_are_roots_of_sensitivities_or_of_their_mean():
+def test_column_weights_are_roots_of_sensitivities():
     fisher_diagonal = torch.tensor([0.0, 1e-9, 0.04, 4.0])
     mean = float(fisher_diagonal.double().mean())
     per_output = output_weights(fisher_diagonal, per_output=True)
-    # The first two are lifted to a ten-thousandth of the mean.
+    # The first two are raised to a ten-thousandth of the mean.
     expected = torch.tensor([math.sqrt(1e-4 * mean)] * 2 + [0.2, 2.0], dtype=torch.float64)
     torch.testing.assert_close(per_output, expected, rtol=1e-6, atol=0)
     equal = output_weights(fisher_diagonal, per_output=False)
@@ -51,7 +51,7 @@ def test_column_weights_are_roots_of_sensitivities_or_of_their_mean():
 @pytest.mark.parametrize("fisher_diagonal", [0.0, 1e-37])
 @pytest.mark.parametrize("per_output", [False, True])
 @pytest.mark.parametrize("kind", ["low_rank", "factored", "sparse"])
-def test_a_layer_that_the_loss_does_not_mind_is_compressed_as_well_in_float32(fisher_diagonal, per_output, kind):
+def test_tiny_sensitivities_do_not_harm_float32(fisher_diagonal, per_output, kind):
     plain = example(32, (32,), precision=torch.float32).problem
     plain.weight.mul_(3e-3)
     weights = output_weights(torch.full((32,), fisher_diagonal), per_output=per_output)

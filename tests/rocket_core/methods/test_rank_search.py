@@ -42,7 +42,7 @@ def stored_bytes(factorization, itemsize):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("objective", ["weight", "whitened"])
-def test_finds_the_best_of_the_full_grid_at_every_ratio(shape, objective):
+def test_it_finds_the_best_of_the_full_grid_at_every_ratio(shape, objective):
     weight, gram = random_layer(*shape)
     found = profile(prepared(weight, gram), objective)
     assert len(found) == len(PROFILE_RATIOS)
@@ -53,19 +53,19 @@ def test_finds_the_best_of_the_full_grid_at_every_ratio(shape, objective):
         allowed = budget.parameter_budget(shape[0] * shape[1], ratio)
         assert allowed - shape[1] < kept_parameters(factorization) <= allowed
         error = factorization.weight_error() if objective == "weight" else factorization.reconstruction_error()
-        # A descent may end in a dent of a nearly flat valley; what it may cost is bounded here.
+        # A descent may end in a dent of a nearly flat valley; its possible cost is bounded here.
         assert error <= best * 1.01
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("itemsize", [2, 4])
-def test_finds_the_best_of_the_full_grid_by_stored_bytes(shape, itemsize):
+def test_it_finds_the_best_of_the_full_grid_by_stored_bytes(shape, itemsize):
     weight, gram = random_layer(*shape)
     found = profile(prepared(weight, gram), "whitened", itemsize=itemsize)
     assert len(found) == len(PROFILE_RATIOS)
     for ratio, factorization in zip(PROFILE_RATIOS, found, strict=True):
         allowed = budget.parameter_budget(shape[0] * shape[1] * itemsize, ratio)
-        # Where the coefficients are dense, what is left is too little for another atom.
+        # With dense coefficients, the rest is too little for another atom.
         unused = shape[1] * itemsize if factorization.support is not None else (sum(shape) + 1) * itemsize
         assert allowed - unused < stored_bytes(factorization, itemsize) <= allowed
         shapes = budget.candidate_shapes(*shape, ratio, PROFILE_RANK_NNZ_RATIOS, itemsize=itemsize)
@@ -74,7 +74,7 @@ def test_finds_the_best_of_the_full_grid_by_stored_bytes(shape, itemsize):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_recorded_errors_are_those_of_the_explicit_reconstruction(shape):
+def test_recorded_errors_equal_the_explicit_reconstruction(shape):
     weight, gram = random_layer(*shape)
     found = profile(prepared(weight, gram), "weight")
     table = reference.profile(weight, gram, [(f.rank, f.nnz) for f in found])
@@ -129,7 +129,7 @@ def test_only_the_best_of_each_ratio_is_swept(monkeypatch):
 @pytest.mark.parametrize(
     ("part", "count", "swept"), [(1 / 1.1, 3, True), (1 / 1.4, 3, False), (1 / 1.6, 1, False)], ids=str
 )
-def test_what_has_no_chance_beside_a_rival_is_not_swept_and_ends_the_search(part, count, swept):
+def test_hopeless_shapes_are_not_swept_and_end_the_search(part, count, swept):
     ratios = (0.2, 0.4, 0.6)
     plain = profile(prepared(*random_layer(48, 48)), "whitened", ratios)
     competing_errors = [part * factorization.reconstruction_error() for factorization in plain]
@@ -141,5 +141,5 @@ def test_what_has_no_chance_beside_a_rival_is_not_swept_and_ends_the_search(part
         assert gained == swept
 
 
-def test_a_layer_too_small_to_factorize_has_none():
+def test_a_layer_too_small_to_factorize_has_no_candidate():
     assert profile(prepared(*random_layer(1, 1)), "weight") == []

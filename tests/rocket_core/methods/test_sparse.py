@@ -1,4 +1,4 @@
-"""What a profile says of pruned weights before they are made, and what compression makes of them."""
+"""Predictions of a profile for pruned weights, and the results of compression."""
 
 import itertools
 import math
@@ -32,8 +32,8 @@ def nonzeros(layer, ratio):
     return math.floor(layer.problem.weight.numel() * (1 - ratio) + 1e-9)
 
 
-def on_the_way(layer, ratios):
-    """Error, relative error and relative distance of weights pruned to these ratios in turn, measured explicitly."""
+def pruned_in_turn(layer, ratios):
+    """Return error, relative error and relative distance of weights pruned to these ratios in turn."""
     problem = layer.problem
     scale = 1 if problem.output_weights is None else problem.output_weights
     way = prune_path(problem.scaled_weight, UnitGram.of(problem.gram()), [nonzeros(layer, ratio) for ratio in ratios])
@@ -41,11 +41,11 @@ def on_the_way(layer, ratios):
 
 
 @pytest.mark.parametrize("weights", [None, 2])
-def test_a_profile_has_measured_errors_and_reads_the_others_off_a_line_of_logarithms(weights):
+def test_profile_errors_are_measured_or_interpolated(weights):
     layer = example(40, (36,), weights=weights)
     found = profiled(layer)
     assert [nonzeros(layer, ratio) for ratio in SPARSE_RATIOS] == list(found)
-    measured = on_the_way(layer, MEASURED)
+    measured = pruned_in_turn(layer, MEASURED)
     for ratio, (error, relative, distance) in zip(MEASURED, measured, strict=True):
         candidate = found[nonzeros(layer, ratio)]
         assert candidate.reconstruction_error == pytest.approx(relative, rel=1e-6)
@@ -59,10 +59,10 @@ def test_a_profile_has_measured_errors_and_reads_the_others_off_a_line_of_logari
         assert found[nonzeros(layer, between)].reconstruction_error == pytest.approx(expected, rel=1e-6)
 
 
-def test_errors_of_wide_layers_are_told_by_a_part_of_the_outputs():
+def test_errors_of_wide_layers_are_estimated_from_some_outputs():
     layer = example(48, (300,), weights=2)
     found = profiled(layer)
-    measured = on_the_way(layer, MEASURED)
+    measured = pruned_in_turn(layer, MEASURED)
     for ratio, (_, relative, distance) in zip(MEASURED, measured, strict=True):
         candidate = found[nonzeros(layer, ratio)]
         tolerance = 1e-6 if ratio == MEASURED[0] else 0.1
@@ -72,7 +72,7 @@ def test_errors_of_wide_layers_are_told_by_a_part_of_the_outputs():
 
 @pytest.mark.parametrize("weights", [None, 2])
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
-def test_compression_ends_a_little_below_what_was_promised(weights, precision):
+def test_compression_ends_slightly_below_the_predicted_error(weights, precision):
     layer = example(96, (96,), weights=weights, precision=precision)
     found = profiled(layer)
     for ratio in (0.2, 0.35, 0.5, 0.65, 0.8):
@@ -83,7 +83,7 @@ def test_compression_ends_a_little_below_what_was_promised(weights, precision):
 
 
 @pytest.mark.parametrize("weights", [None, 2])
-def test_a_sparse_layer_ends_at_the_least_squares_of_its_support(weights):
+def test_a_sparse_layer_is_the_least_squares_of_its_support(weights):
     layer = example(24, (24,), weights=weights)
     for candidate in profiled(layer).values():
         factors = method().compress(layer.problem, candidate).factors
@@ -92,7 +92,7 @@ def test_a_sparse_layer_ends_at_the_least_squares_of_its_support(weights):
 
 
 @pytest.mark.parametrize("budget", ["parameters", "bytes"])
-def test_errors_between_candidates_lie_between_theirs(budget):
+def test_interpolated_errors_are_between_their_candidates(budget):
     layer = example(40, (36,))
     candidates = list(profiled(layer, budget=budget).values())
     itemsize = 4 if budget == "bytes" else None
@@ -106,6 +106,6 @@ def test_errors_between_candidates_lie_between_theirs(budget):
         assert least < error < most
 
 
-def test_errors_of_nothing_are_nothing():
+def test_zero_errors_are_interpolated_as_zero():
     free = Candidate(kind="sparse", nnz=5, kept_parameters=5, stored_bytes=30, reconstruction_error=0, weight_error=0)
     assert errors_at([free], (4, 4), [0.3, 0.6], None) == pytest.approx([0, 0], abs=1e-300)

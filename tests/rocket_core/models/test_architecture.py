@@ -86,13 +86,13 @@ EXPECTED_PAIRS = {
 
 
 def built(model):
-    """The architecture of a model's own class, as a saved config names it."""
+    """Return the architecture of a model's own class, as a saved config names it."""
     model.config.architectures = [type(model).__name__]
     return build_architecture(model.config, torch.float32)
 
 
 @pytest.mark.parametrize("family", EXPECTED)
-def test_finds_the_blocks_and_every_linear_layer_in_them(family):
+def test_it_finds_the_blocks_and_all_their_linear_layers(family):
     model = ALL_FAMILIES[family]()
     architecture = built(model)
     assert type(architecture.model) is type(model)
@@ -105,7 +105,7 @@ def test_finds_the_blocks_and_every_linear_layer_in_them(family):
 
 
 @pytest.mark.parametrize("family", EXPECTED_PAIRS)
-def test_finds_the_blocks_of_encoder_and_decoder_in_the_order_in_which_they_run(family):
+def test_blocks_of_encoder_and_decoder_are_found_in_run_order(family):
     model = ALL_FAMILIES[family]()
     architecture = built(model)
     assert type(architecture.model) is type(model)
@@ -123,7 +123,7 @@ def test_finds_the_blocks_of_encoder_and_decoder_in_the_order_in_which_they_run(
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
-def test_shapes_are_those_of_the_real_weights_and_nothing_is_allocated(family):
+def test_shapes_match_real_weights_without_allocation(family):
     model = ALL_FAMILIES[family]()
     architecture = built(model)
     assert all(parameter.is_meta for parameter in architecture.model.parameters())
@@ -134,7 +134,7 @@ def test_shapes_are_those_of_the_real_weights_and_nothing_is_allocated(family):
     assert architecture.compressible_parameters == expected
 
 
-def test_fused_experts_are_left_alone():
+def test_fused_experts_are_not_compressed():
     config = MixtralConfig(
         vocab_size=64,
         hidden_size=16,
@@ -170,14 +170,14 @@ BERT_SIZES = {
         ({"architectures": ["BertLMHeadModel"], "is_decoder": True}, "BertLMHeadModel"),
     ],
 )
-def test_a_model_is_built_as_the_class_that_its_config_names(fields, expected):
+def test_a_model_is_built_as_the_class_in_its_config(fields, expected):
     architecture = build_architecture(BertConfig(**BERT_SIZES, **fields), torch.float32)
     assert type(architecture.model).__name__ == expected
     assert architecture.is_causal == ("is_decoder" in fields)
     assert architecture.kind == "text"
 
 
-def test_a_decoder_is_built_as_a_language_model_whatever_its_config_names():
+def test_a_decoder_is_always_built_as_a_language_model():
     config = FAMILIES["llama"]().config
     config.architectures = ["LlamaForSequenceClassification"]
     architecture = build_architecture(config, torch.float32)
@@ -194,7 +194,7 @@ def test_a_decoder_is_built_as_a_language_model_whatever_its_config_names():
         (T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=1, is_encoder_decoder=False), "2 lists"),
     ],
 )
-def test_what_has_no_list_of_blocks_that_run_one_after_the_other_is_refused(config, match):
+def test_a_model_without_a_list_of_blocks_is_refused(config, match):
     with pytest.raises(UnsupportedArchitectureError, match=match):
         build_architecture(config, torch.float32)
 
@@ -227,13 +227,13 @@ def test_quantized_checkpoints_are_refused(tmp_path, method):
 NAMES = ["model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"]
 
 
-def test_ignore_patterns_take_out_what_they_match():
+def test_ignore_patterns_exclude_matching_layers():
     ignored = ignored_layers(NAMES, ["*.q_proj", "model.layers.1.*"])
     assert ignored == {NAMES[0]: "*.q_proj", NAMES[2]: "model.layers.1.*"}
 
 
 @pytest.mark.parametrize("pattern", ["down_proj", "*.down_prj", "*.DOWN_PROJ"])
-def test_an_ignore_pattern_without_a_match_is_an_error_with_a_hint(pattern):
+def test_an_unmatched_ignore_pattern_is_an_error_with_a_hint(pattern):
     with pytest.raises(UnmatchedIgnoreError, match=r"matches none of the 3"):
         ignored_layers(NAMES, [pattern])
     if pattern != "*.DOWN_PROJ":
@@ -241,7 +241,7 @@ def test_an_ignore_pattern_without_a_match_is_an_error_with_a_hint(pattern):
             ignored_layers(NAMES, [pattern])
 
 
-def test_what_resembles_no_layer_is_answered_with_how_layers_are_called():
+def test_an_unfamiliar_pattern_is_answered_with_layer_names():
     with pytest.raises(
         UnmatchedIgnoreError, match=r"called like 'model.*q_proj' and end in down_proj, q_proj"
     ) as raised:
@@ -249,7 +249,7 @@ def test_what_resembles_no_layer_is_answered_with_how_layers_are_called():
     assert raised.value.position == 1
 
 
-def test_window_length_defaults_to_what_the_model_attends_to():
+def test_window_length_defaults_to_the_models_context():
     assert window_length(LlamaConfig(max_position_embeddings=64), None) == 64
     assert window_length(LlamaConfig(max_position_embeddings=8192), None) == 1024
     assert window_length(LlamaConfig(max_position_embeddings=8192), 2048) == 2048

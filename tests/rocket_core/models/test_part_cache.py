@@ -6,7 +6,7 @@ from rocket_core.models.part_cache import FinishedParts
 
 
 class Part(nn.Module):
-    """Counts how often it is run."""
+    """A layer that counts its runs."""
 
     def __init__(self, width, *, beside=False, wide=1):
         super().__init__()
@@ -45,7 +45,7 @@ class StopError(Exception):
 
 
 def passing(block, finished, batch, hidden, *, up_to="last"):
-    """Runs the block until a layer is called."""
+    """Run the block until a layer is called."""
 
     def stop(_module, args):
         finished.reached()
@@ -69,7 +69,7 @@ def block():
     return Block()
 
 
-def test_parts_that_were_left_are_not_run_again_and_nothing_changes(block):
+def test_completed_parts_are_not_rerun_and_results_are_equal(block):
     hidden = [torch.randn(2, 3, 8) for _ in range(2)]
     expected = [block(states) for states in hidden]
     for part in (block.attention, block.twice, *block.parts):
@@ -80,11 +80,11 @@ def test_parts_that_were_left_are_not_run_again_and_nothing_changes(block):
         for _ in range(3):
             assert torch.equal(passing(block, finished, batch, states), expected[batch])
     assert block.attention.runs == len(hidden)
-    # What is kept takes no more than the block's input: attention has taken all of that.
+    # The cache takes no more than the block's input: attention has used all of that.
     assert block.twice.runs == 2 * 4 * len(hidden)
 
 
-def test_what_a_part_gives_behind_the_layer_that_was_to_be_reached_is_not_kept(block):
+def test_output_after_the_target_layer_is_not_cached(block):
     hidden = torch.randn(2, 3, 8)
     finished = FinishedParts(block, LAYERS)
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_what_a_part_gives_behind_the_layer_that_was_to_be_reached_is_not_kept(b
     assert torch.equal(passing(block, finished, 0, hidden), block(hidden))
 
 
-def test_of_a_part_that_is_called_twice_only_the_first_call_is_handed_out(block):
+def test_only_the_first_call_of_a_part_is_cached(block):
     block.attention = nn.Identity()
     block.attention.forward = lambda hidden: (hidden.clone(),)
     hidden = torch.randn(2, 3, 8)
@@ -107,7 +107,7 @@ def test_of_a_part_that_is_called_twice_only_the_first_call_is_handed_out(block)
     assert block.twice.runs == 2 + 1
 
 
-def test_large_outputs_are_not_kept(block):
+def test_large_outputs_are_not_cached(block):
     hidden = torch.randn(2, 3, 8)
     finished = FinishedParts(block, ("parts.1.layer", "last"))
     for _ in range(2):
@@ -115,7 +115,7 @@ def test_large_outputs_are_not_kept(block):
     assert block.parts[1].runs == 2
 
 
-def test_a_block_is_itself_again_whatever_happens(block):
+def test_a_block_is_restored_after_an_error(block):
     finished = FinishedParts(block, LAYERS)
     with pytest.raises(StopError), finished.passing(0, torch.randn(2, 3, 8)):
         raise StopError

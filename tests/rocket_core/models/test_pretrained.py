@@ -41,7 +41,7 @@ def settings(text):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Names of kernels that transformers was about to load; connections are refused."""
+    """Record names of kernels that transformers was about to load; connections are refused."""
     asked = []
 
     def load(name, *_args, **_kwargs):
@@ -58,7 +58,7 @@ def kernels(monkeypatch):
 
 
 def stop_after_preflight(model, output, settings):
-    """Compress as far as the end of preflight; what is raised is not caught."""
+    """Compress until the end of preflight; errors are not caught."""
     stages = set()
     compress(
         str(model),
@@ -82,7 +82,7 @@ def test_a_hostile_file_is_refused_before_long_work(build, model, text, settings
 
 
 @pytest.mark.parametrize("build", CODE.values(), ids=CODE)
-def test_no_setting_reaches_the_loader_of_kernels(build, model, text, settings, tmp_path, kernels):
+def test_no_setting_reaches_the_kernel_loader(build, model, text, settings, tmp_path, kernels):
     build(model)
     report = compress(str(model), tmp_path / "output", settings)
     evaluate_text(model, text, sequence_length=16, limit=1, device="cpu")
@@ -97,7 +97,7 @@ def test_a_stock_loader_would_load_such_a_kernel(model, kernels):
     assert kernels == ["org/kernel"]
 
 
-def test_exported_settings_name_no_code(model, settings, tmp_path):
+def test_exported_settings_refer_to_no_code(model, settings, tmp_path):
     for build in CODE.values():
         build(model)
     edit_json(model / "generation_config.json", custom_generate="org/name")
@@ -109,7 +109,7 @@ def test_exported_settings_name_no_code(model, settings, tmp_path):
             assert not re.search("auto_map|org/|custom_generate|kernel|fusion", exported), (kind, file)
 
 
-def test_settings_of_an_ordinary_model_are_copied_byte_for_byte(model, settings, tmp_path):
+def test_ordinary_settings_are_copied_byte_for_byte(model, settings, tmp_path):
     file = model / "tokenizer_config.json"
     file.write_text(file.read_text().replace("\n", "\n\n"))
     compress(str(model), tmp_path / "output", settings)
@@ -120,7 +120,7 @@ def test_settings_of_an_ordinary_model_are_copied_byte_for_byte(model, settings,
     )
 
 
-def test_a_tokenizer_opens_no_file_elsewhere(model, tmp_path):
+def test_a_tokenizer_opens_no_file_outside_its_folder(model, tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text(SECRET)
     edit_json(model / "tokenizer_config.json", vocab_file=str(secret), tokenizer_file=str(secret), vocab=str(secret))
@@ -130,28 +130,28 @@ def test_a_tokenizer_opens_no_file_elsewhere(model, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["charsmap-is-cut-off", "charsmap-is-empty", "pieces-of-no-length"])
-def test_a_panic_of_rust_becomes_an_error_of_ours(name, model):
+def test_a_rust_panic_becomes_a_rocket_error(name, model):
     UNREADABLE[name](model)
     with pytest.raises(CheckpointFormatError, match="tokenizer"):
         tokenize(load_tokenizer(model, load_config(model)), "a text")
 
 
-def test_our_own_bugs_stay_bugs(model):
+def test_unexpected_errors_are_not_converted(model):
     with pytest.raises(ZeroDivisionError), interpreting("config.json"):
         _ = 1 // 0
 
 
-def test_memory_that_runs_out_is_named():
+def test_running_out_of_memory_names_the_file():
     with pytest.raises(InsufficientMemoryError, match=r"config\.json"), interpreting("config.json"):
         raise MemoryError
 
 
-def test_an_interruption_passes():
+def test_an_interruption_is_not_converted():
     with pytest.raises(KeyboardInterrupt), interpreting("config.json"):
         raise KeyboardInterrupt
 
 
-def test_implementations_that_are_built_in_stay(model):
+def test_builtin_implementations_are_kept(model):
     edit_json(model / "config.json", attn_implementation="eager")
     assert load_config(model)._attn_implementation == "eager"
 

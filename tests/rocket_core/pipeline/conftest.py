@@ -14,7 +14,7 @@ RATIO = 0.3
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
-    """A calibration file that has nothing to do with any real text."""
+    """Return a calibration file of generated text."""
     file = tmp_path_factory.mktemp("text") / "calibration.jsonl"
     words = ["rocket", "atom", "layer", "sparse", "rank", "budget", "gram", "the", "a", "of"]
     lines = [
@@ -27,7 +27,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
-    """Complete checkpoints of the tiny families, made once."""
+    """Return complete checkpoints of the tiny families, made once."""
     made = {}
 
     def make(family):
@@ -41,7 +41,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def settings(text):
-    """Settings of a small run, with what the paper has; keywords override."""
+    """Return settings of a small run with the paper's preset; keywords override."""
 
     def make(**changes):
         calibration = {"dataset": str(text), "samples": 12, "sequence_length": 32}
@@ -53,7 +53,7 @@ def settings(text):
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, model_folder, settings):
-    """An uninterrupted run of a family: its output folder and report."""
+    """Return the output folder and the report of an uninterrupted run of a family."""
     made = {}
 
     def make(family):
@@ -67,7 +67,7 @@ def finished(tmp_path_factory, model_folder, settings):
 
 @pytest.fixture(scope="session")
 def fingerprint():
-    """Hashes of all weights and configurations under an output folder; only the report contains times."""
+    """Return hashes of all weights and configurations under an output folder; only the report contains times."""
 
     def of(output):
         files = [*output.rglob("*.safetensors"), *output.rglob("config.json"), *output.rglob("*.index.json")]
@@ -78,7 +78,7 @@ def fingerprint():
 
 @pytest.fixture
 def open_work(tmp_path):
-    """Opens work folders, and lets go of them."""
+    """Open work folders, and release them at the end."""
     made = []
 
     def make(run, inputs, name="work"):

@@ -26,7 +26,7 @@ def load(folder, **kwargs):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_factored_artifact_computes_what_the_factors_compute_in_memory(family, finished, model_folder):
+def test_the_factored_artifact_computes_what_its_factors_do(family, finished, model_folder):
     output, report = finished(family)
     tensors = load_file(output / "factored" / "model.safetensors")
     factors = {}
@@ -63,7 +63,7 @@ def test_dense_export_is_the_dequantized_model_under_stock_names(family, finishe
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_untouched_tensors_are_equal_to_the_byte(family, finished, model_folder):
+def test_untouched_tensors_are_byte_identical(family, finished, model_folder):
     output, report = finished(family)
     source = load_file(model_folder(family) / "model.safetensors")
     changed = {layer.name for layer in report.layers if layer.kind == "factored"}
@@ -77,7 +77,7 @@ def test_untouched_tensors_are_equal_to_the_byte(family, finished, model_folder)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_report_counts_what_the_files_hold(family, finished, model_folder):
+def test_the_report_matches_the_files(family, finished, model_folder):
     output, report = finished(family)
     for export in report.exports:
         files = (output / export.folder).glob("*.safetensors")
@@ -105,7 +105,7 @@ def test_report_counts_what_the_files_hold(family, finished, model_folder):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_budget_is_kept_and_nearly_used(family, finished):
+def test_the_budget_is_respected_and_nearly_used(family, finished):
     _, report = finished(family)
     kept = sum(layer.kept_parameters for layer in report.layers)
     total = sum(layer.d_in * layer.d_out for layer in report.layers)
@@ -116,7 +116,7 @@ def test_the_budget_is_kept_and_nearly_used(family, finished):
     assert report.totals.achieved_ratio == pytest.approx(1 - kept / total)
 
 
-def test_reported_errors_are_those_of_the_written_weights(finished, model_folder):
+def test_reported_errors_match_the_written_weights(finished, model_folder):
     output, report = finished("llama")
     original, dense = load(model_folder("llama")), load(output / "dense")
     for layer in report.layers:
@@ -126,7 +126,7 @@ def test_reported_errors_are_those_of_the_written_weights(finished, model_folder
         assert error == pytest.approx(layer.weight_error, rel=1e-3, abs=1e-6)
 
 
-def test_everything_a_model_needs_is_there_and_nothing_else(finished):
+def test_all_files_a_model_needs_are_written_and_no_others(finished):
     output, report = finished("llama")
     assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.html", "report.json"]
     for kind in ("factored", "dense"):
@@ -148,7 +148,7 @@ def test_everything_a_model_needs_is_there_and_nothing_else(finished):
     assert "import rocket_core.hf" in (output / "factored" / "README.md").read_text()
 
 
-def test_an_asked_dtype_is_what_is_stored(tmp_path, model_folder, settings):
+def test_the_requested_dtype_is_stored(tmp_path, model_folder, settings):
     report = compress(str(model_folder("llama")), tmp_path / "out", settings(dtype="bfloat16"))
     for kind in ("factored", "dense"):
         tensors = load_file(tmp_path / "out" / kind / "model.safetensors")
@@ -164,13 +164,13 @@ def test_small_shards_give_the_same_model(tmp_path, model_folder, settings, fini
     assert torch.equal(logits(load(folder)), logits(load(finished("llama")[0] / "factored")))
 
 
-def test_only_the_asked_export_is_written(tmp_path, model_folder, settings):
+def test_only_the_requested_export_is_written(tmp_path, model_folder, settings):
     report = compress(str(model_folder("llama")), tmp_path / "out", settings(export=("dense",)))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["dense", "report.html", "report.json"]
     assert [export.kind for export in report.exports] == ["dense"]
 
 
-def test_ignored_layers_stay_as_they_were(tmp_path, model_folder, settings):
+def test_ignored_layers_are_unchanged(tmp_path, model_folder, settings):
     report = compress(str(model_folder("llama")), tmp_path / "out", settings(ignore=("*.down_proj",)))
     assert not any("down_proj" in layer.name for layer in report.layers)
     assert report.skipped == {f"model.layers.{i}.mlp.down_proj": "ignored by '*.down_proj'" for i in range(2)}
@@ -180,7 +180,7 @@ def test_ignored_layers_stay_as_they_were(tmp_path, model_folder, settings):
         assert torch.equal(original.get_parameter(name), written.get_parameter(name))
 
 
-def test_ratio_zero_leaves_the_model_as_it_is(tmp_path, model_folder, settings):
+def test_ratio_zero_leaves_the_model_unchanged(tmp_path, model_folder, settings):
     report = compress(str(model_folder("llama")), tmp_path / "out", settings(ratio=0.0))
     assert all(layer.kind == "dense" for layer in report.layers)
     assert torch.equal(logits(load(tmp_path / "out" / "factored")), logits(load(model_folder("llama"))))

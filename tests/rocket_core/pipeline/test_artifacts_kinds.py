@@ -32,7 +32,7 @@ def kind_of(factors):
 
 
 def bytes_of(kind, layer):
-    """Bytes that a layer takes, by the formulas."""
+    """Return the bytes of a layer, by the formulas."""
     d_in, d_out, rank, nnz = layer["d_in"], layer["d_out"], layer["rank"], layer["nnz"]
     if kind == "dense":
         return budget.dense_bytes(d_in, d_out, 4)
@@ -44,7 +44,7 @@ def bytes_of(kind, layer):
 
 
 def report_of(name, shape, input_group, factors):
-    """A layer's report; owners of shared dictionaries have their own name as that of the dictionary, or none."""
+    """Return a layer's report; owners of shared dictionaries name themselves as the dictionary's layer, or none."""
     kind, (d_in, d_out) = kind_of(factors), shape
     layer = {"name": name, "d_in": d_in, "d_out": d_out, "rank": None, "nnz": None, "dictionary": None}
     if factors is not None:
@@ -72,7 +72,7 @@ def report_of(name, shape, input_group, factors):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory, model_folder, settings):
-    """For each family: folders of both artifacts, the factors, and the reports of the layers."""
+    """Return for each family the folders of both artifacts, the factors, and the reports of the layers."""
     made = {}
 
     def make(family):
@@ -109,7 +109,7 @@ def exported(tmp_path_factory, model_folder, settings):
 
 @pytest.mark.parametrize("family", FAMILIES)
 class TestEveryKind:
-    def test_all_are_there(self, family, exported):
+    def test_all_kinds_are_present(self, family, exported):
         _, _, layers, _ = exported(family)
         kinds = {layer.kind for layer in layers.values()}
         assert kinds >= {"dense", "sparse", "factored"}
@@ -117,12 +117,12 @@ class TestEveryKind:
         followers = [layer for layer in layers.values() if layer.dictionary not in (None, layer.name)]
         assert bool(followers) is (family != "gpt2")
 
-    def test_computes_what_the_factors_compute_in_memory(self, family, exported, model_folder):
+    def test_it_computes_what_the_factors_do_in_memory(self, family, exported, model_folder):
         folders, factors, _, _ = exported(family)
         in_memory = attach_factors(AutoModelForCausalLM.from_pretrained(model_folder(family)), factors)
         assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folders["factored"])), logits(in_memory))
 
-    def test_files_are_those_that_saving_writes(self, family, exported, model_folder, tmp_path):
+    def test_files_equal_those_written_by_saving(self, family, exported, model_folder, tmp_path):
         folders, factors, _, _ = exported(family)
         attach_factors(AutoModelForCausalLM.from_pretrained(model_folder(family)), factors).save_pretrained(tmp_path)
         written, saved = (load_file(folder / "model.safetensors") for folder in (folders["factored"], tmp_path))
@@ -143,7 +143,7 @@ class TestEveryKind:
             assert torch.equal(value, dequantized.state_dict()[key]), key
         assert torch.isfinite(dense(INPUT_IDS).logits).all()
 
-    def test_bytes_by_formula_are_the_bytes_written(self, family, exported):
+    def test_the_bytes_formula_equals_the_written_bytes(self, family, exported):
         folders, _, layers, names = exported(family)
         tensors = load_file(folders["factored"] / "model.safetensors")
         for name, layer in layers.items():

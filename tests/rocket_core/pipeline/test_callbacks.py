@@ -12,7 +12,7 @@ def place(progress):
     return progress.stage, progress.layer, progress.fraction
 
 
-def test_every_profile_and_the_allocation_are_handed_over_as_the_report_tells_them(tmp_path, model_folder, settings):
+def test_callbacks_get_all_profiles_and_the_allocation(tmp_path, model_folder, settings):
     profiles, allocations = [], []
     report = compress(
         str(model_folder("llama")),
@@ -31,7 +31,7 @@ def test_every_profile_and_the_allocation_are_handed_over_as_the_report_tells_th
     )
 
 
-def test_a_resumed_run_hands_over_the_profiles_of_the_earlier_one_too(tmp_path, model_folder, settings, finished):
+def test_a_resumed_run_also_reports_earlier_profiles(tmp_path, model_folder, settings, finished):
     output, before = tmp_path / "out", []
 
     def first(position, profile):
@@ -53,9 +53,7 @@ def test_a_resumed_run_hands_over_the_profiles_of_the_earlier_one_too(tmp_path, 
     assert len(after) == len(finished("llama")[1].layers) > len(before)
 
 
-def test_a_profile_is_handed_over_once_it_is_on_disk_and_an_error_of_the_caller_loses_nothing(
-    tmp_path, model_folder, settings
-):
+def test_a_profile_is_on_disk_before_its_callback(tmp_path, model_folder, settings):
     class OutOfReachError(Exception):
         pass
 
@@ -71,10 +69,10 @@ def test_a_profile_is_handed_over_once_it_is_on_disk_and_an_error_of_the_caller_
     assert compress(str(model_folder("llama")), output, settings(), resume=True).layers
 
 
-def test_the_time_left_is_judged_by_the_layers_and_not_by_what_comes_before(tmp_path, model_folder, settings):
+def test_the_time_left_is_estimated_from_layers_only(tmp_path, model_folder, settings):
     told = []
     compress(str(model_folder("llama")), tmp_path / "out", settings(), on_progress=told.append)
-    # Inside a step the same place is told again.
+    # Within a step the same place is reported again.
     told = [told[0], *(new for old, new in itertools.pairwise(told) if place(new) != place(old))]
     first_layer = next(index for index, progress in enumerate(told) if progress.layer is not None)
     assert [progress.seconds_left for progress in told[: first_layer + 1]] == [None] * (first_layer + 1)
@@ -82,9 +80,7 @@ def test_the_time_left_is_judged_by_the_layers_and_not_by_what_comes_before(tmp_
     assert told[-1].seconds_left == 0
 
 
-def test_a_run_tells_of_itself_and_can_be_cancelled_while_text_passes_through_a_block(
-    tmp_path, model_folder, settings, monkeypatch
-):
+def test_a_run_reports_progress_and_cancels_within_a_block(tmp_path, model_folder, settings, monkeypatch):
     # One window per batch, so that there is something between one layer and the next.
     monkeypatch.setattr("rocket_core.pipeline.block_walk.TOKENS_PER_BATCH_ON_CPU", 1)
     folder, told = str(model_folder("llama")), []
@@ -102,7 +98,7 @@ def test_a_run_tells_of_itself_and_can_be_cancelled_while_text_passes_through_a_
     assert place(told[-1]) == place(told[-2])
 
 
-def test_work_is_gone_on_with_where_the_same_device_goes_by_another_name(tmp_path, model_folder, settings):
+def test_work_resumes_under_another_name_of_the_same_device(tmp_path, model_folder, settings):
     folder, output, layers = str(model_folder("llama")), tmp_path / "out", []
     with pytest.raises(CompressionCancelledError):
         compress(
@@ -115,9 +111,7 @@ def test_work_is_gone_on_with_where_the_same_device_goes_by_another_name(tmp_pat
     assert compress(folder, output, settings(device="cpu:0"), resume=True).layers
 
 
-def test_the_memory_a_run_needs_is_told_before_its_work_and_the_network_is_let_go_in_between(
-    tmp_path, model_folder, settings
-):
+def test_memory_and_network_needs_are_reported_before_the_work(tmp_path, model_folder, settings):
     told = []
     compress(
         str(model_folder("llama")),
@@ -132,7 +126,7 @@ def test_the_memory_a_run_needs_is_told_before_its_work_and_the_network_is_let_g
     assert told[: told.index("calibrating")] == ["preflight", needed, "offline"]
 
 
-def test_a_model_that_was_found_before_gives_the_same_result(tmp_path, model_folder, settings, finished):
+def test_a_model_found_earlier_gives_the_same_result(tmp_path, model_folder, settings, finished):
     source = find_model(str(model_folder("llama")))
     download = StageReport(name="downloading", seconds=1.5, peak_memory_bytes=1)
     report = compress(source, tmp_path / "out", settings(), download=download)

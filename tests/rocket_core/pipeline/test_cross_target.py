@@ -9,7 +9,7 @@ few = settings(max_examples=60, deadline=None)
 
 
 def streams(d_in, d_out, tokens, seed=0, noise=0.3):
-    """Inputs of the dense model, of the compressed one, and a weight."""
+    """Return inputs of the dense model, of the compressed one, and a weight."""
     generator = torch.Generator().manual_seed(seed)
     dense = torch.randn(tokens, d_in, generator=generator, dtype=torch.float64)
     compressed = dense + noise * torch.randn(tokens, d_in, generator=generator, dtype=torch.float64)
@@ -21,7 +21,7 @@ def target(dense, compressed, weight, shrinkage):
 
 
 def explicit(dense, compressed, weight, shrinkage):
-    """The least squares of [X'; √(a·diag G')] W* = [XW; √(a·diag G') W]."""
+    """Solve the least squares of [X'; √(a·diag G')] W* = [XW; √(a·diag G') W]."""
     strength = shrinkage * weight.shape[0] / len(dense)
     pull = torch.diag((strength * compressed.square().sum(dim=0)).sqrt())
     system, wanted = torch.cat([compressed, pull]), torch.cat([dense @ weight, pull @ weight])
@@ -47,13 +47,13 @@ def cost(solution, dense, compressed, weight, shrinkage):
 def test_it_solves_the_stacked_least_squares(d_in, d_out, tokens, shrinkage, seed):
     dense, compressed, weight = streams(d_in, d_out, tokens, seed)
     energies = compressed.square().sum(dim=0)
-    # Inputs that hardly ever fire are held to their weights by more than the shrinkage.
+    # Inputs that hardly ever fire are bound to their weights by more than the shrinkage.
     assume(energies.min() > 1e-3 * energies.mean())
     found, expected = (
         cost(solution, dense, compressed, weight, shrinkage)
         for solution in (target(dense, compressed, weight, shrinkage), explicit(dense, compressed, weight, shrinkage))
     )
-    # Where few tokens tell little, different weights do nearly the same.
+    # With few tokens, different weights do nearly the same.
     assert found <= expected * (1 + 1e-6) + 1e-9
 
 
@@ -65,7 +65,7 @@ def test_without_shrinkage_it_is_plain_least_squares():
 
 @pytest.mark.parametrize("tokens", [3, 200])
 @pytest.mark.parametrize("shrinkage", [0.0, 0.05])
-def test_equal_inputs_ask_for_the_weight_itself(tokens, shrinkage):
+def test_equal_inputs_give_the_weight_itself(tokens, shrinkage):
     dense, _, weight = streams(10, 6, tokens)
     torch.testing.assert_close(target(dense, dense, weight, shrinkage), weight, rtol=1e-4, atol=1e-4)
 
@@ -80,14 +80,14 @@ def test_inputs_that_never_fire_keep_their_weights():
     torch.testing.assert_close(silent, weight, rtol=1e-12, atol=0)
 
 
-def test_it_brings_the_outputs_closer_than_the_weight_itself_does():
+def test_it_brings_the_outputs_closer_than_the_weight_itself():
     dense, compressed, weight = streams(16, 8, 100, noise=1.0)
     wanted = dense @ weight
     found = target(dense, compressed, weight, 0.05)
     assert torch.linalg.norm(wanted - compressed @ found) < 0.8 * torch.linalg.norm(wanted - compressed @ weight)
 
 
-def test_layers_are_compressed_towards_what_lies_half_way_to_it():
+def test_layers_are_compressed_towards_the_halfway_target():
     dense, compressed, weight = streams(10, 6, 50)
     found = halfway_target(weight, compressed.T @ compressed, compressed.T @ dense, tokens=50, shrinkage=0.0)
     best = torch.linalg.lstsq(compressed, dense @ weight).solution

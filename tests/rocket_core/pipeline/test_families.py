@@ -1,4 +1,4 @@
-"""Encoders, vision, sound and encoder-decoders, from the checkpoint to the artifacts and back."""
+"""Encoders, vision, audio and encoder-decoders, from the checkpoint to the artifacts and back."""
 
 import json
 import math
@@ -27,7 +27,7 @@ PAIRS = ("t5", "whisper")
 
 @pytest.fixture(scope="module")
 def settings_of(text):
-    """Settings of a small run of a family."""
+    """Return settings of a small run of a family."""
 
     def make(family, **changes):
         images = ALL_FAMILIES[family]().main_input_name == "pixel_values"
@@ -44,7 +44,7 @@ def settings_of(text):
 
 @pytest.fixture(scope="module")
 def compressed(tmp_path_factory, model_folder, settings_of):
-    """An uninterrupted run of a family: its output folder and report."""
+    """Return the output folder and the report of an uninterrupted run of a family."""
     made = {}
 
     def make(family):
@@ -66,7 +66,7 @@ def outputs(model):
 
 
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
-def test_the_factored_artifact_computes_what_its_factors_compute_in_memory(family, compressed, model_folder):
+def test_the_factored_artifact_computes_what_its_factors_do(family, compressed, model_folder):
     output, report = compressed(family)
     assert report.model_class == type(ALL_FAMILIES[family]()).__name__
     stored, info = load(output / "factored", report, output_loading_info=True)
@@ -118,7 +118,7 @@ def test_every_block_is_compressed_within_the_budget(family, compressed):
 
 
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
-def test_the_report_says_what_the_model_has_read(family, compressed, text):
+def test_the_report_describes_the_calibration_data(family, compressed, text):
     _, report = compressed(family)
     read = report.calibration
     if family in ("vit", "siglip_vision"):
@@ -132,7 +132,7 @@ def test_the_report_says_what_the_model_has_read(family, compressed, text):
         assert read.tokens == read.samples * 32 * (2 if family == "t5" else 1)
 
 
-def test_the_card_says_how_to_load_and_what_was_made_up(compressed):
+def test_the_card_shows_how_to_load_and_names_synthetic_data(compressed):
     output, _ = compressed("vit")
     for kind in ("factored", "dense"):
         card = (output / kind / "README.md").read_text()
@@ -144,7 +144,7 @@ def test_the_card_says_how_to_load_and_what_was_made_up(compressed):
     assert "made up" not in card
 
 
-def test_what_sentence_transformers_does_behind_the_model_comes_along(tmp_path, model_folder, settings_of):
+def test_files_of_sentence_transformers_are_copied(tmp_path, model_folder, settings_of):
     folder = tmp_path / "model"
     model = AutoModel.from_pretrained(model_folder("bert"))
     model.save_pretrained(folder)
@@ -161,7 +161,7 @@ def test_what_sentence_transformers_does_behind_the_model_comes_along(tmp_path, 
 
 
 @pytest.mark.parametrize("family", PAIRS)
-def test_walking_an_encoder_decoder_gives_what_the_whole_model_computes(family, model_folder, settings_of):
+def test_block_walk_matches_the_whole_encoder_decoder(family, model_folder, settings_of):
     run = prepare_run(find_model(str(model_folder(family))), settings_of(family, precision="float64"))
     inputs = run.inputs.draw(run.config.calibration)
     walk = BlockWalk(run, inputs, lambda: None)
@@ -184,7 +184,7 @@ def test_walking_an_encoder_decoder_gives_what_the_whole_model_computes(family, 
             torch.testing.assert_close(found[name].input_energy, expected[name].input_energy, rtol=1e-4, atol=1e-4)
 
 
-def test_an_encoder_decoder_that_was_stopped_in_either_half_ends_with_the_same_bytes(
+def test_a_stopped_encoder_decoder_ends_with_identical_bytes(
     tmp_path, model_folder, settings_of, compressed, fingerprint
 ):
     model, output = str(model_folder("t5")), tmp_path / "out"
@@ -204,12 +204,12 @@ def test_an_encoder_decoder_that_was_stopped_in_either_half_ends_with_the_same_b
     assert fingerprint(output) == fingerprint(compressed("t5")[0])
 
 
-def test_bases_that_were_not_kept_are_calibrated_again(tmp_path, model_folder, settings_of, compressed, fingerprint):
+def test_missing_bases_are_calibrated_again(tmp_path, model_folder, settings_of, compressed, fingerprint):
     compress(str(model_folder("t5")), tmp_path / "out", settings_of("t5", statistics_quota_bytes=0))
     assert fingerprint(tmp_path / "out") == fingerprint(compressed("t5")[0])
 
 
-def test_data_of_another_kind_are_refused_before_anything_long(tmp_path, model_folder, text):
+def test_data_of_another_kind_is_refused_early(tmp_path, model_folder, text):
     config = compression_config(ratio=RATIO, calibration={"dataset": str(text)})
     for family in ("vit", "whisper"):
         with pytest.raises(UnknownDatasetError, match="give a folder of"):

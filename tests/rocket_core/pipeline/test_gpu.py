@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_accelerator_gives_what_the_cpu_gives(family, tmp_path, model_folder, settings):
+def test_an_accelerator_gives_the_same_result_as_the_cpu(family, tmp_path, model_folder, settings):
     reports, logits = {}, {}
     tokens = torch.randint(3, VOCAB_SIZE, (2, 20), generator=torch.Generator().manual_seed(1))
     for device in ("cpu", torch.accelerator.current_accelerator().type):

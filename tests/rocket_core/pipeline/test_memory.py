@@ -1,4 +1,4 @@
-"""The peak of a run is that of one block, however many there are."""
+"""Peak memory of a run, which is that of one block."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ def save_wide_model(folder, blocks):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_sixteen_blocks_need_hardly_more_memory_than_four(tmp_path, text):
+def test_memory_hardly_grows_from_4_to_16_blocks(tmp_path, text):
     peaks = {}
     for blocks in (4, 16):
         model = tmp_path / f"model{blocks}"

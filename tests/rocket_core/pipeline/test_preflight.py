@@ -35,7 +35,7 @@ def model(tmp_path):
 
 
 def refused(error, match, model, tmp_path, config):
-    """The run is refused before anything long begins: no layer has been profiled."""
+    """Check that a run is refused before any long work: no layer has been profiled."""
     with pytest.raises(error, match=match):
         compress(str(model), tmp_path / "out", config)
     assert not (tmp_path / "out").exists()
@@ -62,33 +62,33 @@ def add_raw_tensor(model, key, dtype, shape, data):
     file.write_bytes(struct.pack("<Q", len(encoded)) + encoded + body + data)
 
 
-def test_a_model_that_does_not_exist(tmp_path, settings):
+def test_a_missing_model_is_refused(tmp_path, settings):
     with pytest.raises(ModelNotFoundError, match="neither a folder nor"):
         compress(str(tmp_path / "nowhere"), tmp_path / "out", settings())
     assert not (tmp_path / "out").exists()
 
 
-def test_a_quantized_model(model, tmp_path, settings):
+def test_a_quantized_model_is_refused(model, tmp_path, settings):
     edit_config(model, quantization_config={"quant_method": "gptq", "bits": 4})
     refused(AlreadyQuantizedError, "gptq", model, tmp_path, settings())
 
 
-def test_integer_weights(model, tmp_path, settings):
+def test_integer_weights_are_refused(model, tmp_path, settings):
     edit_weights(model, lambda tensors: tensors.update({k: v.to(torch.int8) for k, v in tensors.items()}))
     refused(AlreadyQuantizedError, "I8", model, tmp_path, settings())
 
 
-def test_an_unknown_architecture(model, tmp_path, settings):
+def test_an_unknown_architecture_is_refused(model, tmp_path, settings):
     edit_config(model, model_type="nonesuch")
     refused(UnsupportedArchitectureError, "nonesuch", model, tmp_path, settings())
 
 
-def test_pickled_weights(model, tmp_path, settings):
+def test_pickled_weights_are_refused(model, tmp_path, settings):
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     refused(CheckpointFormatError, "pickle", model, tmp_path, settings())
 
 
-def test_a_truncated_checkpoint(model, tmp_path, settings):
+def test_a_truncated_checkpoint_is_refused(model, tmp_path, settings):
     file = model / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     refused(CorruptCheckpointError, "fetch it again", model, tmp_path, settings())
@@ -100,34 +100,34 @@ def test_a_missing_tensor_is_named(model, tmp_path, settings):
         compress(str(model), tmp_path / "out", settings())
 
 
-def test_a_tensor_of_another_shape(model, tmp_path, settings):
+def test_a_tensor_of_another_shape_is_refused(model, tmp_path, settings):
     edit_weights(model, lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight": torch.ones(3, 3)}))
     with pytest.raises(CorruptCheckpointError, match="shapes"):
         compress(str(model), tmp_path / "out", settings())
 
 
-def test_a_folder_without_tokenizer(model, tmp_path, settings):
+def test_a_folder_without_tokenizer_is_refused(model, tmp_path, settings):
     for file in model.glob("*token*"):
         file.unlink()
     refused(CheckpointFormatError, "cannot read the tokenizer", model, tmp_path, settings())
 
 
-def test_an_unknown_dataset(model, tmp_path, settings):
+def test_an_unknown_dataset_is_refused(model, tmp_path, settings):
     refused(UnknownDatasetError, "wikitext2", model, tmp_path, settings(calibration={"dataset": "wikitex2"}))
 
 
-def test_too_little_text(model, tmp_path, settings):
+def test_too_little_text_is_refused(model, tmp_path, settings):
     (tmp_path / "short.txt").write_text("a few words")
     config = settings(calibration={"dataset": str(tmp_path / "short.txt"), "sequence_length": 32})
     refused(EmptyCalibrationError, "32", model, tmp_path, config)
 
 
-def test_a_sequence_longer_than_the_model_attends_to(model, tmp_path, settings, text):
+def test_a_sequence_beyond_the_models_context_is_refused(model, tmp_path, settings, text):
     config = settings(calibration={"dataset": str(text), "sequence_length": 65})
     refused(InvalidConfigError, "64 tokens at most", model, tmp_path, config)
 
 
-def test_a_tokenizer_of_another_model(model, tmp_path, settings):
+def test_a_tokenizer_of_another_model_is_refused(model, tmp_path, settings):
     edit_config(model, vocab_size=100)
     edit_weights(
         model, lambda tensors: tensors.update({k: v[:100].clone() for k, v in tensors.items() if v.shape[:1] == (320,)})
@@ -135,20 +135,20 @@ def test_a_tokenizer_of_another_model(model, tmp_path, settings):
     refused(CalibrationError, "100 embeddings", model, tmp_path, settings())
 
 
-def test_an_ignore_pattern_without_a_match(model, tmp_path, settings):
+def test_an_unmatched_ignore_pattern_is_refused(model, tmp_path, settings):
     refused(UnmatchedIgnoreError, "did you mean", model, tmp_path, settings(ignore=("*.q_prj",)))
 
 
-def test_everything_ignored(model, tmp_path, settings):
+def test_ignoring_everything_is_refused(model, tmp_path, settings):
     refused(UnsupportedArchitectureError, "no layer is left", model, tmp_path, settings(ignore=("*",)))
 
 
-def test_a_device_that_is_not_there(model, tmp_path, settings):
+def test_an_unknown_device_is_refused(model, tmp_path, settings):
     with pytest.raises(InvalidConfigError, match="no-such-device"):
         compress(str(model), tmp_path / "out", settings(device="no-such-device"))
 
 
-def test_a_ratio_out_of_reach_names_one_that_works(model, tmp_path, settings):
+def test_an_unreachable_ratio_names_one_that_works(model, tmp_path, settings):
     with pytest.raises(InfeasibleBudgetError, match="at most") as caught:
         compress(str(model), tmp_path / "out", settings(ratio=0.9))
     assert 0.69 <= caught.value.nearest_ratio < 0.72
@@ -156,17 +156,17 @@ def test_a_ratio_out_of_reach_names_one_that_works(model, tmp_path, settings):
     assert report.totals.achieved_ratio >= caught.value.nearest_ratio
 
 
-def test_too_little_memory(model, tmp_path, settings, monkeypatch):
+def test_too_little_memory_is_refused(model, tmp_path, settings, monkeypatch):
     monkeypatch.setattr(requirements, "free_memory", lambda _device: 10 * 2**20)
     refused(InsufficientMemoryError, "fewer samples", model, tmp_path, settings())
 
 
-def test_too_little_disk(model, tmp_path, settings, monkeypatch):
+def test_too_little_disk_is_refused(model, tmp_path, settings, monkeypatch):
     monkeypatch.setattr(requirements, "free_disk", lambda _folder: 1000)
     refused(InsufficientDiskError, "of disk", model, tmp_path, settings())
 
 
-def test_weights_that_are_not_finite_name_the_layer(model, tmp_path, settings):
+def test_non_finite_weights_name_the_layer(model, tmp_path, settings):
     def spoil(tensors):
         tensors["model.layers.1.self_attn.v_proj.weight"][0, 0] = float("nan")
 
@@ -175,7 +175,7 @@ def test_weights_that_are_not_finite_name_the_layer(model, tmp_path, settings):
         compress(str(model), tmp_path / "out", settings())
 
 
-def test_a_disk_that_fills_up_while_writing_is_no_traceback(model, tmp_path, settings, monkeypatch):
+def test_a_disk_that_fills_up_while_writing_is_a_rocket_error(model, tmp_path, settings, monkeypatch):
     from rocket_core.pipeline.state import files
 
     def full(*_args, **_kwargs):
@@ -186,7 +186,7 @@ def test_a_disk_that_fills_up_while_writing_is_no_traceback(model, tmp_path, set
         compress(str(model), tmp_path / "out", settings())
 
 
-def test_memory_that_runs_out_while_computing_is_no_traceback(model, tmp_path, settings, monkeypatch):
+def test_running_out_of_memory_is_a_rocket_error(model, tmp_path, settings, monkeypatch):
     from rocket_core.pipeline.stages import profile as stages
 
     def exhausted(*_args, **_kwargs):
@@ -197,7 +197,7 @@ def test_memory_that_runs_out_while_computing_is_no_traceback(model, tmp_path, s
         compress(str(model), tmp_path / "out", settings())
 
 
-def test_estimate_covers_what_a_run_takes(model, settings):
+def test_the_estimate_covers_what_a_run_takes(model, settings):
     from rocket_core.checkpoint import find_model
     from rocket_core.pipeline.preflight import prepare_run
 
@@ -208,7 +208,7 @@ def test_estimate_covers_what_a_run_takes(model, settings):
     assert few.disk_bytes == many.disk_bytes > 2 * run.checkpoint.stored_bytes
 
 
-def test_a_dtype_that_torch_does_not_know_is_carried_along(model, tmp_path, settings):
+def test_tensors_of_an_unknown_dtype_are_copied(model, tmp_path, settings):
     add_raw_tensor(model, "model.extra.scale", "F4", [8], b"\x12\x34\x56\x78")
     compress(str(model), tmp_path / "out", settings())
     for kind in ("factored", "dense"):
@@ -232,7 +232,7 @@ def test_layers_stored_in_a_wider_dtype_are_counted_as_stored(model, tmp_path, s
     assert layer.stored_bytes == sum(stored)
 
 
-def test_a_tied_model_may_store_its_head_alone(tmp_path, settings):
+def test_a_tied_model_may_store_only_its_head(tmp_path, settings):
     save_tiny_model("gemma", tmp_path / "model")
 
     def rename(tensors):
@@ -246,7 +246,7 @@ def test_a_tied_model_may_store_its_head_alone(tmp_path, settings):
     )
 
 
-def test_weights_of_other_tools_beside_the_model_are_left_alone(model, tmp_path, settings):
+def test_weights_of_other_tools_are_ignored(model, tmp_path, settings):
     save_file({"adapter": torch.ones(3)}, model / "adapter_model.safetensors")
     (model / "consolidated.safetensors").write_bytes((model / "model.safetensors").read_bytes())
     compress(str(model), tmp_path / "out", settings())
@@ -259,13 +259,13 @@ def test_a_layer_without_activity_is_named(model, tmp_path, settings):
         compress(str(model), tmp_path / "out", settings())
 
 
-def test_a_file_where_the_output_should_be(model, tmp_path, settings):
+def test_a_file_in_place_of_the_output_folder_is_refused(model, tmp_path, settings):
     (tmp_path / "out").write_text("not a folder")
     with pytest.raises(InvalidConfigError, match="is a file"):
         compress(str(model), tmp_path / "out", settings())
 
 
-def test_the_report_names_no_path_of_this_machine(model, tmp_path, settings, text):
+def test_the_report_contains_no_local_path(model, tmp_path, settings, text):
     report = compress(str(model), tmp_path / "out", settings())
     assert report.settings.calibration.dataset == report.calibration.dataset == text.name
     assert str(tmp_path) not in (tmp_path / "out" / "report.json").read_text()
@@ -284,7 +284,7 @@ def test_progress_never_falls_and_passes_every_stage(model, tmp_path, settings):
     assert any(progress.seconds_left is not None for progress in seen)
 
 
-def test_auto_device_is_the_cpu_where_there_is_nothing_else():
+def test_auto_device_is_the_cpu_without_an_accelerator():
     if torch.accelerator.is_available():
         assert devices.resolve_device("auto").type != "cpu"
     else:

@@ -1,4 +1,4 @@
-"""Profiling alone: what comes before any ratio, kept for what comes later."""
+"""Profiling alone: the work before any ratio, stored for later."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def profile(tmp_path, model_folder, settings, profile_cache):
     return run
 
 
-def test_a_compression_afterwards_is_what_the_profile_said_without_calibration(
+def test_a_compression_matches_its_profile_without_calibration(
     profile, tmp_path, model_folder, settings, profile_cache, fingerprint, monkeypatch
 ):
     predicted = profile().predictor().at_ratio(0.4)
@@ -35,7 +35,7 @@ def test_a_compression_afterwards_is_what_the_profile_said_without_calibration(
     assert report.allocation.kept == predicted.kept
 
 
-def test_nothing_is_left_but_the_profile(profile, tmp_path):
+def test_only_the_profile_is_left(profile, tmp_path):
     told, layers, costs = [], [], []
     model = profile(
         on_progress=told.append,
@@ -56,7 +56,7 @@ def test_nothing_is_left_but_the_profile(profile, tmp_path):
     assert fractions[-2] > 0.8
 
 
-def test_one_that_is_cancelled_goes_on_where_it_stopped(profile, profile_cache, model_folder, settings, tmp_path):
+def test_a_cancelled_profile_resumes_where_it_stopped(profile, profile_cache, model_folder, settings, tmp_path):
     layers = []
     with pytest.raises(CompressionCancelledError):
         profile(on_profile=lambda _place, layer: layers.append(layer), should_cancel=lambda: len(layers) > 3)
@@ -69,6 +69,6 @@ def test_one_that_is_cancelled_goes_on_where_it_stopped(profile, profile_cache, 
     assert again == list(model.layers)
 
 
-def test_a_profile_has_no_target(tmp_path, model_folder, settings, profile_cache):
+def test_a_target_is_refused(tmp_path, model_folder, settings, profile_cache):
     with pytest.raises(InvalidConfigError, match="leave the target out"):
         profile_model(str(model_folder("llama")), tmp_path / "work", settings(**FAST), profiles=profile_cache)

@@ -20,7 +20,7 @@ from rocket_core.pipeline import compress, requirements
 from rocket_core.pipeline.preflight import prepare_run
 from tests.reference.tiny_models import save_tiny_model
 
-# Kills itself at the given step, at once and without any handler, as the system's out-of-memory killer would.
+# Kills itself at the given step, at once and without any handler, like the system's out-of-memory killer.
 VICTIM = """
 import os, signal, sys
 from pathlib import Path
@@ -67,9 +67,7 @@ def test_cancelled_anywhere_it_resumes_to_the_same_bytes(
         assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.html", "report.json"]
 
 
-def test_killed_again_and_again_it_resumes_to_the_same_bytes(
-    tmp_path, model_folder, settings, finished, fingerprint, steps
-):
+def test_killed_repeatedly_it_resumes_to_the_same_bytes(tmp_path, model_folder, settings, finished, fingerprint, steps):
     output = tmp_path / "out"
     for fraction in (0.15, 0.4, 0.6, 0.75):
         step = next(index for index, progress in enumerate(steps) if progress.fraction >= fraction)
@@ -128,14 +126,14 @@ def test_unfinished_work_is_not_overwritten_without_resume(tmp_path, model_folde
 @pytest.mark.parametrize(
     ("changes", "named"), [({"ratio": 0.4}, "ratio was 0.3 and is now 0.4"), ({"precision": "float64"}, "precision")]
 )
-def test_work_of_other_settings_is_refused(tmp_path, model_folder, settings, changes, named):
+def test_work_with_other_settings_is_refused(tmp_path, model_folder, settings, changes, named):
     with pytest.raises(CompressionCancelledError):
         compress(str(model_folder("llama")), tmp_path / "out", settings(), should_cancel=cancel_at(5))
     with pytest.raises(WorkFolderError, match=named):
         compress(str(model_folder("llama")), tmp_path / "out", settings(**changes), resume=True)
 
 
-def test_work_of_other_weights_is_refused(tmp_path, settings):
+def test_work_with_other_weights_is_refused(tmp_path, settings):
     model = tmp_path / "model"
     save_tiny_model("llama", model)
     with pytest.raises(CompressionCancelledError):
@@ -147,7 +145,7 @@ def test_work_of_other_weights_is_refused(tmp_path, settings):
         compress(str(model), tmp_path / "out", settings(), resume=True)
 
 
-def test_work_on_another_text_of_the_same_name_is_refused(tmp_path, model_folder, settings, text):
+def test_work_with_another_text_of_the_same_name_is_refused(tmp_path, model_folder, settings, text):
     copy = tmp_path / "text.jsonl"
     copy.write_bytes(text.read_bytes())
     config = settings(calibration={"dataset": str(copy), "samples": 12, "sequence_length": 32})
@@ -158,7 +156,7 @@ def test_work_on_another_text_of_the_same_name_is_refused(tmp_path, model_folder
         compress(str(model_folder("llama")), tmp_path / "out", config, resume=True)
 
 
-def test_a_refused_run_leaves_the_work_of_another_alone(tmp_path, model_folder, settings):
+def test_a_refused_run_does_not_change_existing_work(tmp_path, model_folder, settings):
     with pytest.raises(CompressionCancelledError):
         compress(str(model_folder("llama")), tmp_path / "out", settings(), should_cancel=cancel_at(2))
     work = tmp_path / "out" / ".rocket-work"
@@ -169,9 +167,7 @@ def test_a_refused_run_leaves_the_work_of_another_alone(tmp_path, model_folder, 
     assert {file: file.read_bytes() for file in work.rglob("*") if file.is_file()} == before
 
 
-def test_remains_that_say_not_whose_they_are_count_for_nothing(
-    tmp_path, model_folder, settings, finished, fingerprint, steps
-):
+def test_remains_without_an_identity_are_ignored(tmp_path, model_folder, settings, finished, fingerprint, steps):
     half = next(index for index, progress in enumerate(steps) if progress.stage == "exporting")
     with pytest.raises(CompressionCancelledError):
         compress(str(model_folder("llama")), tmp_path / "out", settings(ratio=0.5), should_cancel=cancel_at(half))
@@ -180,7 +176,7 @@ def test_remains_that_say_not_whose_they_are_count_for_nothing(
     assert fingerprint(tmp_path / "out") == fingerprint(finished("llama")[0])
 
 
-def test_two_processes_do_not_work_in_one_folder(tmp_path, model_folder, settings):
+def test_two_processes_cannot_work_in_one_folder(tmp_path, model_folder, settings):
     def second(_progress):
         with pytest.raises(WorkFolderError, match="another process"):
             compress(str(model_folder("llama")), tmp_path / "out", settings(), resume=True)
@@ -217,7 +213,7 @@ def test_killed_while_publishing_it_resumes(tmp_path, model_folder, settings, fi
     assert fingerprint(tmp_path / "out") == fingerprint(finished("llama")[0])
 
 
-def test_folders_that_a_run_has_not_made_are_not_replaced(tmp_path, model_folder, settings):
+def test_folders_not_made_by_a_run_are_not_replaced(tmp_path, model_folder, settings):
     (tmp_path / "out" / "dense").mkdir(parents=True)
     (tmp_path / "out" / "dense" / "precious").write_text("mine")
     for resume in (False, True):
@@ -226,7 +222,7 @@ def test_folders_that_a_run_has_not_made_are_not_replaced(tmp_path, model_folder
     assert (tmp_path / "out" / "dense" / "precious").read_text() == "mine"
 
 
-def test_resuming_counts_the_disk_that_its_work_takes_already(tmp_path, model_folder, settings, steps, monkeypatch):
+def test_resuming_counts_the_disk_already_used(tmp_path, model_folder, settings, steps, monkeypatch):
     late = next(index for index, progress in enumerate(steps) if progress.stage == "exporting")
     with pytest.raises(CompressionCancelledError):
         compress(str(model_folder("llama")), tmp_path / "out", settings(), should_cancel=cancel_at(late))
@@ -238,7 +234,7 @@ def test_resuming_counts_the_disk_that_its_work_takes_already(tmp_path, model_fo
     compress(str(model_folder("llama")), tmp_path / "out", settings(), resume=True)
 
 
-def test_a_finished_run_on_another_text_is_not_taken_for_this_one(tmp_path, model_folder, settings, text):
+def test_a_finished_run_on_another_text_is_not_reused(tmp_path, model_folder, settings, text):
     copy = tmp_path / "text.jsonl"
     copy.write_bytes(text.read_bytes())
     config = settings(calibration={"dataset": str(copy), "samples": 12, "sequence_length": 32}, export=("factored",))
@@ -258,14 +254,14 @@ def test_a_damaged_work_file_is_named(tmp_path, model_folder, settings, steps):
         compress(str(model_folder("llama")), tmp_path / "out", settings(), resume=True)
 
 
-def test_resuming_a_finished_run_returns_its_report_and_touches_nothing(finished, model_folder, settings, fingerprint):
+def test_resuming_a_finished_run_only_returns_its_report(finished, model_folder, settings, fingerprint):
     output, report = finished("llama")
     before = {file: file.stat().st_mtime_ns for file in output.rglob("*")}
     assert compress(str(model_folder("llama")), output, settings(), resume=True) == report
     assert {file: file.stat().st_mtime_ns for file in output.rglob("*")} == before
 
 
-def test_the_artifacts_of_another_run_are_not_overwritten(finished, model_folder, settings, fingerprint):
+def test_artifacts_of_another_run_are_not_overwritten(finished, model_folder, settings, fingerprint):
     output, _ = finished("llama")
     before = fingerprint(output)
     for resume in (False, True):
@@ -274,13 +270,13 @@ def test_the_artifacts_of_another_run_are_not_overwritten(finished, model_folder
     assert fingerprint(output) == before
 
 
-def test_two_runs_give_equal_bytes(tmp_path, model_folder, settings, finished, fingerprint):
+def test_two_runs_produce_identical_bytes(tmp_path, model_folder, settings, finished, fingerprint):
     compress(str(model_folder("llama")), tmp_path / "out", settings())
     assert fingerprint(tmp_path / "out") == fingerprint(finished("llama")[0])
 
 
 @pytest.mark.parametrize("quota", [0, 20_000])
-def test_without_room_for_bases_a_second_calibration_pass_gives_equal_weights(
+def test_recalibrating_without_cached_bases_gives_equal_weights(
     tmp_path, model_folder, settings, finished, fingerprint, quota
 ):
     compress(str(model_folder("llama")), tmp_path / "out", settings(statistics_quota_bytes=quota))

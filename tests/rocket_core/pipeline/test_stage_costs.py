@@ -1,4 +1,4 @@
-"""What each stage of a run cost: a meter that counts how often it is read stands for the energy."""
+"""Costs of the stages of a run, with a meter that counts its readings instead of energy."""
 
 import json
 
@@ -48,7 +48,7 @@ def run(tmp_path, model_folder, settings):
 
 @pytest.fixture
 def cancelled(run):
-    """Runs until so many questions have been asked."""
+    """Run until cancelled after a number of checks."""
 
     def cancelled(questions, **more):
         asked = iter(range(questions))
@@ -58,7 +58,7 @@ def cancelled(run):
     return cancelled
 
 
-def test_every_stage_has_what_was_measured_while_it_ran(run):
+def test_every_stage_has_its_measured_costs(run):
     report = run(meter=CountingMeter())
     assert [stage.name for stage in report.stages] == [
         "preflight",
@@ -84,12 +84,12 @@ def test_the_energy_of_resumed_runs_is_added_up(run, cancelled):
     assert energies["preflight"].kwh == pytest.approx(3 * STEP)
     assert energies["calibrating"].kwh == pytest.approx(3 * STEP)
     assert energies["exporting"].kwh == pytest.approx(STEP)
-    # One run that estimated makes the sum an estimate.
+    # One estimated run makes the sum an estimate.
     assert not energies["calibrating"].processor_counted
     assert report.energy_text.startswith("about ")
 
 
-def test_what_was_not_measured_in_every_run_is_not_known(run, cancelled):
+def test_energy_is_unknown_unless_every_run_measured_it(run, cancelled):
     cancelled(12)
     report = run(meter=CountingMeter(), resume=True)
     energies = {stage.name: stage.energy for stage in report.stages}
@@ -98,20 +98,20 @@ def test_what_was_not_measured_in_every_run_is_not_known(run, cancelled):
     assert (report.energy_kwh, report.energy_text) == (None, None)
 
 
-def test_a_meter_that_fails_costs_the_figure_and_not_the_run(run):
+def test_a_failing_meter_loses_the_figure_and_not_the_run(run):
     report = run(meter=CountingMeter(fails_after=3))
     assert [stage.energy is None for stage in report.stages] == [False, True, True, True, True]
     assert report.energy_kwh is None
 
 
-def test_without_a_meter_there_is_no_energy_but_a_device(run):
+def test_without_a_meter_there_is_a_device_but_no_energy(run):
     report = run()
     assert report.energy_kwh is None
     assert all(stage.energy is None for stage in report.stages)
     assert len(report.devices) == 1
 
 
-def test_an_accelerator_counts_where_it_computes(monkeypatch):
+def test_an_accelerator_is_named_with_its_memory(monkeypatch):
     for name, answer in (("peak_memory", 7), ("reset_peak_memory", None), ("device_name", "NVIDIA H100")):
         monkeypatch.setattr(f"rocket_core.pipeline.stage_costs.{name}", lambda _device, answer=answer: answer)
     costs = Costs(torch.device("cuda"), {}, meter=CountingMeter())
@@ -123,7 +123,7 @@ def test_an_accelerator_counts_where_it_computes(monkeypatch):
     assert (stage.device, stage.peak_device_bytes) == ("NVIDIA H100", 7)
 
 
-def test_an_accelerator_that_the_meter_does_not_see_is_not_taken_for_free(monkeypatch):
+def test_an_unmetered_accelerator_has_unknown_energy(monkeypatch):
     for name in ("peak_memory", "reset_peak_memory"):
         monkeypatch.setattr(f"rocket_core.pipeline.stage_costs.{name}", lambda _device: None)
     monkeypatch.setattr("rocket_core.pipeline.stage_costs.device_name", lambda _device: "some accelerator")
@@ -144,7 +144,7 @@ def test_a_run_that_moved_names_both_devices(monkeypatch):
     assert earlier["calibrating"].device == "here; there"
 
 
-def test_a_stage_under_way_is_kept_every_few_seconds(monkeypatch):
+def test_costs_of_a_running_stage_are_saved_periodically(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("rocket_core.pipeline.stage_costs.time.monotonic", lambda: clock[0])
     kept = []
@@ -153,7 +153,7 @@ def test_a_stage_under_way_is_kept_every_few_seconds(monkeypatch):
         for _ in range(12):
             clock[0] += 2.5
             costs.save_if_due()
-        # What is kept is charged once only.
+        # Saved costs are counted only once.
         clock[0] += 1
     assert [stages[0].seconds for stages in kept] == [10.0, 20.0, 30.0]
     assert kept[-1][0].energy.kwh == pytest.approx(3 * STEP)
@@ -165,7 +165,7 @@ def test_a_processor_is_named_with_its_threads():
     assert device_name(CPU).endswith(", 1 thread")
 
 
-def test_what_a_run_has_cost_lies_on_the_disk_before_anything_ends_it(monkeypatch, run, tmp_path):
+def test_costs_are_saved_before_a_run_can_end(monkeypatch, run, tmp_path):
     monkeypatch.setattr("rocket_core.pipeline.stage_costs._SAVE_SECONDS", 0.0)
     told = []
 

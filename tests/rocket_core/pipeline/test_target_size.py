@@ -1,4 +1,4 @@
-"""A size in place of a ratio: the files are never larger, and hardly smaller."""
+"""A size instead of a ratio: files are never larger, and hardly smaller."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from rocket_core.pipeline import ProfileCache, compress
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.report.schema import CompressionReport
 
-# Beyond the tensors: names and shapes, of which there are as many as there are layers.
+# Beyond the tensors: names and shapes, which grow with the number of layers.
 HEADERS_OF_A_LAYER = 3 * 250
 
 
@@ -30,7 +30,7 @@ def run(tmp_path, model_folder, settings):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
 @pytest.mark.parametrize("part", [0.2, 0.5])
-def test_the_factored_files_take_no_more_than_the_size_and_hardly_less(run, model_folder, family, part):
+def test_factored_files_stay_just_within_the_size(run, model_folder, family, part):
     whole = size_of(model_folder(family))
     _output, report = run(1_000_000_000, family)
     layers = len(report.layers)
@@ -46,7 +46,7 @@ def test_the_factored_files_take_no_more_than_the_size_and_hardly_less(run, mode
     assert CompressionReport.model_validate_json((output / "report.json").read_bytes()) == report
 
 
-def test_many_small_files_and_another_dtype_are_counted_too(run, model_folder):
+def test_shards_and_another_dtype_are_counted(run, model_folder):
     target = round(0.4 * size_of(model_folder("llama")))
     output, report = run(target, dtype="bfloat16", max_shard_bytes=4000)
     files = list((output / "factored").glob("*.safetensors"))
@@ -55,7 +55,7 @@ def test_many_small_files_and_another_dtype_are_counted_too(run, model_folder):
     assert report.exports[0].stored_bytes == size_of(output / "factored")
 
 
-def test_a_size_takes_over_the_profile_of_a_ratio(run, tmp_path, model_folder, settings, monkeypatch):
+def test_a_size_reuses_the_profile_of_a_ratio(run, tmp_path, model_folder, settings, monkeypatch):
     profile_cache = ProfileCache(tmp_path / "profiles")
     model = str(model_folder("llama"))
     compress(model, tmp_path / "first", settings(preset="fast", sensitivity_samples=4), profiles=profile_cache)
@@ -64,19 +64,19 @@ def test_a_size_takes_over_the_profile_of_a_ratio(run, tmp_path, model_folder, s
     assert size_of(output / "factored") <= round(0.7 * size_of(model_folder("llama")))
 
 
-def test_a_size_out_of_reach_is_refused_before_anything_is_calibrated(run, model_folder, monkeypatch):
+def test_an_unreachable_size_is_refused_before_calibration(run, model_folder, monkeypatch):
     monkeypatch.setattr(BlockWalk, "statistics", lambda *_args, **_options: pytest.fail("calibrated"))
     with pytest.raises(InfeasibleBudgetError, match="1000 bytes are out of reach") as caught:
         run(1000)
     assert 0 < caught.value.nearest_ratio < 1
 
 
-def test_a_size_out_of_reach_is_refused_before_calibration_data_are_read(run, tmp_path):
+def test_an_unreachable_size_is_refused_before_reading_data(run, tmp_path):
     (tmp_path / "short.txt").write_text("too short")
     with pytest.raises(InfeasibleBudgetError, match="1000 bytes are out of reach"):
         run(1000, calibration={"dataset": str(tmp_path / "short.txt"), "samples": 64, "sequence_length": 64})
 
 
-def test_without_a_target_nothing_is_compressed(tmp_path, model_folder):
+def test_without_a_target_a_compression_is_refused(tmp_path, model_folder):
     with pytest.raises(InvalidConfigError, match="specify either a ratio"):
         compress(str(model_folder("llama")), tmp_path / "out", compression_config())

@@ -21,14 +21,14 @@ def report_of(*stages, parameters=2 * 10**9):
     return report.model_copy(update={"stages": stages, "totals": totals})
 
 
-def test_the_paper_stands_beside_with_the_ratios_that_it_claims():
+def test_figures_of_the_paper_are_shown_with_its_ratios():
     _, rocket, cospadi = cost_comparison(report_of(stage("calibrating", 1.0))).rows
     assert cospadi["energy_kwh"] / rocket["energy_kwh"] > 100
     assert int(cospadi["seconds"] / rocket["seconds"]) == 96
     assert rocket["energy_per_billion"] == pytest.approx(0.0765 / 1.2358144)
 
 
-def test_costs_are_given_for_each_billion_of_parameters():
+def test_costs_are_given_per_billion_parameters():
     own = cost_comparison(report_of(stage("calibrating", 60.0, 0.004), stage("exporting", 40.0, 0.001))).rows[0]
     assert own["energy_kwh"] == pytest.approx(0.005)
     assert own["energy_per_billion"] == pytest.approx(0.0025)
@@ -44,14 +44,14 @@ def test_a_small_model_is_not_scaled_up():
     assert "not scaled up" in figure.note
 
 
-def test_what_was_not_measured_is_said_so_and_not_taken_for_nothing():
+def test_unmeasured_energy_is_not_shown_as_zero():
     report = report_of(stage("calibrating", 60.0, 0.004), stage("exporting", 40.0))
     own = cost_comparison(report).rows[0]
     assert (own["energy_kwh"], own["energy_per_billion"]) == (None, None)
     assert how_measured(report) == "The energy was not measured."
 
 
-def test_it_says_what_was_counted_and_what_estimated():
+def test_it_distinguishes_counted_and_estimated_energy():
     estimated = how_measured(report_of(stage("calibrating", 1.0, 0.1)))
     assert "the processor's estimated" in estimated
     assert "accelerator" not in estimated
@@ -60,7 +60,7 @@ def test_it_says_what_was_counted_and_what_estimated():
     assert "the accelerator's by its driver" in counted
 
 
-def test_the_page_shows_energy_by_stage_and_in_all():
+def test_the_page_shows_energy_by_stage_and_in_total():
     text = render_report(report_of(stage("calibrating", 60.0, 0.004), stage("exporting", 40.0, 0.001)))
     assert "and about 5 Wh" in text
     assert '<td class="number">4 Wh</td>' in text
@@ -68,5 +68,5 @@ def test_the_page_shows_energy_by_stage_and_in_all():
     assert "of the accelerator" not in text
 
 
-def test_energies_are_written_for_people():
+def test_energies_are_formatted_with_units():
     assert [kwh_text(kwh) for kwh in (3.42e-6, 0.0765, 7.88)] == ["0.00342 Wh", "76.5 Wh", "7.88 kWh"]

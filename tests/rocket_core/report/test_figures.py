@@ -1,4 +1,4 @@
-"""Figures as data: rows that say what a report says, whatever layers are called."""
+"""Figures as data: rows that match the report, whatever the names of layers are."""
 
 import csv
 import io
@@ -29,11 +29,11 @@ def places(names):
         (["pooler"], [("", "pooler")]),
     ],
 )
-def test_a_layer_has_a_block_and_a_projection(names, expected):
+def test_a_layer_name_has_a_block_and_a_projection(names, expected):
     assert places(names) == expected
 
 
-def test_a_map_has_every_layer_once_with_what_it_kept():
+def test_a_map_has_every_layer_once():
     report = report_of_layers()
     rows = allocation_map(report.layers).rows
     assert [row["layer"] for row in rows] == [layer.name for layer in report.layers]
@@ -42,7 +42,7 @@ def test_a_map_has_every_layer_once_with_what_it_kept():
         assert row["rank"] == layer.rank
 
 
-def test_what_is_drawn_is_what_the_csv_has():
+def test_the_csv_has_the_drawn_data():
     for figure in report_figures(report_of_layers()):
         rows = list(csv.DictReader(io.StringIO(figure.csv())))
         names = [column.name for column in figure.columns]
@@ -52,19 +52,19 @@ def test_what_is_drawn_is_what_the_csv_has():
                 assert written[name] == ("" if row[name] is None else str(row[name]))
 
 
-def test_no_name_becomes_a_formula_of_a_spreadsheet():
+def test_names_cannot_become_spreadsheet_formulas():
     figure = allocation_map([layer_named("=HYPERLINK(1)")])
     assert "'=HYPERLINK(1)" in figure.csv()
 
 
-def test_only_layers_that_all_jobs_have_are_compared():
+def test_only_layers_common_to_all_jobs_are_compared():
     one, other = [layer_named("a.0.x"), layer_named("a.0.y")], [layer_named("a.0.y")]
     rows = allocation_difference([("one", one), ("other", other)]).rows
     assert [(row["layer"], row["job"]) for row in rows] == [("a.0.y", "one"), ("a.0.y", "other")]
     assert allocation_difference([]).rows == ()
 
 
-def test_a_frontier_has_the_size_of_the_whole_model():
+def test_a_frontier_adds_the_size_of_the_whole_model():
     points = [
         SizePoint(ratio=0.1 * step, kept_parameters=10 - step, stored_bytes=40 - 4 * step, error=float(step))
         for step in range(3)

@@ -11,7 +11,7 @@ from tests.reference.reports import empty_report, layer_named, report_of_layers
 
 
 class Elements(HTMLParser):
-    """All elements with their attributes, and what scripts hold."""
+    """All elements with their attributes, and the content of scripts."""
 
     def __init__(self, text):
         super().__init__()
@@ -31,7 +31,7 @@ class Elements(HTMLParser):
             self.scripts.append(data)
 
 
-def test_it_needs_nothing_beside_it():
+def test_the_page_needs_no_other_file():
     elements = Elements(render_report(report_of_layers()))
     addresses = [given[name] for _, given in elements.found for name in ("src", "href") if name in given]
     assert addresses
@@ -40,7 +40,7 @@ def test_it_needs_nothing_beside_it():
     assert len([tag for tag, _ in elements.found if tag == "style"]) == 1
 
 
-def test_each_figure_carries_its_data_twice():
+def test_each_figure_has_its_data_as_table_and_json():
     text = render_report(report_of_layers())
     elements = Elements(text)
     drawn = [json.loads(script) for script in elements.scripts if script.startswith('{"')]
@@ -53,11 +53,11 @@ def test_each_figure_carries_its_data_twice():
     links = re.findall(r"data:application/json;charset=utf-8;base64,([A-Za-z0-9+/=]+)", text)
     *figures, costs = [json.loads(base64.b64decode(link)) for link in links]
     assert figures == drawn
-    # A table alone.
+    # Only a table.
     assert costs["name"] == "cost-comparison"
 
 
-def test_names_stay_text():
+def test_names_are_escaped():
     layer = layer_named("</script><script>alert(1)</script>")
     report = report_of_layers().model_copy(update={"layers": (layer,), "model": "<img src=x onerror=alert(1)>"})
     elements = Elements(render_report(report))
@@ -65,13 +65,13 @@ def test_names_stay_text():
     assert not [script for script in elements.scripts if script.startswith("alert")]
 
 
-def test_a_report_without_layers_or_evaluation_is_a_page_too():
+def test_a_report_without_layers_or_evaluation_is_rendered():
     text = render_report(empty_report())
     assert "Nothing to draw" in text
     assert "predicted, not measured" in text
 
 
-def test_numbers_are_written_for_people():
+def test_numbers_are_formatted_with_units():
     assert [bytes_text(size) for size in (0, 999, 5_490_000)] == ["0 bytes", "999 bytes", "5.49 MB"]
     assert [duration_text(s) for s in (0.042, 7.31, 61.0)] == ["0.042 s", "7.31 s", "1 min 01 s"]
     assert duration_text(3600.0 * 3 + 300) == "3 h 05 min"

@@ -1,4 +1,4 @@
-"""The meter, with codecarbon itself: against the energy that the time of a processor of known power makes."""
+"""The meter, with codecarbon itself, compared with the energy of a processor of known power over time."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ JOULES_PER_KWH = 3.6e6
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_of_the_machine(monkeypatch, tmp_path):
+def _clean_environment(monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.lower().startswith("codecarbon_"):
             monkeypatch.delenv(name)
@@ -26,13 +26,13 @@ def _no_settings_of_the_machine(monkeypatch, tmp_path):
 
 
 def compute(seconds):
-    """Keeps one core busy for so much time of it."""
+    """Keep one core busy for this CPU time."""
     until = time.process_time() + seconds
     while time.process_time() < until:
         sum(range(10_000))
 
 
-def test_a_processor_of_known_power_takes_its_share_of_it(monkeypatch):
+def test_a_busy_processor_is_charged_its_share(monkeypatch):
     monkeypatch.setenv("CODECARBON_FORCE_CPU_POWER", str(WATTS))
     with EnergyMeter() as meter:
         before, began = meter.reading(), time.process_time()
@@ -45,7 +45,7 @@ def test_a_processor_of_known_power_takes_its_share_of_it(monkeypatch):
     assert not after.processor_counted
 
 
-def test_what_is_idle_takes_next_to_nothing_of_the_processor(monkeypatch):
+def test_an_idle_processor_is_charged_almost_nothing(monkeypatch):
     monkeypatch.setenv("CODECARBON_FORCE_CPU_POWER", str(WATTS))
     with EnergyMeter() as meter:
         before = meter.reading()
@@ -56,11 +56,11 @@ def test_what_is_idle_takes_next_to_nothing_of_the_processor(monkeypatch):
     assert after.memory_kwh > before.memory_kwh
 
 
-def test_it_asks_no_network_and_writes_no_file(monkeypatch, tmp_path):
+def test_it_uses_no_network_and_writes_no_file(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(socket.socket, "connect", lambda _self, address: asked.append(address))
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_rest, **_more: asked.append(host))
-    # Settings that would have it send what it measures, or ask for the grid.
+    # Settings that would make it send its measurements, or request data of the grid.
     monkeypatch.setenv("CODECARBON_EMISSIONS_ENDPOINT", "http://203.0.113.1/")
     monkeypatch.setenv("CODECARBON_ELECTRICITYMAPS_API_TOKEN", "token")
     monkeypatch.setenv("CODECARBON_OUTPUT_METHODS", "api,csv")
@@ -72,7 +72,7 @@ def test_it_asks_no_network_and_writes_no_file(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_leaves_no_thread_and_no_lines_on_the_terminal(capfd):
+def test_it_leaves_no_thread_and_prints_nothing(capfd):
     threads = set(threading.enumerate())
     with EnergyMeter() as meter:
         assert meter.reading() is not None
@@ -82,7 +82,7 @@ def test_it_leaves_no_thread_and_no_lines_on_the_terminal(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_where_codecarbon_is_missing_the_log_says_how_to_get_it(monkeypatch, caplog):
+def test_without_codecarbon_the_log_says_how_to_install_it(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "codecarbon", None)
     with caplog.at_level(logging.WARNING), EnergyMeter() as meter:
         assert meter.reading() is None
@@ -91,7 +91,7 @@ def test_where_codecarbon_is_missing_the_log_says_how_to_get_it(monkeypatch, cap
     assert caplog.text.count("cannot be measured") == 1
 
 
-def test_where_measuring_fails_there_is_no_reading(monkeypatch, caplog):
+def test_a_failing_measurement_gives_no_reading(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING), EnergyMeter() as meter:
         assert meter.reading() is not None
         monkeypatch.setattr(codecarbon.OfflineEmissionsTracker, "flush", lambda _self: None)

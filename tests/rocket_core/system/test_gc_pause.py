@@ -6,26 +6,26 @@ from rocket_core.system.gc_pause import no_collection
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was():
+def _restored_collection():
     yield
     gc.enable()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_search_is_put_off_and_then_as_it_was(enabled):
+def test_collection_is_paused_and_restored(enabled):
     (gc.enable if enabled else gc.disable)()
     with no_collection():
         assert not gc.isenabled()
     assert gc.isenabled() is enabled
 
 
-def test_after_an_error_it_is_as_it_was():
+def test_collection_is_restored_after_an_error():
     with pytest.raises(ZeroDivisionError), no_collection():
         1 / 0  # noqa: B018
     assert gc.isenabled()
 
 
-def test_only_what_lasts_is_never_gone_through_again():
+def test_only_lasting_objects_are_frozen():
     before = gc.get_freeze_count()
     with no_collection():
         passing = [[]]

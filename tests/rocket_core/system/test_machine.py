@@ -9,7 +9,7 @@ MIB = 2**20
 
 @pytest.fixture
 def system(tmp_path):
-    """Control groups and /proc as files: what is given by path and content."""
+    """Return the free container memory for control groups and /proc, given as files by path and content."""
 
     def system(membership, files):
         (tmp_path / "proc" / "self").mkdir(parents=True)
@@ -23,13 +23,13 @@ def system(tmp_path):
     return system
 
 
-def test_a_container_s_limit_counts_less_what_is_used_and_cannot_be_dropped(system):
+def test_a_containers_limit_counts_less_unreclaimable_use(system):
     stat = f"anon {30 * MIB}\ninactive_file {10 * MIB}\nactive_file 5"
     files = {"memory.max": 100 * MIB, "memory.current": 40 * MIB, "memory.stat": stat}
     assert system("0::/\n", files) == 70 * MIB
 
 
-def test_the_tightest_of_the_groups_around_decides(system):
+def test_the_tightest_surrounding_group_decides(system):
     files = {
         "a/memory.max": 100 * MIB,
         "a/memory.current": 90 * MIB,
@@ -41,12 +41,12 @@ def test_the_tightest_of_the_groups_around_decides(system):
     assert system("0::/a/b/c\n", files) == 10 * MIB
 
 
-def test_a_container_that_is_told_the_path_on_the_machine_finds_its_own_root(system):
+def test_a_container_with_the_hosts_path_finds_its_own_root(system):
     files = {"memory.max": 8 * MIB, "memory.current": 9 * MIB}
     assert system("0::/docker/0123\n", files) == 0
 
 
-def test_the_first_version_is_understood(system):
+def test_control_groups_version_1_are_supported(system):
     files = {
         "memory/x/memory.limit_in_bytes": 20 * MIB,
         "memory/x/memory.usage_in_bytes": 15 * MIB,
@@ -58,15 +58,15 @@ def test_the_first_version_is_understood(system):
 
 
 @pytest.mark.parametrize("files", [{}, {"memory.max": "max", "memory.current": 5}, {"memory.max": "?"}])
-def test_without_a_limit_there_is_none(system, files):
+def test_without_a_limit_the_result_is_none(system, files):
     assert system("0::/\n", files) is None
 
 
-def test_the_limit_bounds_what_a_run_may_take(monkeypatch):
+def test_the_container_limit_bounds_free_memory(monkeypatch):
     monkeypatch.setattr(devices, "free_container_memory", lambda: 5)
     monkeypatch.setattr(machine, "free_container_memory", lambda: 5)
     assert devices.free_memory(torch.device("cpu")) == free_machine_memory() == 5
 
 
-def test_free_disk_of_a_folder_that_is_still_to_be_made(tmp_path):
+def test_free_disk_works_for_a_folder_not_yet_created(tmp_path):
     assert free_disk(tmp_path / "a" / "b") > 0

@@ -21,7 +21,7 @@ from rocket_core.system.threads import set_thread_defaults
         ("9:memory:/a\n", {"memory/a/cpu.max": "100000 100000"}, 8),
     ],
 )
-def test_processors_are_those_of_affinity_and_quota(tmp_path, monkeypatch, membership, files, expected):
+def test_usable_processors_respect_affinity_and_quota(tmp_path, monkeypatch, membership, files, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "self" / "cgroup").write_text(membership)
@@ -42,7 +42,7 @@ def test_threads_wait_passively_and_respect_a_limit(monkeypatch, usable):
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_what_the_user_has_set_stays(monkeypatch, name):
+def test_variables_set_by_the_user_are_kept(monkeypatch, name):
     monkeypatch.setattr(threads, "usable_processors", lambda: 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     environment = {"OMP_WAIT_POLICY": "ACTIVE", name: "3"}
@@ -50,7 +50,7 @@ def test_what_the_user_has_set_stays(monkeypatch, name):
     assert environment == {"OMP_WAIT_POLICY": "ACTIVE", name: "3"}
 
 
-def test_torch_takes_the_number_of_threads_from_the_environment():
+def test_torch_takes_its_thread_count_from_the_environment():
     code = (
         "import os\n"
         "from rocket_core.system import threads\n"

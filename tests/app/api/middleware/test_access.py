@@ -50,12 +50,12 @@ def paths(app):
     return sorted(found)
 
 
-def test_what_is_public_is_listed_here():
+def test_public_paths_are_listed():
     assert frozenset({"/healthz", "/readyz", "/openapi.json", "/ui/sign-in"}) == PUBLIC_PATHS
 
 
 @pytest.mark.parametrize("is_bound_beyond", [False, True])
-def test_no_route_answers_without_a_key_whatever_the_method(settings, make_key, is_bound_beyond):
+def test_every_route_requires_a_key_for_every_method(settings, make_key, is_bound_beyond):
     app = create_app(settings, address=EVERYWHERE if is_bound_beyond else "127.0.0.1")
     if not is_bound_beyond:
         make_key()
@@ -78,13 +78,13 @@ def test_no_route_answers_without_a_key_whatever_the_method(settings, make_key, 
                     assert answer.headers["X-Request-Id"] == answer.json()["request_id"]
 
 
-def test_a_path_that_does_not_exist_looks_like_any_other_to_who_has_no_key(client, make_key):
+def test_without_a_key_unknown_paths_look_like_existing_ones(client, make_key):
     make_key()
     answers = [client.get(path) for path in ("/jobs", "/nowhere", "/metrics", "/jobs/job_" + "0" * 26)]
     assert len({answer.json()["detail"] for answer in answers}) == 1
 
 
-def test_a_key_opens_what_exists_for_its_tenant(client, make_key, submitted):
+def test_a_key_gives_access_to_its_tenants_jobs_only(client, make_key, submitted):
     alice = bearer(make_key("alice"))
     assert client.get("/jobs", headers=alice).json()["data"] == []
     assert client.get(f"/jobs/{submitted}", headers=alice).status_code == 404
@@ -95,7 +95,7 @@ def test_a_key_opens_what_exists_for_its_tenant(client, make_key, submitted):
     assert [job["id"] for job in client.get("/jobs", headers=local).json()["data"]] == [submitted]
 
 
-def test_the_loopback_is_open_until_the_first_key_is_made_and_not_again_once_it_is_revoked(client, make_key, revoke):
+def test_loopback_is_open_only_until_the_first_key_is_created(client, make_key, revoke):
     assert client.get("/jobs").status_code == 200
     key = make_key()
     assert client.get("/jobs").status_code == 401
@@ -105,7 +105,7 @@ def test_the_loopback_is_open_until_the_first_key_is_made_and_not_again_once_it_
     assert client.get("/jobs").status_code == 401
 
 
-def test_beyond_the_loopback_nobody_comes_in_without_a_key_even_once_all_are_revoked(public_app, make_key, revoke):
+def test_other_addresses_always_need_a_key(public_app, make_key, revoke):
     with local_client(public_app) as client:
         assert client.get("/jobs").status_code == 401
         key = make_key()
@@ -116,7 +116,7 @@ def test_beyond_the_loopback_nobody_comes_in_without_a_key_even_once_all_are_rev
 
 
 @pytest.mark.parametrize("address", ["192.168.1.5", "::ffff:192.168.1.5", "testclient", ""])
-def test_what_comes_from_elsewhere_needs_a_key_wherever_the_service_says_it_listens(app, address):
+def test_remote_clients_need_a_key_whatever_address_is_bound(app, address):
     # As reported by a proxy on this machine for its client.
     with TestClient(app, base_url="http://localhost", client=(address, 1)) as client:
         assert client.get("/jobs").status_code == 401
@@ -124,12 +124,12 @@ def test_what_comes_from_elsewhere_needs_a_key_wherever_the_service_says_it_list
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])
-def test_the_loopback_has_many_addresses(app, address):
+def test_every_loopback_address_is_local(app, address):
     with TestClient(app, base_url="http://localhost", client=(address, 1)) as client:
         assert client.get("/jobs").status_code == 200
 
 
-def test_there_is_no_way_in_by_web_socket_even_if_a_route_for_one_is_added(app):
+def test_web_sockets_are_refused_even_if_a_route_is_added(app):
     async def greet(socket):
         await socket.accept()
 
@@ -143,7 +143,7 @@ def test_there_is_no_way_in_by_web_socket_even_if_a_route_for_one_is_added(app):
     "host",
     ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:1", "127.5.5.5", "[::1]:8000", "[::ffff:127.0.0.1]"],
 )
-def test_the_service_is_known_by_the_names_of_the_loopback(client, host):
+def test_hosts_of_the_loopback_are_accepted(client, host):
     assert client.get("/jobs", headers={"Host": host}).status_code == 200
 
 
@@ -166,19 +166,19 @@ def test_the_service_is_known_by_the_names_of_the_loopback(client, host):
     ],
 )
 @pytest.mark.parametrize("path", ["/jobs", "/healthz"])
-def test_a_name_that_is_not_the_services_own_is_refused(client, host, path):
+def test_unknown_hosts_are_refused(client, host, path):
     answer = client.get(path, headers={"Host": host.encode("latin-1")})
     assert (answer.status_code, answer.json()["code"]) == (421, "misdirected_request")
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert "evil" not in answer.text
 
 
-def test_two_names_at_once_are_refused(app, client):
+def test_two_host_headers_are_refused(app, client):
     answer = client.get("/jobs", headers=[("Host", "localhost"), ("Host", "evil.example")])
     assert answer.status_code == 421
 
 
-def test_further_names_are_the_operators_to_give(settings):
+def test_allowed_hosts_can_be_configured(settings):
     app = create_app(settings.model_copy(update={"allowed_hosts": "Rocket.example, other"}), address="my-name")
     with local_client(app) as client:
         for host in ("rocket.example", "ROCKET.EXAMPLE:443", "other", "my-name:8000"):
@@ -196,7 +196,7 @@ def test_further_names_are_the_operators_to_give(settings):
         ("fd00::5", "[fd00::6]", 421),
     ],
 )
-def test_a_service_on_all_addresses_is_known_by_the_one_that_was_called(public_app, address, host, status):
+def test_on_all_addresses_the_called_address_is_an_allowed_host(public_app, address, host, status):
     async def as_server(scope, receive, send):
         if scope["type"] == "http":
             scope["server"] = (address, 8000)
@@ -220,7 +220,7 @@ def test_a_service_on_all_addresses_is_known_by_the_one_that_was_called(public_a
         {"Origin": "http://localhost", "Sec-Fetch-Site": "cross-site"},
     ],
 )
-def test_a_web_page_of_somebody_else_changes_nothing(client, submitted, headers):
+def test_cross_origin_requests_change_nothing(client, submitted, headers):
     for method, path in (
         ("POST", "/jobs"),
         ("POST", f"/jobs/{submitted}/cancel"),
@@ -235,7 +235,7 @@ def test_a_web_page_of_somebody_else_changes_nothing(client, submitted, headers)
 @pytest.mark.parametrize(
     "headers", [{"Origin": "http://localhost"}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}]
 )
-def test_a_page_of_the_services_own_may_submit(client, headers):
+def test_same_origin_pages_may_submit(client, headers):
     assert client.post("/jobs", json=BODY, headers=headers).status_code == 202
 
 
@@ -256,14 +256,14 @@ def test_a_page_of_the_services_own_may_submit(client, headers):
         (["read", "write"], "POST", "/jobs", 202),
     ],
 )
-def test_a_key_is_good_for_its_scopes_only(client, make_key, scopes, method, path, status):
+def test_a_key_is_limited_to_its_scopes(client, make_key, scopes, method, path, status):
     answer = client.request(method, path, json=BODY, headers=bearer(make_key(scopes=scopes)))
     assert answer.status_code == status, answer.text
     if status == 403:
         assert "scope" in answer.json()["detail"]
 
 
-def test_the_openapi_document_says_how_to_come_in(client):
+def test_the_openapi_document_declares_authentication(client):
     document = client.get("/openapi.json").json()
     assert document["components"]["securitySchemes"]["API key"]["scheme"] == "bearer"
     for path, item in document["paths"].items():
@@ -271,7 +271,7 @@ def test_the_openapi_document_says_how_to_come_in(client):
             assert bool(operation.get("security")) == (path not in PUBLIC_PATHS)
 
 
-def test_a_database_that_does_not_answer_lets_nobody_in(client, context, make_key, monkeypatch):
+def test_authentication_fails_while_the_database_is_down(client, context, make_key, monkeypatch):
     key = make_key()
 
     def fail(_self):
@@ -283,7 +283,7 @@ def test_a_database_that_does_not_answer_lets_nobody_in(client, context, make_ke
         assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
 
 
-def test_beyond_the_rate_a_tenant_waits_and_nobody_else(settings, make_key):
+def test_rate_limits_count_each_tenant_alone(settings, make_key):
     app = create_app(settings.model_copy(update={"rate_limit": "3/minute", "submit_rate_limit": "1/minute"}))
     alice, bob = bearer(make_key("alice")), bearer(make_key("bob"))
     second_of_alice = bearer(make_key("alice"))
@@ -299,7 +299,7 @@ def test_beyond_the_rate_a_tenant_waits_and_nobody_else(settings, make_key):
         assert client.post("/jobs", json=BODY, headers=bob).status_code == 429
 
 
-def test_without_keys_an_address_is_counted(settings):
+def test_without_keys_rate_limits_count_addresses(settings):
     app = create_app(settings.model_copy(update={"rate_limit": "1/minute"}))
     with local_client(app) as client:
         assert [client.get("/models").status_code for _ in range(2)] == [200, 429]
@@ -307,7 +307,7 @@ def test_without_keys_an_address_is_counted(settings):
         assert other.get("/models").status_code == 200
 
 
-def test_who_guesses_is_slowed_down_and_who_has_a_key_is_not(client, make_key):
+def test_failed_authentication_is_limited_and_valid_keys_are_not(client, make_key):
     key = make_key()
     wrong = {"Authorization": f"Bearer rk_{'0' * 16}_{'0' * 64}"}
     statuses = [client.get("/jobs", headers=wrong).status_code for _ in range(35)]
@@ -315,7 +315,7 @@ def test_who_guesses_is_slowed_down_and_who_has_a_key_is_not(client, make_key):
     assert client.get("/jobs", headers=bearer(key)).status_code == 200
 
 
-def test_to_cancel_is_no_submission(settings, submitted):
+def test_cancelling_does_not_count_as_a_submission(settings, submitted):
     app = create_app(settings.model_copy(update={"submit_rate_limit": "1/hour"}))
     with local_client(app) as client:
         assert [client.post(f"/jobs/{submitted}/cancel").status_code for _ in range(3)] == [200] * 3

@@ -64,7 +64,7 @@ def test_the_client_is_the_rightmost_address_that_is_not_trusted(hops, client):
 
 
 @pytest.mark.parametrize("address", ["10.0.0.2", "::ffff:10.0.0.2", "10.0.0.255"])
-def test_a_trusted_network_has_many_addresses(address):
+def test_a_trusted_network_includes_all_its_addresses(address):
     trusted = TrustedProxies(parse_networks("10.0.0.0/24"))
     assert address in trusted
     assert "10.0.1.2" not in trusted
@@ -84,7 +84,7 @@ def test_a_trusted_network_has_many_addresses(address):
         ("", {"X-Forwarded-Proto": "https"}, False),
     ],
 )
-def test_the_cookie_and_hsts_follow_the_scheme_a_trusted_proxy_names(make_app, key, trusted, forwarded, is_secure):
+def test_cookie_and_hsts_follow_the_trusted_proxys_scheme(make_app, key, trusted, forwarded, is_secure):
     with client_from(make_app(trusted), PROXY) as client:
         answer = sign_in(client, key, **forwarded)
         assert answer.status_code == 303, answer.text
@@ -104,7 +104,7 @@ def test_even_an_unexpected_error_has_hsts(make_app):
     assert (answer.status_code, answer.headers["Strict-Transport-Security"]) == (500, HSTS)
 
 
-def test_behind_a_trusted_proxy_every_client_has_its_own_sign_in_limit(make_app, key):
+def test_clients_of_a_trusted_proxy_have_separate_sign_in_limits(make_app, key):
     class Guess:
         text = "rk_" + "0" * 16 + "_" + "0" * 64
 
@@ -118,7 +118,7 @@ def test_behind_a_trusted_proxy_every_client_has_its_own_sign_in_limit(make_app,
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "203.0.113.9"])
-def test_a_client_does_not_evade_the_failure_limit_by_forwarding_headers(make_app, peer):
+def test_forwarding_headers_do_not_evade_the_failure_limit(make_app, peer):
     wrong = {"Authorization": f"Bearer rk_{'0' * 16}_{'0' * 64}"}
     with client_from(make_app(PROXY), peer) as client:
         statuses = [
@@ -142,7 +142,7 @@ FORWARDED = [
 
 
 @pytest.mark.parametrize("forwarded", FORWARDED, ids=str)
-def test_no_client_of_an_unknown_proxy_on_this_machine_is_local(make_app, forwarded):
+def test_clients_of_an_unknown_local_proxy_are_not_local(make_app, forwarded):
     with local_client(make_app("")) as client:
         assert client.get("/jobs").status_code == 200
         for path in ("/jobs", "/nowhere", "/metrics"):
@@ -160,25 +160,25 @@ def test_no_client_of_an_unknown_proxy_on_this_machine_is_local(make_app, forwar
         ({"X-Forwarded-For": "127.0.0.1"}, 200),
         ({"X-Forwarded-For": "::1"}, 200),
         ({"X-Forwarded-For": "203.0.113.9"}, 401),
-        # As a proxy writes it that appends to what its client has forged.
+        # Written by a proxy that appends to what its client has forged.
         ({"X-Forwarded-For": "127.0.0.1, 203.0.113.9"}, 401),
         ({"X-Forwarded-For": "203.0.113.9, 127.0.0.1"}, 401),
         ({"X-Forwarded-For": "127.0.0.1, unknown"}, 401),
         ({"X-Forwarded-For": "unknown"}, 401),
         ({"X-Forwarded-For": ""}, 401),
         ({"X-Forwarded-Proto": "https"}, 401),
-        # The proxy does not say for which client it asks.
+        # The proxy does not name its client.
         ({}, 401),
     ],
 )
 @pytest.mark.parametrize("trusted", ["127.0.0.1", "127.0.0.0/8"])
-def test_a_client_of_a_trusted_proxy_is_local_only_on_the_loopback(make_app, trusted, forwarded, status):
+def test_a_trusted_proxys_client_is_local_only_on_the_loopback(make_app, trusted, forwarded, status):
     with local_client(make_app(trusted)) as client:
         answer = client.get("/jobs", headers=forwarded)
         assert answer.status_code == status, answer.text
 
 
-def test_a_key_is_enough_whatever_a_proxy_says(make_app, key):
+def test_a_key_works_behind_any_proxy(make_app, key):
     bearer = {"Authorization": f"Bearer {key.text}"}
     for trusted in ("", "127.0.0.1"):
         with local_client(make_app(trusted)) as client:

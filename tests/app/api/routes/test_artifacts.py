@@ -26,7 +26,7 @@ NAME = "factored/model.safetensors"
 
 
 def raw_status(app, path):
-    """What the service answers to a path that no client has tidied up."""
+    """Return the status for a path that no client has normalized."""
     sent = []
 
     async def receive():
@@ -63,7 +63,7 @@ def url(done):
     return f"{done}/artifacts/{NAME}"
 
 
-def test_the_manifest_names_every_file_with_size_and_hash(client, done):
+def test_the_manifest_lists_every_file_with_size_and_hash(client, done):
     listed = client.get(f"{done}/artifacts").json()["data"]
     assert [file["name"] for file in listed] == [NAME, "report.json"]
     assert listed[0]["size"] == len(CONTENT)
@@ -71,7 +71,7 @@ def test_the_manifest_names_every_file_with_size_and_hash(client, done):
     assert {"name", "size", "sha256", "media_type"} <= set(listed[0])
 
 
-def test_a_file_is_downloaded_whole_with_what_proves_it(client, url):
+def test_a_file_is_downloaded_whole_with_its_digest(client, url):
     answer = client.get(url)
     digest = hashlib.sha256(CONTENT)
     assert (answer.status_code, answer.content) == (200, CONTENT)
@@ -83,7 +83,7 @@ def test_a_file_is_downloaded_whole_with_what_proves_it(client, url):
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_a_head_is_the_get_without_its_body(client, url):
+def test_head_answers_like_get_without_a_body(client, url):
     head, get = client.head(url), client.get(url)
     assert (head.status_code, head.content) == (200, b"")
     for name in ("ETag", "Content-Length", "Accept-Ranges", "Content-Type"):
@@ -94,13 +94,13 @@ def test_a_head_is_the_get_without_its_body(client, url):
     ("asked", "slice_"),
     [("bytes=0-9", slice(0, 10)), ("bytes=2000-", slice(2000, None)), ("bytes=-7", slice(-7, None))],
 )
-def test_a_range_is_that_part(client, url, asked, slice_):
+def test_a_range_returns_that_part(client, url, asked, slice_):
     answer = client.get(url, headers={"Range": asked})
     assert (answer.status_code, answer.content) == (206, CONTENT[slice_])
     assert answer.headers["Content-Range"].endswith(f"/{len(CONTENT)}")
 
 
-def test_a_download_resumed_at_any_byte_is_the_file(client, url):
+def test_a_download_resumed_at_any_byte_is_complete(client, url):
     for cut in (1, 255, len(CONTENT) - 1):
         etag = client.head(url).headers["ETag"]
         rest = client.get(url, headers={"Range": f"bytes={cut}-", "If-Range": etag})
@@ -108,19 +108,19 @@ def test_a_download_resumed_at_any_byte_is_the_file(client, url):
         assert CONTENT[:cut] + rest.content == CONTENT
 
 
-def test_a_range_of_another_content_is_the_whole_file(client, url):
+def test_an_outdated_if_range_returns_the_whole_file(client, url):
     answer = client.get(url, headers={"Range": "bytes=5-", "If-Range": '"sha256-other"'})
     assert (answer.status_code, answer.content) == (200, CONTENT)
 
 
-def test_a_range_beyond_the_file_is_a_problem_that_says_how_large_it_is(client, url):
+def test_a_range_beyond_the_file_is_a_416_with_its_size(client, url):
     for asked in (f"bytes={len(CONTENT)}-", "bytes=-0"):
         answer = client.get(url, headers={"Range": asked})
         assert (answer.status_code, answer.json()["code"]) == (416, "range_not_satisfiable")
         assert answer.headers["Content-Range"] == f"bytes */{len(CONTENT)}"
 
 
-def test_ranges_of_which_one_lies_beyond_the_file_are_the_others(client, url):
+def test_ranges_beyond_the_file_are_dropped(client, url):
     answer = client.get(url, headers={"Range": f"bytes={len(CONTENT)}-,1-2"})
     assert (answer.status_code, answer.content) == (206, CONTENT[1:3])
 
@@ -129,7 +129,7 @@ def test_ranges_of_which_one_lies_beyond_the_file_are_the_others(client, url):
     ("asked", "parts"),
     [("bytes=0-1,10-19,-5", [(0, 2), (10, 20), (-5, None)]), ("bytes=30-40, 0-9,5-12", [(0, 13), (30, 41)])],
 )
-def test_several_ranges_are_those_parts(client, url, asked, parts):
+def test_several_ranges_return_those_parts(client, url, asked, parts):
     answer = client.get(url, headers={"Range": asked})
     assert answer.status_code == 206
     assert answer.headers["Content-Length"] == str(len(answer.content))
@@ -140,7 +140,7 @@ def test_several_ranges_are_those_parts(client, url, asked, parts):
 
 @given(header=st.text("bytes=0123456789-, ", max_size=30), size=st.integers(0, 50))
 @example(header="bytes=" + "9" * 5000 + "-", size=5)
-def test_a_range_is_what_the_framework_takes_it_for_or_nothing(header, size):
+def test_ranges_are_parsed_as_the_framework_does(header, size):
     ours = []
     with contextlib.suppress(HTTPException):
         ours = [(part.start, part.stop) for part in asked_ranges(header, size)]
@@ -159,7 +159,7 @@ def test_many_parts_can_be_fetched_at_once(client, url):
         assert b"".join(parts) == CONTENT
 
 
-def test_a_store_that_does_not_answer_is_a_503_that_names_no_address(client, url, context, monkeypatch):
+def test_an_unavailable_store_is_a_503_without_its_address(client, url, context, monkeypatch):
     def gone(*_arguments):
         raise StorageUnavailableError("the artifact store does not answer")
         yield
@@ -173,20 +173,20 @@ def test_a_store_that_does_not_answer_is_a_503_that_names_no_address(client, url
 @pytest.mark.parametrize(
     "asked", ["garbage", "bytes=", "bytes=x-y", "lines=1-2", "bytes=9-1", "bytes=" + ",".join(["0-"] * 9)]
 )
-def test_a_range_that_means_nothing_or_too_much_is_ignored(client, url, asked):
+def test_malformed_or_excessive_ranges_are_ignored(client, url, asked):
     answer = client.get(url, headers={"Range": asked})
     assert (answer.status_code, answer.content) == (200, CONTENT)
 
 
 @pytest.mark.parametrize("pattern", ["{}", "W/{}", '"other", {}', "*"])
-def test_what_the_client_has_already_is_not_sent_again(client, url, pattern):
+def test_a_matching_etag_is_not_modified(client, url, pattern):
     etag = client.head(url).headers["ETag"]
     answer = client.get(url, headers={"If-None-Match": pattern.format(etag)})
     assert (answer.status_code, answer.content) == (304, b"")
     assert answer.headers["ETag"] == etag
 
 
-def test_what_the_client_has_not_is_sent(client, url):
+def test_another_etag_returns_the_file(client, url):
     assert client.get(url, headers={"If-None-Match": '"sha256-other"'}).status_code == 200
 
 
@@ -209,11 +209,11 @@ def test_what_the_client_has_not_is_sent(client, url):
         "%",
     ],
 )
-def test_nothing_but_the_name_of_an_artifact_finds_a_file(client, app, done, name):
+def test_only_an_artifact_name_finds_a_file(client, app, done, name):
     assert raw_status(app, f"{done}/artifacts/{name}") == 404
 
 
-def test_an_expired_artifact_is_gone_and_still_listed(client, submitted, worker, context):
+def test_an_expired_artifact_is_gone_but_still_listed(client, submitted, worker, context):
     worker.succeed(submitted, {NAME: CONTENT}, retention=timedelta(0))
     for key in worker.do(sweeps.expire_artifacts):
         context.artifacts.remove(key)
@@ -222,7 +222,7 @@ def test_an_expired_artifact_is_gone_and_still_listed(client, submitted, worker,
     assert len(client.get(f"/jobs/{submitted}/artifacts").json()["data"]) == 1
 
 
-def test_a_file_that_was_lost_is_an_error_of_the_service(client, url, context, stored_keys):
+def test_a_lost_file_is_a_server_error(client, url, context, stored_keys):
     for key in stored_keys():
         context.artifacts.remove(key)
     answer = client.get(url)
@@ -233,7 +233,7 @@ def test_a_file_that_was_lost_is_an_error_of_the_service(client, url, context, s
     assert client.head(url).status_code == 500
 
 
-def test_a_job_without_a_result_has_no_artifacts_and_no_report(client, submitted):
+def test_a_job_without_result_has_no_artifacts_and_no_report(client, submitted):
     assert client.get(f"/jobs/{submitted}/artifacts").json() == {"data": []}
     answer = client.get(f"/jobs/{submitted}/report")
     assert (answer.status_code, answer.json()["code"]) == (409, "report_not_ready")

@@ -24,7 +24,7 @@ def upload(client, content=GOOD, headers=LINES):
     return client.post("/calibrations", content=content, headers=headers)
 
 
-def test_a_file_is_known_by_its_content(client, settings):
+def test_an_upload_is_identified_by_its_content(client, settings):
     answer = upload(client)
     digest = hashlib.sha256(GOOD).hexdigest()
     view = answer.json()
@@ -63,7 +63,7 @@ def test_a_file_is_known_by_its_content(client, settings):
         (b"[" * 100_000, LINES, "calibration_failed"),
     ],
 )
-def test_what_no_job_could_read_is_refused_and_not_kept(client, settings, content, headers, code):
+def test_unreadable_uploads_are_refused_and_not_stored(client, settings, content, headers, code):
     answer = upload(client, content, headers)
     assert (answer.status_code, answer.json()["code"]) == (422, code)
     assert "CANARY" not in answer.text
@@ -80,7 +80,7 @@ def test_what_no_job_could_read_is_refused_and_not_kept(client, settings, conten
     ],
 )
 @pytest.mark.parametrize("step", [1, 7, 10**6])
-def test_what_is_accepted_is_what_a_job_reads(tmp_path, content, suffix, step):
+def test_an_accepted_upload_is_read_the_same_by_a_job(tmp_path, content, suffix, step):
     check = uploads.DocumentCheck(suffix)
     pieces = [content[start : start + step] for start in range(0, len(content), step)]
     assert b"".join(check.passing(pieces)) == content
@@ -89,7 +89,7 @@ def test_what_is_accepted_is_what_a_job_reads(tmp_path, content, suffix, step):
     assert check.documents == len(list(documents(str(file), seed=0)))
 
 
-def test_too_long_a_line_is_refused_before_it_has_arrived(monkeypatch):
+def test_an_overlong_line_is_refused_before_it_is_complete(monkeypatch):
     monkeypatch.setattr(uploads, "_MAX_LINE_BYTES", 100)
     taken = []
 
@@ -103,7 +103,7 @@ def test_too_long_a_line_is_refused_before_it_has_arrived(monkeypatch):
     assert len(taken) == 3
 
 
-def test_its_size_has_a_limit_of_its_own_announced_or_not(client, settings):
+def test_uploads_have_their_own_size_limit(client, settings):
     most = settings.max_upload_bytes
     assert most > settings.max_body_bytes
     assert upload(client, b"a " * (most // 2), TEXT).status_code == 201
@@ -111,23 +111,23 @@ def test_its_size_has_a_limit_of_its_own_announced_or_not(client, settings):
         answer = upload(client, content, TEXT)
         assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
     assert len(kept(settings)) == 1
-    # The others keep theirs.
+    # The others keep their files.
     assert (
         client.post("/estimates", content=b" " * 5000, headers={"Content-Type": "application/json"}).status_code == 413
     )
 
 
-def test_as_many_as_are_allowed_and_no_more(client, app, settings):
+def test_the_number_of_uploads_is_limited(client, app, settings):
     app.state.context.settings.__dict__["max_uploads"] = 2
     answers = [upload(client, f"text {number}".encode(), TEXT) for number in range(3)]
     assert [answer.status_code for answer in answers] == [201, 201, 429]
     assert answers[2].json()["code"] == "quota_exceeded"
     assert len(kept(settings)) == 2
-    # One that is there already takes no more room.
+    # An existing file takes no more room.
     assert upload(client, b"text 0", TEXT).status_code == 200
 
 
-def test_the_same_file_sent_many_times_at_once_is_kept_once(client, settings):
+def test_concurrent_uploads_of_one_file_are_stored_once(client, settings):
     answers = []
     threads = [threading.Thread(target=lambda: answers.append(upload(client))) for _ in range(12)]
     for thread in threads:
@@ -139,7 +139,7 @@ def test_the_same_file_sent_many_times_at_once_is_kept_once(client, settings):
 
 
 @pytest.mark.parametrize("part", ["calibration", "evaluate"])
-def test_a_job_can_be_calibrated_or_evaluated_on_it_and_keeps_it_until_its_end(client, worker, settings, part):
+def test_an_upload_in_use_by_a_job_cannot_be_deleted(client, worker, settings, part):
     path = upload(client).headers["Location"]
     body = BODY | {part: {"dataset": upload(client).json()["id"]}}
     job = client.post("/jobs", json=body).json()
@@ -155,12 +155,12 @@ def test_a_job_can_be_calibrated_or_evaluated_on_it_and_keeps_it_until_its_end(c
 
 
 @pytest.mark.parametrize("dataset", ["upload/", "upload/x", "upload/" + "A" * 32, "upload/../" + "0" * 32])
-def test_what_is_no_id_is_no_dataset(client, dataset):
+def test_an_invalid_upload_id_is_refused(client, dataset):
     answer = client.post("/jobs", json=BODY | {"calibration": {"dataset": dataset}})
     assert (answer.status_code, answer.json()["param"]) == (422, "calibration.dataset")
 
 
-def test_another_tenant_s_files_are_not_there(client, context):
+def test_uploads_of_other_tenants_are_not_found(client, context):
     view = upload(client).json()
     upload_id = view["id"].removeprefix("upload/")
     assert uploads.list_uploads(context, "other") == []
@@ -171,25 +171,25 @@ def test_another_tenant_s_files_are_not_there(client, context):
         uploads.delete_upload(context, other, upload_id)
     with pytest.raises(uploads.uploads.UploadNotFoundError):
         uploads.require_dataset(context, "other", view["id"])
-    # The same content belongs to each of those who have sent it.
+    # The same content belongs to each tenant that sent it.
     theirs, is_new = uploads.save_upload(context, other, ".jsonl", [GOOD])
     assert (theirs.id, is_new) == (upload_id, True)
     uploads.delete_upload(context, other, upload_id)
     assert client.get(f"/calibrations/{upload_id}").status_code == 200
 
 
-def test_an_uploaded_file_belongs_to_its_row(client, context, settings):
+def test_an_uploaded_file_with_a_row_is_not_an_orphan(client, context, settings):
     upload(client)
     with context.database.snapshot() as session:
         assert sweeps.find_orphans(session, storage_keys=kept(settings), work_keys=()) == set()
 
 
 @pytest.mark.parametrize("kind", ["", "application/json", "multipart/form-data; boundary=x", "text/html"])
-def test_other_types_are_refused(client, kind):
+def test_other_content_types_are_refused(client, kind):
     assert upload(client, headers={"Content-Type": kind} if kind else {}).status_code == 415
 
 
-def test_the_operator_s_files_come_first(client):
+def test_the_operators_files_are_listed_first(client):
     upload(client)
     names = [row["id"].partition("/")[0] for row in client.get("/calibrations").json()["data"]]
     assert names[0] == "builtin"

@@ -11,7 +11,7 @@ def estimate(client, **changes):
     return answer.json()
 
 
-def test_it_tells_what_a_job_would_take_and_makes_none(client, settings):
+def test_an_estimate_predicts_a_job_without_creating_one(client, settings):
     told = estimate(client)
     assert told["parameters"] == PARAMETERS + 320 * 32 + 32
     assert told["stored_bytes"] == 4 * told["parameters"]
@@ -27,7 +27,7 @@ def test_it_tells_what_a_job_would_take_and_makes_none(client, settings):
     assert client.get("/jobs").json()["data"] == []
 
 
-def test_what_is_asked_for_counts(client):
+def test_an_estimate_depends_on_the_request(client):
     whole = estimate(client)
     fewer = estimate(client, calibration={"samples": 4, "sequence_length": 32})
     assert fewer["calibration_tokens"] == 128
@@ -37,15 +37,15 @@ def test_what_is_asked_for_counts(client):
     assert part["disk_bytes"] < whole["disk_bytes"]
 
 
-def test_an_evaluation_takes_the_whole_model_and_disk_for_its_logits(client):
+def test_an_evaluation_adds_disk_space_for_its_logits(client):
     plain = estimate(client)
     evaluated = estimate(client, evaluate={"samples": 10, "sequence_length": 16, "stride": 4})
-    # Its config.json does not say how many tokens there are; the embeddings and the last norm have room for 321.
+    # Its config.json does not give the vocabulary; the embeddings and the last norm have room for 321.
     assert evaluated["disk_bytes"] == plain["disk_bytes"] + 10 * 4 * 321 * 4
     assert evaluated["memory_bytes"] >= plain["memory_bytes"]
 
 
-def test_it_refuses_what_a_job_would_be_refused_for(client, settings):
+def test_an_estimate_refuses_what_a_job_would_be_refused_for(client, settings):
     save_llama(settings.models_folder / "odd", dtype="I8")
     for change in (
         {"ratio": 0.95},
@@ -67,7 +67,7 @@ def test_it_refuses_what_a_job_would_be_refused_for(client, settings):
         assert told[0] == told[1]
 
 
-def test_workers_elsewhere_have_what_they_have(app, client):
+def test_availability_is_unknown_for_remote_workers(app, client):
     from pydantic import SecretStr
 
     app.state.context.settings.__dict__["broker_url"] = SecretStr("redis://elsewhere")

@@ -18,7 +18,7 @@ BROKEN = JobError(code="broken", message="it\nbroke")
 
 
 def messages(stream):
-    """The stream as a browser reads it."""
+    """Parse the stream as a browser does."""
     for block in stream.split("\n\n")[:-1]:
         fields = dict(line.split(": ", 1) for line in block.splitlines())
         yield fields.get("id"), fields["event"], json.loads(fields["data"])
@@ -30,7 +30,7 @@ def failed(submitted, worker):
     return f"/jobs/{submitted}/events"
 
 
-def test_events_are_read_from_where_the_client_stopped(client, submitted, worker):
+def test_events_resume_after_the_last_one_read(client, submitted, worker):
     worker.claim(submitted)
     first = client.get(f"/jobs/{submitted}/events", params={"limit": 1}).json()
     second = client.get(f"/jobs/{submitted}/events", params={"after": first["last_id"]}).json()
@@ -38,7 +38,7 @@ def test_events_are_read_from_where_the_client_stopped(client, submitted, worker
     assert (first["has_more"], second["has_more"]) == (True, False)
 
 
-def test_the_stream_of_a_job_that_has_ended_tells_all_and_ends(client, failed):
+def test_the_stream_of_a_finished_job_sends_all_events_and_ends(client, failed):
     answer = client.get(failed, headers=STREAM)
     told = list(messages(answer.text))
     assert answer.headers["Content-Type"].startswith("text/event-stream")
@@ -48,16 +48,16 @@ def test_the_stream_of_a_job_that_has_ended_tells_all_and_ends(client, failed):
     assert told[2][2]["data"]["message"] == "it\nbroke"
 
 
-def test_a_client_that_comes_back_is_told_only_what_it_missed(client, failed):
+def test_a_reconnected_stream_sends_only_missed_events(client, failed):
     answer = client.get(failed, headers=STREAM | {"Last-Event-ID": "3"})
     assert [number for number, _, _ in messages(answer.text) if number] == ["4"]
 
 
-def test_a_number_that_is_none_is_refused(client, failed):
+def test_an_invalid_last_event_id_is_refused(client, failed):
     assert client.get(failed, headers=STREAM | {"Last-Event-ID": "x"}).status_code == 422
 
 
-def test_the_stream_goes_on_until_the_job_ends(client, submitted, worker, monkeypatch):
+def test_a_stream_lasts_until_the_job_ends(client, submitted, worker, monkeypatch):
     monkeypatch.setattr("app.api.routes.events.SECONDS_BETWEEN_LOOKS", 0.02)
     monkeypatch.setattr("app.api.routes.events._KEEP_ALIVE_SECONDS", 0.05)
     lease = worker.claim(submitted)
@@ -80,7 +80,7 @@ def test_the_stream_goes_on_until_the_job_ends(client, submitted, worker, monkey
     assert told[-1][1] == "done"
 
 
-def test_the_stream_of_a_job_that_is_deleted_ends(client, submitted, context, monkeypatch):
+def test_the_stream_of_a_deleted_job_ends(client, submitted, context, monkeypatch):
     monkeypatch.setattr("app.api.routes.events.SECONDS_BETWEEN_LOOKS", 0.02)
 
     def remove():
@@ -99,7 +99,7 @@ def test_the_stream_of_an_unknown_job_is_not_found(client):
     assert client.get("/jobs/job_" + "0" * 26 + "/events", headers=STREAM).status_code == 404
 
 
-def test_streams_are_limited_and_given_back(client, failed, app):
+def test_streams_are_limited_and_released(client, failed, app):
     app.state.streams = Streams(1, share=1)
     assert client.get(failed, headers=STREAM).status_code == 200
     assert client.get(failed, headers=STREAM).status_code == 200
@@ -116,11 +116,11 @@ def test_open_streams_end_when_the_service_stops(client, submitted, app, monkeyp
     stopper.start()
     stream = client.get(f"/jobs/{submitted}/events", headers=STREAM).text
     stopper.join()
-    # That it ended, with a job that has not, is the proof; on a slow machine it was told to before it began.
+    # The proof is that it ended although the job has not; on a slow machine it was closed before it started.
     assert "done" not in [kind for _, kind, _ in messages(stream)]
 
 
-def test_the_count_never_exceeds_its_limit():
+def test_the_stream_count_never_exceeds_its_limit():
     count = Streams(2, share=2)
     count.take(LOCAL_CALLER)
     count.take(LOCAL_CALLER)

@@ -14,12 +14,12 @@ from tests.app.conftest import local_client
 pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 
-def test_a_healthy_service_says_so(client):
+def test_a_healthy_service_reports_ok(client):
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ok", "broker": "in this process"}
 
 
-def test_a_service_without_its_schema_lives_but_is_not_ready(client, settings):
+def test_a_service_without_schema_is_alive_but_not_ready(client, settings):
     downgrade(settings.database, "base")
     assert client.get("/healthz").status_code == 200
     answer = client.get("/readyz")
@@ -27,7 +27,7 @@ def test_a_service_without_its_schema_lives_but_is_not_ready(client, settings):
     assert answer.json()["missing"][0].startswith("database")
 
 
-def test_a_service_without_its_database_lives_but_is_not_ready(settings):
+def test_a_service_without_database_is_alive_but_not_ready(settings):
     broken = settings.model_copy(update={"database_url": type(settings.broker_url)("sqlite:////nowhere/x.sqlite3")})
     with local_client(create_app(broken)) as client:
         assert client.get("/healthz").status_code == 200
@@ -56,7 +56,7 @@ def closed_port():
 
 
 @pytest.mark.parametrize("broker", ["down", "silent"])
-def test_a_service_without_its_broker_is_ready_and_says_so_soon(settings, closed_port, silent_port, broker):
+def test_a_service_without_broker_is_ready_and_reports_it_soon(settings, closed_port, silent_port, broker):
     port = closed_port if broker == "down" else silent_port
     lonely = settings.model_copy(update={"broker_url": SecretStr(f"redis://:canary@127.0.0.1:{port}/0")})
     with local_client(create_app(lonely)) as client:
@@ -69,7 +69,7 @@ def test_a_service_without_its_broker_is_ready_and_says_so_soon(settings, closed
         assert "canary" not in answer.text
 
 
-def test_a_database_that_hangs_is_missing_before_long_and_found_once_it_answers(client, monkeypatch):
+def test_a_hanging_database_makes_the_service_not_ready(client, monkeypatch):
     release = threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr(Database, "is_current", lambda _self: release.wait(30))
@@ -86,7 +86,7 @@ def test_a_database_that_hangs_is_missing_before_long_and_found_once_it_answers(
         assert time.monotonic() < until
 
 
-def test_all_that_is_missing_is_named_at_once(client, settings):
+def test_readiness_lists_everything_that_is_missing(client, settings):
     downgrade(settings.database, "base")
     settings.data_dir.rename(settings.data_dir.with_name("elsewhere"))
     answer = client.get("/readyz")
@@ -98,7 +98,7 @@ def test_all_that_is_missing_is_named_at_once(client, settings):
     assert answer.json()["broker"] == "in this process"
 
 
-def test_a_service_without_its_store_says_which_dependency_is_missing(settings, bucket, s3_settings):
+def test_readiness_names_a_store_that_does_not_answer(settings, bucket, s3_settings):
     with socket.socket() as hanging:
         hanging.bind(("127.0.0.1", 0))
         hanging.listen()

@@ -15,7 +15,7 @@ BROKEN = JobError(code="calibration_empty", message="too little text", stage="ca
 UNKNOWN = "job_" + "0" * 26
 
 
-def test_a_job_is_accepted_with_its_place_and_when_to_look_again(client):
+def test_an_accepted_job_has_a_location_and_a_retry_after(client):
     answer = client.post("/jobs", json=BODY)
     job = answer.json()
     assert answer.status_code == 202
@@ -25,7 +25,7 @@ def test_a_job_is_accepted_with_its_place_and_when_to_look_again(client):
     assert client.get(answer.headers["Location"]).json() == job
 
 
-def test_a_job_has_the_members_that_are_documented(client, submitted):
+def test_a_job_has_the_documented_members(client, submitted):
     assert set(client.get(f"/jobs/{submitted}").json()) == {
         *("id", "object", "status", "stage", "progress", "model_id", "revision", "ratio", "calibration", "options"),
         *("metadata", "created_at", "started_at", "finished_at", "estimated_finish_at", "attempt", "retry_of"),
@@ -33,7 +33,7 @@ def test_a_job_has_the_members_that_are_documented(client, submitted):
     }
 
 
-def test_a_job_shows_its_queue_and_whoever_rings_is_told_of_it_once_it_is_there(settings):
+def test_a_new_job_has_its_queue_and_triggers_on_queued(settings):
     queued = []
     application = create_app(settings.model_copy(update={"default_queue": "gpu"}), on_queued=lambda: queued.append(1))
     with local_client(application) as client:
@@ -46,7 +46,7 @@ def test_a_job_shows_its_queue_and_whoever_rings_is_told_of_it_once_it_is_there(
         assert len(queued) == 3
 
 
-def test_defaults_are_filled_in(client):
+def test_defaults_are_applied(client):
     job = client.post("/jobs", json=BODY).json()
     assert job["options"]["export"] == ["factored", "dense"]
     assert (job["options"]["preset"], job["options"]["objective"]) == ("fast", "fisher")
@@ -64,7 +64,7 @@ def test_the_same_request_under_one_key_makes_one_job(client):
     assert len(client.get("/jobs").json()["data"]) == 1
 
 
-def test_a_replay_is_answered_although_the_model_has_gone(client, settings):
+def test_a_replay_is_answered_after_the_model_has_gone(client, settings):
     headers = {"Idempotency-Key": "k1"}
     first = client.post("/jobs", json=BODY, headers=headers)
     settings.models_folder.rename(settings.data_dir / "moved")
@@ -72,7 +72,7 @@ def test_a_replay_is_answered_although_the_model_has_gone(client, settings):
     assert client.post("/jobs", json=BODY).status_code == 422
 
 
-def test_a_key_that_comes_with_another_request_is_refused(client):
+def test_an_idempotency_key_with_another_request_is_refused(client):
     headers = {"Idempotency-Key": "k1"}
     client.post("/jobs", json=BODY, headers=headers)
     answer = client.post("/jobs", json=BODY | {"ratio": 0.4}, headers=headers)
@@ -80,7 +80,7 @@ def test_a_key_that_comes_with_another_request_is_refused(client):
 
 
 @pytest.mark.parametrize("key", ["", " ", '""', "x" * 256, "tab\tinside"])
-def test_what_is_no_key_is_refused(client, key):
+def test_an_invalid_idempotency_key_is_refused(client, key):
     answer = client.post("/jobs", json=BODY, headers={"Idempotency-Key": key})
     assert (answer.status_code, answer.json()["param"]) == (422, "Idempotency-Key")
 
@@ -101,14 +101,14 @@ def test_an_empty_list_is_a_list(client):
     assert client.get("/jobs").json() == empty
 
 
-def test_the_list_can_be_narrowed_to_a_status(client, submitted):
+def test_jobs_can_be_filtered_by_status(client, submitted):
     client.post("/jobs", json=BODY)
     client.post(f"/jobs/{submitted}/cancel")
     listed = client.get("/jobs", params={"status": "cancelled"}).json()["data"]
     assert [job["id"] for job in listed] == [submitted]
 
 
-def test_the_list_can_be_narrowed_to_labels(client):
+def test_jobs_can_be_filtered_by_labels(client):
     odd = 'é "quoted" $.x[0] \\ %'
     labelled = [{"team": "a", "run": "1"}, {"team": "a", "run": "2"}, {"team": "b", odd: odd}, {}]
     made = [client.post("/jobs", json=BODY | {"metadata": labels}).json()["id"] for labels in labelled]
@@ -127,7 +127,7 @@ def test_the_list_can_be_narrowed_to_labels(client):
     assert both["data"] == []
 
 
-def test_labels_page_like_everything_else(client):
+def test_filtering_by_labels_supports_pagination(client):
     made = [client.post("/jobs", json=BODY | {"metadata": {"k": str(n % 2)}}).json()["id"] for n in range(4)]
     first = client.get("/jobs?metadata[k]=1&limit=1").json()
     assert (first["first_id"], first["has_more"]) == (made[3], True)
@@ -148,12 +148,12 @@ def test_labels_page_like_everything_else(client):
         "&".join(f"metadata[{number}]=x" for number in range(17)),
     ],
 )
-def test_labels_that_no_job_can_have_are_refused(client, query):
+def test_invalid_labels_are_refused(client, query):
     answer = client.get(f"/jobs?{query}")
     assert (answer.status_code, answer.json()["param"]) == (422, "metadata")
 
 
-def test_a_job_that_has_not_changed_is_not_sent_again(client, submitted, worker):
+def test_an_unchanged_job_is_not_modified(client, submitted, worker):
     first = client.get(f"/jobs/{submitted}")
     again = client.get(f"/jobs/{submitted}", headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
@@ -165,7 +165,7 @@ def test_a_job_that_has_not_changed_is_not_sent_again(client, submitted, worker)
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/profiles"])
-def test_a_pattern_of_layers_to_leave_alone_that_matches_none_is_refused_at_once(client, path):
+def test_ignore_patterns_without_a_match_are_refused(client, path):
     body = {name: value for name, value in BODY.items() if name != "ratio" or path == "/jobs"}
     answer = client.post(path, json=body | {"options": {"ignore": ["*.q_proj", "*.dwn_proj"]}})
     told = answer.json()
@@ -177,32 +177,32 @@ def test_a_pattern_of_layers_to_leave_alone_that_matches_none_is_refused_at_once
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "after=1", "after=job_%00", "status=lost"])
-def test_a_question_that_makes_no_sense_is_refused(client, query):
+def test_invalid_query_parameters_are_refused(client, query):
     assert client.get(f"/jobs?{query}").status_code == 422
 
 
-def test_a_waiting_job_is_cancelled_at_once_and_twice_without_harm(client, submitted):
+def test_cancelling_a_queued_job_is_immediate_and_idempotent(client, submitted):
     for _ in range(2):
         answer = client.post(f"/jobs/{submitted}/cancel")
         assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
     assert "Retry-After" not in client.get(f"/jobs/{submitted}").headers
 
 
-def test_a_running_job_is_asked_to_stop(client, submitted, worker):
+def test_cancelling_a_running_job_requests_a_stop(client, submitted, worker):
     worker.claim(submitted)
     answer = client.post(f"/jobs/{submitted}/cancel")
     assert (answer.status_code, answer.json()["status"]) == (202, "cancelling")
     assert "Retry-After" in answer.headers
 
 
-def test_progress_shows(client, submitted, worker):
+def test_a_running_job_shows_its_progress(client, submitted, worker):
     lease = worker.claim(submitted)
     worker.do(outputs.report_progress, lease, stage="calibrating", progress=0.25)
     job = client.get(f"/jobs/{submitted}").json()
     assert (job["status"], job["stage"], job["progress"], job["attempt"]) == ("running", "calibrating", 0.25, 1)
 
 
-def test_a_failed_job_says_why_and_is_final(client, submitted, worker):
+def test_a_failed_job_has_its_error_and_is_final(client, submitted, worker):
     worker.fail(submitted, BROKEN)
     job = client.get(f"/jobs/{submitted}").json()
     assert job["status"] == "failed"
@@ -218,7 +218,7 @@ def test_a_failed_job_says_why_and_is_final(client, submitted, worker):
     assert answer.headers["x-should-retry"] == "false"
 
 
-def test_a_retry_is_a_job_of_its_own_and_the_old_one_stays_as_it_was(client, submitted, worker):
+def test_a_retry_is_a_new_job_and_leaves_the_old_one_unchanged(client, submitted, worker):
     worker.fail(submitted, BROKEN)
     before = client.get(f"/jobs/{submitted}").json()
     answers = [client.post(f"/jobs/{submitted}/retry") for _ in range(2)]
@@ -230,12 +230,12 @@ def test_a_retry_is_a_job_of_its_own_and_the_old_one_stays_as_it_was(client, sub
     assert client.get(f"/jobs/{submitted}").json() == before
 
 
-def test_a_job_that_waits_can_neither_be_retried_nor_deleted(client, submitted):
+def test_a_queued_job_can_neither_be_retried_nor_deleted(client, submitted):
     assert client.post(f"/jobs/{submitted}/retry").status_code == 409
     assert client.delete(f"/jobs/{submitted}").status_code == 409
 
 
-def test_a_deleted_job_is_gone_with_its_files(client, submitted, worker, context):
+def test_deleting_a_job_removes_its_files(client, submitted, worker, context):
     worker.succeed(submitted, {"report.json": b"{}"})
     assert len(list((context.settings.data_dir / "artifacts").iterdir())) == 1
     assert client.delete(f"/jobs/{submitted}").status_code == 204
@@ -244,7 +244,7 @@ def test_a_deleted_job_is_gone_with_its_files(client, submitted, worker, context
     assert list((context.settings.data_dir / "artifacts").iterdir()) == []
 
 
-def test_a_job_whose_files_cannot_be_removed_is_deleted_nonetheless(client, submitted, worker, context, monkeypatch):
+def test_a_job_is_deleted_even_if_its_files_cannot_be_removed(client, submitted, worker, context, monkeypatch):
     def stuck(_store, _key):
         raise StorageError("the file is stuck")
 
@@ -254,7 +254,7 @@ def test_a_job_whose_files_cannot_be_removed_is_deleted_nonetheless(client, subm
     assert client.get(f"/jobs/{submitted}").status_code == 404
 
 
-def test_layers_show_as_they_are_profiled_and_then_what_each_got(client, submitted, worker, factored):
+def test_layers_show_their_profiles_and_then_their_choices(client, submitted, worker, factored):
     lease = worker.claim(submitted)
     worker.profile_layers(lease)
     layers = client.get(f"/jobs/{submitted}/layers").json()["data"]
@@ -280,7 +280,7 @@ def test_layers_show_as_they_are_profiled_and_then_what_each_got(client, submitt
         ("HEAD", "/artifacts/x"),
     ],
 )
-def test_a_job_that_does_not_exist_is_not_found_anywhere(client, method, path):
+def test_an_unknown_job_is_not_found_at_any_endpoint(client, method, path):
     assert client.request(method, f"/jobs/{UNKNOWN}{path}").status_code == 404
 
 
@@ -293,12 +293,12 @@ def test_a_job_that_does_not_exist_is_not_found_anywhere(client, method, path):
         ({"calibration": {"dataset": "local/mine"}}, "unknown_dataset"),
     ],
 )
-def test_names_that_this_server_does_not_offer_are_refused(client, change, code):
+def test_names_that_the_server_does_not_offer_are_refused(client, change, code):
     answer = client.post("/jobs", json=BODY | change)
     assert (answer.status_code, answer.json()["code"]) == (422, code)
 
 
-def test_what_the_server_offers_can_be_submitted(client):
+def test_all_listed_models_and_datasets_can_be_submitted(client):
     models = [model["id"] for model in client.get("/models").json()["data"]]
     calibrations = [dataset["id"] for dataset in client.get("/calibrations").json()["data"]]
     assert models == ["local/tiny"]

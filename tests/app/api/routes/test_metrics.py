@@ -18,7 +18,7 @@ UNKNOWN = "/jobs/job_" + "0" * 26
 
 @pytest.fixture
 def samples(client):
-    """All samples by name and labels."""
+    """Return all samples by name and labels."""
 
     def samples():
         answer = client.get("/metrics")
@@ -36,7 +36,7 @@ def samples(client):
 
 
 def requests(samples):
-    """How many requests there were, by method, route and status."""
+    """Return the number of requests by method, route and status."""
     return {
         tuple(dict(key[1:])[label] for label in ("method", "route", "status")): value
         for key, value in samples.items()
@@ -44,7 +44,7 @@ def requests(samples):
     }
 
 
-def test_requests_are_counted_by_route_and_never_by_path(client, samples):
+def test_requests_are_counted_by_route_and_not_by_path(client, samples):
     client.get("/healthz")
     client.get("/healthz")
     client.get(UNKNOWN)
@@ -74,7 +74,7 @@ def test_each_request_is_timed(client, samples):
     assert 0 < told["rocket_http_request_seconds_sum", *labels] < 10
 
 
-def test_an_error_that_nobody_foresaw_is_counted_as_an_error_of_ours(client, samples, monkeypatch):
+def test_an_unexpected_error_is_counted_as_a_server_error(client, samples, monkeypatch):
     def broken(*_, **__):
         raise ValueError("not foreseen")
 
@@ -84,7 +84,7 @@ def test_an_error_that_nobody_foresaw_is_counted_as_an_error_of_ours(client, sam
     assert requests(samples()) == {("GET", "/jobs", "500"): 1}
 
 
-def test_the_queue_is_told_as_it_is(client, worker, samples):
+def test_queue_metrics_match_the_queue(client, worker, samples):
     first, second, third = (client.post("/jobs", json=BODY).json()["id"] for _ in range(3))
     worker.claim(first)
     worker.fail(second, JobError(code="x", message="m"))
@@ -93,7 +93,7 @@ def test_the_queue_is_told_as_it_is(client, worker, samples):
     told = samples()
     jobs = {tuple(value for _, value in key[1:]): count for key, count in told.items() if key[0] == "rocket_jobs"}
     assert {labels for labels, count in jobs.items() if count == 1} == {("cpu", "queued"), ("cpu", "running")}
-    # Zeros too, or an alert could not tell none from unknown.
+    # Zeros too, because an alert could otherwise not distinguish none from unknown.
     assert sorted(jobs) == [
         (queue, status) for queue in ("cpu", "gpu") for status in ("cancelling", "queued", "running")
     ]
@@ -104,7 +104,7 @@ def test_the_queue_is_told_as_it_is(client, worker, samples):
     assert 0 <= told["rocket_oldest_queued_seconds", ("queue", "cpu")] < 30
 
 
-def test_without_a_database_the_process_still_tells_of_itself(client, samples, monkeypatch):
+def test_without_a_database_process_metrics_are_served(client, samples, monkeypatch):
     def away(*_, **__):
         raise DatabaseUnavailableError("away")
 
@@ -115,7 +115,7 @@ def test_without_a_database_the_process_still_tells_of_itself(client, samples, m
     assert told["process_resident_memory_bytes",] > 2**20
 
 
-def test_a_database_that_hangs_does_not_hang_a_scrape(client, samples, monkeypatch):
+def test_a_hanging_database_does_not_block_a_scrape(client, samples, monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(metrics, "read_statistics", lambda *_, **__: release.wait(30) and None)
     monkeypatch.setattr(metrics, "_SECONDS", 0.5)
@@ -127,14 +127,14 @@ def test_a_database_that_hangs_does_not_hang_a_scrape(client, samples, monkeypat
     eventually(lambda: samples()["rocket_database_up",] == 1)
 
 
-def test_a_collector_that_asks_for_openmetrics_gets_it(client):
+def test_openmetrics_is_served_on_request(client):
     answer = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
 
     assert {family.name for family in parse_openmetrics(answer.text)} > {"rocket_http_requests", "rocket_jobs"}
 
 
-def test_applications_do_not_count_for_each_other(settings, client):
+def test_applications_have_separate_metrics(settings, client):
     client.get("/healthz")
     with local_client(create_app(settings)) as other:
         assert "/healthz" not in other.get("/metrics").text

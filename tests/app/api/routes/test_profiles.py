@@ -1,4 +1,4 @@
-"""What a model would be at any ratio, told from its profile alone."""
+"""Predictions for a model at any ratio from its profile alone."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def ask(client, profile_id):
     return lambda **wanted: client.post(f"/profiles/{profile_id}/allocations", json=wanted)
 
 
-def test_a_job_names_the_profile_that_it_has_made(client, submitted, profile_id):
+def test_a_job_links_the_profile_it_made(client, submitted, profile_id):
     job = client.get(f"/jobs/{submitted}").json()
     assert job["profile_id"] == profile_id
     profile = client.get(f"/profiles/{profile_id}").json()
@@ -37,7 +37,7 @@ def test_a_job_names_the_profile_that_it_has_made(client, submitted, profile_id)
     assert all(client.get(path).status_code in {200, 405} for path in profile["links"].values())
 
 
-def test_the_same_profile_is_kept_once_for_each_tenant(client, worker, profile_id, clock):
+def test_equal_profiles_are_stored_once_per_tenant(client, worker, profile_id, clock):
     again = client.post("/jobs", json=BODY | {"ratio": 0.5}).json()["id"]
     assert worker.profile_model(again) == profile_id
     other = worker.profile_model(client.post("/jobs", json=BODY).json()["id"], "e" * 64)
@@ -50,7 +50,7 @@ def test_the_same_profile_is_kept_once_for_each_tenant(client, worker, profile_i
     assert ([profile["id"] for profile in rest["data"]], rest["has_more"]) == ([profile_id], False)
 
 
-def test_an_attempt_that_comes_again_tells_of_it_once(worker, submitted, client, context):
+def test_a_repeated_attempt_adds_one_profile_event(worker, submitted, client, context):
     lease = worker.claim(submitted)
     for _ in range(2):
         worker.save_profile(lease)
@@ -58,7 +58,7 @@ def test_an_attempt_that_comes_again_tells_of_it_once(worker, submitted, client,
     assert [event["type"] for event in events].count("profile") == 1
 
 
-def test_the_frontier_has_every_ratio_that_can_be_reached(client, profile_id, model_profile):
+def test_the_frontier_has_every_reachable_ratio(client, profile_id, model_profile):
     frontier = client.get(f"/profiles/{profile_id}/frontier").json()
     assert (frontier["objective"], frontier["budget"]) == ("whitened", "parameters")
     assert (frontier["compressible_parameters"], frontier["dense_bytes"]) == (128, 612)
@@ -75,7 +75,7 @@ def test_the_frontier_has_every_ratio_that_can_be_reached(client, profile_id, mo
     assert np.all(np.diff([point["error"] for point in points]) >= 0)
 
 
-def test_a_ratio_is_answered_with_what_a_job_would_do(ask, model_profile):
+def test_the_answer_for_a_ratio_equals_the_allocation_of_a_job(ask, model_profile):
     answer = ask(ratio=0.2).json()
     allocation = allocate(model_profile.layers, 0.2, objective="whitened", cap_slack=0.0, itemsize=4)
     picked = chosen(model_profile.layers, allocation, itemsize=4)
@@ -87,7 +87,7 @@ def test_a_ratio_is_answered_with_what_a_job_would_do(ask, model_profile):
     assert answer["error"] == allocation.total_error
 
 
-def test_a_size_is_answered_with_the_best_model_within_it(ask):
+def test_the_answer_for_a_size_is_the_best_model_within_it(ask):
     # 100 bytes of other weights, and layers of 256 or 120 bytes.
     for size, layers in ((612, [256, 256]), (10**12, [256, 256]), (611, [120, 256]), (476, [120, 256])):
         answer = ask(model_bytes=size).json()
@@ -102,7 +102,7 @@ def test_a_size_is_answered_with_the_best_model_within_it(ask):
     assert ask(model_bytes=340).status_code == 200
 
 
-def test_an_error_is_answered_with_the_smallest_model_within_it(ask):
+def test_the_answer_for_an_error_is_the_smallest_model_within_it(ask):
     exact, loose = ask(error=0).json(), ask(error=0.0101).json()
     assert (exact["error"], exact["ratio"]) == (0, 0)
     assert loose["error"] == pytest.approx(0.01)
@@ -114,27 +114,27 @@ def test_an_error_is_answered_with_the_smallest_model_within_it(ask):
     "wanted",
     [{}, {"ratio": 0.1, "error": 1}, {"ratio": 1}, {"ratio": -0.1}, {"model_bytes": -1}, {"error": -1}, {"size": 3}],
 )
-def test_a_question_that_makes_no_sense_is_refused(ask, wanted):
+def test_invalid_questions_to_a_profile_are_refused(ask, wanted):
     answer = ask(**wanted)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
 
 
-def test_a_ratio_out_of_reach_is_told_the_nearest(ask):
+def test_an_unreachable_ratio_gets_the_nearest_one(ask):
     answer = ask(ratio=0.8)
     assert (answer.status_code, answer.json()["code"]) == (422, "infeasible_budget")
     assert ask(ratio=answer.json()["nearest_ratio"]).status_code == 200
 
 
-def test_a_deleted_profile_is_gone_and_its_jobs_stay(client, submitted, profile_id, ask):
+def test_deleting_a_profile_leaves_its_jobs(client, submitted, profile_id, ask):
     assert ask(ratio=0.2).status_code == 200
     assert client.delete(f"/profiles/{profile_id}").status_code == 204
-    # Though it is still held in memory.
+    # Although it is still cached in memory.
     assert ask(ratio=0.2).status_code == 404
     assert client.get(f"/profiles/{profile_id}").json()["code"] == "profile_not_found"
     assert client.get(f"/jobs/{submitted}").json()["profile_id"] is None
 
 
-def test_a_profile_too_many_takes_the_place_of_that_used_longest_ago(client, worker, submitted, app):
+def test_beyond_the_limit_the_least_recent_profile_is_evicted(client, worker, submitted, app):
     app.state.context.settings.__dict__["max_profiles"] = 1
     lease = worker.claim(submitted)
     first = worker.save_profile(lease)
@@ -158,7 +158,7 @@ def test_a_profile_outlives_its_job(client, worker, submitted, profile_id):
     assert client.get(f"/profiles/{profile_id}/frontier").status_code == 200
 
 
-def test_only_the_latest_profiles_are_held_in_memory(client, worker, context, monkeypatch):
+def test_only_recent_profiles_are_cached_in_memory(client, worker, context, monkeypatch):
     read = []
     validate = type(worker.model_profile).model_validate
     monkeypatch.setattr(type(worker.model_profile), "model_validate", lambda body: read.append(body) or validate(body))
@@ -174,13 +174,13 @@ def test_only_the_latest_profiles_are_held_in_memory(client, worker, context, mo
     assert len(read) == len(ids) + 1
 
 
-def test_lists_do_not_read_what_is_large(client, context, profile_id):
+def test_lists_do_not_load_large_columns(client, context, profile_id):
     with context.database.snapshot() as session:
         row = session.scalars(select(Profile)).one()
         assert {"body", "frontier"} <= inspect(row).unloaded
 
 
-def test_a_profile_can_be_asked_for_alone(client, worker):
+def test_a_profile_can_be_requested_alone(client, worker):
     body = {name: value for name, value in BODY.items() if name != "ratio"}
     answer = client.post("/profiles", json=body, headers={"Idempotency-Key": "once"})
     job = answer.json()
@@ -211,19 +211,19 @@ def test_a_profile_can_be_asked_for_alone(client, worker):
         ({"model_id": "tiny"}, "model_id"),
     ],
 )
-def test_what_has_no_part_in_a_profile_is_refused(client, change, param):
+def test_options_without_effect_on_a_profile_are_refused(client, change, param):
     body = {name: value for name, value in BODY.items() if name != "ratio"}
     answer = client.post("/profiles", json=body | change)
     assert (answer.status_code, answer.json()["param"]) == (422, param)
     assert client.get("/jobs").json()["data"] == []
 
 
-def test_a_size_can_be_asked_for_in_place_of_a_ratio(client):
+def test_a_size_can_be_requested_instead_of_a_ratio(client):
     body = {name: value for name, value in BODY.items() if name != "ratio"}
     whole = client.post("/estimates", json=BODY | {"ratio": 0}).json()
     target = whole["stored_bytes"] - whole["compressible_parameters"]
     told = client.post("/estimates", json=body | {"target_bytes": target}).json()
-    # A quarter of four bytes a parameter.
+    # A quarter of four bytes per parameter.
     assert told["ratio"] == pytest.approx(0.25)
     assert told["factored_bytes"] == target
     job = client.post("/jobs", json=body | {"target_bytes": target}).json()
@@ -232,5 +232,5 @@ def test_a_size_can_be_asked_for_in_place_of_a_ratio(client):
         for path in ("/jobs", "/estimates"):
             answer = client.post(path, json=body | change)
             assert answer.status_code == 422, change
-    # The last change is a target that cannot be reached.
+    # The last change is an unreachable target.
     assert (answer.json()["code"], answer.json()["nearest_ratio"] > 0) == ("infeasible_budget", True)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 @pytest.fixture
 def recorded(database, clock):
-    """Three events, an hour between them."""
+    """Record three events, an hour apart."""
     for actor, action in (
         (LOCAL_ACTOR, Action.JOB_SUBMIT),
         (LOCAL_ACTOR.on_behalf_of("alice"), Action.JOB_DELETE),
@@ -30,7 +30,7 @@ def found(database, **choice):
         return [(event.tenant, event.action) for event in audit.list_events(session, **{"limit": 10} | choice)]
 
 
-def test_events_are_found_by_tenant_action_and_time_newest_first(database, recorded):
+def test_events_are_filtered_and_listed_newest_first(database, recorded):
     everything = [("alice", "key.create"), ("alice", "job.delete"), ("local", "job.submit")]
     assert found(database) == everything
     assert found(database, limit=1) == everything[:1]
@@ -41,7 +41,7 @@ def test_events_are_found_by_tenant_action_and_time_newest_first(database, recor
     assert found(database, since=since) == everything[:2]
 
 
-def test_an_operator_is_recorded_with_the_account_of_the_system(database, recorded):
+def test_an_operator_is_recorded_with_the_system_account(database, recorded):
     with database.snapshot() as session:
         newest, *others = audit.list_events(session, limit=10)
     assert (newest.actor, newest.detail["number"]) == ("admin", 1)
@@ -67,13 +67,13 @@ def test_the_database_refuses_to_replace_an_event(database, recorded):
 
 
 @pytest.mark.databases("postgres")
-def test_the_database_refuses_to_empty_the_log(database, recorded):
+def test_the_database_refuses_to_truncate_the_log(database, recorded):
     with pytest.raises(DBAPIError, match="append-only"), database.transaction() as session:
         session.execute(text("TRUNCATE audit_events"))
     assert len(found(database)) == 3
 
 
-def test_an_action_that_fails_leaves_no_event(database):
+def test_a_failed_action_leaves_no_event(database):
     def fail(session):
         audit.record(session, LOCAL_ACTOR, Action.JOB_SUBMIT)
         raise RuntimeError
@@ -83,7 +83,7 @@ def test_an_action_that_fails_leaves_no_event(database):
     assert found(database) == []
 
 
-def test_a_downgrade_removes_the_log_and_what_guards_it(database, database_url, recorded):
+def test_a_downgrade_removes_the_log_and_its_triggers(database, database_url, recorded):
     downgrade(database_url, "0004")
     upgrade(database_url)
     assert found(database) == []

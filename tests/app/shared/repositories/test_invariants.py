@@ -1,4 +1,4 @@
-"""Random histories of a job, against what is promised of every history."""
+"""Random histories of a job, and invariants of every history."""
 
 from datetime import timedelta
 
@@ -36,7 +36,7 @@ def machine(database_url, clock, report, result, artifact, profile):
         def begin(self):
             self.database = Database(database_url, clock=clock)
             with self.database.transaction() as session:
-                # All else goes with it.
+                # Everything else is deleted with it.
                 session.execute(delete(Job))
                 request = JobRequest(model_id="local/tiny", ratio=0.3)
                 self.job_id = jobs.create_job(session, request, max_attempts=MAX_ATTEMPTS).job.id
@@ -49,7 +49,7 @@ def machine(database_url, clock, report, result, artifact, profile):
                 return function(session, **options)
 
         def write(self, lease, function, **options):
-            """Writes under a lease; only the newest may succeed, and only while the job is held."""
+            """Write under a lease; only the newest may succeed, and only while the job is held."""
             current = self.job.fence
             try:
                 answer = self.act(function, lease=lease, **options)
@@ -154,12 +154,12 @@ def machine(database_url, clock, report, result, artifact, profile):
     return History
 
 
-def test_no_history_breaks_a_promise(machine):
+def test_no_history_breaks_an_invariant(machine):
     quick = settings(
         max_examples=25,
         stateful_step_count=20,
         deadline=None,
-        # Shrinking a history takes minutes and leaves it hardly shorter.
+        # Shrinking a history takes minutes and hardly shortens it.
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
         database=None,

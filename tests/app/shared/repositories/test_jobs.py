@@ -42,7 +42,7 @@ def test_a_new_job_is_queued_announced_and_owned(database, submit, request_body)
         assert session.scalars(select(OutboxRow.job_id)).all() == [job_id]
 
 
-def test_job_and_announcement_are_written_together_or_not_at_all(database, request_body):
+def test_a_job_and_its_announcement_are_written_atomically(database, request_body):
     def crash():
         with database.transaction() as session:
             jobs.create_job(session, request_body, max_attempts=3)
@@ -72,7 +72,7 @@ def test_the_same_key_with_another_request_is_refused(database, request_body):
     assert count(database, Job) == 1
 
 
-def test_a_key_is_its_tenants_own(database, request_body):
+def test_idempotency_keys_are_separate_for_each_tenant(database, request_body):
     with database.transaction() as session:
         first = jobs.create_job(session, request_body, max_attempts=3, owner="a", idempotency=KEY)
         second = jobs.create_job(session, request_body, max_attempts=3, owner="b", idempotency=KEY)
@@ -80,7 +80,7 @@ def test_a_key_is_its_tenants_own(database, request_body):
     assert first.job.id != second.job.id
 
 
-def test_a_key_can_be_used_anew_when_its_time_is_over(database, request_body, clock):
+def test_an_expired_idempotency_key_can_be_reused(database, request_body, clock):
     with database.transaction() as session:
         jobs.create_job(session, request_body, max_attempts=3, idempotency=KEY)
     clock.advance(3601)
@@ -89,7 +89,7 @@ def test_a_key_can_be_used_anew_when_its_time_is_over(database, request_body, cl
     assert count(database, IdempotencyKey) == 1
 
 
-def test_many_submissions_at_once_with_one_key_make_one_job(database_url, request_body):
+def test_concurrent_submissions_with_one_key_make_one_job(database_url, request_body):
     database = Database(database_url)
     together, made = threading.Barrier(8), []
 
@@ -109,7 +109,7 @@ def test_many_submissions_at_once_with_one_key_make_one_job(database_url, reques
     database.close()
 
 
-def test_the_list_is_newest_first_and_pages_without_gaps_or_doubles(database, submit, clock):
+def test_the_list_is_newest_first_and_pages_without_gaps(database, submit, clock):
     made = []
     for _ in range(5):
         clock.advance(0.002)
@@ -122,7 +122,7 @@ def test_the_list_is_newest_first_and_pages_without_gaps_or_doubles(database, su
     assert seen == made[::-1]
 
 
-def test_the_list_goes_on_after_a_job_that_is_gone(database, submit, clock):
+def test_the_list_continues_after_a_deleted_job(database, submit, clock):
     first = submit()
     clock.advance(1)
     second = submit()
@@ -132,7 +132,7 @@ def test_the_list_goes_on_after_a_job_that_is_gone(database, submit, clock):
         assert [job.id for job in jobs.list_jobs(session, after=second)] == [first]
 
 
-def test_the_list_can_be_narrowed_to_a_status(database, submit):
+def test_the_list_can_be_filtered_by_status(database, submit):
     submit()
     cancelled = submit()
     end(database, cancelled, Status.CANCELLED)
@@ -140,7 +140,7 @@ def test_the_list_can_be_narrowed_to_a_status(database, submit):
         assert [job.id for job in jobs.list_jobs(session, jobs.JobFilter(status="cancelled"))] == [cancelled]
 
 
-def test_nothing_of_another_tenant_is_seen_or_touched(database, submit):
+def test_jobs_of_other_tenants_are_neither_seen_nor_changed(database, submit):
     job_id = submit(owner="a")
     with database.transaction() as session:
         assert jobs.list_jobs(session, owner="b") == []
@@ -158,7 +158,7 @@ def test_nothing_of_another_tenant_is_seen_or_touched(database, submit):
         assert jobs.get_job(session, job_id, "a").status == "queued"
 
 
-def test_a_queued_job_is_cancelled_at_once_and_again_without_effect(database, submit):
+def test_cancelling_a_queued_job_is_immediate_and_idempotent(database, submit):
     job_id = submit()
     with database.transaction() as session:
         assert jobs.cancel_job(session, job_id).status == "cancelled"
@@ -168,7 +168,7 @@ def test_a_queued_job_is_cancelled_at_once_and_again_without_effect(database, su
         assert leases.claim_job(session, job_id, worker="w", lease_seconds=9) is None
 
 
-def test_a_running_job_is_asked_to_stop(database, submit):
+def test_cancelling_a_running_job_requests_a_stop(database, submit):
     job_id = submit()
     with database.transaction() as session:
         lease = leases.claim_job(session, job_id, worker="w", lease_seconds=9)
@@ -186,7 +186,7 @@ def test_a_failed_job_cannot_be_cancelled(database, submit):
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.CANCELLED])
-def test_a_retry_is_a_new_job_that_takes_the_checkpoints_over(database, submit, status):
+def test_a_retry_is_a_new_job_that_takes_over_the_checkpoints(database, submit, status):
     job_id = submit()
     with database.snapshot() as session:
         work_key = jobs.get_job(session, job_id).work_key
@@ -201,7 +201,7 @@ def test_a_retry_is_a_new_job_that_takes_the_checkpoints_over(database, submit, 
 
 
 def publish(database, job_id, profile, chosen):
-    """An attempt that publishes layers and an allocation, and fails."""
+    """Publish layers and an allocation in an attempt, and fail it."""
     with database.transaction() as session:
         lease = leases.claim_job(session, job_id, worker="w", lease_seconds=9)
         for position, (name, _) in enumerate(chosen):
@@ -210,7 +210,7 @@ def publish(database, job_id, profile, chosen):
         leases.fail_job(session, lease, ERROR)
 
 
-def test_a_retry_has_the_layers_and_the_allocation_of_its_checkpoints(database, submit, profile, dense, factored):
+def test_a_retry_has_layers_and_allocation_of_its_checkpoints(database, submit, profile, dense, factored):
     job_id, bystander = submit(), submit()
     chosen = [("b", factored), ("a", dense)]
     publish(database, job_id, profile, chosen)
@@ -222,7 +222,7 @@ def test_a_retry_has_the_layers_and_the_allocation_of_its_checkpoints(database, 
         for owner in (job_id, retry.id):
             assert [layer.name for layer in outputs.list_layer_profiles(session, owner)] == ["b", "a"]
             assert outputs.list_allocation(session, owner) == chosen
-        # A worker that finds them publishes none again.
+        # A worker that finds them does not publish them again.
         lease = leases.claim_job(session, retry.id, worker="w", lease_seconds=9)
         assert not outputs.save_layer_profile(session, lease, 0, profile("b"))
         assert not outputs.save_allocation(session, lease, chosen)
@@ -250,7 +250,7 @@ def test_retrying_twice_makes_one_job(database, submit):
     assert made[0].job.id == made[1].job.id
 
 
-def test_a_retry_without_checkpoints_starts_afresh(database, submit):
+def test_a_retry_without_checkpoints_starts_over(database, submit):
     job_id = submit()
     end(database, job_id)
     with database.transaction() as session:
@@ -262,7 +262,7 @@ def test_a_retry_without_checkpoints_starts_afresh(database, submit):
         assert second.job.work_key is not None
 
 
-def test_only_a_job_that_ended_badly_can_be_retried(database, submit):
+def test_a_queued_job_cannot_be_retried(database, submit):
     job_id = submit()
     with pytest.raises(ConflictError), database.transaction() as session:
         jobs.retry_job(session, job_id, max_attempts=3)
@@ -285,9 +285,7 @@ def test_deleting_a_job_leaves_no_row_in_any_table(database, submit, request_bod
 
 
 @pytest.mark.parametrize(("asked", "default", "resolved"), [(None, "gpu", "gpu"), ("cpu", "gpu", "cpu")])
-def test_a_job_is_of_the_queue_it_names_or_of_the_default_and_its_retry_of_the_same(
-    database, submit, asked, default, resolved
-):
+def test_a_job_uses_the_requested_or_default_queue_also_on_retry(database, submit, asked, default, resolved):
     job_id = submit(JobRequest(model_id="local/tiny", ratio=0.3, queue=asked), default_queue=default)
     end(database, job_id, Status.CANCELLED)
     with database.transaction() as session:
@@ -295,7 +293,7 @@ def test_a_job_is_of_the_queue_it_names_or_of_the_default_and_its_retry_of_the_s
         assert (jobs.get_job(session, job_id).queue, retry.queue) == (resolved, resolved)
 
 
-def test_a_replay_from_before_there_were_queues_and_evaluations_is_recognised():
+def test_fingerprints_ignore_fields_added_later_if_unset():
     before = '{"model_id":"local/tiny","revision":null,"ratio":0.3,'
     request = JobRequest(model_id="local/tiny", ratio=0.3)
     assert request.model_dump_json().startswith(before)

@@ -18,7 +18,7 @@ def do(database):
     return do
 
 
-def test_a_key_has_256_random_bits_of_which_only_the_hash_is_kept(do, database, tmp_path):
+def test_a_key_has_256_random_bits_and_only_its_hash_is_stored(do, database, tmp_path):
     made = [do(keys.create_key, "alice") for _ in range(20)]
     secrets = [key.text.split("_")[2] for key in made]
     assert all(len(bytes.fromhex(secret)) == 32 for secret in secrets)
@@ -32,7 +32,7 @@ def test_a_key_has_256_random_bits_of_which_only_the_hash_is_kept(do, database, 
     assert not [secret for secret in secrets if secret.encode() in stored]
 
 
-def test_a_key_makes_its_tenant_once(do):
+def test_a_tenant_is_created_with_its_first_key(do):
     assert do(keys.create_key, "alice").is_new_tenant
     assert not do(keys.create_key, "alice").is_new_tenant
     assert do(lambda session: session.scalars(select(Tenant.name)).all()) == ["alice"]
@@ -52,7 +52,7 @@ def test_a_key_is_found_until_it_expires_or_is_revoked(do, clock):
     assert do(keys.has_keys)
 
 
-def test_revoking_again_changes_nothing(do, clock):
+def test_revoking_twice_changes_nothing(do, clock):
     key = do(keys.create_key, "alice")
     first = do(keys.revoke_key, key.row.id).revoked_at
     clock.advance(5)
@@ -68,7 +68,7 @@ def test_keys_are_listed_by_tenant(do):
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "../a", "-a", "a" * 65, "a\n", "ä", "a/b", "a\x00"])
-def test_a_name_that_is_none_makes_no_tenant(do, name):
+def test_an_invalid_name_creates_no_tenant(do, name):
     with pytest.raises(InvalidRequestError) as refused:
         do(keys.create_key, name)
     assert not name or name not in str(refused.value) or len(name) == 1
@@ -79,16 +79,16 @@ def test_a_name_that_is_none_makes_no_tenant(do, name):
     "options",
     [{"scopes": []}, {"scopes": ["read", "admin"]}, {"label": "x" * 65}, {"label": "a\nb"}, {"label": "\x00"}],
 )
-def test_a_key_that_makes_no_sense_is_refused(do, options):
+def test_invalid_key_options_are_refused(do, options):
     with pytest.raises(InvalidRequestError):
         do(keys.create_key, "alice", **options)
 
 
-def test_scopes_are_kept_in_one_order_each_once(do):
+def test_scopes_are_stored_sorted_and_unique(do):
     assert do(keys.create_key, "alice", scopes=["metrics", "read", "read"]).row.scopes == "read metrics"
 
 
-def test_what_is_noted_of_a_use_is_the_first_in_a_minute(do, clock):
+def test_a_use_is_recorded_once_a_minute(do, clock):
     key = do(keys.create_key, "alice")
     other = do(keys.create_key, "alice")
     do(keys.note_use, key.row.id)

@@ -43,17 +43,17 @@ def test_a_claim_starts_an_attempt(database, submit, claim):
     assert job.started_at is not None
 
 
-def test_a_claimed_job_is_not_to_be_had(submit, claim):
+def test_a_claimed_job_cannot_be_claimed_again(submit, claim):
     job_id = submit()
     assert claim(job_id) is not None
     assert claim(job_id) is None
 
 
-def test_an_unknown_job_is_not_to_be_had(claim):
+def test_an_unknown_job_cannot_be_claimed(claim):
     assert claim("job_0") is None
 
 
-def test_a_job_without_an_attempt_left_is_not_to_be_had(database, submit, claim):
+def test_a_job_without_attempts_left_cannot_be_claimed(database, submit, claim):
     job_id = submit(max_attempts=1)
     with database.transaction() as session:
         session.execute(text("UPDATE jobs SET attempt = max_attempts"))
@@ -62,7 +62,7 @@ def test_a_job_without_an_attempt_left_is_not_to_be_had(database, submit, claim)
         assert leases.claim_next(session, **LEASE) is None
 
 
-def test_eight_workers_share_fifty_jobs_with_one_winner_each(database_url, submit, clock):
+def test_eight_workers_claim_fifty_jobs_once_each(database_url, submit, clock):
     job_ids = [submit() for _ in range(50)]
     database = Database(database_url, clock=clock)
     together, won = threading.Barrier(8), []
@@ -84,7 +84,7 @@ def test_eight_workers_share_fifty_jobs_with_one_winner_each(database_url, submi
     database.close()
 
 
-def test_workers_that_only_poll_find_every_job_once_oldest_first(database, submit, clock):
+def test_polling_workers_find_every_job_once_oldest_first(database, submit, clock):
     made = []
     for _ in range(3):
         made.append(submit())
@@ -96,7 +96,7 @@ def test_workers_that_only_poll_find_every_job_once_oldest_first(database, submi
     assert found == made
 
 
-def test_a_heartbeat_moves_the_end_of_the_lease(database, submit, claim, clock):
+def test_a_heartbeat_extends_the_lease(database, submit, claim, clock):
     job_id = submit()
     lease = claim(job_id)
     before = look(database, job_id).lease_until
@@ -106,7 +106,7 @@ def test_a_heartbeat_moves_the_end_of_the_lease(database, submit, claim, clock):
     assert (look(database, job_id).lease_until - before).total_seconds() == 40
 
 
-def test_an_orderly_release_does_not_count_as_an_attempt(database, submit, claim):
+def test_a_release_does_not_count_as_an_attempt(database, submit, claim):
     job_id = submit(max_attempts=1)
     for _ in range(3):
         lease = claim(job_id)
@@ -126,7 +126,7 @@ def test_a_released_job_is_announced_again(database, submit, claim):
         assert [row.job_id for row in sweeps.list_announcements(session)] == [job_id]
 
 
-def test_a_final_error_fails_the_job_and_is_kept(database, submit, claim):
+def test_a_permanent_error_fails_the_job_and_is_stored(database, submit, claim):
     job_id = submit()
     lease = claim(job_id)
     with database.transaction() as session:
@@ -136,7 +136,7 @@ def test_a_final_error_fails_the_job_and_is_kept(database, submit, claim):
     assert job.finished_at is not None
 
 
-def test_a_passing_error_waits_longer_each_time_until_attempts_are_spent(database, submit, claim, clock):
+def test_a_retryable_error_backs_off_until_attempts_run_out(database, submit, claim, clock):
     job_id = submit(max_attempts=3)
     for wait in (10, 20):
         lease = claim(job_id)
@@ -162,7 +162,7 @@ def test_a_job_being_cancelled_ends_cancelled_even_if_it_fails(database, submit,
 
 
 def writes(profile, factored, report, result, artifact, lease):
-    """Every write that a worker can make."""
+    """Return every write that a worker can make."""
     return {
         "heartbeat": lambda s: leases.heartbeat(s, lease, lease_seconds=9),
         "release": lambda s: leases.release_job(s, lease),
@@ -179,7 +179,7 @@ def writes(profile, factored, report, result, artifact, lease):
 
 
 @pytest.mark.parametrize("thief", ["nobody", "another worker", "the end"])
-def test_a_worker_that_lost_its_job_can_write_nothing(
+def test_a_worker_that_lost_its_job_cannot_write(
     database, submit, claim, clock, thief, profile, factored, report, result, artifact
 ):
     job_id = submit()
@@ -205,14 +205,14 @@ def test_a_worker_that_lost_its_job_can_write_nothing(
         assert outputs.list_artifacts(session, before) == []
 
 
-def test_nobody_holds_a_job_by_naming_no_fence(database, submit):
+def test_a_wrong_or_missing_fence_holds_no_job(database, submit):
     job_id = submit()
     for fence in ("", None, "0" * 32):
         with pytest.raises(FencedOutError), database.transaction() as session:
             leases.release_job(session, Lease(job_id=job_id, fence=fence))
 
 
-def test_a_late_heartbeat_keeps_a_job_that_nobody_has_taken(database, submit, claim, clock):
+def test_a_late_heartbeat_keeps_a_job_that_was_not_reclaimed(database, submit, claim, clock):
     job_id = submit()
     lease = claim(job_id)
     clock.advance(100)
@@ -230,13 +230,13 @@ def test_a_worker_claims_jobs_of_its_queues_only(database, submit):
         assert leases.claim_next(session, queues=("cpu", "gpu"), **LEASE).job_id == for_gpu
 
 
-def test_a_claim_and_each_report_are_progress(database, submit, claim, clock):
+def test_a_claim_and_each_report_count_as_progress(database, submit, claim, clock):
     lease = claim(submit())
     seen = [look(database, lease.job_id).progressed_at]
     for _ in range(2):
         clock.advance(5)
         with database.transaction() as session:
-            # What an earlier attempt had reached already.
+            # What an earlier attempt had already reached.
             outputs.report_progress(session, lease, stage="calibrating", progress=0.1)
         seen.append(look(database, lease.job_id).progressed_at)
     clock.advance(5)

@@ -58,7 +58,7 @@ def test_events_are_numbered_without_gaps_and_read_in_order(database, held):
         assert messages(session, held.job_id, after=2, limit=2) == ["m0", "m1"]
 
 
-def test_layers_come_back_as_they_were_in_the_order_of_the_model(database, held, profile):
+def test_layers_are_listed_unchanged_in_model_order(database, held, profile):
     with database.transaction() as session:
         assert outputs.save_layer_profile(session, held, 1, profile("a"))
         assert outputs.save_layer_profile(session, held, 0, profile("b"))
@@ -66,7 +66,7 @@ def test_layers_come_back_as_they_were_in_the_order_of_the_model(database, held,
         assert outputs.list_layer_profiles(session, held.job_id) == [profile("b"), profile("a")]
 
 
-def test_a_layer_is_published_once_though_it_is_computed_twice(database, held, profile, clock):
+def test_a_layer_computed_twice_is_published_once(database, held, profile, clock):
     with database.transaction() as session:
         assert outputs.save_layer_profile(session, held, 0, profile("a"))
     clock.advance(61)
@@ -87,7 +87,7 @@ def test_the_allocation_is_published_once_and_whole(database, held, dense, facto
         assert outputs.list_allocation(session, held.job_id) == chosen
 
 
-def test_success_publishes_everything_and_lets_go_of_the_job(database, held, report, result, artifact):
+def test_success_publishes_all_results_and_releases_the_job(database, held, report, result, artifact):
     with database.transaction() as session:
         ended = outputs.succeed_job(session, held, result=result, report=report, artifacts=[artifact], retention=WEEK)
         assert ended is Status.SUCCEEDED
@@ -104,7 +104,7 @@ def test_success_publishes_everything_and_lets_go_of_the_job(database, held, rep
                 outputs.find_artifact(session, job, name)
 
 
-def test_a_job_being_cancelled_publishes_nothing_although_it_was_done(database, held, report, result, artifact):
+def test_a_job_being_cancelled_publishes_nothing_on_success(database, held, report, result, artifact):
     with database.transaction() as session:
         jobs.cancel_job(session, held.job_id)
         ended = outputs.succeed_job(session, held, result=result, report=report, artifacts=[artifact], retention=WEEK)
@@ -118,7 +118,7 @@ def test_a_job_being_cancelled_publishes_nothing_although_it_was_done(database, 
         assert outputs.find_report(session, job) is None
 
 
-def test_inherited_layers_can_be_taken_back_and_published_anew(database, held, submit, profile, dense, factored):
+def test_inherited_layers_can_be_withdrawn_and_republished(database, held, submit, profile, dense, factored):
     other = submit()
     with database.transaction() as session:
         bystander = leases.claim_job(session, other, worker="w", lease_seconds=60)
@@ -139,7 +139,7 @@ def test_inherited_layers_can_be_taken_back_and_published_anew(database, held, s
         assert outputs.save_allocation(session, held, [("a", dense)])
 
 
-def test_a_job_says_until_when_its_artifacts_can_be_had(database, submit, result, report, artifact):
+def test_a_job_has_the_expiry_of_its_artifacts(database, submit, result, report, artifact):
     job_ids = [submit(), submit()]
     with database.transaction() as session:
         claimed = [leases.claim_job(session, job_id, worker="w", lease_seconds=9) for job_id in job_ids]

@@ -20,7 +20,7 @@ MANY = 1000
 
 
 class Profiling:
-    """Does to profiles what jobs and sweeps do; a profile is known by one digit."""
+    """Operations of jobs and sweeps on profiles; a profile is identified by one digit."""
 
     def __init__(self, database, submit, model_profile):
         self.database, self.submit, self.model_profile = database, submit, model_profile
@@ -45,7 +45,7 @@ class Profiling:
         self.do(outputs.succeed_profile, lease)
 
     def job(self, name, most=MANY, **options):
-        """A job that has ended; its id and that of its profile."""
+        """Run a job to its end; return its id and that of its profile."""
         lease = self.claim(**options)
         profile_id = self.save(lease, name, most)
         self.finish(lease)
@@ -55,7 +55,7 @@ class Profiling:
         return self.do(profiles.delete_unused, retention=retention, **options)
 
     def left(self):
-        """First digits of all fingerprints."""
+        """Return the first digits of all fingerprints."""
         with self.database.snapshot() as session:
             return "".join(sorted(name[0] for name in session.scalars(select(Profile.fingerprint))))
 
@@ -68,7 +68,7 @@ def profiling(database, submit, model_profile):
     return Profiling(database, submit, model_profile)
 
 
-def test_the_profile_used_longest_ago_makes_room_and_its_jobs_stay(profiling, clock):
+def test_the_least_recently_used_profile_is_evicted(profiling, clock):
     made = {}
     for name in "ab":
         made[name] = profiling.job(name, most=2)
@@ -82,14 +82,14 @@ def test_the_profile_used_longest_ago_makes_room_and_its_jobs_stay(profiling, cl
     assert profiling.do(jobs.get_job, made["b"][0]).status == "succeeded"
 
 
-def test_a_profile_that_is_found_takes_no_room(profiling, clock):
+def test_a_reused_profile_takes_no_extra_room(profiling, clock):
     for name in "abba":
         profiling.job(name, most=2)
         clock.advance(1)
     assert profiling.left() == "ab"
 
 
-def test_one_tenant_makes_no_room_for_another(profiling, clock):
+def test_a_tenant_evicts_only_its_own_profiles(profiling, clock):
     profiling.job("a", most=1, owner="other")
     clock.advance(1)
     profiling.job("b", most=1)
@@ -97,7 +97,7 @@ def test_one_tenant_makes_no_room_for_another(profiling, clock):
     assert profiling.left() == "ac"
 
 
-def test_a_job_that_has_not_ended_keeps_its_profile_beyond_quota_and_retention(profiling, clock):
+def test_profiles_of_active_jobs_survive_quota_and_retention(profiling, clock):
     queued, running, cancelling = (profiling.claim() for _ in range(3))
     for lease, name in ((queued, "a"), (running, "b"), (cancelling, "c")):
         profiling.save(lease, name, most=1)
@@ -115,7 +115,7 @@ def test_a_job_that_has_not_ended_keeps_its_profile_beyond_quota_and_retention(p
     assert profiling.left() == "e"
 
 
-def test_a_profile_goes_once_no_job_has_made_or_found_it_for_long(profiling, clock):
+def test_a_profile_expires_when_no_job_has_used_it_for_long(profiling, clock):
     job_id, _ = profiling.job("a")
     profiling.job("b")
     clock.advance(DAY.total_seconds() / 2)
@@ -130,7 +130,7 @@ def test_a_profile_goes_once_no_job_has_made_or_found_it_for_long(profiling, clo
     assert profiling.left() == ""
 
 
-def test_the_end_of_a_job_is_a_use_of_its_profile(profiling, clock):
+def test_the_end_of_a_job_counts_as_use_of_its_profile(profiling, clock):
     lease = profiling.claim()
     profiling.save(lease, "a")
     clock.advance(2 * DAY.total_seconds())
@@ -140,7 +140,7 @@ def test_the_end_of_a_job_is_a_use_of_its_profile(profiling, clock):
     assert profiling.sweep() == 1
 
 
-def test_a_profile_whose_jobs_are_deleted_is_kept_as_long(profiling, clock):
+def test_a_profile_whose_jobs_are_deleted_is_retained_as_long(profiling, clock):
     job_id, _ = profiling.job("a")
     profiling.do(jobs.delete_job, job_id)
     assert profiling.sweep() == 0
@@ -148,7 +148,7 @@ def test_a_profile_whose_jobs_are_deleted_is_kept_as_long(profiling, clock):
     assert profiling.sweep() == 1
 
 
-def test_however_many_are_old_all_of_them_go(profiling, clock):
+def test_all_expired_profiles_are_deleted_in_batches(profiling, clock):
     for name in "abcde":
         profiling.job(name)
     clock.advance(DAY.total_seconds())
@@ -156,7 +156,7 @@ def test_however_many_are_old_all_of_them_go(profiling, clock):
     assert profiling.left() == ""
 
 
-def test_a_job_makes_anew_what_is_deleted_while_it_looks(profiling, clock):
+def test_a_job_recreates_a_profile_deleted_during_its_lookup(profiling, clock):
     _, old = profiling.job("a")
     clock.advance(DAY.total_seconds())
     lease, found = profiling.claim(), []
@@ -172,7 +172,7 @@ def test_a_job_makes_anew_what_is_deleted_while_it_looks(profiling, clock):
     assert profiling.left() == "a"
 
 
-def test_what_a_job_is_just_finding_is_not_deleted(profiling, clock, database_kind):
+def test_a_profile_being_looked_up_is_not_deleted(profiling, clock, database_kind):
     _, old = profiling.job("a")
     clock.advance(DAY.total_seconds())
     lease, other, swept = profiling.claim(), profiling.claim(), []
@@ -185,7 +185,7 @@ def test_what_a_job_is_just_finding_is_not_deleted(profiling, clock, database_ki
     with profiling.database.transaction() as session:
         assert profiling.save_in(session, lease, "a") == old
         sweeping.start()
-        # SQLite has one writer at a time; where there are more, none of them waits for what it would delete.
+        # SQLite has one writer at a time; with several, none of them waits for what it would delete.
         sweeping.join(20 if database_kind == "postgres" else 0.2)
         assert sweeping.is_alive() == (database_kind == "sqlite")
     sweeping.join(20)
@@ -195,10 +195,10 @@ def test_what_a_job_is_just_finding_is_not_deleted(profiling, clock, database_ki
 
 
 @pytest.mark.databases("postgres")  # where others write while a statement reads
-def test_what_a_job_has_found_since_it_was_chosen_is_not_deleted(profiling):
+def test_a_profile_found_after_its_selection_is_not_deleted(profiling):
     _, old = profiling.job("a")
     lease, deleted = profiling.claim(), []
-    # Takes its time over each row, and then finds it changed.
+    # Takes time over each row, and then finds it changed.
     slow = select(Profile.id).where(cast(func.pg_sleep(0.5), String) == "")
 
     def delete():
@@ -213,7 +213,7 @@ def test_what_a_job_has_found_since_it_was_chosen_is_not_deleted(profiling):
     assert profiling.profile_of(lease.job_id) == old
 
 
-def test_at_no_moment_a_job_under_way_is_without_its_profile(profiling):
+def test_an_active_job_is_never_without_its_profile(profiling):
     done, chance = threading.Event(), random.Random()
 
     def work():

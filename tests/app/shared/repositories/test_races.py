@@ -1,4 +1,4 @@
-"""A client cancels at the very moment at which a worker does something: one goes first, and both know it."""
+"""Races of a client's cancellation with a worker's transactions: one is first, and both know it."""
 
 import random
 import threading
@@ -20,7 +20,7 @@ BROKEN = JobError(code="x", message="m", retryable=True)
 
 @pytest.fixture
 def worker_does(database, profile, result, report, artifact):
-    """What a worker does to a job, by name."""
+    """Return the transactions of a worker, by name."""
 
     def write(function, **options):
         def written(lease):
@@ -111,14 +111,14 @@ class Duel:
 
 
 def settle(database, lease):
-    """What the worker does next: its heartbeat tells it to stop, and it lets go."""
+    """Do what the worker does next: its heartbeat tells it to stop, and it releases the job."""
     with database.transaction() as session:
         assert leases.heartbeat(session, lease, lease_seconds=60) == Status.CANCELLING
         assert leases.release_job(session, lease) == Status.CANCELLED
 
 
 @pytest.mark.parametrize("first", ["client", "worker"])
-def test_cancelling_while_a_worker_claims(monkeypatch, database, submit, claim, cancel, assert_ended_once, first):
+def test_cancelling_races_with_a_claim(monkeypatch, database, submit, claim, cancel, assert_ended_once, first):
     job_id = submit()
     if first == "client":
         status, lease = Duel(monkeypatch, jobs, "_locked").fight(lambda: cancel(job_id), lambda: claim(job_id))
@@ -140,7 +140,7 @@ def test_cancelling_while_a_worker_claims(monkeypatch, database, submit, claim, 
     ],
 )
 @pytest.mark.parametrize("first", ["client", "worker"])
-def test_cancelling_while_a_worker_writes(
+def test_cancelling_races_with_a_write(
     monkeypatch, database, submit, claim, cancel, worker_does, assert_ended_once, deed, if_client_first,
     if_worker_first, first,
 ):  # fmt: skip
@@ -176,12 +176,12 @@ def test_cancelling_at_any_moment_ends_every_job_once(database, submit, claim, c
             time.sleep(pauses[1])
             worker_does["finish"](lease)
 
-        def regret(job_id=job_id, together=together, pauses=pauses):
+        def cancel_later(job_id=job_id, together=together, pauses=pauses):
             together.wait()
             time.sleep(3 * pauses[2])
             cancel(job_id)
 
-        threads = [threading.Thread(target=work), threading.Thread(target=regret)]
+        threads = [threading.Thread(target=work), threading.Thread(target=cancel_later)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -192,10 +192,10 @@ def test_cancelling_at_any_moment_ends_every_job_once(database, submit, claim, c
             jobs.delete_job(session, job_id)
 
 
-def test_of_a_worker_and_whoever_takes_its_job_one_writes(
+def test_of_two_workers_that_finish_one_job_only_one_writes(
     monkeypatch, database, submit, claim, worker_does, assert_ended_once
 ):
-    """A worker that finishes just as its job is taken from it, and another that finishes it."""
+    """A worker finishes just as its job is reclaimed, and another worker finishes it."""
     from app.shared.repositories import sweeps
 
     job_id = submit()

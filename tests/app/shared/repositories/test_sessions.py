@@ -28,7 +28,7 @@ def listed(do, tenant=None):
     return [row.id for row, _ in do(sessions.list_sessions, tenant)]
 
 
-def test_a_session_lasts_until_it_expires_or_is_ended(do, key, clock):
+def test_a_session_lasts_until_it_expires_or_is_revoked(do, key, clock):
     first, second = (do(sessions.open_session, key, lifetime=HOUR) for _ in range(2))
     row, found = do(sessions.find_session, first.token)
     assert (row.id, found.id, found.tenant) == (first.row.id, key, "alice")
@@ -50,7 +50,7 @@ def test_a_session_ends_with_its_key(do, key, clock):
     assert do(sessions.find_session, theirs.token) is None
 
 
-def test_what_has_ended_is_swept_and_nothing_else(do, key, clock):
+def test_only_ended_sessions_are_swept(do, key, clock):
     bob = do(keys.create_key, "bob").row.id
     short = do(sessions.open_session, bob, lifetime=HOUR).row.id
     long, of_alice = (do(sessions.open_session, which, lifetime=10 * HOUR).row.id for which in (bob, key))
@@ -68,7 +68,7 @@ def test_what_has_ended_is_swept_and_nothing_else(do, key, clock):
     assert listed(do) == []
 
 
-def test_one_key_has_a_hundred_sessions_at_most(do, key, clock):
+def test_a_key_has_at_most_a_hundred_sessions(do, key, clock):
     made = []
     for _ in range(103):
         made.append(do(sessions.open_session, key, lifetime=HOUR).row.id)
@@ -76,7 +76,7 @@ def test_one_key_has_a_hundred_sessions_at_most(do, key, clock):
     assert listed(do) == made[3:]
 
 
-def test_only_a_session_that_exists_is_revoked(do, key):
+def test_only_an_existing_session_can_be_revoked(do, key):
     made = do(sessions.open_session, key, lifetime=HOUR)
     assert do(sessions.revoke_session, made.row.id).id == key
     with pytest.raises(NotFoundError):

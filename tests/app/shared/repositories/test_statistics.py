@@ -37,13 +37,13 @@ def statistics(do):
     return lambda: do(read_statistics, lease_seconds=60)
 
 
-def test_an_empty_service_has_nothing(statistics):
+def test_an_empty_service_has_empty_statistics(statistics):
     told = statistics()
     assert (told.active_jobs, told.waiting_seconds, told.silent_seconds) == ({}, {}, {})
     assert (told.unannounced, told.artifact_bytes, told.upload_bytes) == (0, 0, 0)
 
 
-def test_jobs_are_counted_by_queue_and_status_until_they_end(database, do, statistics, submit, claim):
+def test_active_jobs_are_counted_by_queue_and_status(database, do, statistics, submit, claim):
     submit()
     elsewhere = submit()
     with database.transaction() as session:
@@ -59,9 +59,9 @@ def test_jobs_are_counted_by_queue_and_status_until_they_end(database, do, stati
     }
 
 
-def test_a_job_waits_from_when_it_could_have_been_claimed(do, statistics, submit, claim, clock):
+def test_a_job_waits_from_the_time_it_becomes_claimable(do, statistics, submit, claim, clock):
     do(leases.fail_job, claim(), BROKEN, backoff_seconds=50)
-    # Not to be had yet.
+    # Cannot be claimed yet.
     assert statistics().waiting_seconds == {}
     clock.advance(60)
     assert statistics().waiting_seconds == {"cpu": 10}
@@ -70,7 +70,7 @@ def test_a_job_waits_from_when_it_could_have_been_claimed(do, statistics, submit
     assert statistics().waiting_seconds == {"cpu": 110}
 
 
-def test_silence_is_counted_from_the_last_renewal_of_the_most_silent(do, statistics, claim, clock):
+def test_silence_is_measured_from_the_oldest_renewal(do, statistics, claim, clock):
     claim()
     clock.advance(25)
     renewed = claim()
@@ -82,7 +82,7 @@ def test_silence_is_counted_from_the_last_renewal_of_the_most_silent(do, statist
     assert statistics().silent_seconds == {"cpu": 135}
 
 
-def test_announcements_and_bytes_are_those_that_are_there(
+def test_announcements_and_stored_bytes_are_counted(
     database, do, statistics, submit, claim, artifact, report, result, clock
 ):
     job_id = submit()
@@ -120,7 +120,7 @@ def test_an_attempt_that_succeeds_has_all_its_stages_and_bytes(
     ]
 
 
-def test_of_a_stage_that_was_broken_off_no_time_is_told(do, attempt, claim, clock):
+def test_an_interrupted_stage_has_no_duration(do, attempt, claim, clock):
     lease = claim()
     for stage in ("preflight", "calibrating"):
         do(outputs.report_progress, lease, stage=stage, progress=0.1)
@@ -131,7 +131,7 @@ def test_of_a_stage_that_was_broken_off_no_time_is_told(do, attempt, claim, cloc
     assert told.stages == (("preflight", timedelta(seconds=3)),)
 
 
-def test_each_way_to_end_has_its_name(do, attempt, claim, clock):
+def test_each_outcome_of_an_attempt_has_its_name(do, attempt, claim, clock):
     retried, released, cancelled, lost = claim(), claim(), claim(), claim()
     do(leases.fail_job, retried, BROKEN)
     do(leases.release_job, released)
@@ -148,7 +148,7 @@ def test_each_way_to_end_has_its_name(do, attempt, claim, clock):
     ]
 
 
-def test_what_the_next_attempt_does_is_not_told_of_this_one(do, attempt, claim):
+def test_statistics_of_an_attempt_exclude_the_next_one(do, attempt, claim):
     first = claim()
     do(outputs.add_event, first, NewEvent(type="message", message="hello"))
     do(leases.release_job, first)
@@ -157,7 +157,7 @@ def test_what_the_next_attempt_does_is_not_told_of_this_one(do, attempt, claim):
     assert (attempt(first).outcome, attempt(second).outcome) == ("released", "failed")
 
 
-def test_of_a_job_that_was_deleted_nothing_is_told(do, attempt, claim):
+def test_a_deleted_job_has_no_attempt_statistics(do, attempt, claim):
     lease = claim()
     do(leases.fail_job, lease, JobError(code="x", message="m"))
     do(jobs.delete_job, lease.job_id)

@@ -43,7 +43,7 @@ def test_an_announcement_waits_until_it_is_sent(submit, sweep):
     assert sweep(sweeps.list_announcements) == []
 
 
-def test_a_job_that_nobody_heard_of_is_announced_again(submit, sweep, clock):
+def test_an_unclaimed_job_is_announced_again(submit, sweep, clock):
     job_id = submit()
     sweep(sweeps.forget_announcements, sent=sweep(sweeps.list_announcements))
     assert sweep(sweeps.ring_again, ring_seconds=30) == 0
@@ -60,7 +60,7 @@ def test_a_running_job_is_not_announced(submit, sweep, claim, clock):
     assert sweep(sweeps.ring_again, ring_seconds=30) == 0
 
 
-def test_a_job_whose_worker_is_silent_goes_back_into_the_queue(database, submit, sweep, claim, clock):
+def test_a_job_of_a_silent_worker_returns_to_the_queue(database, submit, sweep, claim, clock):
     job_id = submit()
     claim(job_id)
     clock.advance(59)
@@ -72,7 +72,7 @@ def test_a_job_whose_worker_is_silent_goes_back_into_the_queue(database, submit,
     assert claim(job_id) is not None
 
 
-def test_a_job_that_kills_its_workers_starts_max_attempts_times_and_fails(database, submit, sweep, claim, clock):
+def test_a_job_that_kills_workers_fails_after_max_attempts(database, submit, sweep, claim, clock):
     job_id = submit(max_attempts=3)
     starts = 0
     while claim(job_id) is not None:
@@ -94,7 +94,7 @@ def test_a_job_being_cancelled_by_a_dead_worker_is_cancelled(database, submit, s
     assert look(database, job_id).status == "cancelled"
 
 
-def test_a_worker_known_to_be_dead_loses_its_jobs_at_once_and_no_other_does(database, submit, sweep, claim):
+def test_only_a_dead_workers_jobs_are_reclaimed_at_once(database, submit, sweep, claim):
     dead, alive = submit(), submit()
     claim(dead, "dead")
     claim(alive, "alive")
@@ -102,7 +102,7 @@ def test_a_worker_known_to_be_dead_loses_its_jobs_at_once_and_no_other_does(data
     assert look(database, alive).status == "running"
 
 
-def test_whoever_holds_the_data_folder_takes_every_job(submit, sweep, claim):
+def test_the_owner_of_the_data_folder_reclaims_every_job(submit, sweep, claim):
     job_ids = [submit(), submit()]
     for job_id in job_ids:
         claim(job_id)
@@ -111,7 +111,7 @@ def test_whoever_holds_the_data_folder_takes_every_job(submit, sweep, claim):
     assert queued not in sweep(sweeps.reclaim_from)
 
 
-def test_artifacts_expire_once_and_their_names_stay(database, submit, sweep, claim, clock, report, result, artifact):
+def test_artifacts_expire_once_and_stay_listed(database, submit, sweep, claim, clock, report, result, artifact):
     job_id = submit()
     lease = claim(job_id)
     sweep(outputs.succeed_job, lease=lease, result=result, report=report, artifacts=[artifact], retention=WEEK)
@@ -124,7 +124,7 @@ def test_artifacts_expire_once_and_their_names_stay(database, submit, sweep, cla
         assert found.storage_key is None
 
 
-def test_checkpoints_of_jobs_long_ended_are_let_go(database, submit, sweep, clock):
+def test_checkpoints_of_jobs_that_ended_long_ago_are_released(database, submit, sweep, clock):
     ended, waiting = submit(), submit()
     sweep(jobs.cancel_job, job_id=ended)
     clock.advance(WEEK.total_seconds() - 1)
@@ -136,7 +136,7 @@ def test_checkpoints_of_jobs_long_ended_are_let_go(database, submit, sweep, cloc
     assert look(database, waiting).work_key is not None
 
 
-def test_keys_past_their_time_are_forgotten(database, submit, sweep, clock, request_body):
+def test_expired_idempotency_keys_are_deleted(database, submit, sweep, clock, request_body):
     key = Idempotency(key="k", lifetime=timedelta(hours=1))
     job_id = submit(idempotency=key)
     clock.advance(3601)
@@ -144,7 +144,7 @@ def test_keys_past_their_time_are_forgotten(database, submit, sweep, clock, requ
     assert submit(idempotency=key) != job_id
 
 
-def test_orphans_are_what_no_row_names(database, submit, sweep, claim, report, result, artifact):
+def test_orphans_are_keys_that_no_row_references(database, submit, sweep, claim, report, result, artifact):
     waiting, done = submit(), submit()
     sweep(outputs.succeed_job, lease=claim(done), result=result, report=report, artifacts=[artifact], retention=WEEK)
     known = look(database, waiting).work_key

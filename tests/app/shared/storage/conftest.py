@@ -70,7 +70,7 @@ def view(request, tmp_path):
 
 @pytest.fixture
 def another_store(view, tmp_path):
-    """Opens the store once more, as another process does."""
+    """Open the store once more, as another process does."""
     return lambda: open_store(Settings(data_dir=tmp_path / "data", **view.settings))
 
 

@@ -15,13 +15,13 @@ from app.shared.storage import LocalStore, WorkFolders, data_folder_lock
 @pytest.mark.parametrize(
     "key", ["", "..", "../x", "/etc/passwd", "a" * 31, "A" * 32, "a" * 32 + "\n", "a" * 32 + "/.."]
 )
-def test_only_a_key_leads_to_a_folder(tmp_path, key):
+def test_only_a_valid_key_leads_to_a_folder(tmp_path, key):
     for action in (WorkFolders(tmp_path).path, WorkFolders(tmp_path).remove):
         with pytest.raises(StorageError):
             action(key)
 
 
-def test_work_folders_come_and_go(tmp_path):
+def test_work_folders_are_created_and_removed(tmp_path):
     folders = WorkFolders(tmp_path / "work")
     folder = folders.path("c" * 32)
     (folder / "deep").mkdir()
@@ -33,7 +33,7 @@ def test_work_folders_come_and_go(tmp_path):
     assert not folder.exists()
 
 
-def test_what_jobs_make_is_their_owners_alone_unless_the_operator_has_made_the_folder(tmp_path):
+def test_new_folders_are_private_and_existing_modes_are_kept(tmp_path):
     (tmp_path / "shared" / "artifacts").mkdir(parents=True)
     (tmp_path / "shared" / "artifacts").chmod(0o770)
     LocalStore(tmp_path / "shared")
@@ -51,7 +51,7 @@ def test_a_data_folder_has_one_service_at_a_time(tmp_path):
         pass
 
 
-def test_the_lock_dies_with_its_process_although_a_child_lives_on(tmp_path):
+def test_the_lock_ends_with_its_process_despite_a_living_child(tmp_path):
     code = (
         "import os, subprocess, sys; from pathlib import Path; from app.shared.storage import data_folder_lock\n"
         "with data_folder_lock(Path(sys.argv[1])):\n"

@@ -1,4 +1,4 @@
-"""What a folder does in its own way; the rest is in `test_stores`."""
+"""Behaviour specific to local folders; the rest is in `test_stores`."""
 
 import os
 import time
@@ -33,7 +33,7 @@ def refuse_links(monkeypatch):
     monkeypatch.setattr(os, "link", refuse)
 
 
-def test_storing_takes_no_second_copy_and_survives_the_source(store, source, folder):
+def test_a_stored_file_is_linked_and_survives_its_source(store, source, folder):
     content = source.read_bytes()
     stored = store.put(source)
     assert (folder / stored.key).samefile(source)
@@ -41,14 +41,14 @@ def test_storing_takes_no_second_copy_and_survives_the_source(store, source, fol
     assert (folder / stored.key).read_bytes() == content
 
 
-def test_where_links_are_impossible_the_file_is_copied(store, source, folder, monkeypatch):
+def test_a_file_is_copied_if_it_cannot_be_linked(store, source, folder, monkeypatch):
     refuse_links(monkeypatch)
     stored = store.put(source)
     assert not (folder / stored.key).samefile(source)
     assert (folder / stored.key).read_bytes() == source.read_bytes()
 
 
-def test_a_full_disk_leaves_nothing_half_written(store, source, folder, monkeypatch):
+def test_a_full_disk_leaves_no_partial_file(store, source, folder, monkeypatch):
     def fill(_source, target, **_options):
         target.write_bytes(b"half")
         raise OSError(28, "No space left on device")
@@ -60,7 +60,7 @@ def test_a_full_disk_leaves_nothing_half_written(store, source, folder, monkeypa
     assert list(folder.iterdir()) == []
 
 
-def test_a_link_put_in_place_of_a_file_is_not_followed(store, source, folder):
+def test_a_symlink_in_place_of_a_stored_file_is_not_followed(store, source, folder):
     stored = store.put(source)
     (folder / stored.key).unlink()
     (folder / stored.key).symlink_to("/etc/passwd")
@@ -68,20 +68,20 @@ def test_a_link_put_in_place_of_a_file_is_not_followed(store, source, folder):
         list(store.read(stored.key, 0, 1))
 
 
-def test_the_sweep_leaves_what_is_not_of_the_store(store, folder):
+def test_the_sweep_ignores_files_that_are_not_of_the_store(store, folder):
     for name in ("b" * 32 + ".tmp", "README.tmp", "README"):
         (folder / name).touch()
     assert store.remove_unfinished(before=time.time() + 1) == 1
     assert sorted(file.name for file in folder.iterdir()) == ["README", "README.tmp"]
 
 
-def test_a_process_that_died_while_it_claimed_a_store_has_not_claimed_it(store, tmp_path):
+def test_an_interrupted_claim_does_not_bind_a_store(store, tmp_path):
     (tmp_path / "database").touch()
     assert store.is_bound_to("one")
     assert not store.is_bound_to("two")
 
 
-def test_a_folder_that_cannot_be_used_is_told_apart(tmp_path):
+def test_an_unusable_folder_is_a_storage_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError):
         LocalStore(tmp_path / "file")

@@ -1,4 +1,4 @@
-"""What S3 does in its own way, and what becomes of a store that does not do it."""
+"""Behaviour specific to S3, and stores that lack some of it."""
 
 import socket
 import subprocess
@@ -25,18 +25,18 @@ def store(s3_settings, tmp_path):
 
 
 @pytest.fixture
-def hurried(bucket):
-    """A store at some address, with little patience."""
+def make_store(bucket):
+    """Return a store at some address, with short timeouts."""
 
-    def hurried(url):
+    def make_store(url):
         return S3Store("a-bucket", "p", endpoint_url=url, connect_seconds=0.2, answer_seconds=0.2, attempts=2)
 
-    return hurried
+    return make_store
 
 
 @contextmanager
 def answering(status, code):
-    """A server that answers every request with an error."""
+    """Run a server that answers every request with an error."""
 
     class Handler(BaseHTTPRequestHandler):
         def refuse(self):
@@ -76,12 +76,12 @@ ACTIONS = {
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
 @pytest.mark.parametrize("is_listening", [True, False], ids=["hangs", "refuses"])
-def test_a_store_that_does_not_answer_is_told_in_time(hurried, action, is_listening):
+def test_an_unresponsive_store_is_reported_in_time(make_store, action, is_listening):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         if is_listening:
             held.listen()
-        store = hurried(f"http://127.0.0.1:{held.getsockname()[1]}")
+        store = make_store(f"http://127.0.0.1:{held.getsockname()[1]}")
         began = time.monotonic()
         with pytest.raises(StorageUnavailableError):
             action(store)
@@ -97,15 +97,15 @@ def test_a_store_that_does_not_answer_is_told_in_time(hurried, action, is_listen
         (507, "XMinioStorageFull", DiskFullError),
     ],
 )
-def test_a_refusal_is_told_apart_and_names_no_bucket(hurried, status, code, kind):
+def test_a_refusal_has_its_own_error_and_names_no_bucket(make_store, status, code, kind):
     with answering(status, code) as url, pytest.raises(StorageError, match="store") as refused:
-        ACTIONS["put"](hurried(url))
+        ACTIONS["put"](make_store(url))
     assert type(refused.value) is kind
     assert "a-bucket" not in str(refused.value)
     assert url not in str(refused.value)
 
 
-def test_what_arrived_otherwise_than_it_was_sent_is_noticed_and_removed(store, bucket):
+def test_corrupted_uploads_are_detected_and_removed(store, bucket):
     def tamper(**_options):
         (name,) = bucket.names()
         bucket.write(name, b"X" + LONG[1:])
@@ -117,7 +117,7 @@ def test_what_arrived_otherwise_than_it_was_sent_is_noticed_and_removed(store, b
 
 
 @pytest.mark.parametrize("is_tampered", [False, True])
-def test_a_store_that_knows_no_sha256_has_to_send_it_all_back(store, bucket, is_tampered):
+def test_without_sha256_support_the_content_is_read_back(store, bucket, is_tampered):
     def forget(parsed, **_options):
         parsed.pop("ChecksumSHA256")
         if is_tampered:
@@ -133,7 +133,7 @@ def test_a_store_that_knows_no_sha256_has_to_send_it_all_back(store, bucket, is_
         assert bucket.read(f"rocket/test/artifacts/{store.put_stream([b'abc'], max_bytes=3).key}") == b"abc"
 
 
-def test_a_presigned_url_gives_the_file_to_whoever_has_it(store):
+def test_a_presigned_url_downloads_the_file(store):
     stored = store.put_stream([b"abcdef"], max_bytes=6)
     url = store.presigned_url(stored.key, filename="a b.md", media_type="text/markdown")
     assert "X-Amz-Expires=300" in url
@@ -144,7 +144,7 @@ def test_a_presigned_url_gives_the_file_to_whoever_has_it(store):
     assert answer.headers["Content-Type"] == "text/markdown"
 
 
-def test_without_credentials_it_says_which_are_missing(store, s3_settings, monkeypatch, tmp_path):
+def test_missing_credentials_are_named(store, s3_settings, monkeypatch, tmp_path):
     from app.shared.storage import s3
 
     s3._session.cache_clear()
@@ -157,13 +157,13 @@ def test_without_credentials_it_says_which_are_missing(store, s3_settings, monke
         s3._session.cache_clear()
 
 
-def test_without_its_library_it_says_what_to_install(s3_settings, monkeypatch, tmp_path):
+def test_a_missing_library_is_reported_with_what_to_install(s3_settings, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.delitem(sys.modules, "app.shared.storage.s3")
     with pytest.raises(InvalidSettingsError, match=r"pip install 'rocket-compress\[s3\]'"):
         open_store(Settings(data_dir=tmp_path, **s3_settings))
 
 
-def test_a_service_with_a_local_store_loads_nothing_of_it():
+def test_a_local_store_does_not_load_the_s3_library():
     code = "import sys, app.main; sys.exit(any(name in sys.modules for name in ('boto3', 'botocore')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

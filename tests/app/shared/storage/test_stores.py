@@ -1,4 +1,4 @@
-"""What holds for every kind of store; `view` looks into it by other means."""
+"""Properties of every kind of store; `view` inspects it by other means."""
 
 import hashlib
 import os
@@ -40,7 +40,7 @@ def half_a_minute_ahead():
 
 
 @pytest.mark.parametrize("content", [b"", b"x", LONG], ids=["empty", "short", "long"])
-def test_what_is_stored_is_what_was_given(store, view, source, content):
+def test_stored_content_equals_its_source(store, view, source, content):
     stored = store.put(source(content))
     assert (stored.size, stored.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert view.keys() == [stored.key]
@@ -53,7 +53,7 @@ def test_what_is_stored_is_what_was_given(store, view, source, content):
     [[], [b"a", b"", b"b"], [LONG], [LONG[start : start + 999_983] for start in range(0, len(LONG), 999_983)]],
     ids=["none", "tiny", "one", "odd"],
 )
-def test_a_stream_is_stored_however_it_is_cut(store, view, chunks):
+def test_a_stream_is_stored_whatever_its_chunks(store, view, chunks):
     content = b"".join(chunks)
     stored = store.put_stream(iter(chunks), max_bytes=len(content))
     assert (stored.size, stored.sha256) == (len(content), hashlib.sha256(content).hexdigest())
@@ -61,7 +61,7 @@ def test_a_stream_is_stored_however_it_is_cut(store, view, chunks):
 
 
 @pytest.mark.parametrize("limit", [3, 16 * MIB])
-def test_a_stream_that_is_too_long_leaves_nothing(store, view, limit):
+def test_an_oversized_stream_leaves_nothing(store, view, limit):
     def endless():
         while True:
             yield bytes(MIB)
@@ -72,7 +72,7 @@ def test_a_stream_that_is_too_long_leaves_nothing(store, view, limit):
     assert view.unfinished() == []
 
 
-def test_a_stream_that_breaks_off_leaves_nothing(store, view):
+def test_an_interrupted_stream_leaves_nothing(store, view):
     class GoneError(Exception):
         pass
 
@@ -89,19 +89,19 @@ def test_a_stream_that_breaks_off_leaves_nothing(store, view):
 @pytest.mark.parametrize(
     ("start", "stop"), [(0, 1), (0, len(LONG)), (MIB - 1, MIB + 1), (len(LONG) - 1, len(LONG)), (5, 5), (2**18, 2**20)]
 )
-def test_a_range_is_those_bytes(store, source, start, stop):
+def test_a_range_returns_those_bytes(store, source, start, stop):
     stored = store.put(source(LONG))
     assert b"".join(store.read(stored.key, start, stop)) == LONG[start:stop]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 4), (2, 9), (3, 4), (7, 9)])
-def test_what_a_file_does_not_have_is_not_made_up(store, source, start, stop):
+def test_a_range_beyond_the_file_is_an_error(store, source, start, stop):
     stored = store.put(source(b"abc"))
     with pytest.raises(StorageError):
         list(store.read(stored.key, start, stop))
 
 
-def test_a_reader_may_stop_in_the_middle(store, source):
+def test_a_reader_may_stop_early(store, source):
     stored = store.put(source(LONG))
     pieces = store.read(stored.key, 0, stored.size)
     assert LONG.startswith(next(pieces))
@@ -109,7 +109,7 @@ def test_a_reader_may_stop_in_the_middle(store, source):
     assert read(store, stored) == LONG
 
 
-def test_many_threads_may_store_and_read(store, view):
+def test_concurrent_threads_may_store_and_read(store, view):
     def one(number):
         content = str(number).encode() * 1000
         return read(store, store.put_stream([content], max_bytes=10**6)) == content
@@ -123,7 +123,7 @@ def test_many_threads_may_store_and_read(store, view):
     "key",
     ["", "..", "../x", "/etc/passwd", "a" * 31, "A" * 32, "a" * 32 + "\n", "a" * 32 + "/..", "%2e%2e", "a#", "a\0"],
 )
-def test_only_a_key_leads_to_a_file(store, key, tmp_path):
+def test_only_a_valid_key_leads_to_a_file(store, key, tmp_path):
     target = tmp_path / "target"
     for action in (
         lambda: list(store.read(key, 0, 1)),
@@ -134,7 +134,7 @@ def test_only_a_key_leads_to_a_file(store, key, tmp_path):
             action()
 
 
-def test_removing_twice_is_no_error(store, view, source):
+def test_removing_twice_is_not_an_error(store, view, source):
     stored = store.put(source(b"abc"))
     store.remove(stored.key)
     store.remove(stored.key)
@@ -154,7 +154,7 @@ def test_only_regular_files_are_artifacts(store, source, tmp_path, kind):
         store.put(wrong)
 
 
-def test_only_files_older_than_asked_are_listed_and_no_others(store, view, source):
+def test_only_files_older_than_the_limit_are_listed(store, view, source):
     began = time.time() - 5
     stored = store.put(source(b"abc"))
     view.write("README", b"")
@@ -170,7 +170,7 @@ def test_a_fetched_file_is_verified_and_replaces_the_target(store, source, tmp_p
 
 
 @pytest.mark.parametrize("other", [b"X" + LONG[1:], LONG[:-1], b""], ids=["flipped", "shorter", "empty"])
-def test_wrong_bytes_are_never_fetched(store, view, source, tmp_path, other):
+def test_corrupted_files_are_never_fetched(store, view, source, tmp_path, other):
     folder = tmp_path / "fetched"
     folder.mkdir()
     stored = store.put(source(LONG))
@@ -188,14 +188,14 @@ def test_a_store_belongs_to_the_first_database_that_asks(store, another_store, v
     assert store.keys(before=half_a_minute_ahead()) == []
 
 
-def test_of_many_databases_that_ask_at_once_one_has_the_store(another_store):
+def test_of_concurrent_databases_only_one_gets_the_store(another_store):
     stores = [another_store() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda pair: pair[1].is_bound_to(str(pair[0])), enumerate(stores)))
     assert sum(answers) == 1
 
 
-def test_a_store_that_can_be_written_says_so_and_one_that_cannot_too(store, view):
+def test_check_detects_whether_a_store_is_writable(store, view):
     store.check()
     assert view.keys() == []
     assert view.unfinished() == []
@@ -204,7 +204,7 @@ def test_a_store_that_can_be_written_says_so_and_one_that_cannot_too(store, view
         store.check()
 
 
-def test_a_process_that_is_killed_while_it_stores_leaves_nothing_but_work_for_the_sweep(store, view):
+def test_a_killed_upload_leaves_only_what_the_sweep_removes(store, view):
     environment = os.environ | {f"ROCKET_{name.upper()}": value for name, value in view.settings.items()}
     command = [sys.executable, "-c", _STORE_UNTIL_KILLED]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
@@ -216,7 +216,7 @@ def test_a_process_that_is_killed_while_it_stores_leaves_nothing_but_work_for_th
     assert len(view.unfinished()) == 1
     assert view.keys() == []
     assert store.keys(before=half_a_minute_ahead()) == []
-    # What was added to just now may be on its way still.
+    # Recent additions may still be in progress.
     assert store.remove_unfinished(before=time.time() - 60) == 0
     assert len(view.unfinished()) == 1
     assert store.remove_unfinished(before=half_a_minute_ahead()) == 1

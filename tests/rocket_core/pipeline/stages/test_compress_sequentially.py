@@ -15,7 +15,7 @@ FACTORED = ("low_rank", "factored", "shared")
 
 @pytest.fixture(scope="module")
 def run_with(tmp_path_factory, model_folder, settings):
-    """Compresses a tiny model by a preset; the output folder and the report, made once for equal settings."""
+    """Compress a tiny model with a preset, once for equal settings; return the output folder and the report."""
     made = {}
 
     def make(family="llama", **changes):
@@ -35,7 +35,7 @@ def tensors(output):
 
 @pytest.mark.parametrize("kinds", [("low_rank", "factored", "shared", "sparse"), FACTORED, ("sparse",)])
 @pytest.mark.parametrize("budget", ["parameters", "bytes"])
-def test_the_budget_is_used_up_and_never_exceeded(run_with, kinds, budget):
+def test_the_budget_is_used_and_never_exceeded(run_with, kinds, budget):
     _, report = run_with(kinds=kinds, budget=budget)
     achieved = report.totals.achieved_ratio if budget == "parameters" else report.totals.achieved_byte_ratio
     assert RATIO - 1e-12 <= achieved <= RATIO + 0.002 * (1 - RATIO)
@@ -43,7 +43,7 @@ def test_the_budget_is_used_up_and_never_exceeded(run_with, kinds, budget):
     assert {layer.kind for layer in report.layers} <= {*kinds, "dense"} | {"low_rank", "factored"} - {"sparse"}
 
 
-def test_the_artifact_computes_what_the_report_says_of_each_layer(run_with):
+def test_the_artifact_matches_the_report_of_each_layer(run_with):
     output, report = run_with(kinds=("low_rank", "factored", "shared", "sparse"))
     stored = tensors(output)
     model = AutoModelForCausalLM.from_pretrained(output / "factored")
@@ -56,7 +56,7 @@ def test_the_artifact_computes_what_the_report_says_of_each_layer(run_with):
             assert 0 < layer.achieved_error < 1
 
 
-def test_layers_that_read_what_the_dense_model_gives_are_compressed_as_without_it(run_with):
+def test_layers_with_dense_inputs_match_independent_compression(run_with):
     # Nothing is compressed before the first block's first layers.
     in_sequence, report = run_with(kinds=("sparse",))
     apart, _ = run_with(kinds=("sparse",), sequential=False)
@@ -71,7 +71,7 @@ def test_layers_that_read_what_the_dense_model_gives_are_compressed_as_without_i
     assert not torch.equal(first[f"{last}.weight"], second[f"{last}.weight"])
 
 
-def test_a_shared_dictionary_is_stored_once_and_named_in_the_report(run_with):
+def test_a_shared_dictionary_is_stored_once_and_reported(run_with):
     output, report = run_with(kinds=("shared",))
     owners = {layer.dictionary for layer in report.layers if layer.dictionary}
     assert owners
@@ -84,7 +84,7 @@ def test_a_shared_dictionary_is_stored_once_and_named_in_the_report(run_with):
 
 
 @pytest.mark.parametrize("sequential", [True, False])
-def test_a_stopped_run_goes_on_to_the_same_bytes(run_with, tmp_path, model_folder, settings, sequential):
+def test_a_stopped_run_resumes_to_the_same_bytes(run_with, tmp_path, model_folder, settings, sequential):
     expected, _ = run_with(kinds=FACTORED, sequential=sequential)
     chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), kinds=FACTORED, sequential=sequential)
     model = str(model_folder("llama"))
@@ -111,7 +111,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(run_with, tmp_path, model_folde
 
 
 @pytest.mark.parametrize("family", ["llama", "t5", "whisper", "roberta", "gpt2"])
-def test_outputs_that_are_kept_change_nothing(family, tmp_path, model_folder, settings, monkeypatch):
+def test_caching_outputs_changes_nothing(family, tmp_path, model_folder, settings, monkeypatch):
     calibration = {"samples": 4} | ({"dataset": "synthetic"} if family == "whisper" else {})
     chosen = settings(preset="best", sensitivity_samples=4, export=("factored",)).model_copy(
         update={"calibration": settings().calibration.model_copy(update=calibration)}
@@ -124,7 +124,7 @@ def test_outputs_that_are_kept_change_nothing(family, tmp_path, model_folder, se
     assert kept.read_bytes() == run.read_bytes()
 
 
-def test_attention_of_a_block_is_run_twice_for_either_stream(tmp_path, model_folder, settings, monkeypatch):
+def test_attention_of_a_block_runs_twice_per_stream(tmp_path, model_folder, settings, monkeypatch):
     calls, stages = [], []
     attention = torch.nn.functional.scaled_dot_product_attention
 
@@ -138,13 +138,11 @@ def test_attention_of_a_block_is_run_twice_for_either_stream(tmp_path, model_fol
     compress(str(model_folder("llama")), tmp_path, chosen, on_progress=lambda progress: stages.append(progress.stage))
     blocks = AutoModelForCausalLM.from_pretrained(model_folder("llama")).config.num_hidden_layers
     batches = 6
-    # Whether a layer is called once shows with the first batch, which runs on to the end.
+    # The first batch, which runs to the end, shows whether a layer is called only once.
     assert calls.count("factorizing") == blocks * (2 * 2 * batches + 1)
 
 
-def test_a_group_is_profiled_before_its_first_layer_and_handed_over_in_the_models_order(
-    tmp_path, model_folder, settings
-):
+def test_a_group_is_profiled_first_and_reported_in_model_order(tmp_path, model_folder, settings):
     seen, told = [], []
     chosen = settings(preset="fast", sensitivity_samples=4, export=("factored",))
     report = compress(
@@ -155,7 +153,7 @@ def test_a_group_is_profiled_before_its_first_layer_and_handed_over_in_the_model
         on_profile=lambda position, profile: told.append((position, profile.name)),
     )
     assert told == list(enumerate(layer.name for layer in report.layers))
-    # A block begins under the name of its first layer.
+    # A block starts under the name of its first layer.
     last = {layer: place for place, (stage, layer) in enumerate(seen) if stage == "calibrating" and layer is not None}
     for layer in report.layers:
         if layer.input_group != layer.name:
@@ -163,14 +161,14 @@ def test_a_group_is_profiled_before_its_first_layer_and_handed_over_in_the_model
 
 
 @pytest.mark.parametrize("family", ["t5", "whisper", "vit", "roberta"])
-def test_the_best_preset_is_for_every_kind_of_model(family, run_with):
+def test_the_best_preset_supports_every_kind_of_model(family, run_with):
     calibration = {"samples": 4} | ({} if family in {"t5", "roberta"} else {"dataset": "synthetic"})
     _, report = run_with(family, preset="best", calibration=calibration)
     assert all(layer.achieved_error < 1 for layer in report.layers)
     assert 0.3 - 1e-12 <= report.totals.achieved_ratio <= 0.302
 
 
-def test_layers_of_an_encoder_decoder_are_compressed_one_after_another(run_with):
+def test_layers_of_an_encoder_decoder_are_compressed_in_turn(run_with):
     _, report = run_with(
         "t5", objective="whitened", column_weights=False, kinds=("low_rank", "factored"), calibration={"samples": 4}
     )

@@ -34,7 +34,7 @@ def stories(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def evaluation(stories):
-    """Settings of a small evaluation; keywords override."""
+    """Return settings of a small evaluation; keywords override."""
 
     def make(**changes):
         return {"dataset": str(stories), "samples": 4, "sequence_length": 32, "stride": 16} | changes
@@ -44,7 +44,7 @@ def evaluation(stories):
 
 @pytest.fixture(scope="session")
 def evaluated(tmp_path_factory, model_folder, settings, evaluation):
-    """An uninterrupted run with an evaluation: its output folder and report."""
+    """Return the output folder and the report of an uninterrupted run with an evaluation."""
     output = tmp_path_factory.mktemp("evaluated") / "out"
     return output, compress(str(model_folder("llama")), output, settings(evaluate=evaluation()))
 
@@ -57,7 +57,7 @@ def weights(output):
     return {file: file.stat().st_mtime_ns for file in output.rglob("*.safetensors") if "exports" in file.parts}
 
 
-def test_the_report_tells_the_quality_that_the_artifact_has(evaluated, model_folder, stories):
+def test_the_report_has_the_quality_of_the_artifact(evaluated, model_folder, stories):
     output, report = evaluated
     alone = evaluate_text(
         output / "factored",
@@ -78,7 +78,7 @@ def test_the_report_tells_the_quality_that_the_artifact_has(evaluated, model_fol
     assert CompressionReport.model_validate_json((output / "dense" / "report.json").read_bytes()) == report
 
 
-def test_it_changes_no_artifact_and_leaves_nothing_behind(evaluated, finished, fingerprint):
+def test_evaluation_changes_no_artifact_and_leaves_no_file(evaluated, finished, fingerprint):
     output, _ = evaluated
     assert fingerprint(output) == fingerprint(finished("llama")[0])
     assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.html", "report.json"]
@@ -95,12 +95,12 @@ def test_the_model_card_shows_before_and_after(evaluated, finished):
     assert "\n\n\n" not in other
 
 
-def test_without_a_factored_artifact_the_dense_one_is_measured(tmp_path, model_folder, settings, evaluation):
+def test_without_a_factored_artifact_the_dense_one_is_evaluated(tmp_path, model_folder, settings, evaluation):
     report = compress(str(model_folder("llama")), tmp_path / "out", settings(evaluate=evaluation(), export=("dense",)))
     assert report.evaluation.export == "dense"
 
 
-def test_cut_short_it_keeps_the_artifacts_and_is_repeated(tmp_path, model_folder, settings, evaluation, evaluated):
+def test_an_interrupted_evaluation_is_repeated_on_resume(tmp_path, model_folder, settings, evaluation, evaluated):
     folder, output, config = str(model_folder("llama")), tmp_path / "out", settings(evaluate=evaluation())
     seen = []
     with pytest.raises(CompressionCancelledError, match="evaluating"):
@@ -116,9 +116,7 @@ def test_cut_short_it_keeps_the_artifacts_and_is_repeated(tmp_path, model_folder
     assert compress(folder, output, config, resume=True).evaluation == evaluated[1].evaluation
 
 
-def test_an_artifact_that_is_not_complete_is_written_again(
-    tmp_path, model_folder, settings, evaluation, evaluated, fingerprint
-):
+def test_an_incomplete_artifact_is_written_again(tmp_path, model_folder, settings, evaluation, evaluated, fingerprint):
     folder, output, config = str(model_folder("llama")), tmp_path / "out", settings(evaluate=evaluation())
     steps = []
 
@@ -131,9 +129,7 @@ def test_an_artifact_that_is_not_complete_is_written_again(
     assert fingerprint(output) == fingerprint(evaluated[0])
 
 
-def test_finished_it_is_not_repeated_where_the_run_is_stopped_later(
-    tmp_path, model_folder, settings, evaluation, evaluated, monkeypatch
-):
+def test_a_finished_evaluation_is_not_repeated(tmp_path, model_folder, settings, evaluation, evaluated, monkeypatch):
     folder, output, config = str(model_folder("llama")), tmp_path / "out", settings(evaluate=evaluation())
     with monkeypatch.context() as patch:
 
@@ -147,9 +143,7 @@ def test_finished_it_is_not_repeated_where_the_run_is_stopped_later(
     assert compress(folder, output, config, resume=True).evaluation == evaluated[1].evaluation
 
 
-def test_another_evaluation_can_be_asked_for_when_a_run_is_resumed(
-    tmp_path, model_folder, settings, evaluation, monkeypatch
-):
+def test_another_evaluation_can_be_requested_on_resume(tmp_path, model_folder, settings, evaluation, monkeypatch):
     folder, output = str(model_folder("llama")), tmp_path / "out"
     with monkeypatch.context() as patch:
 
@@ -182,7 +176,7 @@ def test_a_finished_run_is_not_evaluated_afterwards(evaluated, finished, model_f
         ({"dataset": "nonsense"}, InvalidConfigError),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_before_any_work(
+def test_an_impossible_evaluation_is_refused_before_any_work(
     tmp_path, model_folder, settings, evaluation, changes, error
 ):
     with pytest.raises(error):
@@ -190,7 +184,7 @@ def test_what_cannot_be_evaluated_is_refused_before_any_work(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_text_that_the_calibration_has_used_up_is_refused(tmp_path, model_folder, settings, stories, evaluation):
+def test_a_text_used_up_by_calibration_is_refused(tmp_path, model_folder, settings, stories, evaluation):
     calibration = {"dataset": str(stories), "samples": 1000, "sequence_length": 32}
     with pytest.raises(EmptyCalibrationError, match="nothing is left to evaluate on"):
         compress(str(model_folder("llama")), tmp_path / "out", settings(calibration=calibration, evaluate=evaluation()))
@@ -198,7 +192,7 @@ def test_a_text_that_the_calibration_has_used_up_is_refused(tmp_path, model_fold
 
 @pytest.fixture
 def plan(model_folder):
-    """A run with its plan of an evaluation."""
+    """Return a run with its plan of an evaluation."""
 
     def make(calibration, evaluate):
         config = compression_config(ratio=0.3, calibration=calibration, evaluate=evaluate)
@@ -214,7 +208,7 @@ def stories_in(run, windows):
 
 
 @pytest.mark.parametrize("other_name", [False, True])
-def test_of_the_text_that_is_calibrated_on_only_other_documents_are_read(plan, tmp_path, stories, other_name):
+def test_calibration_and_evaluation_documents_are_disjoint(plan, tmp_path, stories, other_name):
     link = tmp_path / "link.jsonl"
     os.link(stories, link)
     dataset = str(link if other_name else stories)
@@ -229,12 +223,12 @@ def test_of_the_text_that_is_calibrated_on_only_other_documents_are_read(plan, t
     assert not calibrated & evaluated
 
 
-def test_another_file_is_read_from_its_beginning(plan, stories, text):
+def test_another_file_is_read_from_its_start(plan, stories, text):
     run, planned = plan({"dataset": str(text), "samples": 2}, {"dataset": str(stories), "sequence_length": 32})
     assert run.inputs.tokenizer.decode(planned.text.windows[0].tolist()).startswith("<s>Story 0: rocket<s>Story 1")
 
 
-def test_builtin_text_is_the_same_whatever_was_calibrated_on(plan, text):
+def test_builtin_text_is_independent_of_the_calibration(plan, text):
     texts = [plan({"dataset": dataset, "samples": 2}, {"sequence_length": 40}) for dataset in ("builtin", str(text))]
     assert len({planned.text.sha256 for _, planned in texts}) == 1
     run, planned = texts[0]
@@ -242,7 +236,7 @@ def test_builtin_text_is_the_same_whatever_was_calibrated_on(plan, text):
     assert planned.text.count == EvaluationConfig().samples
 
 
-def test_a_machine_too_small_for_the_whole_model_refuses_at_once(
+def test_too_little_memory_for_the_whole_model_is_refused_early(
     tmp_path, model_folder, settings, evaluation, monkeypatch
 ):
     folder, config = str(model_folder("llama")), settings(evaluate=evaluation())
@@ -258,7 +252,7 @@ def test_a_machine_too_small_for_the_whole_model_refuses_at_once(
     requirements.check_evaluation(run, None, tmp_path)
 
 
-def test_zero_shot_tasks_stand_in_the_report(tmp_path, model_folder, settings, evaluation):
+def test_zero_shot_tasks_are_in_the_report(tmp_path, model_folder, settings, evaluation):
     pytest.importorskip("lm_eval")
     task = tmp_path / "quiz.jsonl"
     item = {"context": "a", "choices": [" b", " c"], "gold": 0}

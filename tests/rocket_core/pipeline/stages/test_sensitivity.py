@@ -1,4 +1,4 @@
-"""Every test here holds the pass over blocks on disk against the whole model in memory."""
+"""The pass over blocks on disk, compared with the whole model in memory."""
 
 import itertools
 import json
@@ -78,7 +78,7 @@ def tokens(windows=WINDOWS):
 
 @pytest.fixture
 def prepare(tmp_path, settings):
-    """The run of a model, as the pipeline prepares it."""
+    """Return the run of a model, as the pipeline prepares it."""
 
     def make(model, **changes):
         folder = tmp_path / "model"
@@ -86,7 +86,7 @@ def prepare(tmp_path, settings):
         byte_tokenizer().save_pretrained(folder)
         run = prepare_run(find_model(str(folder)), settings(**changes))
         if hasattr(model, "set_experts_implementation"):
-            # The default one has no float64.
+            # The default implementation of experts does not support float64.
             run.architecture.model.set_experts_implementation("eager")
             model.set_experts_implementation("eager")
         return run
@@ -96,14 +96,14 @@ def prepare(tmp_path, settings):
 
 @pytest.fixture
 def small_batches(monkeypatch):
-    """Two windows go through a block at once, so that there are three batches of them."""
+    """Process two windows at once, so that there are three batches."""
     monkeypatch.setattr(sensitivity, "TOKENS_PER_GRADIENT_BATCH", 64)
 
 
 @pytest.mark.parametrize(
     "family", ["llama", "qwen3", "gemma", "phi3", "gpt2", "opt", "gpt_neox", "gemma2", "gemma3", "mixtral", "bloom"]
 )
-def test_equals_one_backward_pass_of_the_whole_model(family, prepare, open_work, small_batches):
+def test_it_equals_one_backward_pass_of_the_whole_model(family, prepare, open_work, small_batches):
     model = build(family).double()
     run = prepare(model)
     assert run.dtype == torch.float64
@@ -114,7 +114,7 @@ def test_equals_one_backward_pass_of_the_whole_model(family, prepare, open_work,
 @pytest.mark.parametrize(
     ("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.003)], ids=str
 )
-def test_models_of_any_dtype_come_close_to_float64(dtype, within, prepare, open_work, small_batches):
+def test_every_dtype_comes_close_to_float64(dtype, within, prepare, open_work, small_batches):
     model = build("llama").to(dtype)
     run = prepare(model)
     found = measure_sensitivities(run, inputs(), open_work(run, inputs()), silent_monitor(run))
@@ -122,9 +122,9 @@ def test_models_of_any_dtype_come_close_to_float64(dtype, within, prepare, open_
 
 
 @pytest.mark.parametrize("factor", [1e-3, 100])
-def test_gradients_out_of_the_range_of_half_precision_are_measured(factor, prepare, open_work):
+def test_gradients_beyond_half_precision_are_measured(factor, prepare, open_work):
     model = build("llama").half()
-    # Numbers of this dtype end at 6e-8 and at 65504; gradients are to be far below the one, and beyond the other.
+    # The range of this dtype is 6e-8 to 65504; gradients must be far below and above it.
     with torch.no_grad():
         model.lm_head.weight *= factor
         model.model.norm.weight *= min(factor, 1.0)
@@ -136,7 +136,7 @@ def test_gradients_out_of_the_range_of_half_precision_are_measured(factor, prepa
     assert_close(found, squared_gradients(model.double(), found, tokens()), within=0.01)
 
 
-def test_loaded_weights_require_no_gradients_which_would_take_their_size_again(prepare):
+def test_loaded_weights_require_no_gradients(prepare):
     run = prepare(build("gpt2"))
     run.loader.load(["transformer.h.1", "transformer.wte"])
     block = run.architecture.blocks[1]
@@ -150,7 +150,7 @@ def test_only_the_first_windows_are_used(prepare, open_work):
     assert_close(found, squared_gradients(model.double(), found, tokens()[:2]), within=1e-5)
 
 
-def test_ignored_layers_are_not_measured_but_passed_through(prepare, open_work):
+def test_ignored_layers_are_passed_through_unmeasured(prepare, open_work):
     model = build("llama")
     run = prepare(model, ignore=("model.layers.0.*", "*.q_proj"))
     work = open_work(run, inputs())
@@ -160,7 +160,7 @@ def test_ignored_layers_are_not_measured_but_passed_through(prepare, open_work):
 
 
 def encoder_run(folder, settings):
-    """A model without any head and its run, on three layers of each block."""
+    """Return a model without a head and its run, on three layers of each block."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = BertConfig(**LLAMA_LIKE)
@@ -173,10 +173,10 @@ def encoder_run(folder, settings):
     return model, run
 
 
-def test_without_a_loss_it_is_the_change_of_the_final_hidden_states(tmp_path, settings, open_work, small_batches):
+def test_without_a_loss_it_measures_the_final_hidden_states(tmp_path, settings, open_work, small_batches):
     model, run = encoder_run(tmp_path / "bert", settings)
     window = tokens(1)[:, :8]
-    # Each repetition draws other signs.
+    # Each repetition draws different signs.
     found = measure_sensitivities(
         run,
         CalibrationInputs.of_text(window.expand(1000, 8)),
@@ -190,7 +190,7 @@ def test_without_a_loss_it_is_the_change_of_the_final_hidden_states(tmp_path, se
 
 @pytest.fixture
 def four_layers(prepare, open_work, small_batches):
-    """A run of two blocks with two layers each, and the files that it leaves when nothing stops it."""
+    """Return a run of two blocks with two layers each, and its files after an uninterrupted measurement."""
     run = prepare(build("llama"), ignore=("*.k_proj", "*.v_proj", "*.mlp.*"))
     work = open_work(run, inputs(), "whole")
     measure_sensitivities(run, inputs(), work, silent_monitor(run))
@@ -206,7 +206,7 @@ def read_all(work):
 def test_cancelled_anywhere_it_resumes_to_the_same_bytes(four_layers, open_work):
     run, expected = four_layers
     assert len(expected) == 4
-    # It asks for each of two blocks and the head, there and back, for each of three batches.
+    # It checks at each of two blocks and the head, forward and backward, for each of three batches.
     for stop in range(1, 15, 2):
         work = open_work(run, inputs(), str(stop))
         asked = itertools.count()
@@ -216,7 +216,7 @@ def test_cancelled_anywhere_it_resumes_to_the_same_bytes(four_layers, open_work)
         assert read_all(work) == expected
 
 
-def test_killed_at_any_file_it_resumes_to_the_same_bytes_without_repeating_blocks(four_layers, open_work, monkeypatch):
+def test_killed_at_any_file_it_resumes_to_the_same_bytes(four_layers, open_work, monkeypatch):
     run, expected = four_layers
     for number in itertools.count():
         for late in (False, True):
@@ -229,7 +229,7 @@ def test_killed_at_any_file_it_resumes_to_the_same_bytes_without_repeating_block
                     pass
                 else:
                     assert next(operations) == number
-                    assert number >= 3 + 3 + 4 + 5  # Hidden states, gradients, layers; and what is removed of them.
+                    assert number >= 3 + 3 + 4 + 5  # Hidden states, gradients and layers, and their removal.
                     return
             known = [file.stem for file in (work.path / "sensitivities").glob("*.safetensors")]
             cache = StateCache(work.path / "sensitivity-states")
@@ -267,7 +267,7 @@ def test_a_complete_measurement_is_only_read(four_layers, open_work, monkeypatch
     assert sorted(f"{name}.safetensors" for name in found) == sorted(expected)
 
 
-def test_the_disk_it_takes_is_known_beforehand(prepare, open_work, tmp_path):
+def test_the_disk_it_takes_is_predicted(prepare, open_work, tmp_path):
     run = prepare(build("llama"))
     work, taken = open_work(run, inputs()), []
     watcher = silent_monitor(run, on_progress=lambda _progress: taken.append(work.stored_bytes))
@@ -278,7 +278,7 @@ def test_the_disk_it_takes_is_known_beforehand(prepare, open_work, tmp_path):
     assert 0.7 * expected <= max(taken) - taken[0] <= 1.05 * expected
 
 
-def test_every_block_is_told_of(prepare, open_work, small_batches):
+def test_every_block_is_reported(prepare, open_work, small_batches):
     run = prepare(build("llama"))
     told = []
     watcher = silent_monitor(run, on_progress=told.append)
@@ -334,7 +334,7 @@ for number, model in enumerate(sys.argv[2:]):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_three_times_the_blocks_need_hardly_more_memory(tmp_path, text):
+def test_memory_hardly_grows_with_the_number_of_blocks(tmp_path, text):
     folders = [tmp_path / str(blocks) for blocks in (4, 4, 12)]
     for folder in folders[1:]:
         config = LLAMA_LIKE | {"hidden_size": 128, "intermediate_size": 8192, "num_hidden_layers": int(folder.name)}
@@ -349,7 +349,7 @@ def test_three_times_the_blocks_need_hardly_more_memory(tmp_path, text):
         text=True,
         env=os.environ | {"PYTHONPATH": str(Path.cwd())},
     )
-    # The first line is that of a process that has not computed anything yet.
+    # The first line is from a process that has not computed anything yet.
     few, many = map(int, measured.stdout.split()[1:])
     assert many <= 1.2 * few, (few, many)
     assert many < size / 3, (many, size)

@@ -18,7 +18,7 @@ ENCODER_DECODERS = ["t5", "whisper"]
 
 @pytest.fixture
 def prepare(tmp_path, settings):
-    """A model of a family in float64, and its run."""
+    """Return a model of a family in float64, and its run."""
 
     def make(family, *, dtype=torch.float64, **changes):
         folder = save_tiny_model(family, tmp_path / "model")
@@ -32,7 +32,7 @@ def prepare(tmp_path, settings):
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
-    """So few positions at once that there are several batches."""
+    """Limit positions per batch so that there are several batches."""
     monkeypatch.setattr(sensitivity, "TOKENS_PER_GRADIENT_BATCH", 150)
 
 
@@ -47,7 +47,7 @@ def like(model, batch):
 
 @pytest.mark.parametrize("family", ENCODER_DECODERS)
 @pytest.mark.parametrize("ignore", [(), ("*encoder.*.0.*",), ("*encoder.*",)], ids=["all", "some", "decoder"])
-def test_encoder_decoders_equal_one_backward_pass_of_the_whole_model(family, ignore, prepare, open_work):
+def test_encoder_decoders_equal_one_backward_pass(family, ignore, prepare, open_work):
     model, run = prepare(family, ignore=ignore)
     batch, inputs = given(model)
     found = measure_sensitivities(run, inputs, open_work(run, inputs), silent_monitor(run))
@@ -65,18 +65,18 @@ def test_half_precision_comes_close(family, prepare, open_work):
 
 
 @pytest.mark.parametrize("family", ["vit", "siglip_vision", "roberta", "distilbert"])
-def test_without_a_loss_it_is_the_change_of_the_final_hidden_states(family, prepare, open_work):
-    # Models with a head that fills in masked tokens among them: they see the tokens that a decoder would predict.
+def test_without_a_loss_it_measures_the_final_hidden_states(family, prepare, open_work):
+    # Including models with a head for masked tokens: they see the tokens that a decoder would predict.
     model, run = prepare(family, ignore=("*.0.*",))
     batch = {name: tensor[:1] for name, tensor in tiny_inputs(model, 1, length=8).items()}
-    # Each repetition draws other signs.
+    # Each repetition draws different signs.
     many = {name: tensor.expand(800, *tensor.shape[1:]) for name, tensor in batch.items()}
     inputs = CalibrationInputs(tensors=many)
     found = measure_sensitivities(run, inputs, open_work(run, inputs), silent_monitor(run), windows=800)
     assert_close(found, jacobian_energy(model, found, like(model, batch)), within=0.08)
 
 
-def test_killed_at_any_file_an_encoder_decoder_resumes_to_the_same_bytes(prepare, open_work, monkeypatch):
+def test_a_killed_encoder_decoder_resumes_to_the_same_bytes(prepare, open_work, monkeypatch):
     model, run = prepare("t5", dtype=torch.float32, ignore=("*.SelfAttention.*", "*.DenseReluDense.wi*"))
     _, inputs = given(model)
 

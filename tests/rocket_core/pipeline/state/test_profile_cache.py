@@ -1,4 +1,4 @@
-"""A profile that is kept spares later runs their calibration, and changes no byte of what they write."""
+"""A cached profile, which saves later runs the calibration and changes no byte of their output."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ FAST = {"preset": "fast", "sensitivity_samples": 4, "export": ("factored",), "ca
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Which blocks were calibrated, in order."""
+    """Record which blocks were calibrated, in order."""
     calibrated = []
     statistics = BlockWalk.statistics
 
@@ -33,7 +33,7 @@ def passes(monkeypatch):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, model_folder, settings, fingerprint):
-    """A folder with the profile of a run, and what a run at another ratio writes without it."""
+    """Return a folder with the profile of a run, and the fingerprint of a run at another ratio without it."""
     folder = tmp_path_factory.mktemp("kept")
     model = str(model_folder("llama"))
     compress(model, folder / "out", settings(**FAST), profiles=ProfileCache(folder / "profiles"))
@@ -43,19 +43,19 @@ def made(tmp_path_factory, model_folder, settings, fingerprint):
 
 @pytest.fixture
 def profiles(made, tmp_path):
-    """A copy of that folder."""
+    """Return a copy of that folder."""
     return shutil.copytree(made[0], tmp_path / "profiles")
 
 
 @pytest.fixture
 def alone(made):
-    """What that run writes."""
+    """Return the fingerprint of that run."""
     return made[1]
 
 
 @pytest.fixture
 def run(tmp_path, model_folder, settings):
-    """Compresses a tiny model into a new folder."""
+    """Compress a tiny model into a new folder."""
     count = iter(range(100))
 
     def make(profiles=None, family="llama", **changes):
@@ -66,7 +66,7 @@ def run(tmp_path, model_folder, settings):
 
 
 @pytest.mark.parametrize("preset", ["paper", "fast", "best"])
-def test_another_ratio_is_compressed_without_calibration_to_the_same_bytes(run, tmp_path, fingerprint, passes, preset):
+def test_another_ratio_reuses_the_profile_with_identical_bytes(run, tmp_path, fingerprint, passes, preset):
     profile_cache = ProfileCache(tmp_path / "profiles")
     run(profile_cache, preset=preset, ratio=0.3)
     passes.clear()
@@ -85,7 +85,7 @@ def test_another_ratio_is_compressed_without_calibration_to_the_same_bytes(run, 
 
 @pytest.fixture
 def identity(model_folder, settings):
-    """What the profile of a run belongs to."""
+    """Return the identity of a run's profile."""
 
     def of(family="llama", **changes):
         source = ModelSource(folder=model_folder(family), name="model", commit=None)
@@ -111,7 +111,7 @@ def identity(model_folder, settings):
         {"family": "mistral"},
     ],
 )
-def test_what_a_profile_depends_on_is_not_mixed(identity, settings, changes):
+def test_the_identity_includes_what_affects_a_profile(identity, settings, changes):
     calibration = settings().calibration.model_dump()
     if set(changes) <= set(calibration):
         changes = {"calibration": calibration | changes}
@@ -121,17 +121,17 @@ def test_what_a_profile_depends_on_is_not_mixed(identity, settings, changes):
 @pytest.mark.parametrize(
     "changes", [{"ratio": 0.45}, {"cap_slack": 0.5}, {"export": ("dense",)}, {"max_shard_bytes": 9}, {"evaluate": {}}]
 )
-def test_what_comes_behind_a_profile_changes_none(identity, changes):
+def test_the_identity_excludes_what_does_not_affect_a_profile(identity, changes):
     assert identity(**changes) == identity()
 
 
-def test_a_method_that_profiles_one_ratio_only_is_profiled_again_for_another(identity):
+def test_a_single_ratio_profile_is_not_reused_for_another_ratio(identity):
     wanda = {"method": "wanda", "preset": "paper"}
     assert identity(**wanda, export=("dense",)) == identity(**wanda)
     assert identity(**wanda, ratio=0.45) != identity(**wanda)
 
 
-def test_the_profile_used_longest_ago_makes_room(run, tmp_path, passes):
+def test_the_least_recently_used_profile_makes_room(run, tmp_path, passes):
     folder = tmp_path / "profiles"
     run(ProfileCache(folder), family="llama")
     [first] = folder.iterdir()
@@ -141,7 +141,7 @@ def test_the_profile_used_longest_ago_makes_room(run, tmp_path, passes):
     [second] = set(folder.iterdir()) - {first}
     os.utime(first, (1, 1))
     os.utime(second, (2, 2))
-    # Using it makes it the latest.
+    # Using it makes it the most recent.
     run(profile_cache, ratio=0.4)
     run(profile_cache, shrinkage=0.1)
     left = set(folder.iterdir())
@@ -162,7 +162,7 @@ def test_statistics_beyond_the_quota_are_collected_again(run, tmp_path, fingerpr
 
 
 @pytest.mark.parametrize("harm", ["cut", "lost", "record"])
-def test_a_damaged_profile_is_made_again(run, profiles, fingerprint, alone, harm):
+def test_a_damaged_profile_is_recreated(run, profiles, fingerprint, alone, harm):
     [place] = profiles.iterdir()
     if harm == "record":
         (place / "profile.json").write_text("{")
@@ -180,7 +180,7 @@ def test_a_damaged_profile_is_made_again(run, profiles, fingerprint, alone, harm
     assert all((place / name).stat().st_size == size for name, size in sizes.items())
 
 
-def test_a_profile_that_is_removed_while_it_is_taken_over_is_made_again(run, profiles, fingerprint, alone, monkeypatch):
+def test_a_profile_removed_during_reuse_is_recreated(run, profiles, fingerprint, alone, monkeypatch):
     [place] = profiles.iterdir()
     hardlink = type(place).hardlink_to
     taken = []
@@ -207,7 +207,7 @@ def test_without_hard_links_files_are_copied(run, profiles, fingerprint, alone, 
     assert fingerprint(output) == alone
 
 
-def test_profiles_give_way_where_the_disk_is_too_small_for_a_run(run, profiles, alone, fingerprint, monkeypatch):
+def test_profiles_are_removed_if_a_run_needs_the_disk(run, profiles, alone, fingerprint, monkeypatch):
     asked = []
 
     def free_disk(_folder):
@@ -224,7 +224,7 @@ def test_profiles_give_way_where_the_disk_is_too_small_for_a_run(run, profiles, 
     assert list(profiles.iterdir()) == []
 
 
-def test_what_crashes_left_goes_in_time(run, tmp_path):
+def test_remains_of_crashes_are_removed_in_time(run, tmp_path):
     folder = tmp_path / "profiles"
     for name in ("passing-old", "passing-new"):
         (folder / name).mkdir(parents=True)

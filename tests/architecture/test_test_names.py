@@ -1,0 +1,15 @@
+"""The length of test names."""
+
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+MAX_CHARACTERS = 60
+NAME = re.compile(r"^ *(?:async )?def (test_\w+)", flags=re.MULTILINE)
+
+
+def test_test_names_have_at_most_60_characters():
+    files = sorted(TESTS.rglob("test_*.py"))
+    found = [(file.name, name) for file in files for name in NAME.findall(file.read_text(encoding="utf-8"))]
+    assert len(found) > 1000
+    assert [(file, name) for file, name in found if len(name) > MAX_CHARACTERS] == []
