@@ -19,7 +19,7 @@ from app.api.problems import ERROR_HANDLERS, install_error_handlers, problems
 from app.api.routes import artifacts, calibrations, catalog, estimates, events, health, jobs, metrics, profiles
 from app.api.streams import Streams
 from app.api.tenant_shares import SharedThreads
-from app.api.uploaded_bodies import Receptions
+from app.api.uploaded_bodies import UploadReceiver
 from app.pages import compare, new_job, sign_in
 from app.pages import jobs as pages_of_jobs
 from app.pages import profiles as pages_of_profiles
@@ -83,7 +83,7 @@ def create_app(
     app.state.metrics = registry
     app.state.downloads = SharedThreads(_DOWNLOAD_THREADS, share=_DOWNLOAD_THREADS_OF_A_TENANT)
     app.state.admissions = SharedThreads(_ADMISSION_THREADS, share=_ADMISSION_THREADS_OF_A_TENANT)
-    app.state.receptions = Receptions(settings)
+    app.state.upload_receiver = UploadReceiver(settings)
     app.state.sign_in_failures = FailureBudget()
     app.include_router(health.router)
     for part in (jobs, events, artifacts, profiles, estimates, calibrations, catalog, metrics):

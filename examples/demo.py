@@ -21,7 +21,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rich.filesize import decimal as bytes_text
 from rich.table import Table
 
 from app.shared.errors import AppError
@@ -29,13 +28,14 @@ from app.shared.settings import load_settings
 from rocket_cli.commands.download import bytes_view
 from rocket_cli.connection import OutageNotice
 from rocket_cli.following import follow_job
-from rocket_cli.progress_view import duration, hide_library_bars, progress_view
-from rocket_cli.report_table import count_text, percent, wide_console
+from rocket_cli.progress_view import hide_library_bars, progress_view
+from rocket_cli.report_table import wide_console
 from rocket_client import Rocket
-from rocket_client._wire import Waiting
+from rocket_client._wire import RetryNotice
 from rocket_client.errors import ClientError, DetachedError
 from rocket_core.budget import remaining_parameters
 from rocket_core.errors import RocketError
+from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 from rocket_core.report.schema import CompressionReport, LayerReport
 
 MODEL = Path(__file__).parent / "tiny-llama"
@@ -88,7 +88,7 @@ class Server:
     process: subprocess.Popen[str]
     log: Path
 
-    def require_alive(self, waiting: Waiting) -> None:
+    def require_alive(self, waiting: RetryNotice) -> None:
         """Raise an error if the service has ended, as waiting for it would be in vain.
 
         Raises:
@@ -114,7 +114,7 @@ def main() -> int:
     except (DemoError, AppError, ClientError, RocketError, OSError) as error:
         print(f"demo: failed: {error}", file=sys.stderr)
         return 1
-    print(f"\nAll of it took {duration(time.monotonic() - began)}. The files are in")
+    print(f"\nAll of it took {duration_text(time.monotonic() - began)}. The files are in")
     sys.stderr.flush()
     print(folder, flush=True)
     return 0
@@ -126,7 +126,7 @@ def run() -> Path:
     model_id = install_model(settings.models_folder)
     with (
         service(settings.data_dir / "demo.log") as server,
-        Rocket(server.address, on_wait=server.require_alive) as rocket,
+        Rocket(server.address, on_retry=server.require_alive) as rocket,
     ):
         say(f"the service runs at {server.address}, with its data in {settings.data_dir}")
         job_id = compress(rocket, model_id)
@@ -221,11 +221,11 @@ def print_tables(models: Sequence[Measured], report: CompressionReport) -> None:
     for column in ("parameters", "bytes on disk", "held-out perplexity"):
         sizes.add_column(column, justify="right")
     for model in models:
-        size = bytes_text(model.stored_bytes, precision=2)
+        size = bytes_text(model.stored_bytes)
         sizes.add_row(model.name, count_text(model.parameters), size, f"{model.perplexity:.2f}")
     console = wide_console()
     console.print("\n", sizes, "\n")
-    removed = percent(report.totals.achieved_ratio)
+    removed = percent_text(report.totals.achieved_ratio)
     console.print(f"{removed} of the parameters of the blocks are gone. Rank and sparsity of each layer:\n")
     console.print(layer_table(report.layers))
 
@@ -256,7 +256,9 @@ def require_success(models: Sequence[Measured], report: CompressionReport) -> No
     """
     original, factored, dense = models
     if report.totals.achieved_ratio < RATIO:
-        raise DemoError(f"only {percent(report.totals.achieved_ratio)} were removed instead of {percent(RATIO)}")
+        raise DemoError(
+            f"only {percent_text(report.totals.achieved_ratio)} were removed instead of {percent_text(RATIO)}"
+        )
     if factored.stored_bytes >= original.stored_bytes:
         raise DemoError("the factored model is no smaller than the original")
     if not math.isclose(factored.perplexity, dense.perplexity, rel_tol=0.02):

@@ -28,7 +28,7 @@ def job_ids(context: typer.Context, incomplete: str) -> list[Offer]:
     """Return jobs, newest first, with descriptions."""
 
     def ask(rocket: "Rocket") -> Iterable[Offer]:
-        return [(job.id, _told(job)) for job in rocket.list_jobs(limit=_MANY).data]
+        return [(job.id, _description(job)) for job in rocket.list_jobs(limit=_MANY).data]
 
     return _offered(context, incomplete, ask)
 
@@ -39,7 +39,7 @@ def jobs_and_profiles(context: typer.Context, incomplete: str) -> list[Offer]:
     def ask(rocket: "Rocket") -> Iterable[Offer]:
         jobs = [job for job in rocket.list_jobs(limit=_MANY).data if job.profile_id is not None]
         return [
-            *((job.id, _told(job)) for job in jobs),
+            *((job.id, _description(job)) for job in jobs),
             *((profile.id, f"profile of {profile.model_id}") for profile in rocket.list_profiles(limit=_MANY).data),
         ]
 
@@ -64,14 +64,14 @@ def statuses(incomplete: str) -> list[str]:
 def _offered(context: typer.Context, incomplete: str, ask: Callable[["Rocket"], Iterable[Offer]]) -> list[Offer]:
     """Return the names from the command line's server that start with `incomplete`; empty after a timeout."""
     server = context.params.get("server")
-    found: list[Offer] = []
+    offers: list[Offer] = []
 
     def run() -> None:
         from rocket_client.client import Rocket
 
         # Errors must not be printed while the user is typing a line.
         with suppress(ClientError), Rocket(server, patience=0) as rocket:
-            found.extend(ask(rocket))
+            offers.extend(ask(rocket))
 
     # An abandoned daemon thread: name resolution and unresponsive hosts would exceed the timeout.
     thread = Thread(target=run, daemon=True)
@@ -79,10 +79,10 @@ def _offered(context: typer.Context, incomplete: str, ask: Callable[["Rocket"], 
     thread.join(_SECONDS)
     if thread.is_alive():
         return []
-    return [offer for offer in found if (offer if isinstance(offer, str) else offer[0]).startswith(incomplete)]
+    return [offer for offer in offers if (offer if isinstance(offer, str) else offer[0]).startswith(incomplete)]
 
 
-def _told(job: "Job") -> str:
+def _description(job: "Job") -> str:
     return f"{job.status} {job.model_id} {_target(job)}"
 
 

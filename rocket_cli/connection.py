@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from rocket_cli.exit_codes import reported_failures
-from rocket_cli.progress_view import duration, print_line
+from rocket_cli.progress_view import print_line
 from rocket_client._defaults import COMMAND_PATIENCE, DEFAULT_SERVER, KEY_VARIABLE, SERVER_VARIABLE
 from rocket_client.errors import ClientError, ProblemError
+from rocket_core.report.formatting import duration_text
 
 if TYPE_CHECKING:
-    from rocket_client._wire import Waiting
+    from rocket_client._wire import RetryNotice
     from rocket_client.client import Rocket
 
 _MANY = 100
@@ -36,13 +37,13 @@ class OutageNotice:
         self._quiet = quiet
         self._reason: str | None = None
 
-    def begin(self, waiting: "Waiting") -> None:
+    def begin(self, notice: "RetryNotice") -> None:
         """Note a missing answer."""
         if self._reason is None and not self._quiet:
-            left = duration(round(waiting.seconds_left))
-            state = "is busy" if waiting.has_answered else "does not answer"
-            print_line(f"{self._server} {state} ({waiting.reason}); trying again for {left}")
-        self._reason = waiting.reason
+            left = duration_text(round(notice.seconds_left))
+            state = "is busy" if notice.has_answered else "does not answer"
+            print_line(f"{self._server} {state} ({notice.reason}); retrying for {left}")
+        self._reason = notice.reason
 
     def end(self) -> None:
         """Note an answer; may be called for every answer."""
@@ -68,7 +69,7 @@ def connected(
     outage = notice or OutageNotice(server, quiet=as_json)
     with (
         reported_failures(as_json=as_json),
-        Rocket(server, patience=COMMAND_PATIENCE, on_wait=outage.begin) as rocket,
+        Rocket(server, patience=COMMAND_PATIENCE, on_retry=outage.begin) as rocket,
     ):
         try:
             yield rocket
@@ -78,8 +79,8 @@ def connected(
 
 def command(server: str, *arguments: str) -> str:
     """Return a command line for the user, quoted for a shell; it names the server unless that is the default."""
-    usual = os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
-    return shlex.join(["rocket", *arguments, *(() if server == usual else ("--server", server))])
+    default = os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
+    return shlex.join(["rocket", *arguments, *(() if server == default else ("--server", server))])
 
 
 def hub_token(variable: str | None) -> str | None:
@@ -94,7 +95,7 @@ def hub_token(variable: str | None) -> str | None:
     if not token:
         # The value is not repeated: it may be the token itself.
         raise typer.BadParameter(
-            "the environment has no variable of that name; name the variable, not the token",
+            "no such environment variable; give the name of the variable, not the token",
             param_hint="--hub-token-env",
         )
     return token
@@ -108,13 +109,13 @@ def explain_names(
         return _explain_outage(rocket, error, model_id)
     if error.code == "model_not_found" or error.param == "model_id":
         return _explain_name(error, model_id, rocket.models, "models")
-    given = [name for name in datasets if name is not None]
-    if given and (error.code == "unknown_dataset" or (error.param or "").endswith(".dataset")):
+    names = [name for name in datasets if name is not None]
+    if names and (error.code == "unknown_dataset" or (error.param or "").endswith(".dataset")):
         with suppress(ClientError):
             offered = rocket.calibrations()
             # Explain first the name that the server does not have.
-            given.sort(key=lambda name: name in offered)
-        return _explain_name(error, given[0], rocket.calibrations, "datasets")
+            names.sort(key=lambda name: name in offered)
+        return _explain_name(error, names[0], rocket.calibrations, "datasets")
     return error
 
 
@@ -135,17 +136,17 @@ def _explain_name(error: ProblemError, name: str, offered: Callable[[], Sequence
         return error
     folder = Path(name).name if Path(name).exists() else None
     near = _nearest(f"local/{folder or name.removeprefix('local/')}", names) or _nearest(name, names)
-    said = [f"{name!r} is refused: {error.detail}"]
+    lines = [f"{name!r} is not accepted: {error.detail}"]
     if near is not None:
-        said.append(f"did you mean {near}?")
+        lines.append(f"did you mean {near}?")
     elif folder is not None:
-        said.append(f"a server takes no paths; copy it into the server's {kind} folder and submit local/{folder}")
+        lines.append(f"servers do not accept paths; copy it into the server's {kind} folder and submit local/{folder}")
     if names:
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        said.append(f"this server has {', '.join(names[:_NAMES_SHOWN])}{more}")
+        lines.append(f"this server has {', '.join(names[:_NAMES_SHOWN])}{more}")
     else:
-        said.append(f"this server has no local {kind}")
-    return error.explained("\n  ".join(said))
+        lines.append(f"this server has no local {kind}")
+    return error.explained("\n  ".join(lines))
 
 
 def _explained(rocket: "Rocket", error: ProblemError, job_id: str | None) -> ProblemError:
@@ -163,10 +164,10 @@ def _explained(rocket: "Rocket", error: ProblemError, job_id: str | None) -> Pro
 
 
 def _key_advice(server: str) -> str:
-    maker = "its operator makes one with `rocket admin keys create`"
+    source = "its operator creates one with `rocket admin keys create`"
     if os.environ.get(KEY_VARIABLE):
-        return f"{server} does not know the API key in {KEY_VARIABLE}, or it has expired or was revoked; {maker}"
-    return f"{server} wants an API key; set {KEY_VARIABLE} to yours ({maker})"
+        return f"{server} does not know the API key in {KEY_VARIABLE}, or it has expired or was revoked; {source}"
+    return f"{server} requires an API key; set {KEY_VARIABLE} to yours ({source})"
 
 
 def _nearest(name: str, names: Sequence[str]) -> str | None:

@@ -5,134 +5,52 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import IntEnum
 from http import HTTPStatus
 
 import typer
 
 from rocket_client import errors as client_errors
+from rocket_client._exit_codes import ExitCode
 from rocket_core import errors
-
-
-class ExitCode(IntEnum):
-    """Exit codes of all commands. 75 and 77 are from sysexits.h; 130 is what shells use for Ctrl-C."""
-
-    OK = 0
-    INTERNAL = 1
-    INVALID = 2
-    UNUSABLE_INPUT = 3
-    OUT_OF_REACH = 4
-    MACHINE_TOO_SMALL = 5
-    SAVED_STATE = 6
-    NOT_FOUND = 7
-    CONFLICT = 8
-    CANCELLED = 9
-    TEMPORARY = 75
-    NOT_ALLOWED = 77
-    INTERRUPTED = 130
-
 
 MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.OK: "done",
     ExitCode.INTERNAL: "unexpected error; please report it",
     ExitCode.INVALID: "wrong usage or settings",
     ExitCode.UNUSABLE_INPUT: "the model or the text cannot be used",
-    ExitCode.OUT_OF_REACH: "ratio out of reach; the message names the nearest one",
+    ExitCode.OUT_OF_REACH: "the target is out of reach; the message names the nearest ratio",
     ExitCode.MACHINE_TOO_SMALL: "too little memory or disk",
-    ExitCode.SAVED_STATE: "weights or a download are damaged, or the work folder is another run's",
+    ExitCode.SAVED_STATE: "damaged weights or download, or the work folder of another run",
     ExitCode.NOT_FOUND: "the server has no such job or file",
-    ExitCode.CONFLICT: "the job's status does not allow it, or the repository is public",
+    ExitCode.CONFLICT: "the job's status does not allow this, or the repository is public",
     ExitCode.CANCELLED: "the job was cancelled",
     ExitCode.TEMPORARY: "the model hub or the server cannot be reached; try again later",
-    ExitCode.NOT_ALLOWED: "the API key (ROCKET_API_KEY) or Hub token is missing or may not do this",
+    ExitCode.NOT_ALLOWED: "the API key (ROCKET_API_KEY) or Hub token is missing or lacks permission",
     ExitCode.INTERRUPTED: "interrupted; a compression can be resumed, a job continues",
 }
 
-EXIT_CODES: Mapping[type[errors.RocketError], ExitCode] = {
+# Exit codes of the library's errors, except those that may pass. A class without an entry has that of its base.
+_LIBRARY: Mapping[type[errors.RocketError], ExitCode] = {
     errors.RocketError: ExitCode.INTERNAL,
     errors.InvalidConfigError: ExitCode.INVALID,
     errors.UnknownDatasetError: ExitCode.UNUSABLE_INPUT,
-    errors.UnmatchedIgnoreError: ExitCode.INVALID,
     errors.ModelNotFoundError: ExitCode.UNUSABLE_INPUT,
-    errors.HubUnavailableError: ExitCode.TEMPORARY,
     errors.UnsupportedArchitectureError: ExitCode.UNUSABLE_INPUT,
-    errors.AlreadyQuantizedError: ExitCode.UNUSABLE_INPUT,
     errors.CalibrationError: ExitCode.UNUSABLE_INPUT,
-    errors.EmptyCalibrationError: ExitCode.UNUSABLE_INPUT,
-    errors.NonFiniteCalibrationError: ExitCode.UNUSABLE_INPUT,
     errors.IllConditionedGramError: ExitCode.UNUSABLE_INPUT,
     errors.InfeasibleBudgetError: ExitCode.OUT_OF_REACH,
     errors.ResourceError: ExitCode.MACHINE_TOO_SMALL,
-    errors.InsufficientMemoryError: ExitCode.MACHINE_TOO_SMALL,
-    errors.InsufficientDiskError: ExitCode.MACHINE_TOO_SMALL,
-    errors.HubCacheBusyError: ExitCode.TEMPORARY,
     errors.WorkFolderError: ExitCode.SAVED_STATE,
-    errors.WorkFolderBusyError: ExitCode.TEMPORARY,
     errors.CheckpointError: ExitCode.SAVED_STATE,
-    errors.CheckpointFormatError: ExitCode.SAVED_STATE,
-    errors.CorruptCheckpointError: ExitCode.SAVED_STATE,
     errors.UnsafeFileError: ExitCode.UNUSABLE_INPUT,
     errors.CompressionCancelledError: ExitCode.INTERRUPTED,
 }
-
-# Codes of `app.shared.errors`, which a client does not import.
-SERVICE_CODES: Mapping[str, ExitCode] = {
-    "app_error": ExitCode.INTERNAL,
-    "invalid_settings": ExitCode.INVALID,
-    "invalid_request": ExitCode.INVALID,
-    "idempotency_key_reused": ExitCode.INVALID,
-    "not_found": ExitCode.NOT_FOUND,
-    "job_not_found": ExitCode.NOT_FOUND,
-    "artifact_not_found": ExitCode.NOT_FOUND,
-    "upload_not_found": ExitCode.UNUSABLE_INPUT,
-    "profile_not_found": ExitCode.NOT_FOUND,
-    "artifact_expired": ExitCode.NOT_FOUND,
-    "job_state_conflict": ExitCode.CONFLICT,
-    "report_not_ready": ExitCode.CONFLICT,
-    "fenced_out": ExitCode.CONFLICT,
-    "unauthenticated": ExitCode.NOT_ALLOWED,
-    "permission_denied": ExitCode.NOT_ALLOWED,
-    "quota_exceeded": ExitCode.TEMPORARY,
-    "rate_limited": ExitCode.TEMPORARY,
-    "busy": ExitCode.TEMPORARY,
-    "over_quota": ExitCode.INVALID,
-    "too_many_streams": ExitCode.TEMPORARY,
-    "too_many_uploads": ExitCode.TEMPORARY,
-    "storage_error": ExitCode.INTERNAL,
-    "disk_full": ExitCode.MACHINE_TOO_SMALL,
-    "storage_unavailable": ExitCode.TEMPORARY,
-    "data_folder_locked": ExitCode.INVALID,
-    "database_unavailable": ExitCode.TEMPORARY,
-    "queue_unavailable": ExitCode.TEMPORARY,
-    "worker_lost": ExitCode.INTERNAL,
-    "job_stalled": ExitCode.INTERNAL,
+_LIBRARY_KINDS: Mapping[str, type[errors.RocketError]] = {
+    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RocketError)
 }
 
-CLIENT_EXIT_CODES: Mapping[type[client_errors.ClientError], ExitCode] = {
-    client_errors.ClientError: ExitCode.INTERNAL,
-    client_errors.InvalidArgumentError: ExitCode.INVALID,
-    client_errors.ServerUnreachableError: ExitCode.TEMPORARY,
-    client_errors.StoreUnreachableError: ExitCode.TEMPORARY,
-    client_errors.UnexpectedAnswerError: ExitCode.INVALID,
-    client_errors.ProblemError: ExitCode.INVALID,
-    client_errors.DetachedError: ExitCode.INTERRUPTED,
-    client_errors.DownloadError: ExitCode.SAVED_STATE,
-    client_errors.NothingToDownloadError: ExitCode.CONFLICT,
-    client_errors.UnsafeNameError: ExitCode.SAVED_STATE,
-    client_errors.FolderBusyError: ExitCode.TEMPORARY,
-    client_errors.NotEnoughDiskError: ExitCode.MACHINE_TOO_SMALL,
-    client_errors.DigestMismatchError: ExitCode.SAVED_STATE,
-    client_errors.PushError: ExitCode.INVALID,
-    client_errors.HubTokenError: ExitCode.NOT_ALLOWED,
-    client_errors.HubForbiddenError: ExitCode.NOT_ALLOWED,
-    client_errors.HubUnreachableError: ExitCode.TEMPORARY,
-    client_errors.PublicRepositoryError: ExitCode.CONFLICT,
-    client_errors.HubRefusesError: ExitCode.INVALID,
-}
-
-_BY_CODE: Mapping[str, ExitCode] = {**{kind.code: exit_code for kind, exit_code in EXIT_CODES.items()}, **SERVICE_CODES}
-# For codes that a newer server adds, and for errors of its web framework.
-_BY_STATUS: Mapping[int | None, ExitCode] = {
+# Errors of a server by HTTP status; of any other status, those below 500 are the caller's, the rest the server's.
+_STATUSES: Mapping[int, ExitCode] = {
     401: ExitCode.NOT_ALLOWED,
     403: ExitCode.NOT_ALLOWED,
     404: ExitCode.NOT_FOUND,
@@ -141,6 +59,16 @@ _BY_STATUS: Mapping[int | None, ExitCode] = {
     410: ExitCode.NOT_FOUND,
     429: ExitCode.TEMPORARY,
     503: ExitCode.TEMPORARY,
+}
+# Codes of a server that mean something else to the user than their status, or that a job may end with.
+_SERVICE_CODES: Mapping[str, ExitCode] = {
+    "upload_not_found": ExitCode.UNUSABLE_INPUT,
+    "invalid_settings": ExitCode.INVALID,
+    "data_folder_locked": ExitCode.INVALID,
+    "disk_full": ExitCode.MACHINE_TOO_SMALL,
+    # All attempts at the job have failed already.
+    "worker_lost": ExitCode.INTERNAL,
+    "job_stalled": ExitCode.INTERNAL,
 }
 
 # Packages of the `worker` extra, which a base install does not have.
@@ -226,11 +154,11 @@ def describe(error: BaseException) -> Failure | None:
     failure: Failure | None
     match error:
         case errors.RocketError():
-            failure = Failure(code=error.code, message=str(error), exit_code=exit_code_of(error))
+            failure = Failure(code=error.code, message=str(error), exit_code=exit_code_of(type(error)))
         case client_errors.ProblemError():
             failure = _problem(error)
         case client_errors.ClientError():
-            failure = Failure(code=error.code, message=str(error), exit_code=CLIENT_EXIT_CODES[type(error)])
+            failure = Failure(code=error.code, message=str(error), exit_code=error.exit_code)
         case KeyboardInterrupt():
             failure = Failure(code="cancelled", message="interrupted", exit_code=ExitCode.INTERRUPTED)
         case ImportError() if _top_level(error) in _WORKER_PACKAGES:
@@ -249,32 +177,37 @@ def describe(error: BaseException) -> Failure | None:
     return failure
 
 
-def exit_code_of(error: errors.RocketError) -> ExitCode:
-    """Return the exit code of an error, or of its nearest base class in the table."""
-    return next(EXIT_CODES[base] for base in type(error).__mro__ if base in EXIT_CODES)
+def exit_code_of(kind: type[errors.RocketError]) -> ExitCode:
+    """Return the exit code of a class of the library's errors."""
+    if kind.retryable:
+        return ExitCode.TEMPORARY
+    return next(_LIBRARY[base] for base in kind.__mro__ if base in _LIBRARY)
 
 
-def exit_code_of_code(code: str, status: int | None = None) -> ExitCode:
+def exit_code_of_code(code: str, *, status: int | None = None, retryable: bool = False) -> ExitCode:
     """Return the exit code of a problem that a server reports, or of a job's error.
 
     Args:
-        code: stable code of the problem.
+        code: stable code of the problem; servers of other versions may have codes that are unknown here.
         status: HTTP status; None for a job's error.
+        retryable: whether the same job may succeed later.
     """
-    if code in _BY_CODE:
-        return _BY_CODE[code]
-    if status in _BY_STATUS:
-        return _BY_STATUS[status]
-    is_ours = status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    return ExitCode.INTERNAL if is_ours else ExitCode.INVALID
+    if code in _LIBRARY_KINDS:
+        return exit_code_of(_LIBRARY_KINDS[code])
+    if code in _SERVICE_CODES:
+        return _SERVICE_CODES[code]
+    if status is None:
+        return ExitCode.TEMPORARY if retryable else ExitCode.INTERNAL
+    is_servers = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return _STATUSES.get(status, ExitCode.INTERNAL if is_servers else ExitCode.INVALID)
 
 
 def _problem(error: client_errors.ProblemError) -> Failure:
-    exit_code = exit_code_of_code(error.code, error.status)
+    exit_code = exit_code_of_code(error.code, status=error.status)
     known = {"status": error.status, "param": error.param, "request_id": error.request_id}
     message = error.detail
     if exit_code is ExitCode.INTERNAL and error.request_id is not None:
-        message = f"{message} (the server's log has more under request id {error.request_id})"
+        message = f"{message} (for details, see request {error.request_id} in the server's log)"
     details = {name: value for name, value in known.items() if value is not None}
     return Failure(code=error.code, message=message, exit_code=exit_code, details=details)
 
@@ -293,7 +226,7 @@ def _missing_worker_extra(error: ImportError) -> Failure:
 
 
 def _too_small(kind: type[errors.ResourceError], message: str) -> Failure:
-    return Failure(code=kind.code, message=message, exit_code=EXIT_CODES[kind])
+    return Failure(code=kind.code, message=message, exit_code=exit_code_of(kind))
 
 
 def _where(error: OSError) -> str:

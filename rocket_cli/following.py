@@ -4,15 +4,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import typer
-from rich.filesize import decimal as bytes_text
 
 from rocket_cli.connection import OutageNotice, command
-from rocket_cli.exit_codes import ExitCode, Failure, exit_code_of_code, report_failure
-from rocket_cli.progress_view import ProgressView, duration, print_line, progress_view
-from rocket_cli.report_table import count_text, percent
+from rocket_cli.exit_codes import Failure, exit_code_of_code, report_failure
+from rocket_cli.progress_view import ProgressView, print_line, progress_view
+from rocket_client._exit_codes import ExitCode
 from rocket_client.errors import DetachedError
 from rocket_client.models import Event, Job, Progress
 from rocket_core.config import stage_label
+from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 
 if TYPE_CHECKING:
     from rocket_client.client import Rocket
@@ -30,16 +30,16 @@ class JobView:
         self._layer = ""
         self._stage = ""
 
-    def show(self, news: Event | Progress | Job) -> None:
+    def show(self, update: Event | Progress | Job) -> None:
         """Show an update."""
-        if isinstance(news, Event):
-            self._note(news)
+        if isinstance(update, Event):
+            self._note(update)
             return
         # A job that is being cancelled still has its last stage, but its status matters more.
-        stage = news.stage if news.status == "running" and news.stage else news.status
+        stage = update.stage if update.status == "running" and update.stage else update.status
         if stage != self._stage:
             self._stage, self._layer = stage, ""
-        self._view.show(stage, self._layer, news.progress, seconds_until(news.estimated_finish_at))
+        self._view.show(stage, self._layer, update.progress, seconds_until(update.estimated_finish_at))
 
     def _note(self, event: Event) -> None:
         if event.type == "layer":
@@ -61,14 +61,14 @@ def follow_job(rocket: "Rocket", job: Job, notice: OutageNotice, *, quiet: bool)
             shown = JobView(view)
             shown.show(job)
 
-            def show(news: Event | Progress) -> None:
+            def show(update: Event | Progress) -> None:
                 notice.end()
-                shown.show(news)
+                shown.show(update)
 
             return rocket.wait(job.id, on_news=show)
     except KeyboardInterrupt as error:
         again, stop = command(rocket.server, "watch", job.id), command(rocket.server, "cancel", job.id)
-        raise DetachedError(f"{job.id} continues; `{again}` shows it again, `{stop}` ends it") from error
+        raise DetachedError(f"{job.id} continues; `{again}` follows it again, `{stop}` cancels it") from error
 
 
 def report_end(job: Job, server: str, *, as_json: bool) -> ExitCode:
@@ -95,27 +95,25 @@ def _failure(job: Job, server: str) -> Failure:
     if job.error is None:
         code = ExitCode.CANCELLED if job.status == "cancelled" else ExitCode.INTERNAL
         return Failure(code=job.status, message=f"{job.id} is {job.status}; {again}", exit_code=code)
-    place = " at ".join(part for part in (stage_label(job.error.stage or ""), job.error.layer) if part)
-    where = f" while {place}" if place else ""
+    position = " at ".join(part for part in (stage_label(job.error.stage or ""), job.error.layer) if part)
+    where = f" while {position}" if position else ""
     return Failure(
         code=job.error.code,
         message=f"{job.id} failed{where}: {job.error.message}" + (f"; {again}" if job.error.retryable else ""),
-        exit_code=exit_code_of_code(job.error.code),
+        exit_code=exit_code_of_code(job.error.code, retryable=job.error.retryable),
     )
 
 
 def _print_result(job: Job, server: str) -> None:
     took = ""
     if job.started_at is not None and job.finished_at is not None:
-        took = f" in {duration((job.finished_at - job.started_at).total_seconds())}"
+        took = f" in {duration_text((job.finished_at - job.started_at).total_seconds())}"
     typer.echo(f"{job.id} succeeded{took}")
     if job.result is not None:
         kept, all_ = count_text(job.result.kept_parameters), count_text(job.result.compressible_parameters)
-        typer.echo(f"Parameters: {kept} of {all_} compressible ones kept, {percent(job.result.achieved_ratio)} removed")
-        stored, dense = (
-            bytes_text(job.result.stored_bytes, precision=2),
-            bytes_text(job.result.dense_bytes, precision=2),
-        )
+        removed = percent_text(job.result.achieved_ratio)
+        typer.echo(f"Parameters: {kept} of {all_} compressible ones kept, {removed} removed")
+        stored, dense = bytes_text(job.result.stored_bytes), bytes_text(job.result.dense_bytes)
         typer.echo(f"Size on disk: {stored}, {dense} before")
     if job.kind == "profile":
         typer.echo(f"    {command(server, 'frontier', job.id)}")

@@ -27,9 +27,6 @@ from rocket_core import __version__
 
 _EXIT_CODES = "\n".join(["Exit codes:", *(f"{int(code):>3}  {meaning}" for code, meaning in MEANINGS.items())])
 
-# The base class from click, or from the copy of click in newer versions of typer.
-_WrongUsage: Any = typer.BadParameter.__mro__[1]
-
 
 class _Commands(TyperGroup):
     """Group of commands that also reports wrong usage as JSON if the command line asks for JSON."""
@@ -37,7 +34,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except _WrongUsage as error:
+        except typer.TyperException as error:
             if "--json" in (ctx.obj or ()):
                 typer.echo(json.dumps({"error": {"code": "invalid_usage", "message": error.format_message()}}))
             raise
@@ -46,7 +43,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="rocket",
     cls=_Commands,
-    help="Make transformer models smaller, without training.",
+    help="Compress transformer models without training.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -79,8 +76,8 @@ for _command in (
 app.add_typer(admin.app, name="admin", epilog=_EXIT_CODES)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(value: bool) -> None:
+    if value:
         typer.echo(f"rocket {__version__}")
         raise typer.Exit
 
@@ -100,6 +97,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: arguments of `rocket`; None takes those of the process.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    values = sys.argv[1:] if arguments is None else list(arguments)
     # Commands get the arguments as `context.obj`, to print the command line that resumes an interrupted run.
-    app(args=given, prog_name="rocket", obj=tuple(given))
+    app(args=values, prog_name="rocket", obj=tuple(values))

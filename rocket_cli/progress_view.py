@@ -15,8 +15,9 @@ from rich.table import Column
 from rich.text import Text
 
 from rocket_core.config import stage_label
+from rocket_core.report.formatting import clock_text, progress_text
 
-STOPPING = "stopping after this layer; press Ctrl-C again to stop at once"
+STOPPING = "stopping after this layer; press Ctrl-C again to stop immediately"
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -62,8 +63,8 @@ class LineView:
         if stage == self._stage and now - self._written_at < _SECONDS_BETWEEN_LINES:
             return
         self._stage, self._written_at = stage, now
-        left = "" if seconds_left is None else f", {duration(seconds_left)} left"
-        print_line(" ".join(part for part in (f"{percentage(fraction)}{left}:", stage_label(stage), detail) if part))
+        left = "" if seconds_left is None else f", {clock_text(seconds_left)} left"
+        print_line(" ".join(part for part in (f"{progress_text(fraction)}{left}:", stage_label(stage), detail) if part))
 
     def announce_stop(self) -> None:
         """Write directly to the descriptor, as the stream may be in the middle of a write."""
@@ -77,7 +78,7 @@ class BarView:
         self._progress = _BarWithNotice(
             # As wide as the longest stage, so that the bar does not move.
             TextColumn("{task.description:<21}", markup=False),
-            BarColumn(bar_width=16),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[percent]:>4}", markup=False),
             TextColumn("{task.fields[left]:>8} left", markup=False),
             TextColumn(
@@ -104,8 +105,8 @@ class BarView:
             self._task,
             description=stage_label(stage),
             completed=fraction,
-            percent=percentage(fraction),
-            left="-:--" if seconds_left is None else duration(seconds_left),
+            percent=progress_text(fraction),
+            left="-:--" if seconds_left is None else clock_text(seconds_left),
             detail=detail,
         )
 
@@ -146,15 +147,3 @@ def print_line(text: str) -> None:
     """Write a line to stderr."""
     sys.stderr.write(f"rocket: {text}\n")
     sys.stderr.flush()
-
-
-def percentage(fraction: float) -> str:
-    """Return a percentage, rounded down so that 100% means done."""
-    return f"{math.floor(100 * min(max(fraction, 0.0), 1.0))}%"
-
-
-def duration(seconds: float) -> str:
-    """Return minutes and seconds, with hours if there are any: 0:07, 12:40, 3:05:00."""
-    minutes, rest = divmod(math.ceil(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.filesize import decimal as bytes_text
 from rich.table import Table
 from rich.text import Text
 
-from rocket_cli.progress_view import duration, print_line
-from rocket_core.config import SYNTHETIC_DATASET, ExportKind, InputKind
+from rocket_cli.progress_view import print_line
+from rocket_core.config import SYNTHETIC_DATASET, InputKind
+from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
+from rocket_core.report.loading_snippet import loading_snippet
 from rocket_core.report.quality import EvaluationReport, quality_rows
 from rocket_core.report.schema import CompressionReport, LayerReport
 
@@ -21,13 +22,6 @@ from rocket_core.report.schema import CompressionReport, LayerReport
 _UNBOUNDED_WIDTH = 1000
 
 _COLUMNS = ("kind", "rank", "nnz", "sparsity", "kept", "ratio", "output\nerror", "weight\nerror")
-
-_UNITS = (("d", 86_400), ("h", 3600), ("m", 60))
-
-_IMPORTS: dict[ExportKind, tuple[str, ...]] = {
-    "factored": ("import rocket_core.hf  # teaches transformers the factored layers",),
-    "dense": (),
-}
 
 # Name of the samples of each kind, and the beginning of "the text has no more".
 _SAMPLES: dict[InputKind, tuple[str, str]] = {
@@ -51,7 +45,7 @@ def print_report(report: CompressionReport, output: Path, *, fetched_by: str | N
     if prefix:
         console.print(f"All layer names begin with {prefix}", style="dim")
     for reason, count in Counter(report.skipped.values()).items():
-        console.print(f"Left alone: {count} {_plural('layer', count)} ({reason})", style="dim")
+        console.print(f"Not compressed: {count} {_plural('layer', count)} ({reason})", style="dim")
     console.print()
     for line in _totals(report):
         console.print(line)
@@ -82,14 +76,6 @@ def print_names(names: Sequence[str], kind: str, *, as_json: bool) -> None:
         print_line(f"the server has no local {kind}")
 
 
-def age_text(seconds: float) -> str:
-    """Return a duration in its largest unit: 3d, 5h, 12m, 40s."""
-    for unit, size in _UNITS:
-        if seconds >= size:
-            return f"{int(seconds // size)}{unit}"
-    return f"{max(0, int(seconds))}s"
-
-
 def common_prefix(names: Iterable[str]) -> str:
     """Return the longest common prefix of names that ends with a dot; it is never a whole name."""
     parents = [name.split(".")[:-1] for name in names]
@@ -97,25 +83,11 @@ def common_prefix(names: Iterable[str]) -> str:
     return "".join(f"{part}." for part in shared)
 
 
-def count_text(count: int) -> str:
-    """Return a count with three digits: 999, 12.3k, 1.24M, 7.61B."""
-    rounded = float(f"{count:.3g}")
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if rounded >= size:
-            return f"{rounded / size:.3g}{unit}"
-    return str(count)
-
-
-def percent(fraction: float, sign: str = "-") -> str:
-    """Return a fraction as a percentage with one decimal; with `sign="+"` always signed."""
-    return f"{100 * fraction:{sign}.1f}%"
-
-
 def _layer_table(report: CompressionReport, prefix: str) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True, show_footer=True)
     table.add_column("layer", footer="total", overflow="fold")
     totals = report.totals
-    footers = {"kept": count_text(totals.kept_parameters), "ratio": percent(totals.achieved_ratio)}
+    footers = {"kept": count_text(totals.kept_parameters), "ratio": percent_text(totals.achieved_ratio)}
     for column in _COLUMNS:
         table.add_column(
             column,
@@ -134,9 +106,9 @@ def _cells(layer: LayerReport) -> tuple[str, ...]:
         layer.kind if layer.dictionary is None else f"{layer.kind}, shared",
         "-" if layer.rank is None else str(layer.rank),
         "-" if layer.nnz is None else count_text(layer.nnz),
-        "-" if layer.sparsity is None else percent(layer.sparsity),
+        "-" if layer.sparsity is None else percent_text(layer.sparsity),
         count_text(layer.kept_parameters),
-        percent(layer.compression_ratio),
+        percent_text(layer.compression_ratio),
         "-" if layer.kind == "dense" else f"{error:.4f}",
         "-" if layer.kind == "dense" else f"{layer.weight_error:.4f}",
     )
@@ -144,18 +116,19 @@ def _cells(layer: LayerReport) -> tuple[str, ...]:
 
 def _totals(report: CompressionReport) -> Iterable[str]:
     totals = report.totals
-    asked, used = report.settings.calibration.samples, report.calibration.samples
-    if used < asked:
+    requested, used = report.settings.calibration.samples, report.calibration.samples
+    if used < requested:
         samples, source = _SAMPLES[report.calibration.kind]
-        yield f"Calibrated on {used} {samples}, not the {asked} asked for: {source} no more"
+        yield f"Calibrated on {used} {samples}, not the {requested} requested: {source} no more"
     if report.calibration.dataset == SYNTHETIC_DATASET:
-        yield f"Calibrated on made-up {report.calibration.kind}, which costs quality: better give a folder of real data"
+        kind = report.calibration.kind
+        yield f"Calibrated on generated {kind}, which costs quality; use a folder of real data instead"
     yield (
         f"Parameters: {count_text(totals.kept_parameters)} of {count_text(totals.compressible_parameters)} "
-        f"compressible ones kept, {percent(totals.achieved_ratio)} removed "
-        f"({percent(totals.model_compression_ratio)} of the whole model's {count_text(totals.model_parameters)})"
+        f"compressible ones kept, {percent_text(totals.achieved_ratio)} removed "
+        f"({percent_text(totals.model_compression_ratio)} of the whole model's {count_text(totals.model_parameters)})"
     )
-    yield f"Took {duration(report.seconds)}, with at most {bytes_text(report.peak_memory_bytes)} of memory"
+    yield f"Took {duration_text(report.seconds)}, with at most {bytes_text(report.peak_memory_bytes)} of memory"
     if report.energy_text is not None:
         yield f"Energy: {report.energy_text}, on {'; '.join(report.devices)}"
 
@@ -167,10 +140,10 @@ def _size_table(report: CompressionReport, output: Path) -> Table:
     table.add_column(justify="right")
     table.add_column()
     before = report.totals.dense_bytes
-    table.add_row("original", bytes_text(before, precision=2), "", report.model)
+    table.add_row("original", bytes_text(before), "", report.model)
     for export in report.exports:
-        change = percent(export.stored_bytes / before - 1, sign="+")
-        table.add_row(export.kind, bytes_text(export.stored_bytes, precision=2), change, str(output / export.folder))
+        change = percent_text(export.stored_bytes / before - 1, sign="+")
+        table.add_row(export.kind, bytes_text(export.stored_bytes), change, str(output / export.folder))
     return table
 
 
@@ -188,9 +161,8 @@ def _loading_lines(report: CompressionReport, output: Path) -> Iterable[str]:
     export = next((export for export in report.exports if export.kind == "factored"), report.exports[0])
     yield "To load it:"
     yield ""
-    for line in (*_IMPORTS[export.kind], f"from transformers import {report.model_class}"):
-        yield f"    {line}"
-    yield f"    model = {report.model_class}.from_pretrained({json.dumps(str(output / export.folder))})"
+    for line in loading_snippet(report, export.kind, str(output / export.folder)).splitlines():
+        yield f"    {line}".rstrip()
 
 
 def _plural(word: str, count: int) -> str:

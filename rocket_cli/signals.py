@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first stops a run where it can be resumed, the second ends it immediately."""
+"""Ctrl-C and SIGTERM: the first stops a command in order, every later one aborts it."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -8,17 +8,19 @@ from types import FrameType
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+def interrupt() -> None:
+    """Raise KeyboardInterrupt, and let the next signal kill the process."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
 class StopRequest:
     """The user's request to stop."""
 
-    def __init__(self, announce: Callable[[], None]) -> None:
-        """Create a request that is not made yet.
-
-        Args:
-            announce: confirms the request to the user. It runs in a signal handler, perhaps in the middle of a write to
-                stderr, so it must not print through a stream.
-        """
-        self._announce = announce
+    def __init__(self, stop: Callable[[], None], abort: Callable[[], None]) -> None:
+        self._stop = stop
+        self._abort = abort
         self._made = False
 
     def made(self) -> bool:
@@ -26,20 +28,27 @@ class StopRequest:
         return self._made
 
     def handle(self, signal_number: int, frame: FrameType | None) -> None:
-        """Take the first signal as a request; the second raises KeyboardInterrupt, a third kills the process."""
+        """Take the first signal as a request to stop, and later ones as requests to abort."""
         del signal_number, frame
         if self._made:
-            for number in _SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
-            raise KeyboardInterrupt
-        self._made = True
-        self._announce()
+            self._abort()
+        else:
+            self._made = True
+            self._stop()
 
 
 @contextmanager
-def stopping_on_signals(announce: Callable[[], None]) -> Iterator[StopRequest]:
-    """Handle SIGINT and SIGTERM in the context; main thread only."""
-    request = StopRequest(announce)
+def stopping_on_signals(stop: Callable[[], None], abort: Callable[[], None] = interrupt) -> Iterator[StopRequest]:
+    """Handle SIGINT and SIGTERM in the context; main thread only.
+
+    Both functions run in a signal handler, at any point of the main thread: they must not wait for a lock, nor print
+    through a stream, which may be in the middle of a write.
+
+    Args:
+        stop: called on the first signal.
+        abort: called on every later signal.
+    """
+    request = StopRequest(stop, abort)
     previous = [(number, signal.signal(number, request.handle)) for number in _SIGNALS]
     try:
         yield request

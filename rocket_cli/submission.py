@@ -1,13 +1,13 @@
 """Shared parts of the commands that submit or estimate a job."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rocket_cli import options
-from rocket_cli.connection import OutageNotice, command, explain_names
+from rocket_cli.compression_options import ServerOptions, SubmissionOptions
+from rocket_cli.connection import OutageNotice, command, connected, explain_names, hub_token
 from rocket_cli.following import follow_job, report_end
 from rocket_cli.progress_view import print_line
 from rocket_client.errors import ProblemError
@@ -17,51 +17,15 @@ if TYPE_CHECKING:
     from rocket_client.client import Rocket
 
 
-# Options of a command that are, under the same names, parts of a request.
-_CALIBRATION = ("samples", "sequence_length", "seed")
-_SETTINGS = ("preset", "method", "objective", "budget", "ignore", "export", "dtype", "precision")
-
-
-def request_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Rocket.submit` and similar methods, except the model and its target.
-
-    Args:
-        values: arguments of the command by their names. Options that the command does not have, or that were not given,
-            are left out, as the server has the defaults.
-    """
-    given = {name: value for name, value in values.items() if value is not None}
-    text = {"dataset": given["calibration"]} if "calibration" in given else {}
-    parts = {
-        "revision": given.get("revision"),
-        "calibration": text | {name: given[name] for name in _CALIBRATION if name in given},
-        "options": {name: given[name] for name in _SETTINGS if name in given},
-    }
-    if "evaluate" in values:
-        parts["evaluate"] = options.evaluation(
-            dataset=values["evaluate"],
-            samples=values["evaluate_samples"],
-            sequence_length=values["evaluate_length"],
-            stride=values["evaluate_stride"],
-            tasks=values["task"],
-            task_items=values["task_items"],
-        )
-    return parts
-
-
 @contextmanager
-def explained_refusals(rocket: "Rocket", values: Mapping[str, Any]) -> Iterator[None]:
-    """Add suggestions from the server to its refusals of the command's arguments.
-
-    Args:
-        rocket: client of the server.
-        values: arguments of the command by their names.
-    """
+def explained_refusals(rocket: "Rocket", model_id: str, options: ServerOptions) -> Iterator[None]:
+    """Add suggestions from the server to its refusals of a command's arguments."""
     try:
         yield
     except ProblemError as error:
-        datasets = (values["calibration"], values.get("evaluate"))
-        explained = explain_names(rocket, error, model_id=values["model_id"], datasets=datasets)
-        raise _naming_pattern(explained, values["ignore"] or ()) from error
+        datasets = (options.calibration, options.evaluate)
+        explained = explain_names(rocket, error, model_id=model_id, datasets=datasets)
+        raise _naming_pattern(explained, options.ignore or ()) from error
 
 
 def _naming_pattern(error: ProblemError, patterns: Sequence[str]) -> ProblemError:
@@ -83,19 +47,43 @@ def read_labels(pairs: Sequence[str]) -> dict[str, str]:
     return labels
 
 
-def follow_submission(rocket: "Rocket", job: Job, notice: OutageNotice, *, watch: bool, quiet: bool) -> Job:
-    """Write the id of a new job, and follow it until it ends if `watch` is set."""
-    notice.end()
-    if not quiet:
-        typer.echo(job.id)
-    return follow_job(rocket, job, notice, quiet=quiet) if watch else job
+def submit_job(
+    create: Callable[["Rocket", dict[str, Any]], Job],
+    model_id: str,
+    options: ServerOptions,
+    submission: SubmissionOptions,
+    *,
+    server: str,
+    as_json: bool,
+) -> None:
+    """Create a job and write its id, or the job as JSON; with `--watch`, follow it and exit with its outcome.
 
-
-def end_submission(job: Job, server: str, *, watched: bool, as_json: bool) -> None:
-    """Write the job or how to watch it; if it was watched, write its outcome and exit with the matching code."""
-    if watched:
+    Args:
+        create: calls the method of the client, with the arguments that say how the job is submitted.
+        model_id: the model.
+        options: how to compress or profile it.
+        submission: how to submit the job.
+        server: the server's address.
+        as_json: whether to write the job and errors as JSON.
+    """
+    arguments = {
+        "metadata": read_labels(submission.metadata or ()),
+        "queue": submission.queue,
+        "idempotency_key": submission.idempotency_key,
+        "hub_token": hub_token(submission.hub_token_env),
+    }
+    notice = OutageNotice(server, quiet=as_json)
+    with connected(server, as_json=as_json, notice=notice) as rocket:
+        with explained_refusals(rocket, model_id, options):
+            job = create(rocket, arguments)
+        notice.end()
+        if not as_json:
+            typer.echo(job.id)
+        if submission.watch:
+            job = follow_job(rocket, job, notice, quiet=as_json)
+    if submission.watch:
         raise typer.Exit(report_end(job, server, as_json=as_json))
     if as_json:
         typer.echo(job.model_dump_json(indent=2))
     else:
-        print_line(f"submitted; `{command(server, 'watch', job.id)}` shows how it comes along")
+        print_line(f"submitted; `{command(server, 'watch', job.id)}` shows its progress")

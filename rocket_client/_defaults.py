@@ -20,5 +20,5 @@ def address_and_key(server: str | None, api_key: str | None) -> tuple[str, str |
     return address, (api_key or os.environ.get(KEY_VARIABLE) or "").strip() or None
 
 
-def ignore(told: object) -> None:
+def noop(event: object) -> None:
     """Do nothing: the default callback."""

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from functools import partial
 
-from rocket_client._download_state import DownloadedFile, Order, begun
+from rocket_client._download_state import DownloadedFile, DownloadRequest, open_session
 from rocket_client._transport import AsyncTransport, Transport, in_thread
 from rocket_client.errors import ClientError, NothingToDownloadError
 from rocket_client.models import Artifact, Job
 
 
-def fetch_artifacts(transport: Transport, order: Order) -> list[DownloadedFile]:
+def fetch_artifacts(transport: Transport, download: DownloadRequest) -> list[DownloadedFile]:
     """Download artifacts into a folder, which is created if necessary.
 
     Args:
         transport: connection to the server.
-        order: which artifacts, and where to.
+        download: which artifacts, and where to.
 
     Returns:
         The files, each verified by its hash, in the given order.
@@ -27,44 +27,44 @@ def fetch_artifacts(transport: Transport, order: Order) -> list[DownloadedFile]:
         ClientError: the server cannot be reached, or refuses.
         OSError: a file cannot be written.
     """
-    with begun(transport, order) as download:
-        for target in download.targets:
-            target.look()
-            download.tell(target)
-        for target in download.missing():
-            while (request := target.next_request()) is not None:
+    with open_session(transport, download) as session:
+        for file in session.files:
+            file.check_existing()
+            session.report(file)
+        for file in session.missing():
+            while (request := file.next_request()) is not None:
                 try:
                     with transport.open_file(request) as response:
-                        target.expect(response)
+                        file.expect(response)
                         for piece in response.iter_raw():
-                            target.write(piece)
-                            download.tell(target)
-                    target.require_end()
+                            file.write(piece)
+                            session.report(file)
+                    file.check_complete()
                 except ClientError as error:
-                    transport.wait_out(error, target.left)
-            download.tell(target)
-        return download.files()
+                    transport.wait_out(error, file.retry_budget)
+            session.report(file)
+        return session.results()
 
 
-async def fetch_artifacts_async(transport: AsyncTransport, order: Order) -> list[DownloadedFile]:
+async def fetch_artifacts_async(transport: AsyncTransport, download: DownloadRequest) -> list[DownloadedFile]:
     """Do the same asynchronously, reading and writing files in threads."""
-    with begun(transport, order) as download:
-        for target in download.targets:
-            await in_thread(target.look)
-            download.tell(target)
-        for target in download.missing():
-            while (request := await in_thread(target.next_request)) is not None:
+    with open_session(transport, download) as session:
+        for file in session.files:
+            await in_thread(file.check_existing)
+            session.report(file)
+        for file in session.missing():
+            while (request := await in_thread(file.next_request)) is not None:
                 try:
                     async with transport.open_file(request) as response:
-                        target.expect(response)
+                        file.expect(response)
                         async for piece in response.aiter_raw():
-                            await in_thread(partial(target.write, piece))
-                            download.tell(target)
-                    target.require_end()
+                            await in_thread(partial(file.write, piece))
+                            session.report(file)
+                    file.check_complete()
                 except ClientError as error:
-                    await transport.wait_out(error, target.left)
-            download.tell(target)
-        return download.files()
+                    await transport.wait_out(error, file.retry_budget)
+            session.report(file)
+        return session.results()
 
 
 def nothing_to_download(job: Job) -> NothingToDownloadError:
@@ -78,11 +78,11 @@ def choose_artifacts(job_id: str, artifacts: Sequence[Artifact], exports: Sequen
     Raises:
         NothingToDownloadError: the job has no such export.
     """
-    found = {artifact.name.partition("/")[0] for artifact in artifacts if "/" in artifact.name}
+    available = {artifact.name.partition("/")[0] for artifact in artifacts if "/" in artifact.name}
     for export in exports:
-        if export not in found:
+        if export not in available:
             raise NothingToDownloadError(
-                f"{job_id} has no export {export!r}; it has {' and '.join(sorted(found)) or 'none'}"
+                f"{job_id} has no export {export!r}; it has {' and '.join(sorted(available)) or 'none'}"
             )
-    wanted = set(exports or found)
-    return [artifact for artifact in artifacts if "/" not in artifact.name or artifact.name.split("/")[0] in wanted]
+    chosen = set(exports or available)
+    return [artifact for artifact in artifacts if "/" not in artifact.name or artifact.name.split("/")[0] in chosen]

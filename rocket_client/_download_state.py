@@ -1,6 +1,6 @@
 """State machine of a download: what exists, what to request next, and verification. No network I/O.
 
-A partial file is next to its target as `NAME.part`, and is renamed to the target once its hash is right.
+A partial file is next to its destination as `NAME.part`, and is renamed once its hash is right.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from rocket_client._retry import Patience
+from rocket_client._retry import RetryBudget
 from rocket_client._wire import Request, Wire, file_request
 from rocket_client.errors import (
     DigestMismatchError,
@@ -73,7 +73,7 @@ class DownloadProgress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class DownloadRequest:
     """A request for a download.
 
     Attributes:
@@ -108,27 +108,27 @@ def safe_paths(names: Sequence[str], folder: Path) -> list[Path]:
     files = {str(path) for path in paths} | {str(path) + _PART for path in paths}
     inner = {str(parent) for path in paths for parent in path.parents}
     if len(files) != 2 * len(names) or files & inner:
-        raise UnsafeNameError(f"the server gives two artifacts one name in {folder}; nothing was downloaded")
+        raise UnsafeNameError(f"two artifacts would be the same file in {folder}; nothing was downloaded")
     return paths
 
 
-class Target:
+class FileDownload:
     """Download state of one artifact.
 
     Attributes:
         artifact: its description by the server.
-        left: how much longer the server may be silent.
+        retry_budget: how much longer the server may be silent.
         done: bytes on disk.
         received: bytes received over the network.
     """
 
-    def __init__(self, wire: Wire, order: Order, artifact: Artifact, path: Path) -> None:
+    def __init__(self, wire: Wire, request: DownloadRequest, artifact: Artifact, path: Path) -> None:
         self.artifact = artifact
-        self.left = Patience(order.patience)
+        self.retry_budget = RetryBudget(request.patience)
         self.done = 0
         self.received = 0
         self._wire = wire
-        self._url = f"{order.path}/{quote(artifact.name, safe='/')}"
+        self._url = f"{request.path}/{quote(artifact.name, safe='/')}"
         self._path = path
         self._part = path.with_name(path.name + _PART)
         self._stream: BinaryIO | None = None
@@ -136,16 +136,16 @@ class Target:
         self._outcome = Outcome.DOWNLOADED
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Whether the file existed already."""
         return self._outcome is Outcome.KEPT
 
-    def look(self) -> None:
+    def check_existing(self) -> None:
         """Check whether the file exists already."""
         if not self._path.exists():
             return
-        is_whole = self._path.is_file() and self._path.stat().st_size == self.artifact.size
-        if is_whole and _sha256(self._path) == self.artifact.sha256:
+        has_size = self._path.is_file() and self._path.stat().st_size == self.artifact.size
+        if has_size and _sha256(self._path) == self.artifact.sha256:
             self._outcome, self.done = Outcome.KEPT, self.artifact.size
         else:
             self._outcome = Outcome.REPLACED
@@ -165,17 +165,17 @@ class Target:
             while True:
                 stream = self._stream or self._open()
                 if stream.tell() < self.artifact.size:
-                    return self._request(stream.tell())
-                found = self._hash_of_whole(stream)
-                if found == self.artifact.sha256:
+                    return self._http_request(stream.tell())
+                digest = self._digest(stream)
+                if digest == self.artifact.sha256:
                     self._part.replace(self._path)
                     return None
                 self._part.unlink()
                 # A part left by an earlier download may be anything; it is downloaded again.
                 if not self._is_resumed:
                     raise DigestMismatchError(
-                        f"{self.artifact.name} has the SHA-256 {found} instead of {self.artifact.sha256} and was "
-                        "removed; try again, and if that does not help, the file is damaged on the server or on the way"
+                        f"{self.artifact.name} has the SHA-256 {digest} instead of {self.artifact.sha256} and was "
+                        "removed; try again; if that does not help, the file is damaged on the server or in transit"
                     )
 
     def expect(self, response: httpx2.Response) -> None:
@@ -184,12 +184,12 @@ class Target:
         if response.status_code != _PARTIAL_CONTENT:
             self._empty(stream)
         elif not response.headers.get("content-range", "").startswith(f"bytes {stream.tell()}-"):
-            raise self._wire.unexpected("another range of a file than was asked for")
+            raise self._wire.unexpected("a different range of a file than requested")
 
     def write(self, piece: bytes) -> None:
         """Append a chunk; raises DigestMismatchError if the file becomes larger than announced."""
         stream = self._opened()
-        self.left.renew()
+        self.retry_budget.reset()
         with _named_errors(self._part):
             if stream.tell() + len(piece) > self.artifact.size:
                 self._empty(stream)
@@ -201,12 +201,12 @@ class Target:
         self.received += len(piece)
         self.done = stream.tell()
 
-    def require_end(self) -> None:
+    def check_complete(self) -> None:
         """Raise ServerUnreachableError if the response ended before the file did."""
         if self.done < self.artifact.size:
             raise self._wire.broken_off("a file ended early")
 
-    def file(self) -> DownloadedFile:
+    def result(self) -> DownloadedFile:
         """Return the downloaded file."""
         return DownloadedFile(artifact=self.artifact, path=self._path, outcome=self._outcome)
 
@@ -223,19 +223,19 @@ class Target:
         if stream.tell() > self.artifact.size:
             self._empty(stream)
         self.done = stream.tell()
-        self.left.renew()
+        self.retry_budget.reset()
         return stream
 
     def _opened(self) -> BinaryIO:
-        assert self._stream is not None, "nothing was asked for"
+        assert self._stream is not None, "no request was made"
         return self._stream
 
-    def _request(self, start: int) -> Request:
+    def _http_request(self, start: int) -> Request:
         # The server's ETag is the hash of the content; the store that it may redirect to does not know this ETag.
         etag = f'"sha256-{self.artifact.sha256}"'
         return file_request(self._url, start=start, etag=etag, read_seconds=_LONGEST_SILENCE_SECONDS)
 
-    def _hash_of_whole(self, stream: BinaryIO) -> str:
+    def _digest(self, stream: BinaryIO) -> str:
         stream.flush()
         os.fsync(stream.fileno())
         stream.close()
@@ -249,58 +249,59 @@ class Target:
         self.done = 0
 
 
-class Download:
-    """All targets of an order."""
+class DownloadSession:
+    """Download of all artifacts of a request."""
 
-    def __init__(self, wire: Wire, order: Order, paths: Sequence[Path]) -> None:
-        self._order = order
-        pairs = zip(order.artifacts, paths, strict=True)
-        self.targets = [Target(wire, order, artifact, path) for artifact, path in pairs]
+    def __init__(self, wire: Wire, request: DownloadRequest, paths: Sequence[Path]) -> None:
+        self._request = request
+        pairs = zip(request.artifacts, paths, strict=True)
+        self.files = [FileDownload(wire, request, artifact, path) for artifact, path in pairs]
 
-    def missing(self) -> list[Target]:
-        """Return the targets that must be downloaded; raises NotEnoughDiskError if they do not fit."""
-        found = [target for target in self.targets if not target.is_there]
-        needed = sum(target.missing_bytes() for target in found)
-        free = shutil.disk_usage(self._order.folder).free
+    def missing(self) -> list[FileDownload]:
+        """Return the files that must be downloaded; raises NotEnoughDiskError if they do not fit."""
+        missing = [file for file in self.files if not file.exists]
+        needed = sum(file.missing_bytes() for file in missing)
+        free = shutil.disk_usage(self._request.folder).free
         if needed > free:
             raise NotEnoughDiskError(
-                f"{needed:,} more bytes are needed in {self._order.folder}, and {free:,} are free; make room there"
+                f"the download needs {needed:,} more bytes in {self._request.folder}, but only {free:,} are "
+                "free; free some space"
             )
-        return found
+        return missing
 
-    def tell(self, target: Target) -> None:
+    def report(self, file: FileDownload) -> None:
         """Report the progress."""
-        self._order.on_progress(
+        self._request.on_progress(
             DownloadProgress(
-                name=target.artifact.name,
-                done=sum(one.done for one in self.targets),
-                total=sum(one.artifact.size for one in self.targets),
-                received=sum(one.received for one in self.targets),
+                name=file.artifact.name,
+                done=sum(file.done for file in self.files),
+                total=sum(file.artifact.size for file in self.files),
+                received=sum(file.received for file in self.files),
             )
         )
 
-    def files(self) -> list[DownloadedFile]:
+    def results(self) -> list[DownloadedFile]:
         """Return the downloaded files."""
-        return [target.file() for target in self.targets]
+        return [file.result() for file in self.files]
 
     def close(self) -> None:
         """Close all parts."""
-        for target in self.targets:
-            target.close()
+        for file in self.files:
+            file.close()
 
 
 @contextmanager
-def begun(wire: Wire, order: Order) -> Iterator[Download]:
+def open_session(wire: Wire, request: DownloadRequest) -> Iterator[DownloadSession]:
     """Yield a download into a folder, which is created if necessary and locked against other downloads.
 
     Raises:
         UnsafeNameError: a name leads out of the folder.
         FolderBusyError: another download writes to the folder.
     """
-    paths = safe_paths([artifact.name for artifact in order.artifacts], order.folder)
-    order.folder.mkdir(parents=True, exist_ok=True)
-    with _only_download(order.folder), closing(Download(wire, order, paths)) as download:
-        yield download
+    paths = safe_paths([artifact.name for artifact in request.artifacts], request.folder)
+    request.folder.mkdir(parents=True, exist_ok=True)
+    with _only_download(request.folder), closing(DownloadSession(wire, request, paths)) as session:
+        yield session
 
 
 @contextmanager
@@ -311,7 +312,7 @@ def _only_download(folder: Path) -> Iterator[None]:
             stack.enter_context(locked(folder))
         except BlockingIOError:
             raise FolderBusyError(
-                f"another download writes to {folder}; wait for it, or choose another folder"
+                f"another download is writing to {folder}; wait for it, or choose another folder"
             ) from None
         yield
 

@@ -31,22 +31,22 @@ _UPLOAD_TYPES = {".txt": "text/plain", ".jsonl": "application/jsonl"}
 
 
 def submit(
-    model_id: str, given: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
+    model_id: str, settings: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
 ) -> Call[Job]:
-    """Return the request that creates a compression job; `given` becomes part of the body unchanged."""
-    return _new_job("/jobs", request_body(model_id, given), idempotency_key, hub_token)
+    """Return the request that creates a compression job; `settings` become part of the body unchanged."""
+    return _new_job("/jobs", request_body(model_id, settings), idempotency_key, hub_token)
 
 
 def profile(
-    model_id: str, given: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
+    model_id: str, settings: Mapping[str, object], *, idempotency_key: str | None, hub_token: str | None
 ) -> Call[Job]:
-    """Return the request that creates a profiling job; `given` becomes part of the body unchanged."""
-    return _new_job("/profiles", request_body(model_id, given), idempotency_key, hub_token)
+    """Return the request that creates a profiling job; `settings` become part of the body unchanged."""
+    return _new_job("/profiles", request_body(model_id, settings), idempotency_key, hub_token)
 
 
-def estimate(model_id: str, given: Mapping[str, object], *, hub_token: str | None) -> Call[Estimate]:
+def estimate(model_id: str, settings: Mapping[str, object], *, hub_token: str | None) -> Call[Estimate]:
     """Return the request for the estimated cost of a job."""
-    body = request_body(model_id, given)
+    body = request_body(model_id, settings)
     return Call(method="POST", path="/estimates", json=body, headers=token_header(hub_token), answer=Estimate)
 
 
@@ -54,7 +54,7 @@ def upload(file: Path) -> Call[Upload]:
     """Return the request that uploads a calibration file; raises InvalidArgumentError for an unsupported file type."""
     kind = _UPLOAD_TYPES.get(file.suffix.lower())
     if kind is None:
-        raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only those can be uploaded")
+        raise InvalidArgumentError(f"{file} is neither .txt nor .jsonl; only these can be uploaded")
     return Call(method="POST", path="/calibrations", file=file, headers={"Content-Type": kind}, answer=Upload)
 
 
@@ -131,11 +131,11 @@ def allocate(
     profile_id: str, *, ratio: float | None, model_bytes: int | None, error: float | None
 ) -> Call[PredictedAllocation]:
     """Return the request for a predicted allocation; raises InvalidArgumentError unless exactly one number is given."""
-    given = {"ratio": ratio, "model_bytes": model_bytes, "error": error}
-    wanted = {name: value for name, value in given.items() if value is not None}
-    if len(wanted) != 1 or not all(map(math.isfinite, wanted.values())):
-        raise InvalidArgumentError("give one number: ratio, model_bytes or error")
-    return Call(method="POST", path=profile_path(profile_id, "allocations"), json=wanted, answer=PredictedAllocation)
+    numbers = {"ratio": ratio, "model_bytes": model_bytes, "error": error}
+    target = {name: value for name, value in numbers.items() if value is not None}
+    if len(target) != 1 or not all(map(math.isfinite, target.values())):
+        raise InvalidArgumentError("specify exactly one of ratio, model_bytes and error")
+    return Call(method="POST", path=profile_path(profile_id, "allocations"), json=target, answer=PredictedAllocation)
 
 
 def delete_profile(profile_id: str) -> Request:
@@ -161,10 +161,12 @@ def _new_job(path: str, body: dict[str, object], idempotency_key: str | None, hu
 
 def _delete(path: str) -> Request:
     # A second deletion would be answered with "not found".
-    return Request(method="DELETE", path=path, is_repeatable=False)
+    return Request(method="DELETE", path=path, is_idempotent=False)
 
 
 def _upload_path(upload_id: str) -> str:
     if not _UPLOAD_ID.fullmatch(upload_id):
-        raise InvalidArgumentError(f"{upload_id!r} is not an upload id; those look like upload/ and 32 digits")
+        raise InvalidArgumentError(
+            f"{upload_id!r} is not an upload id; expected upload/ followed by 32 hexadecimal digits"
+        )
     return f"/calibrations/{upload_id.partition('/')[2]}"

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import httpx2
 
-from rocket_client._retry import Patience
+from rocket_client._retry import RetryBudget
 from rocket_client._transport import AsyncTransport, Transport
 from rocket_client._wire import Request, Wire
 from rocket_client.errors import ClientError
@@ -34,15 +34,15 @@ def follow_events(transport: Transport, path: str, *, after: int, patience: floa
         try:
             with transport.open(stream.request()) as response:
                 for message in stream.messages(response):
-                    told = stream.receive(message)
+                    event = stream.receive(message)
                     if stream.is_done:
                         return
-                    if told is not None:
-                        yield told
+                    if event is not None:
+                        yield event
             error = stream.broken_off()
         except ClientError as failure:
             error = failure
-        transport.wait_out(error, stream.left)
+        transport.wait_out(error, stream.retry_budget)
 
 
 async def follow_events_async(
@@ -55,22 +55,22 @@ async def follow_events_async(
         try:
             async with transport.open(stream.request()) as response:
                 async for message in stream.messages(response):
-                    told = stream.receive(message)
+                    event = stream.receive(message)
                     if stream.is_done:
                         return
-                    if told is not None:
-                        yield told
+                    if event is not None:
+                        yield event
             error = stream.broken_off()
         except ClientError as failure:
             error = failure
-        await transport.wait_out(error, stream.left)
+        await transport.wait_out(error, stream.retry_budget)
 
 
 class _Stream:
     """State of an event stream: what has been received, and what to request next.
 
     Attributes:
-        left: how much longer the server may be silent.
+        retry_budget: how much longer the server may be silent.
         is_done: whether the job has ended and all its events are received.
     """
 
@@ -78,7 +78,7 @@ class _Stream:
         self._wire = wire
         self._path = path
         self._after = after
-        self.left = Patience(patience)
+        self.retry_budget = RetryBudget(patience)
         self.is_done = False
 
     def request(self) -> Request:
@@ -88,14 +88,14 @@ class _Stream:
 
     def messages(self, response: httpx2.Response) -> httpx2.EventSource:
         """Return the messages of a response; raises UnexpectedAnswerError if it is not an event stream."""
-        found = response.headers.get("content-type", "")
-        if found.partition(";")[0].strip() != _STREAM_TYPE:
-            raise self._wire.unexpected(f"{found or 'nothing'} where a stream of events was asked for")
+        kind = response.headers.get("content-type", "")
+        if kind.partition(";")[0].strip() != _STREAM_TYPE:
+            raise self._wire.unexpected(f"{kind or 'no content type'} instead of a stream of events")
         return httpx2.EventSource(response)
 
     def receive(self, message: httpx2.ServerSentEvent) -> Event | Progress | None:
         """Return the event or progress in a message; None for the last message and for unknown kinds of messages."""
-        self.left.renew()
+        self.retry_budget.reset()
         if message.event == "done":
             self.is_done = True
             return None

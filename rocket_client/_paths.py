@@ -37,10 +37,10 @@ def profile_path(profile_id: str, *parts: str) -> str:
 def target(ratio: float | None, target_bytes: int | None) -> dict[str, object]:
     """Return the target as part of a body; raises InvalidArgumentError unless exactly one number is given."""
     try:
-        wanted = target_of(ratio, target_bytes)
+        requested = target_of(ratio, target_bytes)
     except ValueError as error:
         raise InvalidArgumentError(str(error)) from None
-    match wanted:
+    match requested:
         case ByRatio(ratio=fraction):
             if not math.isfinite(fraction):
                 raise InvalidArgumentError(f"the ratio is {fraction}; it is a fraction, from 0 to below 1")
@@ -50,13 +50,13 @@ def target(ratio: float | None, target_bytes: int | None) -> dict[str, object]:
         case None:
             raise InvalidArgumentError("specify either ratio or target_bytes")
         case _:
-            assert_never(wanted)
+            assert_never(requested)
 
 
-def request_body(model_id: str, given: Mapping[str, object]) -> dict[str, object]:
+def request_body(model_id: str, settings: Mapping[str, object]) -> dict[str, object]:
     """Return the body that requests a job for a model."""
     # Any other empty part means the same as an omitted one.
-    sent = {name: value for name, value in given.items() if value or (name in _MAY_BE_EMPTY and value is not None)}
+    sent = {name: value for name, value in settings.items() if value or (name in _MAY_BE_EMPTY and value is not None)}
     return {"model_id": model_id} | sent
 
 
@@ -65,12 +65,12 @@ def token_header(hub_token: str | None) -> dict[str, str]:
     if hub_token is None:
         return {}
     if not hub_token.isascii() or not hub_token.isprintable():
-        raise InvalidArgumentError("a Hub token has printable ASCII characters only")
+        raise InvalidArgumentError("the Hub token contains characters other than printable ASCII; copy it again")
     return {"Hub-Token": hub_token}
 
 
 def header_text(text: str) -> str:
     """Return the text unchanged; raises InvalidArgumentError if it is not valid in a header."""
     if not text.isascii() or not text.isprintable():
-        raise InvalidArgumentError("an idempotency key has printable ASCII characters only")
+        raise InvalidArgumentError("the idempotency key contains characters other than printable ASCII; use others")
     return text

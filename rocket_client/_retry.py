@@ -9,7 +9,7 @@ _FIRST_SECONDS = 0.25
 _LONGEST_SECONDS = 8.0
 
 
-class Patience:
+class RetryBudget:
     """Exponential backoff with a deadline.
 
     Args:
@@ -20,30 +20,30 @@ class Patience:
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self.renew()
+        self.reset()
 
     @property
     def seconds_left(self) -> float:
         """Seconds until the deadline, >= 0."""
         return max(0.0, self._deadline - self._clock())
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Restart the backoff and the deadline after an answer."""
         self._deadline = self._clock() + self._seconds
         self._longest = _FIRST_SECONDS
 
-    def next_wait(self, asked_for: float | None = None) -> float | None:
+    def next_delay(self, retry_after: float | None = None) -> float | None:
         """Return the seconds to wait before the next retry, or None to give up.
 
         Args:
-            asked_for: seconds that the server asked for, a lower bound on the wait.
+            retry_after: seconds that the server asked for, a lower bound on the wait.
         """
         longest = self._longest
         self._longest = min(2 * longest, _LONGEST_SECONDS)
         # Jitter: clients that lost the same server must not retry at the same moment.
-        wait = max(asked_for or 0.0, longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        wait = max(retry_after or 0.0, longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
         left = self.seconds_left
-        if (asked_for or 0.0) > left or left == 0.0:
+        if (retry_after or 0.0) > left or left == 0.0:
             return None
         # The last retry happens at the deadline, not before.
         return min(wait, left)

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from rocket_client._retry import Patience
-from rocket_client._wire import Answer, Call, Request, Waiting, Wire, is_redirect
+from rocket_client._retry import RetryBudget
+from rocket_client._wire import Answer, Call, Request, RetryNotice, Wire, is_redirect
 from rocket_client.errors import ClientError
 
 Result = TypeVar("Result")
@@ -26,9 +26,9 @@ class Transport(Wire):
     """Blocking connection to a server; see `Wire`."""
 
     def __init__(
-        self, server: str, *, patience: float, on_wait: Callable[[Waiting], None], api_key: str | None = None
+        self, server: str, *, patience: float, on_retry: Callable[[RetryNotice], None], api_key: str | None = None
     ) -> None:
-        super().__init__(server, patience=patience, on_wait=on_wait, api_key=api_key)
+        super().__init__(server, patience=patience, on_retry=on_retry, api_key=api_key)
         self._http = httpx2.Client(**self.options)
 
     def close(self) -> None:
@@ -53,14 +53,14 @@ class Transport(Wire):
             ClientError: there was no such answer.
             OSError: the file to send cannot be read.
         """
-        left = Patience(self.patience if patience is None else patience)
+        retry_budget = RetryBudget(self.patience if patience is None else patience)
         while True:
             try:
                 with self.open(request) as response:
                     response.read()
                     return response
             except ClientError as error:
-                self.wait_out(error, left, request)
+                self.wait_out(error, retry_budget, request)
 
     @contextmanager
     def open(self, request: Request) -> Iterator[httpx2.Response]:
@@ -91,23 +91,23 @@ class Transport(Wire):
             store = self.store(answer, request)
         try:
             with httpx2.Client(**store.options) as http, http.stream(**store.arguments) as response:
-                store.require_success(response)
+                store.check_success(response)
                 yield response
         except httpx2.RequestError as error:
             raise store.unreachable(error) from error
 
-    def wait_out(self, error: ClientError, patience: Patience, request: Request | None = None) -> None:
+    def wait_out(self, error: ClientError, retry_budget: RetryBudget, request: Request | None = None) -> None:
         """Wait before a retry; arguments and errors are those of `seconds_to_wait`."""
-        time.sleep(self.seconds_to_wait(error, patience, request))
+        time.sleep(self.seconds_to_wait(error, retry_budget, request))
 
 
 class AsyncTransport(Wire):
     """Asynchronous connection to a server, with the methods of `Transport`."""
 
     def __init__(
-        self, server: str, *, patience: float, on_wait: Callable[[Waiting], None], api_key: str | None = None
+        self, server: str, *, patience: float, on_retry: Callable[[RetryNotice], None], api_key: str | None = None
     ) -> None:
-        super().__init__(server, patience=patience, on_wait=on_wait, api_key=api_key)
+        super().__init__(server, patience=patience, on_retry=on_retry, api_key=api_key)
         self._http = httpx2.AsyncClient(**self.options)
 
     async def close(self) -> None:
@@ -120,14 +120,14 @@ class AsyncTransport(Wire):
 
     async def send(self, request: Request, *, patience: float | None = None) -> httpx2.Response:
         """See `Transport.send`."""
-        left = Patience(self.patience if patience is None else patience)
+        retry_budget = RetryBudget(self.patience if patience is None else patience)
         while True:
             try:
                 async with self.open(request) as response:
                     await response.aread()
                     return response
             except ClientError as error:
-                await self.wait_out(error, left, request)
+                await self.wait_out(error, retry_budget, request)
 
     @asynccontextmanager
     async def open(self, request: Request) -> AsyncIterator[httpx2.Response]:
@@ -151,14 +151,14 @@ class AsyncTransport(Wire):
             store = self.store(answer, request)
         try:
             async with httpx2.AsyncClient(**store.options) as http, http.stream(**store.arguments) as response:
-                store.require_success(response)
+                store.check_success(response)
                 yield response
         except httpx2.RequestError as error:
             raise store.unreachable(error) from error
 
-    async def wait_out(self, error: ClientError, patience: Patience, request: Request | None = None) -> None:
+    async def wait_out(self, error: ClientError, retry_budget: RetryBudget, request: Request | None = None) -> None:
         """See `Transport.wait_out`."""
-        await asyncio.sleep(self.seconds_to_wait(error, patience, request))
+        await asyncio.sleep(self.seconds_to_wait(error, retry_budget, request))
 
 
 async def in_thread(function: Callable[[], Result]) -> Result:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from rocket_client._retry import Patience, retry_after_seconds
+from rocket_client._retry import RetryBudget, retry_after_seconds
 from rocket_client.errors import (
     ClientError,
     InvalidArgumentError,
@@ -44,7 +44,7 @@ class Request:
         json: JSON body.
         file: file that is sent unchanged as the body.
         headers: additional headers.
-        is_repeatable: whether the request is idempotent.
+        is_idempotent: whether the request is idempotent.
         read_seconds: read timeout within the answer; None takes the default.
         may_redirect: whether the answer may be a redirect.
     """
@@ -55,7 +55,7 @@ class Request:
     json: Any = None
     file: Path | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    is_repeatable: bool = True
+    is_idempotent: bool = True
     read_seconds: float | None = None
     may_redirect: bool = False
 
@@ -79,8 +79,8 @@ class Call(Request, Generic[Answer]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
-    """A wait before a retry.
+class RetryNotice:
+    """Notice of a retry after a wait.
 
     Attributes:
         reason: message from the server or the network.
@@ -125,7 +125,7 @@ class Wire:
         server: the server's address, `http://HOST:PORT`.
         api_key: API key; None where the server does not require one.
         patience: seconds without an answer after which a request fails.
-        on_wait: called before each wait.
+        on_retry: called before each wait.
 
     Attributes:
         options: arguments for the HTTP library's client.
@@ -135,12 +135,12 @@ class Wire:
     """
 
     def __init__(
-        self, server: str, *, patience: float, on_wait: Callable[[Waiting], None], api_key: str | None = None
+        self, server: str, *, patience: float, on_retry: Callable[[RetryNotice], None], api_key: str | None = None
     ) -> None:
         url = _server_url(server)
         self.server = server.rstrip("/")
         self.patience = patience
-        self._on_wait = on_wait
+        self._on_retry = on_retry
         self.options: dict[str, Any] = {
             "base_url": url,
             "timeout": timeout(None),
@@ -162,13 +162,13 @@ class Wire:
             where = ".".join(str(part) for part in first["loc"])
             raise self.unexpected(f"{kind.__name__}: {where or 'body'}: {first['msg']}") from error
 
-    def unexpected(self, found: str) -> UnexpectedAnswerError:
+    def unexpected(self, description: str) -> UnexpectedAnswerError:
         """Return the error for an answer that this client does not understand."""
-        return UnexpectedAnswerError(self.server, found)
+        return UnexpectedAnswerError(self.server, description)
 
-    def broken_off(self, what: str) -> ServerUnreachableError:
+    def broken_off(self, reason: str) -> ServerUnreachableError:
         """Return the error for an incomplete answer."""
-        return ServerUnreachableError(self.server, what, may_have_arrived=True)
+        return ServerUnreachableError(self.server, reason, may_have_arrived=True)
 
     def unreachable(self, error: httpx2.RequestError) -> ServerUnreachableError:
         """Return the error for an error of the HTTP library."""
@@ -200,30 +200,30 @@ class Wire:
         location = response.headers.get("location")
         return self.unexpected(f"status {status}" + (f", redirects to {location}" if location else ""))
 
-    def seconds_to_wait(self, error: ClientError, patience: Patience, request: Request | None = None) -> float:
-        """Return the seconds to wait before a retry, and call `on_wait`.
+    def seconds_to_wait(self, error: ClientError, retry_budget: RetryBudget, request: Request | None = None) -> float:
+        """Return the seconds to wait before a retry, and call `on_retry`.
 
         Args:
             error: error of the last try.
-            patience: backoff and deadline.
+            retry_budget: backoff and deadline.
             request: the request; None if it can always be retried.
 
         Raises:
             ClientError: the given error, if it is permanent, if a retry is not safe, or if the deadline has passed.
         """
         may_have_arrived = isinstance(error, ServerUnreachableError) and error.may_have_arrived
-        if request is not None and not request.is_repeatable and may_have_arrived:
+        if request is not None and not request.is_idempotent and may_have_arrived:
             raise error
-        seconds = patience.next_wait(error.retry_after) if error.is_passing else None
+        seconds = retry_budget.next_delay(error.retry_after) if error.retryable else None
         if seconds is None:
             raise error
         is_silent = isinstance(error, ServerUnreachableError)
         reason = error.reason if isinstance(error, ServerUnreachableError) else str(error)
-        left = patience.seconds_left
-        self._on_wait(Waiting(reason=reason, seconds=seconds, seconds_left=left, has_answered=not is_silent))
+        left = retry_budget.seconds_left
+        self._on_retry(RetryNotice(reason=reason, seconds=seconds, seconds_left=left, has_answered=not is_silent))
         return seconds
 
-    def store(self, answer: httpx2.Response, asked: Request) -> "Store":
+    def store(self, answer: httpx2.Response, request: Request) -> "Store":
         """Return the store that a redirect leads to.
 
         Raises:
@@ -232,10 +232,10 @@ class Wire:
         try:
             url = httpx2.URL(answer.headers.get("location", ""))
         except httpx2.InvalidURL as error:
-            raise self.unexpected("a redirection to no address") from error
+            raise self.unexpected("a redirect without a valid address") from error
         if url.scheme not in {"http", "https"} or not url.host or url.userinfo:
-            raise self.unexpected("a redirection to no address")
-        return Store(url, asked)
+            raise self.unexpected("a redirect without a valid address")
+        return Store(url, request)
 
 
 class Store:
@@ -248,18 +248,18 @@ class Store:
         arguments: arguments for its `stream`.
     """
 
-    def __init__(self, url: httpx2.URL, asked: Request) -> None:
+    def __init__(self, url: httpx2.URL, request: Request) -> None:
         # Without the query, whose signature gives access to the file.
         self._address = f"{url.scheme}://{url.netloc.decode('ascii')}"
         self.options: dict[str, Any] = {
-            "timeout": timeout(asked.read_seconds),
+            "timeout": timeout(request.read_seconds),
             "trust_env": not _is_loopback(url.host),
         }
         # The condition is on the server's own ETag, which the store does not know.
-        headers = {name: value for name, value in asked.headers.items() if name != "If-Range"}
+        headers = {name: value for name, value in request.headers.items() if name != "If-Range"}
         self.arguments: dict[str, Any] = {"method": "GET", "url": url, "headers": headers}
 
-    def require_success(self, response: httpx2.Response) -> None:
+    def check_success(self, response: httpx2.Response) -> None:
         """Raise an error for an answer without the file.
 
         Raises:
@@ -267,8 +267,8 @@ class Store:
         """
         if not response.is_success:
             # The address was fresh, so a refusal is permanent.
-            is_passing = response.is_server_error or response.status_code in _ASK_LATER
-            raise StoreUnreachableError(self._address, f"status {response.status_code}", is_passing=is_passing)
+            retryable = response.is_server_error or response.status_code in _ASK_LATER
+            raise StoreUnreachableError(self._address, f"status {response.status_code}", retryable=retryable)
 
     def unreachable(self, error: httpx2.RequestError) -> StoreUnreachableError:
         """Return the error for an error of the HTTP library."""
@@ -315,7 +315,7 @@ def _server_url(server: str) -> httpx2.URL:
 def _usable_key(key: str) -> str:
     # The characters must be valid in a header. The message does not repeat the key.
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise InvalidArgumentError("the API key holds characters that no key has; copy it again, it begins with rk_")
+        raise InvalidArgumentError("the API key contains invalid characters; copy it again, it begins with rk_")
     return key
 
 
@@ -330,7 +330,7 @@ def _reason(error: httpx2.RequestError) -> str:
     if isinstance(error, httpx2.TimeoutException):
         return "timed out"
     if isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError):
-        return "the connection broke off"
+        return "the connection was closed"
     number = _system_error(error)
     if number is not None:
         return os.strerror(number)
@@ -342,5 +342,5 @@ def _system_error(error: BaseException) -> int | None:
     """Return the system's error number, which the asynchronous HTTP library wraps in its own errors."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return error.errno
-    behind = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
-    return None if behind is None else _system_error(behind)
+    cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
+    return None if cause is None else _system_error(cause)

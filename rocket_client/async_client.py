@@ -8,13 +8,13 @@ from typing import Self
 from pydantic import JsonValue
 
 from rocket_client import _endpoints
-from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key, ignore
+from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key, noop
 from rocket_client._download import choose_artifacts, fetch_artifacts_async, nothing_to_download
-from rocket_client._download_state import DownloadedFile, DownloadProgress, Order
+from rocket_client._download_state import DownloadedFile, DownloadProgress, DownloadRequest
 from rocket_client._events import follow_events_async
 from rocket_client._paths import job_path, target
 from rocket_client._transport import AsyncTransport
-from rocket_client._wire import Waiting
+from rocket_client._wire import RetryNotice
 from rocket_client.models import (
     Artifact,
     Estimate,
@@ -41,15 +41,15 @@ class AsyncRocket:
     Example:
         async with AsyncRocket("http://127.0.0.1:8000") as rocket:
             job = await rocket.submit("local/tiny-llama", ratio=0.3)
-            async for told in rocket.events(job.id):
-                print(told)
+            async for event in rocket.events(job.id):
+                print(event)
             await rocket.download(job.id, Path("out"))
 
     Args:
         server: the server's address, with the same default as in `Rocket`.
         api_key: API key, with the same default as in `Rocket`.
         patience: seconds without an answer after which a request fails, >= 0.
-        on_wait: called before each wait for the server; must not block.
+        on_retry: called before each wait for the server; must not block.
 
     Raises:
         InvalidArgumentError: the address or the key is not valid.
@@ -61,10 +61,10 @@ class AsyncRocket:
         *,
         api_key: str | None = None,
         patience: float = PATIENCE,
-        on_wait: Callable[[Waiting], None] = ignore,
+        on_retry: Callable[[RetryNotice], None] = noop,
     ) -> None:
         address, key = address_and_key(server, api_key)
-        self._transport = AsyncTransport(address, patience=patience, on_wait=on_wait, api_key=key)
+        self._transport = AsyncTransport(address, patience=patience, on_retry=on_retry, api_key=key)
 
     @property
     def server(self) -> str:
@@ -99,7 +99,7 @@ class AsyncRocket:
         hub_token: str | None = None,
     ) -> Job:
         """See `Rocket.submit`."""
-        given: dict[str, object] = {
+        settings: dict[str, object] = {
             "revision": revision,
             "calibration": calibration,
             "evaluate": evaluate,
@@ -107,7 +107,7 @@ class AsyncRocket:
             "metadata": metadata,
             "queue": queue,
         } | target(ratio, target_bytes)
-        call = _endpoints.submit(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        call = _endpoints.submit(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return await self._transport.call(call)
 
     async def profile(
@@ -123,14 +123,14 @@ class AsyncRocket:
         hub_token: str | None = None,
     ) -> Job:
         """See `Rocket.profile`."""
-        given = {
+        settings = {
             "revision": revision,
             "calibration": calibration,
             "options": options,
             "metadata": metadata,
             "queue": queue,
         }
-        call = _endpoints.profile(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        call = _endpoints.profile(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return await self._transport.call(call)
 
     async def estimate(
@@ -146,14 +146,13 @@ class AsyncRocket:
         hub_token: str | None = None,
     ) -> Estimate:
         """See `Rocket.estimate`."""
-        parts: dict[str, object] = {
+        settings: dict[str, object] = {
             "revision": revision,
             "calibration": calibration,
             "evaluate": evaluate,
             "options": options,
-        }
-        given = parts | target(ratio, target_bytes)
-        return await self._transport.call(_endpoints.estimate(model_id, given, hub_token=hub_token))
+        } | target(ratio, target_bytes)
+        return await self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
 
     async def upload(self, file: Path) -> Upload:
         """See `Rocket.upload`."""
@@ -176,7 +175,7 @@ class AsyncRocket:
         job_id: str,
         *,
         patience: float = LASTING_PATIENCE,
-        on_news: Callable[[Event | Progress], None] = ignore,
+        on_news: Callable[[Event | Progress], None] = noop,
     ) -> Job:
         """See `Rocket.wait`."""
         async for news in self.events(job_id, patience=patience):
@@ -273,20 +272,20 @@ class AsyncRocket:
         *,
         exports: Sequence[str] = (),
         patience: float = LASTING_PATIENCE,
-        on_progress: Callable[[DownloadProgress], None] = ignore,
+        on_progress: Callable[[DownloadProgress], None] = noop,
     ) -> list[DownloadedFile]:
         """See `Rocket.download`."""
         artifacts = await self.artifacts(job_id)
         if not artifacts:
             raise nothing_to_download(await self.get_job(job_id))
-        order = Order(
+        request = DownloadRequest(
             path=job_path(job_id, "artifacts"),
             artifacts=choose_artifacts(job_id, artifacts, exports),
             folder=folder,
             patience=patience,
             on_progress=on_progress,
         )
-        return await fetch_artifacts_async(self._transport, order)
+        return await fetch_artifacts_async(self._transport, request)
 
     async def models(self) -> list[str]:
         """See `Rocket.models`."""

@@ -8,13 +8,13 @@ from typing import Self
 from pydantic import JsonValue
 
 from rocket_client import _endpoints
-from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key, ignore
+from rocket_client._defaults import LASTING_PATIENCE, PATIENCE, address_and_key, noop
 from rocket_client._download import choose_artifacts, fetch_artifacts, nothing_to_download
-from rocket_client._download_state import DownloadedFile, DownloadProgress, Order
+from rocket_client._download_state import DownloadedFile, DownloadProgress, DownloadRequest
 from rocket_client._events import follow_events
 from rocket_client._paths import job_path, target
 from rocket_client._transport import Transport
-from rocket_client._wire import Waiting
+from rocket_client._wire import RetryNotice
 from rocket_client.models import (
     Artifact,
     Estimate,
@@ -41,8 +41,8 @@ class Rocket:
     Example:
         with Rocket("http://127.0.0.1:8000") as rocket:
             job = rocket.submit("local/tiny-llama", ratio=0.3)
-            for told in rocket.events(job.id):
-                print(told)
+            for event in rocket.events(job.id):
+                print(event)
             rocket.download(job.id, Path("out"))
 
     Args:
@@ -50,7 +50,7 @@ class Rocket:
         api_key: the API key from the server's operator; None takes the environment variable ROCKET_API_KEY, if set. It
             is sent only to this server.
         patience: seconds without an answer after which a request fails, >= 0.
-        on_wait: called before each wait for the server.
+        on_retry: called before each wait for the server.
 
     Raises:
         InvalidArgumentError: the address or the key is not valid.
@@ -62,10 +62,10 @@ class Rocket:
         *,
         api_key: str | None = None,
         patience: float = PATIENCE,
-        on_wait: Callable[[Waiting], None] = ignore,
+        on_retry: Callable[[RetryNotice], None] = noop,
     ) -> None:
         address, key = address_and_key(server, api_key)
-        self._transport = Transport(address, patience=patience, on_wait=on_wait, api_key=key)
+        self._transport = Transport(address, patience=patience, on_retry=on_retry, api_key=key)
 
     @property
     def server(self) -> str:
@@ -99,7 +99,7 @@ class Rocket:
         idempotency_key: str | None = None,
         hub_token: str | None = None,
     ) -> Job:
-        """Submit a compression job; arguments that are not given take the server's defaults.
+        """Submit a compression job; omitted arguments take the server's defaults.
 
         Args:
             model_id: `namespace/name` on the Hub, or `local/NAME` from `models`.
@@ -120,7 +120,7 @@ class Rocket:
             InvalidArgumentError: neither or both of ratio and target_bytes are given, or the ratio is not a number.
             ProblemError: the server refuses the request.
         """
-        given: dict[str, object] = {
+        settings: dict[str, object] = {
             "revision": revision,
             "calibration": calibration,
             "evaluate": evaluate,
@@ -128,7 +128,7 @@ class Rocket:
             "metadata": metadata,
             "queue": queue,
         } | target(ratio, target_bytes)
-        call = _endpoints.submit(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        call = _endpoints.submit(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
     def profile(
@@ -148,14 +148,14 @@ class Rocket:
         A later `submit` with the same model, calibration and options reuses the profile. Arguments and errors are those
         of `submit`.
         """
-        given = {
+        settings = {
             "revision": revision,
             "calibration": calibration,
             "options": options,
             "metadata": metadata,
             "queue": queue,
         }
-        call = _endpoints.profile(model_id, given, idempotency_key=idempotency_key, hub_token=hub_token)
+        call = _endpoints.profile(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
     def estimate(
@@ -171,14 +171,13 @@ class Rocket:
         hub_token: str | None = None,
     ) -> Estimate:
         """Return what a job would take, without creating it; arguments and errors are those of `submit`."""
-        parts: dict[str, object] = {
+        settings: dict[str, object] = {
             "revision": revision,
             "calibration": calibration,
             "evaluate": evaluate,
             "options": options,
-        }
-        given = parts | target(ratio, target_bytes)
-        return self._transport.call(_endpoints.estimate(model_id, given, hub_token=hub_token))
+        } | target(ratio, target_bytes)
+        return self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
 
     def upload(self, file: Path) -> Upload:
         """Upload a calibration file to the server; uploading the same content again returns the same upload.
@@ -218,7 +217,7 @@ class Rocket:
         job_id: str,
         *,
         patience: float = LASTING_PATIENCE,
-        on_news: Callable[[Event | Progress], None] = ignore,
+        on_news: Callable[[Event | Progress], None] = noop,
     ) -> Job:
         """Wait until a job has ended, also while the server restarts.
 
@@ -358,7 +357,7 @@ class Rocket:
         *,
         exports: Sequence[str] = (),
         patience: float = LASTING_PATIENCE,
-        on_progress: Callable[[DownloadProgress], None] = ignore,
+        on_progress: Callable[[DownloadProgress], None] = noop,
     ) -> list[DownloadedFile]:
         """Download the artifacts of a job into a folder; called again, it resumes.
 
@@ -379,14 +378,14 @@ class Rocket:
         artifacts = self.artifacts(job_id)
         if not artifacts:
             raise nothing_to_download(self.get_job(job_id))
-        order = Order(
+        request = DownloadRequest(
             path=job_path(job_id, "artifacts"),
             artifacts=choose_artifacts(job_id, artifacts, exports),
             folder=folder,
             patience=patience,
             on_progress=on_progress,
         )
-        return fetch_artifacts(self._transport, order)
+        return fetch_artifacts(self._transport, request)
 
     def models(self) -> list[str]:
         """Return the models in the server's folder, as `submit` takes them."""

@@ -23,8 +23,12 @@ ClientError
 Messages say what is wrong, where, and what to do. `code` is stable, for programs.
 """
 
+from typing import ClassVar
+
+from rocket_client._exit_codes import ExitCode
+
 # Statuses after which the same request may succeed: too many requests, and service unavailable.
-_PASSING_STATUSES = frozenset({429, 503})
+_RETRYABLE_STATUSES = frozenset({429, 503})
 
 
 class ClientError(Exception):
@@ -32,12 +36,14 @@ class ClientError(Exception):
 
     Attributes:
         code: stable name of the kind of error.
-        is_passing: whether the same request may succeed later.
+        exit_code: exit code of a command that ends with the error; for a `ProblemError` it depends on the problem.
+        retryable: whether the same request may succeed later.
         retry_after: seconds after which the server asks for a retry; None if it does not say.
     """
 
     code: str = "client_error"
-    is_passing: bool = False
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+    retryable: bool = False
     retry_after: float | None = None
 
 
@@ -45,6 +51,7 @@ class InvalidArgumentError(ClientError):
     """An argument is not valid; nothing was sent."""
 
     code = "invalid_argument"
+    exit_code = ExitCode.INVALID
 
 
 class ServerUnreachableError(ClientError):
@@ -57,7 +64,8 @@ class ServerUnreachableError(ClientError):
     """
 
     code = "server_unreachable"
-    is_passing = True
+    exit_code = ExitCode.TEMPORARY
+    retryable = True
 
     def __init__(self, server: str, reason: str, *, may_have_arrived: bool) -> None:
         super().__init__(
@@ -74,12 +82,13 @@ class StoreUnreachableError(ServerUnreachableError):
 
     code = "store_unreachable"
 
-    def __init__(self, store: str, reason: str, *, is_passing: bool = True) -> None:
+    def __init__(self, store: str, reason: str, *, retryable: bool = True) -> None:
         super().__init__(store, reason, may_have_arrived=True)
-        self.is_passing = is_passing
+        self.retryable = retryable
         self.args = (
-            f"the server keeps its files at {store}, which does not give them ({reason}); check that this machine can "
-            "reach it, and its clock",
+            f"the server stores its files at {store}, which does not serve them ({reason}); check that this "
+            "machine can "
+            "reach it, and that its clock is right",
         )
 
 
@@ -87,11 +96,12 @@ class UnexpectedAnswerError(ClientError):
     """The answer is not from a Rocket server that this client understands."""
 
     code = "unexpected_answer"
+    exit_code = ExitCode.INVALID
 
-    def __init__(self, server: str, found: str) -> None:
+    def __init__(self, server: str, description: str) -> None:
         super().__init__(
-            f"{server} answers, but not as a Rocket server that this client understands ({found}); check the address, "
-            "and that client and server are of the same version"
+            f"{server} does not answer like a Rocket server that this client understands ({description}); check the "
+            "address, and that client and server have the same version"
         )
 
 
@@ -123,7 +133,7 @@ class ProblemError(ClientError):
         self.param = param
         self.request_id = request_id
         self.retry_after = retry_after
-        self.is_passing = status in _PASSING_STATUSES
+        self.retryable = status in _RETRYABLE_STATUSES
 
     def explained(self, detail: str) -> "ProblemError":
         """Return the same problem with another detail."""
@@ -141,18 +151,21 @@ class DetachedError(ClientError):
     """The user stopped watching a job, which continues."""
 
     code = "detached"
+    exit_code = ExitCode.INTERRUPTED
 
 
 class DownloadError(ClientError):
     """Artifacts cannot be downloaded."""
 
     code = "download_failed"
+    exit_code = ExitCode.SAVED_STATE
 
 
 class NothingToDownloadError(DownloadError):
     """The job has no such artifacts."""
 
     code = "nothing_to_download"
+    exit_code = ExitCode.CONFLICT
 
 
 class UnsafeNameError(DownloadError):
@@ -165,13 +178,15 @@ class FolderBusyError(DownloadError):
     """Another download writes to the folder."""
 
     code = "download_folder_busy"
-    is_passing = True
+    exit_code = ExitCode.TEMPORARY
+    retryable = True
 
 
 class NotEnoughDiskError(DownloadError):
     """The artifacts do not fit on the disk."""
 
     code = "insufficient_disk"
+    exit_code = ExitCode.MACHINE_TOO_SMALL
 
 
 class DigestMismatchError(DownloadError):
@@ -184,31 +199,36 @@ class PushError(ClientError):
     """An export cannot be pushed to the Hugging Face Hub."""
 
     code = "push_failed"
+    exit_code = ExitCode.INVALID
 
 
 class HubTokenError(PushError):
     """The Hub's token is missing or unknown."""
 
     code = "hub_token_invalid"
+    exit_code = ExitCode.NOT_ALLOWED
 
 
 class HubForbiddenError(PushError):
     """The token may not write to the repository."""
 
     code = "hub_forbidden"
+    exit_code = ExitCode.NOT_ALLOWED
 
 
 class HubUnreachableError(PushError):
     """The Hub does not answer, or is busy."""
 
     code = "hub_unreachable"
-    is_passing = True
+    exit_code = ExitCode.TEMPORARY
+    retryable = True
 
 
 class PublicRepositoryError(PushError):
     """The repository should be private, but is public."""
 
     code = "repository_is_public"
+    exit_code = ExitCode.CONFLICT
 
 
 class HubRefusesError(PushError):

@@ -23,7 +23,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from rocket_client._defaults import ignore
+from rocket_client._defaults import noop
 from rocket_client._download import choose_artifacts, nothing_to_download
 from rocket_client._download_state import DownloadedFile, DownloadProgress
 from rocket_client._paths import job_path
@@ -43,7 +43,7 @@ from rocket_core import __version__
 # The smaller one first.
 _EXPORTS = ("factored", "dense")
 _MAIN = "main"
-_PASSING = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS})
+_RETRYABLE_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +95,8 @@ def push_export(
     *,
     export: str | None = None,
     folder: Path | None = None,
-    on_progress: Callable[[DownloadProgress], None] = ignore,
-    on_upload: Callable[[Sequence[DownloadedFile]], None] = ignore,
+    on_progress: Callable[[DownloadProgress], None] = noop,
+    on_upload: Callable[[Sequence[DownloadedFile]], None] = noop,
 ) -> PushedExport:
     """Push an export of a job that has succeeded to the Hub.
 
@@ -162,11 +162,11 @@ def _token(destination: Destination) -> str:
     token = (destination.token or get_token() or "").strip()
     if not token:
         raise HubTokenError(
-            "no token of the Hugging Face Hub was found; set HF_TOKEN to one that may write, or name the variable that "
-            "has it with --hub-token-env"
+            "no Hugging Face Hub token was found; set HF_TOKEN to one with write access, or name the variable that "
+            "holds it with --hub-token-env"
         )
     if not token.isascii() or not token.isprintable():
-        raise InvalidArgumentError("a Hub token has printable ASCII characters only")
+        raise InvalidArgumentError("the Hub token contains characters other than printable ASCII; copy it again")
     return token
 
 
@@ -180,8 +180,8 @@ def _choose(rocket: Rocket, job_id: str, export: str | None) -> tuple[Job, str]:
     artifacts: Sequence[Artifact] = rocket.artifacts(job_id)
     if not artifacts:
         raise nothing_to_download(job)
-    found = {artifact.name.partition("/")[0] for artifact in artifacts}
-    chosen = export or next((kind for kind in _EXPORTS if kind in found), _EXPORTS[0])
+    exports = {artifact.name.partition("/")[0] for artifact in artifacts}
+    chosen = export or next((kind for kind in _EXPORTS if kind in exports), _EXPORTS[0])
     # Raises an error if the job does not have it.
     choose_artifacts(job_id, artifacts, [chosen])
     return job, chosen
@@ -189,12 +189,12 @@ def _choose(rocket: Rocket, job_id: str, export: str | None) -> tuple[Job, str]:
 
 def _prepare(api: HfApi, destination: Destination) -> str:
     """Create repository and branch if necessary, and return the repository's full name."""
-    made = api.create_repo(destination.repository, private=True if destination.private else None, exist_ok=True)
-    repository = made.repo_id
+    created = api.create_repo(destination.repository, private=True if destination.private else None, exist_ok=True)
+    repository = created.repo_id
     # An existing repository keeps its visibility.
     if destination.private and not api.repo_info(repository).private:
         raise PublicRepositoryError(
-            f"{repository} exists, and everybody may read it; make it private on the Hub, or push to another repository"
+            f"{repository} exists and is public; make it private on the Hub, or push to another repository"
         )
     if destination.revision != _MAIN:
         api.create_branch(repository, branch=destination.revision, exist_ok=True)
@@ -212,35 +212,35 @@ def _hub_errors(destination: Destination) -> Iterator[None]:
             yield
     except HFValidationError as error:
         raise InvalidArgumentError(
-            f"{name!r} is not a repository name: {error}; write NAMESPACE/NAME, of letters, digits, -, _ and ."
+            f"{name!r} is not a repository name: {error}; write NAMESPACE/NAME with letters, digits, -, _ and ."
         ) from error
     except HfHubHTTPError as error:
         raise _refusal(name, error) from error
     except (httpx2.HTTPError, OfflineModeIsEnabled) as error:
         raise HubUnreachableError(
-            f"the Hub does not answer ({error or type(error).__name__}); call this again to continue"
+            f"the Hub does not answer ({error or type(error).__name__}); try again to continue"
         ) from error
     except ValueError as error:
         # The Hub's client raises this if the Hub refused a file or the model card.
-        raise HubRefusesError(f"the Hub refuses what is pushed to {name}: {error}") from error
+        raise HubRefusesError(f"the Hub rejects the push to {name}: {error}") from error
     except RuntimeError as error:
         # The upload of a large file raises this for every error.
         if isinstance(error.__cause__, HfHubHTTPError):
             raise _refusal(name, error.__cause__) from error
         raise HubUnreachableError(
-            f"the Hub's store does not take a file ({error}); call this again to continue"
+            f"the Hub's file store does not accept a file ({error}); try again to continue"
         ) from error
 
 
 def _refusal(name: str, error: HfHubHTTPError) -> ClientError:
     status = error.response.status_code
-    said = error.server_message or HTTPStatus(status).phrase
+    message = error.server_message or HTTPStatus(status).phrase
     if status == HTTPStatus.UNAUTHORIZED and not isinstance(error, RepositoryNotFoundError):
-        return HubTokenError(f"the Hub does not know the token ({said}); make a new one at its settings, tokens")
+        return HubTokenError(f"the Hub does not know the token ({message}); create a new one in your Hub settings")
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        return HubForbiddenError(f"the token may not write to {name} ({said}); it needs the right to write there")
-    if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return HubUnreachableError(f"the Hub answers with status {status} ({said}); call this again to continue")
+        return HubForbiddenError(f"the token may not write to {name} ({message}); use a token with write access")
+    if status in _RETRYABLE_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return HubUnreachableError(f"the Hub answers with status {status} ({message}); try again to continue")
     if isinstance(error, RevisionNotFoundError):
-        return HubRefusesError(f"{name} has no such branch; name a branch, not a commit, with --revision")
-    return HubRefusesError(f"the Hub refuses to have {name} written (status {status}: {said})")
+        return HubRefusesError(f"{name} has no such branch; give --revision a branch, not a commit")
+    return HubRefusesError(f"the Hub rejects writing to {name} (status {status}: {message})")

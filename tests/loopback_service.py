@@ -23,6 +23,7 @@ from app.shared.settings import Settings
 from app.shared.storage import open_store
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
+from tests.job_events import add_event
 from tests.rocket_cli.fakes import build_report
 
 # A server that, unlike a thread, can be killed.
@@ -101,7 +102,7 @@ class Service:
         return self.do(profiles.save_profile, lease, whole, predictor.frontier(), predictor.reachable_ratio, most=most)
 
     def warn(self, lease, message):
-        self.do(outputs.add_event, lease, NewEvent(type="message", level="warning", message=message))
+        self.do(add_event, lease, NewEvent(type="message", level="warning", message=message))
 
     def fail(self, lease, error=None):
         error = error or JobError(code="corrupt_checkpoint", message="a file is damaged", stage="preflight")

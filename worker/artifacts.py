@@ -62,17 +62,17 @@ def result_files(report: CompressionReport, output: Path) -> list[Path]:
     Raises:
         StorageError: something in the artifacts' folders is neither a folder nor a regular file.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for name in (*_REPORTS, *(export.folder for export in report.exports)):
         for file in _regular_files(output / name):
-            if len(found) == _MAX_FILES:
-                raise StorageError(f"the compression has made more than {_MAX_FILES} files; retry the job")
-            found.append(file)
-    for file in found:
+            if len(files) == _MAX_FILES:
+                raise StorageError(f"the compression created more than {_MAX_FILES} files; retry the job")
+            files.append(file)
+    for file in files:
         name = file.relative_to(output).as_posix()
         if len(name) > _MAX_NAME or not name.isprintable():
-            raise StorageError("the compression has made a file whose name cannot be published; retry the job")
-    return sorted(found)
+            raise StorageError("the compression created a file with an invalid name; retry the job")
+    return sorted(files)
 
 
 def store_files(
@@ -101,24 +101,22 @@ def store_files(
         )
 
 
-def _regular_files(place: Path) -> Iterator[Path]:
-    mode = _mode(place)
+def _regular_files(path: Path) -> Iterator[Path]:
+    mode = _mode(path)
     if stat.S_ISREG(mode):
-        yield place
+        yield path
     elif stat.S_ISDIR(mode):
-        for below in sorted(place.iterdir()):
-            yield from _regular_files(below)
+        for entry in sorted(path.iterdir()):
+            yield from _regular_files(entry)
     else:
-        raise StorageError(f"{place.name} is not a regular file; only those can be artifacts")
+        raise StorageError(f"{path.name} is not a regular file; only those can be artifacts")
 
 
-def _mode(place: Path) -> int:
+def _mode(path: Path) -> int:
     try:
-        return place.lstat().st_mode
+        return path.lstat().st_mode
     except OSError as error:
-        raise StorageError(
-            f"{place.name} of the compression cannot be read: {error.strerror}; retry the job"
-        ) from error
+        raise StorageError(f"{path.name} of the compression cannot be read: {error.strerror}; retry the job") from error
 
 
 def _media_type(file: Path) -> str:

@@ -93,7 +93,7 @@ class Computation:
             ChannelError: the attempt has ended.
         """
         try:
-            failure = failure_of(self._work, place=lambda: (None, None), hidden={})
+            failure = failure_of(self._work, location=lambda: (None, None), hidden={})
         except CompressionCancelledError:
             self._channel.send(CANCELLED)
             return
@@ -193,8 +193,8 @@ class Computation:
     def _on_profiled(self, profile: ModelProfile) -> None:
         self._insist(ModelProfiled(profile=profile))
 
-    def _on_allocation(self, chosen: Sequence[tuple[str, Candidate]]) -> None:
-        self._insist(Allocated(chosen=tuple(chosen)))
+    def _on_allocation(self, allocation: Sequence[tuple[str, Candidate]]) -> None:
+        self._insist(Allocated(chosen=tuple(allocation)))
 
     def _on_costs(self, stages: tuple[StageReport, ...]) -> None:
         self._insist(Costed(stages=stages))

@@ -37,14 +37,14 @@ def enter_confinement(channel: Channel) -> Enforced:
 
     Call it while the process has only one thread.
     """
-    told = channel.receive(CONFINEMENT)
-    assert told is not None
-    if told.memory_bytes is not None:
-        limit_memory(told.memory_bytes)
-    return enter_sandbox(Sandbox(readable=told.readable, writable=told.writable, network=told.network))
+    settings = channel.receive(CONFINEMENT)
+    assert settings is not None
+    if settings.memory_bytes is not None:
+        limit_memory(settings.memory_bytes)
+    return enter_sandbox(Sandbox(readable=settings.readable, writable=settings.writable, network=settings.network))
 
 
-def require_isolation(isolation: str) -> None:
+def check_isolation(isolation: str) -> None:
     """Raise an error if isolation is required but not available.
 
     Args:
@@ -56,7 +56,7 @@ def require_isolation(isolation: str) -> None:
     missing = supported().missing
     if missing and isolation == "required":
         raise InvalidSettingsError(
-            f"ROCKET_JOB_ISOLATION is required, and this system does not restrict {', '.join(missing)} of jobs; use "
+            f"ROCKET_JOB_ISOLATION is `required`, but this system cannot restrict {', '.join(missing)} of jobs; use "
             "Linux 5.13 or later with Landlock and seccomp, or set it to auto"
         )
 
@@ -65,4 +65,4 @@ def log_missing_isolation() -> None:
     """Log a warning about what this system does not restrict."""
     missing = supported().missing
     if missing:
-        _log.warning("this system does not restrict %s of jobs; run only models that you trust", ", ".join(missing))
+        _log.warning("this system cannot restrict %s of jobs; run only models that you trust", ", ".join(missing))

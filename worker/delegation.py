@@ -86,14 +86,14 @@ class Delegation:
             CompressionCancelledError: the attempt must stop.
             ReportedError: the download failed.
         """
-        found: list[Downloaded] = []
+        downloads: list[Downloaded] = []
 
         def handle(message: FromFetch, _child: Child) -> bool:
             match message:
                 case Downloading():
                     self._writer.on_progress(_downloading(message.share))
                 case Downloaded():
-                    found.append(message)
+                    downloads.append(message)
                     return True
                 case Failed():
                     self._fail(message)
@@ -102,7 +102,7 @@ class Delegation:
         request.cache.mkdir(parents=True, exist_ok=True)
         self._writer.on_progress(_downloading(0.0))
         self._run(FETCH_PROGRAM, request, FROM_FETCH, handle, writable=(request.cache,), network=True)
-        return found[0]
+        return downloads[0]
 
     def compute(self, request: ComputeRequest, *, readable: Sequence[Path], network: bool) -> None:
         """Run the library on a job in a separate process.
@@ -180,7 +180,7 @@ class Delegation:
             return self._launch(program, environment, self._name)
         except OSError as error:
             _log.error("cannot start a process of the job: %s", error)
-            raise ReportedError(lost("its process could not be started")) from None
+            raise ReportedError(lost("the job's process could not be started; see the worker's log")) from None
 
     def _converse(self, child: Child, kinds: TypeAdapter[Received], handle: Callable[[Received, Child], bool]) -> None:
         has_asked = False
@@ -204,7 +204,7 @@ class Delegation:
             # A process that stops without being asked must not return its job to the queue with the attempt uncounted.
             if self._stop.wait(_STOP_SECONDS):
                 raise CompressionCancelledError(message.message)
-            raise ReportedError(lost("the job's process has stopped by itself; see the worker's log"))
+            raise ReportedError(lost("the job's process stopped without being asked to; see the worker's log"))
         raise ReportedError(reported(message.code, message.message), is_logged=True)
 
 

@@ -79,8 +79,8 @@ def prove_device(
     if proof.kind == "cpu":
         raise InvalidSettingsError(f"this machine cannot run jobs: {proof.fault}")
     raise InvalidSettingsError(
-        f"the queue gpu needs a CUDA device that computes: {proof.fault}; see what `nvidia-smi` and "
-        "CUDA_VISIBLE_DEVICES say, or work on the queue cpu"
+        f"the queue gpu needs a working CUDA device: {proof.fault}; check `nvidia-smi` and "
+        "CUDA_VISIBLE_DEVICES, or use the queue cpu"
     )
 
 
@@ -96,21 +96,21 @@ def _probe(kind: Kind, should_stop: Callable[[], bool], program: Sequence[str], 
     try:
         while True:
             with suppress(subprocess.TimeoutExpired):
-                told, _ = child.communicate(timeout=_LOOK_SECONDS)
-                return _judge(kind, told, child.returncode)
+                output, _ = child.communicate(timeout=_LOOK_SECONDS)
+                return _judge(kind, output, child.returncode)
             if should_stop():
                 return None
             if time.monotonic() > until:
-                return DeviceProof(kind=kind, fault=f"it has not computed a matrix product in {seconds:g} seconds")
+                return DeviceProof(kind=kind, fault=f"it did not compute a matrix product within {seconds:g} seconds")
     finally:
         child.kill()
         child.communicate()
 
 
-def _judge(kind: Kind, told: bytes, exit_code: int) -> DeviceProof:
+def _judge(kind: Kind, output: bytes, exit_code: int) -> DeviceProof:
     with suppress(ValidationError, IndexError):
-        return DeviceProof.model_validate_json(told.splitlines()[-1])
-    return DeviceProof(kind=kind, fault=f"the process that tried it ended with exit code {exit_code}; see the log")
+        return DeviceProof.model_validate_json(output.splitlines()[-1])
+    return DeviceProof(kind=kind, fault=f"the process that checked it ended with exit code {exit_code}; see the log")
 
 
 def _prove(kind: Kind) -> DeviceProof:

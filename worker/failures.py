@@ -15,16 +15,15 @@ import logging
 import signal
 from collections.abc import Callable, Mapping
 
-from app.shared.errors import AppError, DiskFullError, FencedOutError, WorkerLostError
+from app.shared.errors import AppError, DiskFullError, FencedOutError, WorkerLostError, is_disk_full
 from app.shared.outcomes import JobError
 from rocket_core.errors import CompressionCancelledError, InsufficientMemoryError, RocketError
 
 INTERNAL_ERROR = "internal_error"
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-_OUT_OF_MEMORY = "memory ran out; use fewer or shorter samples, or a machine with more memory"
-_INTERNAL = "an error inside the service; the worker's log has the details under this job's id"
+_LESS_MEMORY = "use fewer or shorter samples, or a machine with more memory"
+_OUT_OF_MEMORY = f"memory ran out; {_LESS_MEMORY}"
+_INTERNAL = "an unexpected error occurred; the worker's log has the details under this job's id"
 # What Rust, C++ and the OpenMP runtime print before they end a process whose allocation failed.
 _LAST_WORDS_WITHOUT_MEMORY = (
     "memory allocation of",
@@ -51,7 +50,7 @@ class ReportedError(Exception):
         self.is_logged = is_logged
 
 
-def attempted(what: str, action: Callable[[], object]) -> bool:
+def log_failures(what: str, action: Callable[[], object]) -> bool:
     """Run an action that a thread repeats, log its errors, and return whether it succeeded.
 
     No error may end the thread, not even one from a bug: the worker would stay alive and do nothing.
@@ -72,7 +71,7 @@ def attempted(what: str, action: Callable[[], object]) -> bool:
 
 
 def failure_of(
-    work: Callable[[], None], *, place: Callable[[], tuple[str | None, str | None]], hidden: Mapping[str, str]
+    work: Callable[[], None], *, location: Callable[[], tuple[str | None, str | None]], hidden: Mapping[str, str]
 ) -> JobError | None:
     """Do the work and return its error, if any.
 
@@ -80,7 +79,7 @@ def failure_of(
 
     Args:
         work: the work.
-        place: returns the current stage and layer.
+        location: returns the current stage and layer.
         hidden: folders of this machine, with the text that replaces them in messages to the user.
 
     Returns:
@@ -95,7 +94,7 @@ def failure_of(
     except (FencedOutError, CompressionCancelledError):
         raise
     except Exception as error:  # noqa: BLE001
-        stage, layer = place()
+        stage, layer = location()
         return _describe(error, stage, layer, hidden)
     return None
 
@@ -129,10 +128,7 @@ def ended(exit_code: int, *, last_words: str = "", ran_out: bool = False) -> Job
     if ran_out or (exit_code != 0 and any(words in last_words for words in _LAST_WORDS_WITHOUT_MEMORY)):
         return JobError(code=InsufficientMemoryError.code, message=_OUT_OF_MEMORY)
     if exit_code == -signal.SIGKILL:
-        return lost(
-            "the job's process was killed, as the system does when memory runs out; use fewer or shorter samples, or a "
-            "machine with more memory"
-        )
+        return lost(f"the job's process was killed, probably because memory ran out; {_LESS_MEMORY}")
     if exit_code < 0:
         return lost(f"the job's process crashed ({signal.strsignal(-exit_code)}); see the worker's log")
     return lost(f"the job's process ended with exit code {exit_code}; see the worker's log")
@@ -156,10 +152,10 @@ def _describe(error: Exception, stage: str | None, layer: str | None, hidden: Ma
             _log.warning("the job failed: out of memory", exc_info=error)
             code, retryable = InsufficientMemoryError.code, False
             message = _OUT_OF_MEMORY
-        case OSError() if error.errno in _NO_ROOM:
-            _log.warning("the job failed: no room on the disk: %s", error)
+        case OSError() if is_disk_full(error):
+            _log.warning("the job failed: the disk is full: %s", error)
             code, retryable = DiskFullError.code, False
-            message = "no room is left on the service's disk; free some, then retry the job"
+            message = "the service's disk is full; free some space, then retry the job"
         case _:
             _log.error("unexpected error", exc_info=error)
             code, retryable = INTERNAL_ERROR, False

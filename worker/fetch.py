@@ -66,7 +66,7 @@ def fetch(channel: Channel, request: "FetchRequest", *, should_cancel: Callable[
         channel.send(_download(request, on_step, check))
 
     try:
-        failure = failure_of(work, place=lambda: (None, None), hidden={})
+        failure = failure_of(work, location=lambda: (None, None), hidden={})
     except CompressionCancelledError:
         channel.send(CANCELLED)
         return

@@ -28,15 +28,15 @@ def main() -> int:
         # Do not use a proxy named by the environment.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(address, timeout=_TIMEOUT_SECONDS) as answer:
-            told = answer.read().decode()
+            body = answer.read().decode()
     except OSError as error:
         return _say(f"no answer at {address} ({type(error).__name__})", well=False)
-    found = _LAST_SWEEP.search(told)
-    if found is None:
+    match = _LAST_SWEEP.search(body)
+    if match is None:
         return _say(f"what answers at {address} is not a worker", well=False)
-    age = time.time() - float(found[1])
+    age = time.time() - float(match[1])
     well = age <= MAX_AGE_SECONDS
-    return _say(f"last sweep {age:.0f} seconds ago" if float(found[1]) else "no sweep yet", well=well)
+    return _say(f"last sweep {age:.0f} seconds ago" if float(match[1]) else "no sweep yet", well=well)
 
 
 def _say(what: str, *, well: bool) -> int:

@@ -39,7 +39,7 @@ from rocket_core.errors import (
 from rocket_core.report.schema import CompressionReport
 from worker.artifacts import REPORT_NAME, StoredResult, read_report, result_files, store_files
 from worker.children import ChildProcess, Launcher
-from worker.confinement import require_isolation
+from worker.confinement import check_isolation
 from worker.delegation import Delegation
 from worker.failures import ReportedError, failure_of
 from worker.folders import JobFolders
@@ -102,7 +102,7 @@ class Attempt:
         Raises:
             FencedOutError: the job was taken from this worker.
         """
-        job = self._writer.insist(lambda session: leases.hold(session, self._lease))
+        job = self._writer.write_with_retry(lambda session: leases.lock_leased_job(session, self._lease))
         request = JobRequest.model_validate(job.request)
         assert job.work_key is not None
         folders = JobFolders(root=self._work.path(job.work_key))
@@ -111,19 +111,19 @@ class Attempt:
             keeper = LeaseKeeper(self._database, self._lease, self._settings, parent=parent, on_stop=self._stop.set)
             with keeper:
                 failure = failure_of(
-                    lambda: self._work_on(job, request, folders), place=self._writer.place, hidden=hidden
+                    lambda: self._work_on(job, request, folders), location=self._writer.location, hidden=hidden
                 )
             if failure is None:
                 key = job.work_key
-                failure = failure_of(lambda: self._succeed(key), place=self._writer.place, hidden=hidden)
+                failure = failure_of(lambda: self._succeed(key), location=self._writer.location, hidden=hidden)
         except CompressionCancelledError:
-            status = self._writer.insist(lambda session: leases.release_job(session, self._lease))
+            status = self._writer.write_with_retry(lambda session: leases.release_job(session, self._lease))
             self._forget_download(folders, status)
-            _log.info("let go of the job, which is now %s", status)
+            _log.info("released the job, which is now %s", status)
             return
         if failure is not None:
             backoff = self._settings.retry_backoff_seconds
-            status = self._writer.insist(
+            status = self._writer.write_with_retry(
                 lambda session: leases.fail_job(session, self._lease, failure, backoff_seconds=backoff)
             )
             self._forget_download(folders, status)
@@ -134,8 +134,8 @@ class Attempt:
             shutil.rmtree(folders.hub, ignore_errors=True)
 
     def _work_on(self, job: Job, request: JobRequest, folders: JobFolders) -> None:
-        require_isolation(self._settings.job_isolation)
-        given = collect_inputs(
+        check_isolation(self._settings.job_isolation)
+        inputs = collect_inputs(
             self._settings, self._database, self._store, job, request, folders=folders, device=self._device
         )
         if not folders.output.exists():
@@ -150,31 +150,31 @@ class Attempt:
         )
         logged = self._logging(job)
         downloaded = None
-        if given.is_on_hub:
-            wanted = given.fetch_request(logged, measure_energy=self._settings.measure_energy)
-            downloaded = delegation.download(wanted)
-            given.hold_download(downloaded)
-        run = functools.partial(self._compute, delegation, self._request(request, given, logged, folders, downloaded))
+        if inputs.is_on_hub:
+            fetch = inputs.fetch_request(logged, measure_energy=self._settings.measure_energy)
+            downloaded = delegation.download(fetch)
+            inputs.hold_download(downloaded)
+        run = functools.partial(self._compute, delegation, self._request(request, inputs, logged, folders, downloaded))
         try:
-            run(given)
+            run(inputs)
         except ReportedError as error:
             # The model or the library may have changed before a job is retried. Between attempts at one job they must
             # not: its rows are already visible.
             if job.retry_of is None or job.attempt > 1 or not _is_stale(error.error.code, folders.output):
                 raise
             self._start_afresh(folders.output, error.error.message)
-            run(given)
+            run(inputs)
 
-    def _compute(self, delegation: Delegation, wanted: ComputeRequest, given: Inputs) -> None:
-        delegation.compute(wanted, readable=given.readable, network=given.needs_network)
-        if wanted.task == "compression":
-            report = read_report(wanted.output)
-            self._finished = StoredResult(report=report, artifacts=self._stored(report, wanted.output))
+    def _compute(self, delegation: Delegation, request: ComputeRequest, inputs: Inputs) -> None:
+        delegation.compute(request, readable=inputs.readable, network=inputs.needs_network)
+        if request.task == "compression":
+            report = read_report(request.output)
+            self._finished = StoredResult(report=report, artifacts=self._stored(report, request.output))
 
     def _request(
         self,
         request: JobRequest,
-        given: Inputs,
+        inputs: Inputs,
         logged: Logging,
         folders: JobFolders,
         downloaded: Downloaded | None,
@@ -185,16 +185,16 @@ class Attempt:
         return ComputeRequest(
             logging=logged,
             task="compression" if request.kind == "compression" else "profile",
-            model=given.model,
+            model=inputs.model,
             folder=None if downloaded is None else downloaded.folder,
             commit=None if downloaded is None else downloaded.commit,
-            revision=given.revision,
+            revision=inputs.revision,
             output=folders.output,
-            config=given.config,
+            config=inputs.config,
             profiles=profiles,
-            profiles_bytes=self._settings.kept_profiles_bytes,
+            profiles_bytes=self._settings.profile_cache_bytes,
             measure_energy=self._settings.measure_energy,
-            token=given.hub.token if given.needs_network else None,
+            token=inputs.hub.token if inputs.needs_network else None,
             download=None if downloaded is None else downloaded.cost,
         )
 
@@ -214,13 +214,13 @@ class Attempt:
         """Discard the layers that a retry copied if their checkpoints are on another machine."""
         message = "the checkpoints of the job that this one repeats are not on this worker; it starts afresh"
         event = NewEvent(type="message", level="warning", message=message)
-        self._writer.insist(lambda session: outputs.discard_inherited_layers(session, self._lease, event))
+        self._writer.write_with_retry(lambda session: outputs.discard_inherited_layers(session, self._lease, event))
 
     def _start_afresh(self, output: Path, reason: str) -> None:
         _log.warning("the checkpoints cannot be used: %s", reason)
         message = "the checkpoints of the job that this one repeats cannot be used any more; it starts afresh"
         event = NewEvent(type="message", level="warning", message=message)
-        self._writer.insist(lambda session: outputs.discard_layers(session, self._lease, event))
+        self._writer.write_with_retry(lambda session: outputs.discard_layers(session, self._lease, event))
         # Keep the folder that contains it, which holds the working directory of this process.
         shutil.rmtree(output, ignore_errors=True)
 
@@ -243,7 +243,7 @@ class Attempt:
         if self._finished is not None:
             self._publish(self._finished, work_key)
             return
-        status = self._writer.insist(lambda session: outputs.succeed_profile(session, self._lease))
+        status = self._writer.write_with_retry(lambda session: outputs.succeed_profile(session, self._lease))
         self._work.remove(work_key)
         _log.info("the job has %s", status)
 
@@ -252,7 +252,7 @@ class Attempt:
         result = JobResult(**{name: getattr(totals, name) for name in JobResult.model_fields})
         retention = timedelta(days=self._settings.artifact_retention_days)
         try:
-            status = self._writer.insist(
+            status = self._writer.write_with_retry(
                 lambda session: outputs.succeed_job(
                     session,
                     self._lease,
@@ -288,7 +288,7 @@ class Attempt:
                 self._store.remove(artifact.storage_key)
         except StorageError as error:
             # The outcome of the attempt matters more.
-            _log.warning("unused artifacts are left to a sweep: %s", error)
+            _log.warning("cannot remove unused artifacts; the reconciler will: %s", error)
 
     def _hidden_folders(self, folders: JobFolders) -> dict[str, str]:
         names = {
@@ -299,7 +299,7 @@ class Attempt:
             _home(): "~",
         }
         # The library resolves links.
-        return {str(path): name for place, name in names.items() for path in (place, place.resolve())}
+        return {str(path): name for folder, name in names.items() for path in (folder, folder.resolve())}
 
 
 def _is_stale(code: str, output: Path) -> bool:
@@ -324,26 +324,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("parent", type=int, help="process id of the supervisor")
     parser.add_argument("--request", help="id of the request that made the job, for the log")
     parser.add_argument("--device", default="auto", help="what computes: auto, cpu, cuda")
-    given = parser.parse_args(arguments)
-    die_with(given.parent)
+    parsed = parser.parse_args(arguments)
+    die_with(parsed.parent)
     hide_memory()
     adopt_orphans()
     settings = load_settings()
     # Set for every line, including those of threads, which do not inherit a context.
-    named = {"job_id": given.job, "request_id": given.request}
+    named = {"job_id": parsed.job, "request_id": parsed.request}
     configure_logging(settings, **{name: value for name, value in named.items() if value is not None})
     log_uncaught_errors()
     stop = threading.Event()
     set_on_sigterm(stop)
     database = Database(settings.database)
     try:
-        lease = Lease(job_id=given.job, fence=given.fence)
-        Attempt(settings, database, lease, stop, given.device).run(given.parent)
+        lease = Lease(job_id=parsed.job, fence=parsed.fence)
+        Attempt(settings, database, lease, stop, parsed.device).run(parsed.parent)
     except FencedOutError as error:
         _log.warning("%s", error)
         return EXIT_FENCED_OUT
     except AppError as error:
-        _log.error("cannot say how the attempt ended, which its supervisor will try to: %s", error)
+        _log.error("cannot record how the attempt ended, so its supervisor will try: %s", error)
         return _EXIT_UNSAID
     finally:
         database.close()

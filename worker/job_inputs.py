@@ -76,11 +76,13 @@ class Inputs:
             HubCacheBusyError: the model was removed to make room for another before it could be held.
         """
         if not downloaded.folder.resolve().is_relative_to(self._hub_folder.resolve()):
-            raise StorageError("the model was downloaded to a folder that is not its own; retry the job")
+            raise StorageError("the model was downloaded to the wrong folder; retry the job")
         if self.hub.quota_bytes is not None:
             hub_cache.hold(self._hub_folder)
             if not downloaded.folder.is_dir():
-                raise HubCacheBusyError("the model was removed from the Hub cache to make room for another; try again")
+                raise HubCacheBusyError(
+                    "the model was evicted from the Hub cache to make room for another; retry the job"
+                )
 
     @property
     def _hub_cache(self) -> Path:

@@ -56,7 +56,7 @@ class ProgressWriter:
         self._layer: str | None = None
         self._last: Step | None = None
 
-    def place(self) -> tuple[str | None, str | None]:
+    def location(self) -> tuple[str | None, str | None]:
         """Return the current stage and layer; each is None if unknown."""
         return self._stage, self._layer
 
@@ -86,23 +86,25 @@ class ProgressWriter:
 
     def on_profile(self, position: int, profile: LayerProfile) -> None:
         """Write a layer's profile, unless an earlier attempt did."""
-        self.insist(lambda session: outputs.save_layer_profile(session, self._lease, position, profile))
+        self.write_with_retry(lambda session: outputs.save_layer_profile(session, self._lease, position, profile))
 
     def on_profiled(self, profile: ModelProfile) -> None:
         """Write the profile of the whole model, and its predictions at every ratio."""
         predictor = profile.predictor()
-        found = profile, predictor.frontier(), predictor.reachable_ratio
-        self.insist(lambda session: profiles.save_profile(session, self._lease, *found, most=self._max_profiles))
+        prediction = profile, predictor.frontier(), predictor.reachable_ratio
+        self.write_with_retry(
+            lambda session: profiles.save_profile(session, self._lease, *prediction, most=self._max_profiles)
+        )
 
     def on_costs(self, stages: tuple[StageReport, ...]) -> None:
         """Write the cost of each stage, for a job without a report."""
-        self.insist(lambda session: outputs.save_costs(session, self._lease, stages))
+        self.write_with_retry(lambda session: outputs.save_costs(session, self._lease, stages))
 
-    def on_allocation(self, chosen: Sequence[tuple[str, Candidate]]) -> None:
+    def on_allocation(self, allocation: Sequence[tuple[str, Candidate]]) -> None:
         """Write the allocation, unless an earlier attempt did."""
-        self.insist(lambda session: outputs.save_allocation(session, self._lease, chosen))
+        self.write_with_retry(lambda session: outputs.save_allocation(session, self._lease, allocation))
 
-    def insist(self, write: Callable[[Session], Answer]) -> Answer:
+    def write_with_retry(self, write: Callable[[Session], Answer]) -> Answer:
         """Write in a separate transaction, and retry until the database answers.
 
         Raises:

@@ -14,7 +14,7 @@ from app.shared.lifecycle import Status
 from app.shared.repositories import leases
 from app.shared.repositories.leases import Lease
 from app.shared.settings import Settings
-from worker.failures import attempted
+from worker.failures import log_failures
 from worker.process import exit_at_once
 
 _LOOK_SECONDS = 1.0
@@ -73,16 +73,20 @@ class LeaseKeeper:
         due = renewed
         while not self._done.is_set():
             if os.getppid() != self._parent:
-                _log.warning("the worker is gone; this job's process ends, and another resumes from its checkpoints")
+                _log.warning(
+                    "the worker has ended, so this job's process ends too; another attempt resumes from its checkpoints"
+                )
                 self._on_lost()
                 return
             if time.monotonic() >= due:
                 due = time.monotonic() + interval
                 began = time.monotonic()
-                if attempted("renewing the lease", self._renew):
+                if log_failures("renewing the lease", self._renew):
                     renewed = began
             if time.monotonic() - renewed > self._settings.lease_seconds:
-                _log.warning("the lease has run out, as the database could not be told; this job's process ends")
+                _log.warning(
+                    "the lease expired because it could not be renewed in the database; this job's process ends"
+                )
                 self._on_lost()
                 return
             self._done.wait(min(_LOOK_SECONDS, interval))

@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry
 
 from app.shared.database import Database
 from app.shared.metrics import WorkerMetrics, create_registry
-from app.shared.queue import create_celery, queue_name, ring
-from app.shared.relay import Relay
+from app.shared.queue import create_celery, notify, queue_name
+from app.shared.relay import OutboxRelay
 from app.shared.repositories import sweeps
 from app.shared.settings import Settings
-from worker.confinement import log_missing_isolation, require_isolation
-from worker.failures import attempted
+from worker.confinement import check_isolation, log_missing_isolation
+from worker.failures import log_failures
 from worker.metrics import MetricsServer
 from worker.reconciler import Reconciler
 from worker.runner import ALL_ROUND, JOB_PROGRAM, Equipment, Runner
@@ -54,7 +54,7 @@ class Worker:
         metrics = WorkerMetrics(self._registry)
         self._runner = Runner(settings, self._database, program, equipment, metrics=metrics)
         self._reconciler = Reconciler(settings, self._database, metrics=metrics)
-        self._relay = Relay(settings, self._database, self._celery, queues=self._queues, guard=attempted)
+        self._relay = OutboxRelay(settings, self._database, self._celery, queues=self._queues, guard=log_failures)
         register_tasks(self._celery, self._runner)
         self._stopped = threading.Event()
         self._threads = [
@@ -70,19 +70,19 @@ class Worker:
         """Unique name under which it claims jobs."""
         return self._runner.name
 
-    def announce(self) -> None:
-        """Make the relay announce queued jobs immediately, without waiting for it."""
+    def wake_relay(self) -> None:
+        """Make the relay notify workers of queued jobs immediately, without waiting for it."""
         self._relay.wake()
 
     def reclaim_all(self) -> None:
         """Reclaim every claimed job, for a service without any other worker."""
         while True:
             with self._database.transaction() as session:
-                taken = sweeps.reclaim_from(session)
-            if not taken:
+                reclaimed = sweeps.reclaim_from(session)
+            if not reclaimed:
                 return
-            for job_id in taken:
-                _log.info("taken over from a service that has died", extra={"job_id": job_id})
+            for job_id in reclaimed:
+                _log.info("reclaimed from a service that has died", extra={"job_id": job_id})
 
     def start(self) -> None:
         """Start all threads and return.
@@ -91,7 +91,7 @@ class Worker:
             InvalidSettingsError: the metrics port is not available, or jobs cannot be confined as required; no
             thread is started then.
         """
-        require_isolation(self._settings.job_isolation)
+        check_isolation(self._settings.job_isolation)
         log_missing_isolation()
         if self._serves_metrics:
             self._metrics_server = MetricsServer(self._settings, self._registry)
@@ -125,7 +125,7 @@ class Worker:
         # The consumer waits up to two seconds for a message before it checks the flag, and once more before it stops.
         if self._settings.broker.startswith("memory://"):
             for _ in range(2):
-                attempted("stopping", lambda: ring(self._celery, "", self._queues[0]))
+                log_failures("stopping", lambda: notify(self._celery, "", self._queues[0]))
 
     def _consume(self) -> None:
         # The threads of its pool look for tasks in the default app. It is global, and a process has only one worker.
@@ -150,5 +150,5 @@ class Worker:
 
     def _repeat(self, what: str, action: Callable[[], None]) -> None:
         while not self._stopped.is_set():
-            attempted(what, action)
+            log_failures(what, action)
             self._stopped.wait(self._settings.poll_seconds)

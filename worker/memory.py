@@ -68,7 +68,7 @@ class MemoryLimit:
         """
         if self._cap is not None and memory_bytes > self._cap:
             raise InsufficientMemoryError(
-                f"the job needs about {memory_bytes / _GIB:.2f} GiB of memory, and this service gives a job "
+                f"the job needs about {memory_bytes / _GIB:.2f} GiB of memory, and this service allows a job "
                 f"{self._cap / _GIB:.2f} GiB; use fewer or shorter samples, or raise ROCKET_MAX_JOB_MEMORY_BYTES"
             )
         limit = self._capped(self._base + _MARGIN * memory_bytes)

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Sweeper that announces jobs, reclaims them from dead workers, and removes expired data.
+    """Sweeper that notifies workers of jobs again, reclaims them from dead workers, and removes expired data.
 
     Args:
         settings: settings of the service.
@@ -51,7 +51,7 @@ class Reconciler:
             AppError: the database or the data folder cannot be used; the next sweep retries.
         """
         self.reclaim()
-        self.announce()
+        self.renotify()
         self._metrics.note_sweep()
         if time.monotonic() - self._cleaned_at >= _SECONDS_BETWEEN_CLEANINGS:
             self._cleaned_at = time.monotonic()
@@ -62,10 +62,10 @@ class Reconciler:
         if self._has_just_woken():
             return
         with self._database.transaction() as session:
-            taken = sweeps.reclaim_expired(session)
-        self._metrics.count_reclaimed(len(taken))
-        for job_id in taken:
-            _log.warning("its worker fell silent; taken from it", extra={"job_id": job_id})
+            reclaimed = sweeps.reclaim_expired(session)
+        self._metrics.count_reclaimed(len(reclaimed))
+        for job_id in reclaimed:
+            _log.warning("reclaimed, as its worker stopped renewing the lease", extra={"job_id": job_id})
 
     def _has_just_woken(self) -> bool:
         """Return whether this machine slept, or its clock was set, less than a lease ago.
@@ -74,15 +74,17 @@ class Reconciler:
         """
         offset = time.time() - time.monotonic()
         if offset - self._clock_offset > _LEAP_SECONDS:
-            _log.info("the clock has leapt by %.0f seconds; leases are judged later", offset - self._clock_offset)
+            _log.info(
+                "the clock jumped by %.0f seconds; expired leases get time to be renewed", offset - self._clock_offset
+            )
             self._patient_until = time.monotonic() + self._settings.lease_seconds
         self._clock_offset = offset
         return time.monotonic() < self._patient_until
 
-    def announce(self) -> None:
-        """Mark jobs for another announcement if the last one was long ago; a relay sends it."""
+    def renotify(self) -> None:
+        """Queue another notification of jobs whose last one was long ago; a relay sends it."""
         with self._database.transaction() as session:
-            sweeps.ring_again(session, ring_seconds=self._settings.ring_seconds)
+            sweeps.renotify(session, notify_seconds=self._settings.notify_seconds)
 
     def clean(self) -> None:
         """Remove expired data, and files that no row refers to."""
@@ -102,12 +104,12 @@ class Reconciler:
         if self._may_sweep(self._artifacts.is_bound_to(identity), "the artifact store"):
             self._remove_artifacts()
 
-    def _may_sweep(self, is_ours: bool, place: str) -> bool:
+    def _may_sweep(self, is_ours: bool, name: str) -> bool:
         if not is_ours:
             _log.warning(
-                "files that belong to no job are kept: %s was created with another database; to have them deleted, "
+                "orphaned files are not deleted, as %s belongs to another database; to have them deleted, "
                 "remove `database` there",
-                place,
+                name,
             )
         return is_ours
 
@@ -151,10 +153,10 @@ class Reconciler:
         with self._database.transaction() as session:
             return sweeps.expire_artifacts(session)
 
-    def _remove(self, place: ArtifactStore | WorkFolders, keys: Iterable[str]) -> None:
+    def _remove(self, storage: ArtifactStore | WorkFolders, keys: Iterable[str]) -> None:
         for key in keys:
             try:
-                place.remove(key)
+                storage.remove(key)
             except StorageUnavailableError:
                 # Each of the others would take as long to fail, and leases are not reclaimed meanwhile.
                 raise

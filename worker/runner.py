@@ -60,11 +60,11 @@ ALL_ROUND = Equipment()
 """Every job, for the only worker of a machine."""
 
 
-class _Verdict(Enum):
+class _WatchResult(Enum):
     """Reason why watching a process ended."""
 
     ENDED = auto()
-    ASKED = auto()
+    STOPPED = auto()
     STALLED = auto()
 
 
@@ -80,9 +80,9 @@ class _Progress:
         seen = (job.stage, job.progress, job.last_event, job.progressed_at)
         if seen != self._seen:
             self._seen = seen
-            self.excuse()
+            self.reset()
 
-    def excuse(self) -> None:
+    def reset(self) -> None:
         """Restart the count, as it is unknown whether the job made progress."""
         self._since = time.monotonic()
 
@@ -171,22 +171,22 @@ class Runner:
             child = self._start(job, lease)
         except (OSError, AppError) as error:
             _log.error("cannot start a process for %s: %s", lease.job_id, error)
-            self._settle(lease, lost("its process could not be started"))
+            self._record_outcome(lease, lost("the job's process could not be started; see the worker's log"))
             return
         with log_context(**_request_of(job)):
             _log.info("started", extra={"child": child.pid, "attempt": job.attempt})
             try:
-                verdict = self._watch(child, lease)
+                result = self._watch(child, lease)
             finally:
                 # No process of this job may run once the slot is free.
                 _kill(child)
                 # A killed attempt cannot remove it itself.
                 MemoryGroup.remove_left(group_name(lease.fence))
             _log.info("ended", extra={"child": child.pid, "exit_code": child.returncode})
-            fault = ended(child.returncode) if verdict is _Verdict.ENDED else None
-            if verdict is _Verdict.STALLED:
+            fault = ended(child.returncode) if result is _WatchResult.ENDED else None
+            if result is _WatchResult.STALLED:
                 fault = _stalled(self._settings.stall_seconds)
-            self._settle(lease, fault)
+            self._record_outcome(lease, fault)
 
     def _start(self, job: Job, lease: Lease) -> "subprocess.Popen[bytes]":
         assert job.work_key is not None
@@ -219,40 +219,40 @@ class Runner:
         device = {} if self._equipment.device is None else device_environment(self._equipment.device)
         return {**inherited, **quiet, **safe, **device, **self._settings.environment()}
 
-    def _watch(self, child: "subprocess.Popen[bytes]", lease: Lease) -> _Verdict:
+    def _watch(self, child: "subprocess.Popen[bytes]", lease: Lease) -> _WatchResult:
         """Wait until the process ends or must be killed, which is up to the caller."""
         progress = _Progress()
-        look_at = time.monotonic() + self._settings.poll_seconds
-        asked_at: float | None = None
+        check_at = time.monotonic() + self._settings.poll_seconds
+        stopped_at: float | None = None
         while True:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_LOOK_SECONDS)
-                return _Verdict.ENDED if asked_at is None else _Verdict.ASKED
+                return _WatchResult.ENDED if stopped_at is None else _WatchResult.STOPPED
             now = time.monotonic()
-            if asked_at is not None:
-                if now - asked_at > self._grace_seconds:
-                    _log.warning("killed, as it did not stop by itself")
-                    return _Verdict.ASKED
+            if stopped_at is not None:
+                if now - stopped_at > self._grace_seconds:
+                    _log.warning("killed, as it did not stop in time")
+                    return _WatchResult.STOPPED
                 continue
-            shall_stop = self._is_stopping
-            if not shall_stop and now >= look_at:
-                look_at = now + self._settings.poll_seconds
-                shall_stop = self._shall_stop(lease, progress)
-                if not shall_stop and progress.idle_seconds > self._settings.stall_seconds:
+            should_stop = self._is_stopping
+            if not should_stop and now >= check_at:
+                check_at = now + self._settings.poll_seconds
+                should_stop = self._should_stop(lease, progress)
+                if not should_stop and progress.idle_seconds > self._settings.stall_seconds:
                     _log.warning("killed, as it made no progress", extra={"job_id": lease.job_id})
-                    return _Verdict.STALLED
-            if shall_stop:
+                    return _WatchResult.STALLED
+            if should_stop:
                 child.send_signal(signal.SIGTERM)
-                asked_at = now
+                stopped_at = now
 
-    def _shall_stop(self, lease: Lease, progress: _Progress) -> bool:
+    def _should_stop(self, lease: Lease, progress: _Progress) -> bool:
         try:
             with self._database.snapshot() as session:
                 job = session.get(Job, lease.job_id)
         except AppError as error:
-            _log.warning("cannot look after %s: %s", lease.job_id, error)
+            _log.warning("cannot check the status of %s: %s", lease.job_id, error)
             # Its process cannot write its progress either.
-            progress.excuse()
+            progress.reset()
             return False
         # A job without this fence was reclaimed, or the process has just ended it and has the grace period to clean up.
         if job is None or job.fence != lease.fence or job.status == Status.CANCELLING:
@@ -260,7 +260,7 @@ class Runner:
         progress.see(job)
         return False
 
-    def _settle(self, lease: Lease, fault: JobError | None) -> None:
+    def _record_outcome(self, lease: Lease, fault: JobError | None) -> None:
         """Write the outcome of the attempt unless the process did; without a fault the job is released."""
         try:
             with self._database.transaction() as session:
@@ -269,10 +269,10 @@ class Runner:
                     return
                 leases.fail_job(session, lease, fault, backoff_seconds=self._settings.retry_backoff_seconds)
         except FencedOutError:
-            _log.debug("%s was let go before", lease.job_id)
+            _log.debug("%s was released already", lease.job_id)
         except AppError as error:
             # The reconciler does so when the lease has expired.
-            _log.warning("cannot say how %s ended: %s", lease.job_id, error)
+            _log.warning("cannot record how %s ended: %s", lease.job_id, error)
 
 
 def _request_of(job: Job) -> dict[str, str]:
@@ -283,8 +283,8 @@ def _request_of(job: Job) -> dict[str, str]:
 def _stalled(seconds: float) -> JobError:
     return JobError(
         code=JobStalledError.code,
-        message=f"the job's process made no progress for {seconds:g} seconds; see the worker's log; where a "
-        "layer of this model takes longer, the operator raises ROCKET_STALL_SECONDS",
+        message=f"the job's process made no progress for {seconds:g} seconds; see the worker's log; if a "
+        "layer of this model takes longer, ask the operator to raise ROCKET_STALL_SECONDS",
         retryable=True,
     )
 

@@ -19,7 +19,7 @@ _POLL_SECONDS = 2
 
 
 async def accept_job(
-    wanted: JobRequest,
+    job_request: JobRequest,
     request: Request,
     response: Response,
     context: Context,
@@ -30,7 +30,7 @@ async def accept_job(
     wait: int,
 ) -> JobView:
     """Create a job, or find that of an earlier request, and return it; raise the errors of `jobs.submit_job`."""
-    submission = await threads.run(jobs.submit_job, context, actor, wanted, key, hub_token)
+    submission = await threads.run(jobs.submit_job, context, actor, job_request, key, hub_token)
     if not submission.created:
         response.status_code = status.HTTP_200_OK
         response.headers["Idempotent-Replayed"] = "true"

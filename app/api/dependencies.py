@@ -66,13 +66,13 @@ def _actor(request: Request) -> Actor:
 def _job_id(job_id: Annotated[str, Path(description="id of a job")]) -> str:
     # Only well-formed ids reach the database, which rejects NUL characters.
     if not is_job_id(job_id):
-        raise JobNotFoundError("there is no job of this id; GET /jobs lists yours")
+        raise JobNotFoundError("no job has this id; GET /jobs lists yours")
     return job_id
 
 
 def _idempotency_key(
     idempotency_key: Annotated[
-        str | None, Header(description="Send the same again and again, and one job is made.")
+        str | None, Header(description="Requests with the same key create only one job.")
     ] = None,
 ) -> str | None:
     if idempotency_key is None:
@@ -81,7 +81,7 @@ def _idempotency_key(
     key = idempotency_key.strip().removeprefix('"').removesuffix('"')
     if not 1 <= len(key) <= _MAX_KEY or not key.isascii() or not key.isprintable():
         raise InvalidRequestError(
-            f"an Idempotency-Key has 1 to {_MAX_KEY} printable ASCII characters", param="Idempotency-Key"
+            f"an Idempotency-Key must have 1 to {_MAX_KEY} printable ASCII characters", param="Idempotency-Key"
         )
     return key
 
@@ -89,18 +89,20 @@ def _idempotency_key(
 def _hub_token(
     hub_token: Annotated[
         str | None,
-        Header(description="A token of the Hugging Face Hub, `hf_...`; kept encrypted until the job ends."),
+        Header(description="A Hugging Face Hub token, `hf_...`; stored encrypted until the job ends."),
     ] = None,
 ) -> SecretStr | None:
     if hub_token is None:
         return None
     token = hub_token.strip()
     if not _HUB_TOKEN.fullmatch(token):
-        raise InvalidRequestError("a Hub-Token begins with hf_ and has no blanks", param="Hub-Token")
+        raise InvalidRequestError(
+            "not a valid Hub-Token; it must start with hf_ and contain no spaces", param="Hub-Token"
+        )
     return SecretStr(token)
 
 
-def _require_json(request: Request) -> None:
+def _check_json(request: Request) -> None:
     sent = read_media_type(request)
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     # The framework reads a body of another type as text and would miss the members of an object in it.
@@ -110,12 +112,12 @@ def _require_json(request: Request) -> None:
 
 def _labels(request: Request) -> tuple[tuple[str, str], ...]:
     sent = [(_LABEL.fullmatch(name), value) for name, value in request.query_params.multi_items() if _is_label(name)]
-    labels = tuple((found[1], value) for found, value in sent if found)
+    labels = tuple((match[1], value) for match, value in sent if match)
     # The same limits as for a job's labels; Postgres rejects NUL in queries as well.
     sane = all(len(value) <= _MAX_LABEL_VALUE and "\x00" not in key + value for key, value in labels)
     if len(labels) < len(sent) or len(sent) > _MAX_LABELS or not sane:
         raise InvalidRequestError(
-            f"labels are asked for as `metadata[key]=value`, at most {_MAX_LABELS}, with keys up to 64 and values "
+            f"filter by labels with `metadata[key]=value`, at most {_MAX_LABELS}, with keys up to 64 and values "
             f"up to {_MAX_LABEL_VALUE} characters",
             param="metadata",
         )
@@ -126,7 +128,7 @@ def _is_label(name: str) -> bool:
     return name.partition("[")[0] == "metadata"
 
 
-JSON_BODY = Depends(_require_json)
+JSON_BODY = Depends(_check_json)
 # Only documents authentication in OpenAPI; the access middleware enforces it before any endpoint runs.
 BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="API key", description="`rk_...`"))
 ContextDep = Annotated[Context, Depends(_context)]

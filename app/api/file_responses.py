@@ -27,7 +27,7 @@ class ByteRange:
     stop: int
 
 
-def asked_ranges(header: str | None, size: int) -> tuple[ByteRange, ...]:
+def requested_ranges(header: str | None, size: int) -> tuple[ByteRange, ...]:
     """Return the parts of a file that a client asks for, in order and without overlap; empty means the whole file.
 
     Args:
@@ -39,16 +39,16 @@ def asked_ranges(header: str | None, size: int) -> tuple[ByteRange, ...]:
     """
     if header is None or not _RANGES.fullmatch(header):
         return ()
-    asked = [part.strip().partition("-") for part in header.partition("=")[2].split(",")]
-    if any(first and last and int(first) > int(last) for first, _, last in asked):
+    bounds = [part.strip().partition("-") for part in header.partition("=")[2].split(",")]
+    if any(first and last and int(first) > int(last) for first, _, last in bounds):
         return ()
-    wanted = [
+    ranges = [
         ByteRange(start=int(first), stop=min(int(last) + 1, size) if last else size)
         if first
         else ByteRange(start=max(size - int(last), 0), stop=size)
-        for first, _, last in asked
+        for first, _, last in bounds
     ]
-    present = sorted(part for part in wanted if part.start < part.stop)
+    present = sorted(part for part in ranges if part.start < part.stop)
     if not present:
         raise HTTPException(
             status.HTTP_416_RANGE_NOT_SATISFIABLE,
@@ -114,7 +114,7 @@ class StoredFileResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         if scope["method"] == "HEAD":
-            await self._threads.run(self._require_end)
+            await self._threads.run(self._check_end)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": b""})
             return
@@ -124,7 +124,7 @@ class StoredFileResponse(Response):
             answer.raw_headers = self.raw_headers
             await answer(scope, receive, send)
 
-    def _require_end(self) -> None:
+    def _check_end(self) -> None:
         """Read the last byte, so that a store error is raised before the headers are sent."""
         for _ in self._read(max(self._size - 1, 0), self._size):
             pass

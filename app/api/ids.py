@@ -11,17 +11,17 @@ PROFILE_ID = r"^prof_[0-9a-z]{26}$"
 
 FORMS: Mapping[str, str] = {
     JOB_ID: "is not a job id; expected `job_` followed by 26 lowercase letters or digits, such as "
-    "job_0123456789abcdefghjkmnpqrs: take `last_id` of the page before, or an `id` of GET /jobs",
+    "job_0123456789abcdefghjkmnpqrs: use `last_id` of the previous page, or an `id` from GET /jobs",
     PROFILE_ID: "is not a profile id; expected `prof_` followed by 26 lowercase letters or digits, such as "
-    "prof_0123456789abcdefghjkmnpqrs: take `last_id` of the page before, or an `id` of GET /profiles",
+    "prof_0123456789abcdefghjkmnpqrs: use `last_id` of the previous page, or an `id` from GET /profiles",
 }
 """Messages in place of the regular expression that a text does not match."""
 
-AfterJob = Annotated[str | None, Query(pattern=JOB_ID, description="Id of a job: only those made before it.")]
+AfterJob = Annotated[str | None, Query(pattern=JOB_ID, description="Id of a job: return only jobs created before it.")]
 AfterProfile = Annotated[
-    str | None, Query(pattern=PROFILE_ID, description="Id of a profile: only those made before it.")
+    str | None, Query(pattern=PROFILE_ID, description="Id of a profile: return only profiles created before it.")
 ]
-PageSize = Annotated[int, Query(ge=1, le=100, description="How many at most.")]
+PageSize = Annotated[int, Query(ge=1, le=100, description="Maximum number of items.")]
 
 
 def is_job_id(text: str) -> bool:

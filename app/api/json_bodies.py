@@ -42,13 +42,13 @@ def parse_json(body: bytes) -> Any:
     try:
         return json.loads(body.decode("utf-8"), object_pairs_hook=_unique)
     except UnicodeDecodeError:
-        raise json.JSONDecodeError("the text is not UTF-8", "", 0) from None
+        raise json.JSONDecodeError("the body is not valid UTF-8", "", 0) from None
     except RecursionError:
-        raise json.JSONDecodeError("the text is nested too deeply", "", 0) from None
+        raise json.JSONDecodeError("the body is nested too deeply", "", 0) from None
 
 
 def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(members)
-    if len(found) < len(members):
+    document = dict(members)
+    if len(document) < len(members):
         raise json.JSONDecodeError(DUPLICATE_NAME, "", 0)
-    return found
+    return document

@@ -28,7 +28,7 @@ _WAIT = re.compile(r'wait\s*=\s*"?(\d{1,6})"?\s*(?:;.*)?', re.IGNORECASE)
 def _wait(
     request: Request,
     prefer: Annotated[
-        str | None, Header(description="`wait=n`: answer when the job has ended, or after n seconds, at most 60.")
+        str | None, Header(description="`wait=n`: respond once the job has ended, or after n seconds, at most 60.")
     ] = None,
 ) -> int:
     # Declared as one string, which is what most clients send; it may come in several header lines.
@@ -37,15 +37,15 @@ def _wait(
 
 def _seconds_to_wait(lines: Sequence[str]) -> int:
     preferences = (part.strip() for line in lines for part in line.split(","))
-    asked = next((found[1] for part in preferences if (found := _WAIT.fullmatch(part))), "0")
-    return min(int(asked), MAX_WAIT_SECONDS)
+    seconds = next((match[1] for part in preferences if (match := _WAIT.fullmatch(part))), "0")
+    return min(int(seconds), MAX_WAIT_SECONDS)
 
 
 WaitDep = Annotated[int, Depends(_wait)]
 
 
 async def wait_for_end(request: Request, response: Response, context: Context, job: Job, seconds: int) -> Job:
-    """Return the job once it has ended, or as it is after some seconds; at once if all places to wait are taken.
+    """Return the job once it has ended, or as it is after some seconds; at once if no slot to wait is free.
 
     Args:
         request: the request to respond to; waiting ends when its client disconnects.
@@ -60,7 +60,7 @@ async def wait_for_end(request: Request, response: Response, context: Context, j
     if seconds == 0:
         return job
     try:
-        streams.take(caller)
+        streams.acquire(caller)
     except TooManyStreamsError:
         return job
     response.headers["Preference-Applied"] = f"wait={seconds}"
@@ -77,5 +77,5 @@ async def wait_for_end(request: Request, response: Response, context: Context, j
         # The job existed a moment ago; even its loss does not make the client's submission fail.
         return job
     finally:
-        streams.give_back(caller)
+        streams.release(caller)
     return job

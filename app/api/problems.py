@@ -66,6 +66,13 @@ STATUSES: dict[type[Exception], HTTPStatus] = {
     core_errors.HubCacheBusyError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
+# Errors whose own message is for the operator, as it contains paths of this machine: what the client gets instead.
+_FAILURES: dict[type[Exception], str] = {
+    errors.AppError: "the service failed; try again later, or ask its operator, whose log has the details",
+    errors.InvalidSettingsError: "the service is not set up correctly; ask its operator, whose log has the details",
+    errors.StorageError: "the service cannot read or write its files; ask its operator, whose log has the details",
+    errors.DiskFullError: "the service's disk is full; try again later, or ask its operator to free some space",
+}
 # Errors that the framework raises before our code runs.
 _FRAMEWORK_CODES = {
     HTTPStatus.BAD_REQUEST: "bad_request",
@@ -199,9 +206,8 @@ def _on_known_error(request: Request, error: Exception) -> Response:
     if status in {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}:
         headers["Retry-After"] = str(getattr(error, "retry_after", RETRY_AFTER_SECONDS))
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        # The message is for the operator: it contains paths of this machine.
         _log.error("%s", error, extra={"code": error.code})
-        detail = (type(error).__doc__ or "").partition("\n")[0]
+        detail = next(_FAILURES[kind] for kind in type(error).__mro__ if kind in _FAILURES)
     more = {"nearest_ratio": error.nearest_ratio} if isinstance(error, core_errors.InfeasibleBudgetError) else {}
     return problem(request, status, error.code, detail, headers=headers, param=param_of(error), **more)
 
@@ -211,12 +217,16 @@ def _on_invalid_request(request: Request, error: Exception) -> Response:
     invalid = next((item for item in error.errors() if item["type"] == "json_invalid"), None)
     if invalid is not None:
         is_double = invalid["ctx"]["error"] == DUPLICATE_NAME
-        detail = f"the body is ambiguous: {DUPLICATE_NAME}; send one" if is_double else "the body is not valid JSON"
+        detail = (
+            f"the body is ambiguous: {DUPLICATE_NAME}; send each name once"
+            if is_double
+            else "the body is not valid JSON"
+        )
         return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", detail)
-    found = [{"param": _param(item["loc"]), "message": _message(item)} for item in error.errors()]
-    detail = "; ".join(f"{item['param']}: {item['message']}" for item in found[:3])
+    problems = [{"param": _param(item["loc"]), "message": _message(item)} for item in error.errors()]
+    detail = "; ".join(f"{item['param']}: {item['message']}" for item in problems[:3])
     code = errors.InvalidRequestError.code
-    return problem(request, HTTPStatus.UNPROCESSABLE_ENTITY, code, detail, param=found[0]["param"], errors=found)
+    return problem(request, HTTPStatus.UNPROCESSABLE_ENTITY, code, detail, param=problems[0]["param"], errors=problems)
 
 
 def _on_framework_error(request: Request, error: Exception) -> Response:
@@ -235,12 +245,12 @@ def _on_disconnect(request: Request, error: Exception) -> Response:
     """Respond to a disconnected client: for the log and the metrics, which count a bad request."""
     assert isinstance(error, ClientDisconnect)
     _log.info("the client closed the connection before its request was complete")
-    return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", "the request is not complete")
+    return problem(request, HTTPStatus.BAD_REQUEST, "bad_request", "the request is incomplete; send it again")
 
 
 def _on_unknown_error(request: Request, error: Exception) -> Response:
     _log.error("unexpected error", exc_info=error)
-    detail = "an error inside the service; its log has the details under this request id"
+    detail = "an unexpected error occurred; the service's log has the details under this request id"
     request_id = request.scope.get("state", {}).get("request_id", "")
     # Raised outside of the middleware that adds these headers.
     headers = {"X-Request-Id": request_id}
@@ -278,5 +288,5 @@ def _param(location: tuple[int | str, ...]) -> str:
 def _message(item: dict[str, Any]) -> str:
     if item["type"] == "string_pattern_mismatch":
         # The framework shows the regular expression, which is not helpful to most users.
-        return FORMS.get(item["ctx"]["pattern"], "has not the form that GET /openapi.json names")
+        return FORMS.get(item["ctx"]["pattern"], "does not have the format documented in GET /openapi.json")
     return str(item["msg"]).removeprefix("Value error, ")

@@ -1,6 +1,6 @@
 """Limits on open event streams and waiting requests."""
 
-from app.api.tenant_shares import Places
+from app.api.tenant_shares import TenantSlots
 from app.services.access import Caller
 from app.shared.errors import TooManyStreamsError
 
@@ -16,23 +16,23 @@ class Streams:
     """
 
     def __init__(self, limit: int, *, share: int) -> None:
-        self._places = Places(limit, share=share)
+        self._slots = TenantSlots(limit, share=share)
         self.are_closing = False
 
-    def take(self, caller: Caller) -> None:
+    def acquire(self, caller: Caller) -> None:
         """Count an opened stream.
 
         Raises:
             TooManyStreamsError: all streams, or all that the caller's tenant may open, are in use.
         """
-        if not self._places.try_take(caller):
+        if not self._slots.try_acquire(caller):
             raise TooManyStreamsError(
-                "all event streams that you may open are in use; poll GET /jobs/{id}, or try again later"
+                "the limit on open event streams is reached; poll GET /jobs/{id}, or try again later"
             )
 
-    def give_back(self, caller: Caller) -> None:
+    def release(self, caller: Caller) -> None:
         """Count a closed stream."""
-        self._places.give_back(caller)
+        self._slots.release(caller)
 
     def close(self) -> None:
         """End all streams within a second; called when the service stops, which would otherwise wait for them."""

@@ -1,4 +1,4 @@
-"""Resources shared by the requests of all tenants: places and threads, of which each tenant gets only a part."""
+"""Resources shared by the requests of all tenants: slots and threads, of which each tenant gets only a part."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from app.services.access import Caller
 Result = TypeVar("Result")
 
 
-class Places:
-    """Places that requests occupy for a while; used from the event loop only.
+class TenantSlots:
+    """Slots that requests occupy for a while; used from the event loop only.
 
     Without API keys there is one tenant, which may occupy all of them.
 
@@ -27,16 +27,16 @@ class Places:
         self.share = min(share, total)
         self._taken: Counter[str] = Counter()
 
-    def try_take(self, caller: Caller) -> bool:
-        """Occupy a place; return whether one was free for this caller."""
+    def try_acquire(self, caller: Caller) -> bool:
+        """Occupy a slot; return whether one was free for this caller."""
         most = self.total if caller.key_id is None else self.share
         if self._taken.total() >= self.total or self._taken[caller.tenant] >= most:
             return False
         self._taken[caller.tenant] += 1
         return True
 
-    def give_back(self, caller: Caller) -> None:
-        """Free an occupied place."""
+    def release(self, caller: Caller) -> None:
+        """Free an occupied slot."""
         self._taken[caller.tenant] -= 1
         if self._taken[caller.tenant] == 0:
             del self._taken[caller.tenant]

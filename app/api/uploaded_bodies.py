@@ -12,11 +12,11 @@ import anyio
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from app.api.tenant_shares import Places, SharedThreads, Threads
+from app.api.tenant_shares import SharedThreads, TenantSlots, Threads
 from app.services.access import Caller
 from app.shared.errors import TooManyUploadsError
 from app.shared.settings import Settings
-from app.shared.storage.faults import storage_errors
+from app.shared.storage.store import storage_errors
 
 THREADS = 8
 """Threads that write received data, and store complete uploads."""
@@ -26,7 +26,7 @@ _SILENCE_SECONDS = 30.0
 _BUFFER_BYTES = 2**18
 
 
-class Receptions:
+class UploadReceiver:
     """The uploads that this process is receiving; used from the event loop only.
 
     Args:
@@ -34,7 +34,7 @@ class Receptions:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._places = Places(_RECEIVED_AT_ONCE, share=settings.max_concurrent_uploads)
+        self._slots = TenantSlots(_RECEIVED_AT_ONCE, share=settings.max_concurrent_uploads)
         self._threads = SharedThreads(THREADS, share=_THREADS_OF_A_TENANT)
         self._folder = settings.data_dir
         self._seconds = settings.upload_seconds
@@ -43,22 +43,22 @@ class Receptions:
     async def receive(self, request: Request, caller: Caller) -> AsyncIterator[tuple[Iterator[bytes], Threads]]:
         """Receive a body; yield its content in pieces, and the threads to store it with.
 
-        The place is occupied until the end of the block; a large body is in an unnamed file, which is removed with it.
+        The slot is occupied until the end of the block; a large body is in an unnamed file, which is removed with it.
 
         Raises:
             TooManyUploadsError: as many are being received as allowed, of this tenant or in total.
             HTTPException: 408, the body does not arrive in time.
             StorageError: the body cannot be written.
         """
-        if not self._places.try_take(caller):
-            raise TooManyUploadsError("as many uploads are being received as may be at once; send this one later")
+        if not self._slots.try_acquire(caller):
+            raise TooManyUploadsError("the limit on concurrent uploads is reached; try again later")
         threads = self._threads.of(caller)
         try:
             with SpooledTemporaryFile(max_size=_BUFFER_BYTES, dir=str(self._folder)) as file:
                 await self._spool(request, file, threads)
                 yield _pieces(file, self._folder), threads
         finally:
-            self._places.give_back(caller)
+            self._slots.release(caller)
 
     async def _spool(self, request: Request, file: "SpooledTemporaryFile[bytes]", threads: Threads) -> None:
         stream = request.stream()
@@ -80,7 +80,7 @@ async def _next_chunk(stream: AsyncIterator[bytes], deadline: float) -> bytes | 
         # The rest of the body is not read.
         raise HTTPException(
             HTTPStatus.REQUEST_TIMEOUT,
-            "the upload did not arrive in time; send it over a faster connection, or in smaller files",
+            "the upload did not arrive in time; retry over a faster connection, or split it into smaller files",
             headers={"Connection": "close"},
         ) from None
 

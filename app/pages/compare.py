@@ -27,53 +27,54 @@ _COMPARE = f"{PAGES}/compare"
 _MOST = 6
 _OFFERED = 50
 
-Wanted = Annotated[list[str], Query(alias="job", max_length=_MOST)]
+_JobIds = Annotated[list[str], Query(alias="job", max_length=_MOST)]
 
 
 @router.get(_COMPARE)
-def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, wanted: Wanted = []) -> Response:  # noqa: B006 - never changed
-    """Show the chosen jobs side by side, and those that can be chosen."""
-    chosen = _chosen(context, owner, wanted)
+def show_comparison(request: Request, context: ContextDep, owner: OwnerDep, job_ids: _JobIds = []) -> Response:  # noqa: B006 - never changed
+    """Show the selected jobs side by side, and those that can be selected."""
+    compared = _reports_of(context, owner, job_ids)
     page, _ = jobs.list_jobs(context, owner, JobFilter(status=Status.SUCCEEDED), after=None, limit=_OFFERED)
     offered = [job for job in map(job_view, page) if job.kind == "compression"]
-    query = "&".join(f"job={job.id}" for job, _ in chosen)
+    query = "&".join(f"job={job.id}" for job, _ in compared)
     return render(
         request,
         "compare.html.j2",
         offered=offered,
-        chosen=chosen,
-        quality=_quality([report for _, report in chosen]),
-        figure=_figure(chosen) if len(chosen) > 1 else None,
+        compared=compared,
+        quality=_quality([report for _, report in compared]),
+        figure=_figure(compared) if len(compared) > 1 else None,
         links={kind: f"{_COMPARE}/figures/%s.{kind.lower()}?{query}" for kind in ("JSON", "CSV")},
         most=_MOST,
     )
 
 
 @router.get(f"{_COMPARE}/figures/{{name}}")
-def show_figure_data(name: str, context: ContextDep, owner: OwnerDep, wanted: Wanted = []) -> Response:  # noqa: B006 - as above
+def show_figure_data(name: str, context: ContextDep, owner: OwnerDep, job_ids: _JobIds = []) -> Response:  # noqa: B006 - as above
     """Return the data of the figure, as JSON or CSV."""
-    figure = _figure(_chosen(context, owner, wanted))
+    figure = _figure(_reports_of(context, owner, job_ids))
     stem, _, suffix = name.rpartition(".")
     return figure_data(figure if figure.name == stem else None, suffix)
 
 
-def _chosen(context: Context, owner: str, wanted: list[str]) -> list[tuple[JobView, CompressionReport]]:
-    found = []
-    for job_id in dict.fromkeys(wanted):
+def _reports_of(context: Context, owner: str, job_ids: list[str]) -> list[tuple[JobView, CompressionReport]]:
+    reports = []
+    for job_id in dict.fromkeys(job_ids):
         if not is_job_id(job_id):
-            raise JobNotFoundError("there is no job of this id; the list of jobs has yours")
+            raise JobNotFoundError("no job has this id; see the list of jobs")
         job = job_view(jobs.get_job(context, owner, job_id))
         report = find_report(context, owner, job_id)
         if report is not None:
-            found.append((job, report))
-    return found
+            reports.append((job, report))
+    return reports
 
 
-def _figure(chosen: list[tuple[JobView, CompressionReport]]) -> Figure:
+def _figure(compared: list[tuple[JobView, CompressionReport]]) -> Figure:
     names = [
-        f"{number}: {report.model}, {report.totals.achieved_ratio:.0%}" for number, (_, report) in enumerate(chosen, 1)
+        f"{number}: {report.model}, {report.totals.achieved_ratio:.0%}"
+        for number, (_, report) in enumerate(compared, 1)
     ]
-    return allocation_difference([(name, report.layers) for name, (_, report) in zip(names, chosen, strict=True)])
+    return allocation_difference([(name, report.layers) for name, (_, report) in zip(names, compared, strict=True)])
 
 
 def _quality(reports: list[CompressionReport]) -> dict[str, list[str]]:

@@ -51,7 +51,7 @@ async def _read_body(request: Request) -> bytes:
 
 def _parse(body: bytes) -> dict[str, str]:
     try:
-        found = parse_qsl(
+        pairs = parse_qsl(
             body.decode("utf-8"), keep_blank_values=True, encoding="utf-8", errors="strict", max_num_fields=MAX_FIELDS
         )
     except UnicodeDecodeError:
@@ -59,4 +59,4 @@ def _parse(body: bytes) -> dict[str, str]:
     except ValueError:
         # Raised by `max_num_fields`.
         raise InvalidRequestError(f"the form has more than {MAX_FIELDS} fields; send fewer") from None
-    return {name: value.strip() for name, value in found}
+    return {name: value.strip() for name, value in pairs}

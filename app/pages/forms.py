@@ -30,15 +30,15 @@ _FIELDS = {
 Fields = Mapping[str, str]
 
 
-def _fields(request: Request, found: FormDep) -> dict[str, str]:
+def _fields(request: Request, fields: FormDep) -> dict[str, str]:
     """Return the fields of a form, after checking that it belongs to the caller's session."""
     caller = request.state.caller
     expected = caller.csrf if isinstance(caller, Caller) else None
-    sent = request.headers.get(_CSRF_HEADER) or found.get("csrf", "")
+    sent = request.headers.get(_CSRF_HEADER) or fields.get("csrf", "")
     # A caller without a cookie has no session that another site could misuse.
     if expected is not None and not hmac.compare_digest(sent.encode(), expected.encode()):
-        raise PermissionDeniedError("this form is not of your session any more; load the page again")
-    return found
+        raise PermissionDeniedError("this form does not belong to your current session; reload the page")
+    return fields
 
 
 FieldsDep = Annotated[dict[str, str], Depends(_fields)]
@@ -117,8 +117,8 @@ def field_of(member: str) -> str:
 
 
 def _problems(error: ValidationError) -> dict[str, str]:
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for item in error.errors(include_input=False, include_url=False):
         member = ".".join(str(part) for part in item["loc"][:2])
-        found.setdefault(_FIELDS.get(member, member), item["msg"].removeprefix("Value error, "))
-    return found
+        messages.setdefault(_FIELDS.get(member, member), item["msg"].removeprefix("Value error, "))
+    return messages

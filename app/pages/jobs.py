@@ -99,7 +99,7 @@ def show_log(
         job_id=job_id,
         events=page.events,
         last=last,
-        goes_on=page.has_more or not Status(page.job.status).is_terminal,
+        is_live=page.has_more or not Status(page.job.status).is_terminal,
         has_more=page.has_more,
     )
 
@@ -109,9 +109,9 @@ def show_figure_data(job_id: JobId, name: str, context: ContextDep, owner: Owner
     """Return the data of a figure, as JSON or CSV."""
     report = find_report(context, owner, job_id)
     figures = () if report is None else (*report_figures(report), cost_comparison(report))
-    found = {figure.name: figure for figure in figures}
+    by_name = {figure.name: figure for figure in figures}
     stem, _, suffix = name.rpartition(".")
-    return figure_data(found.get(stem), suffix)
+    return figure_data(by_name.get(stem), suffix)
 
 
 @router.post(f"{_JOBS}/{{job_id}}/cancel")
@@ -191,6 +191,6 @@ def _frontier(context: Context, owner: str, profile_id: str | None, report: Comp
         predictor, points = profiles.get_frontier(context, owner, profile_id)
     except ProfileNotFoundError:
         return None
-    kept = None if report is None else sum(layer.stored_bytes for layer in report.layers)
-    marked = None if kept is None else predictor.profile.other_bytes + kept
+    stored_bytes = None if report is None else sum(layer.stored_bytes for layer in report.layers)
+    marked = None if stored_bytes is None else predictor.profile.other_bytes + stored_bytes
     return frontier_of(predictor, points, marked_bytes=marked)

@@ -71,8 +71,8 @@ class Preview:
 @router.get(NEW)
 def show_form(request: Request, context: ContextDep, owner: OwnerDep) -> Response:
     """Show a form with defaults, or with the values in the address."""
-    given = {name: value for name, value in request.query_params.items() if name in _PREFILLED}
-    return _form(request, context, owner, _DEFAULTS | given, {})
+    prefilled = {name: value for name, value in request.query_params.items() if name in _PREFILLED}
+    return _form(request, context, owner, _DEFAULTS | prefilled, {})
 
 
 @router.post(NEW)
@@ -103,18 +103,18 @@ def _show_preview(request: Request, context: Context, owner: str, fields: Fields
     if not fields.get("model_id"):
         return render(request, "preview.html.j2", preview=None)
     try:
-        found = _preview(context, owner, read_compression(fields))
+        preview = _preview(context, owner, read_compression(fields))
     except InvalidFieldsError as error:
-        found = Preview(refusal=_sentence(error.problems))
-    return render(request, "preview.html.j2", preview=found)
+        preview = Preview(refusal=_sentence(error.problems))
+    return render(request, "preview.html.j2", preview=preview)
 
 
 def _submit(
     request: Request, context: Context, actor: Actor, fields: Fields, read: Callable[[Fields], JobRequest]
 ) -> Response:
     try:
-        wanted = read(fields)
-        submission = jobs.submit_job(context, actor, wanted, _key(fields, wanted))
+        job_request = read(fields)
+        submission = jobs.submit_job(context, actor, job_request, _key(fields, job_request))
     except InvalidFieldsError as error:
         return _form(request, context, actor.tenant, fields, error.problems, HTTPStatus.UNPROCESSABLE_ENTITY)
     except (AppError, RocketError) as error:
@@ -125,10 +125,10 @@ def _submit(
     return redirect(request, f"{PAGES}/jobs/{submission.job.id}")
 
 
-def _key(fields: Fields, wanted: JobRequest) -> str | None:
+def _key(fields: Fields, request: JobRequest) -> str | None:
     """Return the idempotency key of a form: sent twice it creates one job, sent again with changes another one."""
     form = fields.get("form")
-    return f"{form}-{wanted.fingerprint()[:16]}" if form else None
+    return f"{form}-{request.fingerprint()[:16]}" if form else None
 
 
 def _form(
@@ -153,28 +153,30 @@ def _form(
     )
 
 
-def _preview(context: Context, owner: str, wanted: CompressionRequest) -> Preview:
+def _preview(context: Context, owner: str, request: CompressionRequest) -> Preview:
     try:
-        estimate = estimates.make_estimate(context, owner, wanted, None)
+        estimate = estimates.make_estimate(context, owner, request, None)
     except (AppError, RocketError) as error:
         nearest = error.nearest_ratio if isinstance(error, InfeasibleBudgetError) else None
         return Preview(refusal=str(error), suggestion=nearest)
-    profile = profiles.find_profile_for(context, owner, wanted)
+    profile = profiles.find_profile_for(context, owner, request)
     if profile is None:
         return Preview(estimate=estimate)
     try:
-        return _predict(context, owner, wanted, estimate, profile)
+        return _predict(context, owner, request, estimate, profile)
     except ProfileNotFoundError:
         # Deleted since it was found.
         return Preview(estimate=estimate)
 
 
-def _predict(context: Context, owner: str, wanted: CompressionRequest, estimate: Estimate, profile: Profile) -> Preview:
+def _predict(
+    context: Context, owner: str, request: CompressionRequest, estimate: Estimate, profile: Profile
+) -> Preview:
     predictor, points = profiles.get_frontier(context, owner, profile.id)
-    assert wanted.target is not None, "a compression has a target"
+    assert request.target is not None, "a compression has a target"
     predicted, refusal, nearest = None, None, None
     try:
-        predicted = profiles.allocate(context, owner, profile.id, wanted.target)
+        predicted = profiles.allocate(context, owner, profile.id, request.target)
     except InfeasibleBudgetError as error:
         refusal, nearest = str(error), error.nearest_ratio
     marked = None if predicted is None else predicted.model_bytes

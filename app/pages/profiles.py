@@ -38,8 +38,8 @@ def show_profiles(
 ) -> Response:
     """Show all profiles, newest first."""
     page, has_more = profiles.list_profiles(context, owner, after=after, limit=_PAGE)
-    found = [profile_view(profile) for profile in page]
-    return render(request, "profiles.html.j2", profiles=found, has_more=has_more, settings=context.settings)
+    rows = [profile_view(profile) for profile in page]
+    return render(request, "profiles.html.j2", profiles=rows, has_more=has_more, settings=context.settings)
 
 
 @router.get(f"{_PROFILES}/{{profile_id}}")
@@ -66,8 +66,8 @@ def show_figure_data(
     profile_id: ProfileId, name: str, context: ContextDep, owner: OwnerDep, ratio: Ratio = _FIRST_RATIO
 ) -> Response:
     """Return the data of a figure, as JSON or CSV."""
-    found = _what_if(context, owner, profile_id, ratio)
-    figures = {figure.name: figure for figure in found.values() if isinstance(figure, Figure)}
+    values = _what_if(context, owner, profile_id, ratio)
+    figures = {figure.name: figure for figure in values.values() if isinstance(figure, Figure)}
     stem, _, suffix = name.rpartition(".")
     return figure_data(figures.get(stem), suffix)
 

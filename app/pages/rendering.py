@@ -67,8 +67,8 @@ def problem_page(request: Request, problem: Problem, headers: dict[str, str]) ->
     is_part = request.headers.get("hx-request") == "true"
     if problem.status == HTTPStatus.UNAUTHORIZED:
         is_get = request.method == "GET" and not is_part
-        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return redirect(request, sign_in_address(wanted if is_get else HOME))
+        address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return redirect(request, sign_in_address(address if is_get else HOME))
     answer = render(request, "problem.html.j2", problem.status, problem=problem)
     if problem.status == HTTPStatus.NOT_FOUND and request.method == "GET" and is_part:
         # What the page shows was deleted; the reloaded page says so.
@@ -77,16 +77,16 @@ def problem_page(request: Request, problem: Problem, headers: dict[str, str]) ->
     return answer
 
 
-def sign_in_address(wanted: str) -> str:
+def sign_in_address(address: str) -> str:
     """Return the address of the sign-in page that continues to the wanted one."""
-    return SIGN_IN if wanted == HOME else f"{SIGN_IN}?{urlencode({'next': wanted})}"
+    return SIGN_IN if address == HOME else f"{SIGN_IN}?{urlencode({'next': address})}"
 
 
 @cache
 def static_address(name: str) -> str:
     """Return the address of a script or style, which changes with its content."""
-    places = [place / name for place in (_FILES, FIGURE_FILES)]
-    content = next(place.read_bytes() for place in places if place.is_file())
+    paths = [path / name for path in (_FILES, FIGURE_FILES)]
+    content = next(path.read_bytes() for path in paths if path.is_file())
     return f"{STATIC}/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
 
 

@@ -18,25 +18,25 @@ class StageStep:
 
     Attributes:
         name: name of the stage, as people see it.
-        state: done, current, or to come.
+        state: whether it is done, current, or pending.
         began_at: when it started; None if it has not.
         seconds: how long it took; None unless it is done.
     """
 
     name: str
-    state: Literal["done", "current", "to come"]
+    state: Literal["done", "current", "pending"]
     began_at: datetime | None = None
     seconds: float | None = None
 
 
 def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
-    """Yield past, current and coming stages of a job; those of earlier attempts count as well."""
-    told = [(str(event.data["stage"]), event.created_at) for event in events if event.type == "stage"]
+    """Yield past, current and future stages of a job; those of earlier attempts count as well."""
+    stages = [(str(event.data["stage"]), event.created_at) for event in events if event.type == "stage"]
     times: dict[str, float] = {}
-    for (name, began), (_, ended) in pairwise([*told, ("", job.finished_at or datetime.max)]):
+    for (name, began), (_, ended) in pairwise([*stages, ("", job.finished_at or datetime.max)]):
         if ended is not datetime.max:
             times[name] = times.get(name, 0.0) + (ended - began).total_seconds()
-    began_at = dict(reversed(told))
+    began_at = dict(reversed(stages))
     for name in dict.fromkeys([*_expected(job), *began_at]):
         is_over = name in began_at and (job.stage != name or job.status.is_terminal)
         if is_over:
@@ -44,7 +44,7 @@ def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
         elif job.stage == name and not job.status.is_terminal:
             yield StageStep(name=stage_label(name), state="current", began_at=began_at.get(name))
         elif not job.status.is_terminal:
-            yield StageStep(name=stage_label(name), state="to come")
+            yield StageStep(name=stage_label(name), state="pending")
 
 
 def _expected(job: JobView) -> list[Stage]:

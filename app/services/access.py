@@ -42,7 +42,7 @@ class Caller:
     csrf: str | None = None
     session_id: str | None = None
 
-    def require_scope(self, scope: Scope) -> None:
+    def check_scope(self, scope: Scope) -> None:
         """Raise an error if the caller's key lacks a scope.
 
         Raises:
@@ -72,7 +72,7 @@ def authenticate(database: Database, authorization: str | None, *, is_local: boo
             with database.snapshot() as session:
                 if not keys.has_keys(session):
                     return LOCAL_CALLER
-        raise UnauthenticatedError("this server wants an API key, as `Authorization: Bearer rk_...`")
+        raise UnauthenticatedError("this server requires an API key; send `Authorization: Bearer rk_...`")
     scheme, _, text = authorization.partition(" ")
     row = None
     if scheme.lower() == _BEARER:
@@ -93,10 +93,10 @@ def authenticate_session(database: Database, token: str) -> Caller | None:
         DatabaseUnavailableError: the keys cannot be read.
     """
     with database.snapshot() as session:
-        found = sessions.find_session(session, token)
-    if found is None:
+        record = sessions.find_session(session, token)
+    if record is None:
         return None
-    opened, key = found
+    opened, key = record
     return Caller(
         tenant=key.tenant,
         scopes=frozenset(key.scopes.split()),
@@ -121,10 +121,10 @@ def is_loopback(address: str) -> bool:
         # An empty address means all addresses.
         return False
     try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
-    return all(is_loopback_ip(str(entry[4][0])) for entry in found)
+    return all(is_loopback_ip(str(entry[4][0])) for entry in entries)
 
 
 def parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -142,7 +142,7 @@ def is_loopback_ip(text: str) -> bool:
     return address is not None and address.is_loopback
 
 
-def require_safe_binding(settings: Settings, address: str) -> None:
+def check_safe_binding(settings: Settings, address: str) -> None:
     """Refuse to listen where other machines can connect while no API key exists.
 
     Args:
@@ -161,8 +161,8 @@ def require_safe_binding(settings: Settings, address: str) -> None:
     is_elsewhere = settings.database_url is None and settings.data_dir != DEFAULT_DATA_DIR.absolute()
     folder = f" --data-dir {shlex.quote(str(settings.data_dir))}" if is_elsewhere else ""
     raise InvalidSettingsError(
-        f"{address or 'every address'} can be reached from other machines, and there is no API key, so that nobody "
-        f"could come in; make one with `rocket admin keys create TENANT{folder}`, or listen on 127.0.0.1"
+        f"{address or 'every address'} can be reached from other machines, and no API key exists to authenticate "
+        f"their requests; create one with `rocket admin keys create TENANT{folder}`, or listen on 127.0.0.1"
     )
 
 

@@ -17,8 +17,8 @@ from huggingface_hub import constants, get_token
 from pydantic import SecretStr, ValidationError
 
 from app.services.questions import MAX_ANSWER_BYTES, NOT_CONFINED, Answer, Figures, HubQuestion, Question
-from app.services.quotas import require_calibration_tokens, require_evaluation_tokens
-from app.services.turns import NoTurnError, Turns
+from app.services.quotas import check_calibration_tokens, check_evaluation_tokens
+from app.services.tenant_semaphore import NoSlotError, TenantSemaphore
 from app.shared.catalog import find_dataset, find_local_model
 from app.shared.errors import BusyError, RateLimitedError
 from app.shared.fork_server import ForkServer, ForkServerError
@@ -33,12 +33,12 @@ _HUB_SECONDS = 10.0
 _READ_SECONDS = 20.0
 # Extra time for noticing that the Hub's own deadlines have passed.
 _SLACK_SECONDS = 0.5
-# How long a request waits for a place, and how long its client should wait before the next one.
-_TURN_SECONDS = 10.0
+# How long a request waits for a slot, and how long its client should wait before the next one.
+_SLOT_SECONDS = 10.0
 _RETRY_SECONDS = 5
 # Including those that wait, fewer than the threads for judging models: 40.
-_HUB_TURNS = {"most": 8, "most_of_one": 4, "waiting": 12, "waiting_of_one": 8}
-_READ_TURNS = {"most": 6, "most_of_one": 3, "waiting": 13, "waiting_of_one": 12}
+_HUB_SLOTS = {"most": 8, "most_of_one": 4, "waiting": 12, "waiting_of_one": 8}
+_READ_SLOTS = {"most": 6, "most_of_one": 3, "waiting": 13, "waiting_of_one": 12}
 # Environment variables that children need; many of the others are secret.
 _ENVIRONMENT = ("PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _ENVIRONMENT_PREFIXES = ("LC_", "HF_HUB_")
@@ -47,13 +47,13 @@ _log = logging.getLogger(__name__)
 
 
 def _environment() -> dict[str, str]:
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
     }
     # Without a token in the question, the Hub's client would look for one in this file.
-    return {**kept, "HF_TOKEN_PATH": os.devnull, "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return {**inherited, "HF_TOKEN_PATH": os.devnull, "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 # One per process, as the template does not depend on settings.
@@ -88,8 +88,8 @@ class Admission:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._hub_turns = Turns(**_HUB_TURNS)
-        self._read_turns = Turns(**_READ_TURNS)
+        self._hub_slots = TenantSemaphore(**_HUB_SLOTS)
+        self._read_slots = TenantSemaphore(**_READ_SLOTS)
 
     def admit(self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None = None) -> None:
         """Refuse a request that no worker could carry out, or that exceeds its tenant's limits.
@@ -118,8 +118,8 @@ class Admission:
     def _judge(
         self, owner: str, request: JobRequest, limits: Quotas, hub_token: SecretStr | None, *, is_estimate: bool
     ) -> Figures | None:
-        require_calibration_tokens(limits, request.calibration)
-        require_evaluation_tokens(limits, request.evaluate)
+        check_calibration_tokens(limits, request.calibration)
+        check_evaluation_tokens(limits, request.evaluate)
         for name in (*request.datasets[1:], *request.local_tasks):
             if not name.startswith(UPLOAD):
                 find_dataset(self._settings, name)
@@ -141,19 +141,21 @@ class Admission:
 
     @contextmanager
     def _turn(self, owner: str, *, is_local: bool) -> Iterator[None]:
-        turns = self._read_turns if is_local else self._hub_turns
+        slots = self._read_slots if is_local else self._hub_slots
         try:
-            with turns.turn(owner, _TURN_SECONDS):
+            with slots.acquire(owner, _SLOT_SECONDS):
                 yield
-        except NoTurnError as error:
+        except NoSlotError as error:
             if not is_local:
-                raise HubUnavailableError("too many requests wait for the Hub already; try again later") from error
+                raise HubUnavailableError(
+                    "too many requests are already waiting for the Hub; try again later"
+                ) from error
             if error.is_own:
                 raise RateLimitedError(
-                    "too many requests of this tenant are read at once; send fewer at a time",
+                    "too many concurrent requests from this tenant; send fewer at a time",
                     retry_after=_RETRY_SECONDS,
                 ) from error
-            raise BusyError("too many models are read at once; try again later") from error
+            raise BusyError("too many models are being read at once; try again later") from error
 
     def _hub_question(self, hub_token: SecretStr | None) -> HubQuestion:
         chosen = hub_token or self._settings.hf_token
@@ -192,12 +194,12 @@ def _answer(question: Question) -> Answer:
             try:
                 raw = _exchange(ours, question.model_dump_json().encode(), deadline)
                 # A process that has written its answer is done; for one that ended without, the exit code tells why.
-                return Answer.model_validate_json(raw) if raw else _refuse_lost(question, child.wait(_SLACK_SECONDS))
+                return Answer.model_validate_json(raw) if raw else _raise_lost(question, child.wait(_SLACK_SECONDS))
             except TimeoutError:
-                _refuse_late(question)
+                _raise_timeout(question)
             except ValidationError:
-                _log.warning("a process that read a model gave no valid answer")
-                _refuse_lost(question, 0)
+                _log.warning("the answer of a process that read a model is invalid")
+                _raise_lost(question, 0)
 
 
 def _exchange(channel: socket.socket, question: bytes, deadline: float) -> bytes:
@@ -214,7 +216,7 @@ def _exchange(channel: socket.socket, question: bytes, deadline: float) -> bytes
             answer += part
     except ConnectionError:
         return b""
-    _log.warning("a process that read a model gave too long an answer")
+    _log.warning("the answer of a process that read a model is too long")
     return b""
 
 
@@ -225,13 +227,13 @@ def _seconds_left(deadline: float) -> float:
     return left
 
 
-def _refuse_late(question: Question) -> NoReturn:
+def _raise_timeout(question: Question) -> NoReturn:
     if question.hub is not None:
-        raise HubUnavailableError("the model repository: the Hub does not answer; try again later")
+        raise HubUnavailableError("the Hub does not respond to requests about the model repository; try again later")
     raise _too_much(question)
 
 
-def _refuse_lost(question: Question, exit_code: int) -> NoReturn:
+def _raise_lost(question: Question, exit_code: int) -> NoReturn:
     if exit_code == NOT_CONFINED:
         _log.error("a process to read a model could not be confined; standard error has the reason")
         raise BusyError("models cannot be read now; try again later")
@@ -243,5 +245,5 @@ def _refuse_lost(question: Question, exit_code: int) -> NoReturn:
 def _too_much(question: Question) -> UnsupportedArchitectureError:
     name = question.request.model_id if question.hub is None else "the model repository"
     return UnsupportedArchitectureError(
-        f"the files of {name} take too much memory or time to read; check its config.json and headers"
+        f"reading the files of {name} takes too much memory or time; check its config.json and safetensors headers"
     )

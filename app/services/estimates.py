@@ -6,7 +6,7 @@ from pydantic import SecretStr
 
 from app.services import quotas
 from app.services.context import Context
-from app.services.uploads import require_dataset
+from app.services.uploads import check_dataset
 from app.shared.requests import JobRequest
 from rocket_client import models as contract
 from rocket_core.errors import HubUnavailableError
@@ -43,13 +43,13 @@ def make_estimate(context: Context, owner: str, request: JobRequest, hub_token: 
         OverQuotaError: the request exceeds the tenant's limits.
     """
     for dataset in request.datasets:
-        require_dataset(context, owner, dataset)
+        check_dataset(context, owner, dataset)
     with context.database.snapshot() as session:
         limits = quotas.find_limits(session, context.settings, owner)
     figures = context.admission.estimate(owner, request, limits, hub_token)
     if figures is None:
         raise HubUnavailableError(
-            "the model has more headers than can be read from the Hub while you wait; the job would read them"
+            "the model has too many headers to read from the Hub in one request; submit the job, which reads them"
         )
     return Estimate(model_id=request.model_id, available=_available(context), **figures.model_dump())
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.services.context import Context
-from app.services.timed_probe import Probe
+from app.services.timed_check import TimedCheck
 from app.shared.errors import DatabaseUnavailableError, DiskFullError, StorageError, StorageUnavailableError
 from app.shared.queue import broker_state
 
@@ -49,8 +49,8 @@ class Health:
             "data folder": lambda: _folder_fault(context),
             "artifact store": lambda: _store_fault(context),
         }
-        self._checks = {name: Probe(check) for name, check in checks.items()}
-        self._broker = Probe(lambda: broker_state(context.settings))
+        self._checks = {name: TimedCheck(check) for name, check in checks.items()}
+        self._broker = TimedCheck(lambda: broker_state(context.settings))
 
     def check(self) -> Readiness:
         """Check the dependencies; a missing broker does not prevent readiness, as workers poll instead."""
@@ -59,9 +59,9 @@ class Health:
         def left(seconds: float) -> float:
             return began + seconds - time.monotonic()
 
-        broker = self._broker.begin()
-        asked = {name: probe.begin() for name, probe in self._checks.items()}
-        faults = {name: question.wait(left(_SECONDS)) for name, question in asked.items()}
+        broker = self._broker.start()
+        pending = {name: check.start() for name, check in self._checks.items()}
+        faults = {name: answer.wait(left(_SECONDS)) for name, answer in pending.items()}
         return Readiness(
             missing=tuple(
                 f"{name}: {_SILENT if fault is None else fault}" for name, fault in faults.items() if fault != ""

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from app.services import quotas
 from app.services.context import Context
-from app.services.uploads import require_dataset
+from app.services.uploads import check_dataset
 from app.shared.encryption import encrypt
 from app.shared.errors import StorageError
 from app.shared.models import Job, JobEvent
@@ -70,7 +70,7 @@ def submit_job(
         if earlier is not None:
             return Submission(job=earlier, created=False)
     for dataset in request.datasets:
-        require_dataset(context, owner, dataset)
+        check_dataset(context, owner, dataset)
     with context.database.snapshot() as session:
         limits = quotas.find_limits(session, context.settings, owner)
     context.admission.admit(owner, request, limits, hub_token)
@@ -86,7 +86,7 @@ def submit_job(
             default_queue=context.settings.default_queue,
         )
         if submission.created:
-            quotas.require_job_slot(session, context.settings, owner)
+            quotas.check_job_slot(session, context.settings, owner)
             audit.record(session, actor, Action.JOB_SUBMIT, subject=submission.job.id, detail={"kind": request.kind})
     if submission.created:
         _log.info("accepted", extra={"job_id": submission.job.id})
@@ -178,9 +178,9 @@ def retry_job(context: Context, actor: Actor, job_id: str, hub_token: SecretStr 
         )
         if submission.created:
             limits = quotas.find_limits(session, context.settings, owner)
-            quotas.require_calibration_tokens(limits, request.calibration)
-            quotas.require_evaluation_tokens(limits, request.evaluate)
-            quotas.require_job_slot(session, context.settings, owner)
+            quotas.check_calibration_tokens(limits, request.calibration)
+            quotas.check_evaluation_tokens(limits, request.evaluate)
+            quotas.check_job_slot(session, context.settings, owner)
             audit.record(session, actor, Action.JOB_RETRY, subject=submission.job.id, detail={"retry_of": job_id})
     if submission.created:
         _log.info("accepted", extra={"job_id": submission.job.id, "retry_of": job_id})
@@ -212,4 +212,4 @@ def delete_job(context: Context, actor: Actor, job_id: str) -> None:
         if removed.work_key is not None:
             context.work.remove(removed.work_key)
     except StorageError as error:
-        _log.warning("files of a deleted job are left: %s", error)
+        _log.warning("cannot remove files of a deleted job; the reconciler will: %s", error)

@@ -102,16 +102,16 @@ def _answer(question: Question) -> Answer:
         refusal = UnsupportedArchitectureError(
             f"the files of {name} cannot be understood ({type(error).__name__}); check its config.json and headers"
         )
-        return Answer(refusal=Refusal.of(refusal), fault=_places(error))
+        return Answer(refusal=Refusal.of(refusal), fault=_locations(error))
 
 
-def _places(error: Exception) -> tuple[str, ...]:
+def _locations(error: Exception) -> tuple[str, ...]:
     """Return an error's class and its places in this project, without the message, which may quote the files."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [Path(frame.filename) for frame in frames]
-    places = [
+    locations = [
         f"{path.relative_to(_ROOT).with_suffix('').as_posix().replace('/', '.')}:{frame.lineno}"
         for path, frame in zip(inside, frames, strict=True)
         if path.is_relative_to(_ROOT)
     ]
-    return (type(error).__name__[:100], *places[-8:])
+    return (type(error).__name__[:100], *locations[-8:])

@@ -51,7 +51,7 @@ from rocket_core.target import ByBytes, ByRatio, Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Model:
+class _Inspected:
     """What is known of a model that may be compressed.
 
     Attributes:
@@ -83,7 +83,7 @@ def judge(question: Question) -> Figures | None:
     return _estimate(question.request, model, model.weights)
 
 
-def require_model_size(most: int | None, weights: WeightSummary | None) -> None:
+def check_model_size(most: int | None, weights: WeightSummary | None) -> None:
     """Refuse a model that is too large for a tenant, or of unknown size where size is limited.
 
     Args:
@@ -97,14 +97,15 @@ def require_model_size(most: int | None, weights: WeightSummary | None) -> None:
         return
     if weights is None:
         raise OverQuotaError(
-            f"models may have {most} bytes, and the size of this one cannot be told in time", param="model_id"
+            f"models may have at most {most} bytes, and the size of this one could not be determined in time",
+            param="model_id",
         )
     size = sum(weights.dtype_bytes.values())
     if size > most:
-        raise OverQuotaError(f"the model has {size} bytes of weights, {most} are allowed", param="model_id")
+        raise OverQuotaError(f"the model has {size} bytes of weights; at most {most} are allowed", param="model_id")
 
 
-def _see_local_model(question: Question) -> _Model:
+def _see_local_model(question: Question) -> _Inspected:
     assert question.folder is not None
     folder, name = Path(question.folder), question.request.model_id
     try:
@@ -117,11 +118,11 @@ def _see_local_model(question: Question) -> _Model:
         raise ModelNotFoundError(
             f"a file of {name} cannot be read ({type(error).__name__}); ask the operator of this server"
         ) from error
-    require_model_size(question.model_bytes, weights)
-    return _seen(None, config, weights, question.request, name)
+    check_model_size(question.model_bytes, weights)
+    return _inspect(None, config, weights, question.request, name)
 
 
-def _see_hub_model(question: Question, hub: HubQuestion) -> _Model:
+def _see_hub_model(question: Question, hub: HubQuestion) -> _Inspected:
     request = question.request
     repository = find_repository(request.model_id, request.revision, token=hub.token, seconds=hub.seconds)
     name = "the model repository"
@@ -129,8 +130,8 @@ def _see_hub_model(question: Question, hub: HubQuestion) -> _Model:
     config = parse_config(repository.read_config(), name)
     _refuse(config, question, name)
     weights = repository.read_weights()
-    require_model_size(question.model_bytes, weights)
-    return _seen(repository.commit, config, weights, request, name)
+    check_model_size(question.model_bytes, weights)
+    return _inspect(repository.commit, config, weights, request, name)
 
 
 def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:
@@ -138,14 +139,14 @@ def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:
     check_calibration(input_kind(config), question.dataset, question.request.calibration.sequence_length, name)
 
 
-def _seen(
+def _inspect(
     commit: str | None, config: Mapping[str, Any], weights: WeightSummary | None, request: JobRequest, name: str
-) -> _Model:
+) -> _Inspected:
     if weights is not None:
         check_feasible(config, weights, request.compression_config(dataset="builtin"), name)
     longest, evaluate = positions(config), request.evaluate
     length = window_length(longest, request.calibration.sequence_length)
-    return _Model(
+    return _Inspected(
         commit=commit,
         config=config,
         weights=weights,
@@ -154,21 +155,21 @@ def _seen(
     )
 
 
-def _estimate(request: JobRequest, seen: _Model, weights: WeightSummary) -> Figures:
+def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary) -> Figures:
     config = request.compression_config(dataset="builtin")
-    model = describe_model(seen.config, weights, ignore=config.ignore, dtype=config.dtype)
+    model = describe_model(inspected.config, weights, ignore=config.ignore, dtype=config.dtype)
     work = Workload(
         config=config,
         windows=config.calibration.samples,
-        sequence_length=seen.positions,
-        input_bytes=input_bytes(seen.config, input_kind(seen.config)),
+        sequence_length=inspected.positions,
+        input_bytes=input_bytes(inspected.config, input_kind(inspected.config)),
     )
-    footprint = _with_evaluation(estimate_footprint(model, work), model, request, seen)
+    footprint = _with_evaluation(estimate_footprint(model, work), model, request, inspected)
     reach = reach_of_model(model)
     # Without a target, the bounds are those of the dense model.
     ratio = 0.0 if config.target is None else reach.check(config.target)
     return Figures(
-        commit=seen.commit,
+        commit=inspected.commit,
         parameters=model.parameters,
         stored_bytes=model.stored_bytes,
         compressible_parameters=model.compressible_parameters,
@@ -194,12 +195,12 @@ def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:
 
 
 def _with_evaluation(
-    footprint: ResourceEstimate, model: ModelShape, request: JobRequest, seen: _Model
+    footprint: ResourceEstimate, model: ModelShape, request: JobRequest, inspected: _Inspected
 ) -> ResourceEstimate:
-    if request.evaluate is None or seen.evaluation_length is None:
+    if request.evaluate is None or inspected.evaluation_length is None:
         return footprint
-    tokens = request.evaluate.samples * min(request.evaluate.stride or sys.maxsize, seen.evaluation_length)
-    evaluation = evaluation_footprint(model, tokens=tokens, vocabulary=vocabulary(seen.config, model))
+    tokens = request.evaluate.samples * min(request.evaluate.stride or sys.maxsize, inspected.evaluation_length)
+    evaluation = evaluation_footprint(model, tokens=tokens, vocabulary=vocabulary(inspected.config, model))
     return ResourceEstimate(
         memory_bytes=max(footprint.memory_bytes, evaluation.memory_bytes),
         disk_bytes=footprint.disk_bytes + evaluation.disk_bytes,

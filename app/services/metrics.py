@@ -6,7 +6,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from app.services.context import Context
-from app.services.timed_probe import Probe
+from app.services.timed_check import TimedCheck
 from app.shared.errors import AppError
 from app.shared.lifecycle import Status
 from app.shared.repositories.statistics import Statistics, read_statistics
@@ -26,7 +26,7 @@ class ServiceCollector(Collector):
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._probe = Probe(self._read)
+        self._check = TimedCheck(self._read)
 
     def describe(self) -> list[Metric]:
         """Return nothing: without this method the library would query the database for the names."""
@@ -34,7 +34,7 @@ class ServiceCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all figures as of one moment; if the database does not answer, only that fact."""
-        statistics = self._probe.ask(_SECONDS)
+        statistics = self._check.ask(_SECONDS)
         up = GaugeMetricFamily("rocket_database_up", "Whether the database answered this scrape.")
         up.add_metric((), float(statistics is not None))
         yield up
@@ -52,7 +52,7 @@ class ServiceCollector(Collector):
 def _families(statistics: Statistics) -> Iterator[Metric]:
     jobs = GaugeMetricFamily("rocket_jobs", "Jobs that have not ended.", labels=("queue", "status"))
     waiting = GaugeMetricFamily(
-        "rocket_oldest_queued_seconds", "How long the job that waits longest could have run.", labels=("queue",)
+        "rocket_oldest_queued_seconds", "Time since the longest waiting job became available.", labels=("queue",)
     )
     silent = GaugeMetricFamily(
         "rocket_longest_silence_seconds", "Longest time since a running job's lease was renewed.", labels=("queue",)
@@ -66,6 +66,8 @@ def _families(statistics: Statistics) -> Iterator[Metric]:
     stored = GaugeMetricFamily("rocket_stored_bytes", "Size of the files in the store.", labels=("kind",))
     stored.add_metric(("artifacts",), statistics.artifact_bytes)
     stored.add_metric(("uploads",), statistics.upload_bytes)
-    outbox = GaugeMetricFamily("rocket_outbox_rows", "Announcements of jobs that the broker does not have yet.")
-    outbox.add_metric((), statistics.unannounced)
+    outbox = GaugeMetricFamily(
+        "rocket_outbox_rows", "Notifications of queued jobs that the broker has not received yet."
+    )
+    outbox.add_metric((), statistics.unsent_notifications)
     yield from (jobs, waiting, silent, stored, outbox)

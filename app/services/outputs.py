@@ -49,9 +49,9 @@ def list_layers(context: Context, owner: str, job_id: str) -> Sequence[Layer]:
     """
     with context.database.snapshot() as session:
         job = jobs.get_job(session, job_id, owner)
-        chosen = dict(outputs.list_allocation(session, job.id))
+        allocation = dict(outputs.list_allocation(session, job.id))
         profiles = outputs.list_layer_profiles(session, job.id)
-    return [Layer(profile=profile, chosen=chosen.get(profile.name)) for profile in profiles]
+    return [Layer(profile=profile, chosen=allocation.get(profile.name)) for profile in profiles]
 
 
 def get_report(context: Context, owner: str, job_id: str) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def get_report(context: Context, owner: str, job_id: str) -> dict[str, Any]:
         report = outputs.find_report(session, job)
     if report is None:
         if JobRequest.model_validate(job.request).kind == "profile":
-            raise ReportNotReadyError("the job profiles layers and no more; only a compression has a report")
-        raise ReportNotReadyError(f"the job is {job.status}; only one that has succeeded has a report")
+            raise ReportNotReadyError("profile jobs have no report; only compression jobs do")
+        raise ReportNotReadyError(f"the job is {job.status}; only succeeded jobs have a report")
     return report.body
 
 
@@ -93,7 +93,7 @@ def open_artifact(context: Context, owner: str, job_id: str, name: str) -> Downl
     with context.database.snapshot() as session:
         artifact = outputs.find_artifact(session, jobs.get_job(session, job_id, owner), name)
     if artifact.storage_key is None:
-        raise ArtifactExpiredError("the artifact was deleted when its retention time was over; run the job again")
+        raise ArtifactExpiredError("the artifact was deleted at the end of its retention period; run the job again")
     store, key, url = context.artifacts, artifact.storage_key, None
     if context.settings.redirect_downloads:
         filename = artifact.name.rsplit("/", 1)[-1]

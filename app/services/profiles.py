@@ -60,11 +60,11 @@ def find_profile_for(context: Context, owner: str, request: JobRequest) -> Profi
 
     Only a worker can tell whether the model itself is still the same; it makes another profile if not.
     """
-    wanted = _what_counts(request.options.model_dump(mode="json"))
+    options = _what_counts(request.options.model_dump(mode="json"))
     calibration = request.calibration.model_dump(mode="json")
     with context.database.snapshot() as session:
         for profile in profiles.list_profiles_of(session, owner, request.model_id):
-            if profile.calibration == calibration and _what_counts(profile.options) == wanted:
+            if profile.calibration == calibration and _what_counts(profile.options) == options:
                 return profile
     return None
 

@@ -48,8 +48,10 @@ class TrustedProxies:
 
 @functools.lru_cache(maxsize=4096)
 def client_group(address: str) -> str:
-    """Return the unit in which an address is counted: itself, or its IPv6 /64 network."""
+    """Return the unit in which an address is counted: itself, or its IPv6 /64 network; not every peer has an IP."""
     ip = parse_ip(address)
+    if ip is None:
+        return address
     return str(ip_network((ip, _NETWORK_BITS), strict=False) if isinstance(ip, IPv6Address) else ip)
 
 

@@ -22,12 +22,12 @@ def find_limits(session: Session, settings: Settings, owner: str) -> Quotas:
     own = find_quotas(session, owner)
     limits = {}
     for field in fields(Quotas):
-        chosen = getattr(own, field.name)
-        limits[field.name] = getattr(settings, f"max_{field.name}") if chosen is None else chosen
+        value = getattr(own, field.name)
+        limits[field.name] = getattr(settings, f"max_{field.name}") if value is None else value
     return Quotas(**limits)
 
 
-def require_job_slot(session: Session, settings: Settings, owner: str) -> None:
+def check_job_slot(session: Session, settings: Settings, owner: str) -> None:
     """Raise an error if the job that this transaction has just created exceeds the quota, so that it is rolled back.
 
     Exact under concurrency: the tenant's row is locked, so the second of two transactions counts after the first has
@@ -41,15 +41,15 @@ def require_job_slot(session: Session, settings: Settings, owner: str) -> None:
     limits = find_limits(session, settings, owner)
     most = limits.active_jobs
     if most == 0:
-        raise OverQuotaError("this tenant may have no jobs; ask the operator of this server")
+        raise OverQuotaError("this tenant is not allowed to have jobs; ask the operator of this server")
     if most is not None and count_active_jobs(session, owner) > most:
         raise QuotaExceededError(
-            f"{most} jobs that have not ended are all that this tenant may have; wait for one to end, or cancel one"
+            f"this tenant may have at most {most} unfinished jobs; wait for one to finish, or cancel one"
         )
-    require_room(session, limits, owner)
+    check_room(session, limits, owner)
 
 
-def require_room(session: Session, limits: Quotas, owner: str, *, size: int = 0) -> None:
+def check_room(session: Session, limits: Quotas, owner: str, *, size: int = 0) -> None:
     """Raise an error if a tenant would store more than its quota.
 
     Args:
@@ -66,7 +66,7 @@ def require_room(session: Session, limits: Quotas, owner: str, *, size: int = 0)
     if most is None:
         return
     if size > most:
-        raise OverQuotaError(f"this is larger than the {most} bytes that this tenant may store")
+        raise OverQuotaError(f"this is larger than the {most} bytes that this tenant may store in total")
     stored = sum_stored_bytes(session, owner)
     if stored >= most or stored + size > most:
         raise QuotaExceededError(
@@ -74,22 +74,22 @@ def require_room(session: Session, limits: Quotas, owner: str, *, size: int = 0)
         )
 
 
-def require_calibration_tokens(limits: Quotas, calibration: CalibrationRequest) -> None:
+def check_calibration_tokens(limits: Quotas, calibration: CalibrationRequest) -> None:
     """Raise an error if a calibration exceeds the tenant's quota of tokens.
 
     Raises:
         OverQuotaError: it does.
     """
     most = limits.calibration_tokens
-    asked = calibration.samples * (calibration.sequence_length or _DEFAULT_WINDOW)
-    if most is not None and asked > most:
+    tokens = calibration.samples * (calibration.sequence_length or _DEFAULT_WINDOW)
+    if most is not None and tokens > most:
         raise OverQuotaError(
-            f"{asked} calibration tokens (samples x sequence_length) are asked for, {most} are allowed",
+            f"{tokens} calibration tokens (samples x sequence_length) requested; at most {most} are allowed",
             param="calibration.samples",
         )
 
 
-def require_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | None) -> None:
+def check_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | None) -> None:
     """Raise an error if an evaluation exceeds the tenant's quota of calibration tokens.
 
     Raises:
@@ -98,9 +98,9 @@ def require_evaluation_tokens(limits: Quotas, evaluation: EvaluationRequest | No
     if evaluation is None:
         return
     most = limits.calibration_tokens
-    asked = evaluation.samples * (evaluation.sequence_length or _DEFAULT_WINDOW)
-    if most is not None and asked > most:
+    tokens = evaluation.samples * (evaluation.sequence_length or _DEFAULT_WINDOW)
+    if most is not None and tokens > most:
         raise OverQuotaError(
-            f"{asked} tokens to evaluate on (samples x sequence_length) are asked for, {most} are allowed",
+            f"{tokens} evaluation tokens (samples x sequence_length) requested; at most {most} are allowed",
             param="evaluate.samples",
         )

@@ -74,7 +74,9 @@ class RateLimiter:
         reset_at = self._ask(hit)
         if reset_at is not None:
             wait = max(1, math.ceil(reset_at - time.time()))
-            raise RateLimitedError(f"more than {rate}; try again in {wait} seconds", retry_after=wait)
+            raise RateLimitedError(
+                f"the rate limit of {rate} is exceeded; try again in {wait} seconds", retry_after=wait
+            )
 
     def _ask(self, question: Callable[[FixedWindowRateLimiter], Result]) -> Result:
         if self._shared is not None and self._is_shared_due():
@@ -91,7 +93,7 @@ class RateLimiter:
     def _pause(self, error: redis.RedisError) -> None:
         with self._lock:
             self._shared_again_at = time.monotonic() + _PAUSE_SECONDS
-        _log.warning("Redis does not count requests, this process does (%s)", type(error).__name__)
+        _log.warning("Redis is unavailable (%s); this process counts requests by itself", type(error).__name__)
 
 
 def _redis_limiter(broker: str) -> FixedWindowRateLimiter | None:

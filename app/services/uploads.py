@@ -58,7 +58,7 @@ class DocumentCheck:
             yield chunk
         self._check(self._rest)
         if self.documents == 0:
-            raise EmptyCalibrationError("the file holds no text; give one with at least one document")
+            raise EmptyCalibrationError("the file contains no text; upload one with at least one document")
 
     def _check(self, line: bytes) -> None:
         self._line += 1
@@ -87,7 +87,7 @@ class DocumentCheck:
         if not isinstance(text, str):
             raise self._fault('has no string "text"; each line must be like {"text": "..."}')
         if "\0" in text or _SURROGATE.search(text):
-            raise self._fault('holds a NUL or half a surrogate pair in "text"; remove it')
+            raise self._fault('contains a NUL character or an unpaired surrogate in "text"; remove it')
 
     def _check_structure(self, line: str) -> None:
         if len(line) <= _MAX_STRUCTURE:
@@ -132,7 +132,7 @@ def save_upload(context: Context, actor: Actor, suffix: str, chunks: Iterable[by
             # The lock makes concurrent uploads count each other.
             tenants.lock_tenant(session, owner)
             if not uploads.is_uploaded(session, owner, new.id):
-                _require_room(context, session, owner, new.size)
+                _check_room(context, session, owner, new.size)
             upload, is_new = uploads.save_upload(session, owner, new)
             if is_new:
                 audit.record(session, actor, Action.UPLOAD_CREATE, subject=upload.id, detail={"size": new.size})
@@ -143,11 +143,11 @@ def save_upload(context: Context, actor: Actor, suffix: str, chunks: Iterable[by
             _remove(context, stored.key)
 
 
-def _require_room(context: Context, session: Session, owner: str, size: int) -> None:
-    quotas.require_room(session, quotas.find_limits(session, context.settings, owner), owner, size=size)
+def _check_room(context: Context, session: Session, owner: str, size: int) -> None:
+    quotas.check_room(session, quotas.find_limits(session, context.settings, owner), owner, size=size)
     if uploads.count_uploads(session, owner) >= context.settings.max_uploads:
         raise QuotaExceededError(
-            f"{context.settings.max_uploads} uploaded files are all that a tenant may have; delete one first"
+            f"a tenant may have at most {context.settings.max_uploads} uploaded files; delete one first"
         )
 
 
@@ -180,7 +180,7 @@ def delete_upload(context: Context, actor: Actor, upload_id: str) -> None:
     _remove(context, key)
 
 
-def require_dataset(context: Context, owner: str, dataset: str) -> None:
+def check_dataset(context: Context, owner: str, dataset: str) -> None:
     """Refuse an uploaded dataset that is not the tenant's; other datasets are not checked here.
 
     Raises:
@@ -195,4 +195,4 @@ def _remove(context: Context, key: str) -> None:
     try:
         context.artifacts.remove(key)
     except StorageError as error:
-        _log.warning("an uploaded file is left: %s", error)
+        _log.warning("cannot remove an uploaded file; the reconciler will: %s", error)

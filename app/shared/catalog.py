@@ -33,7 +33,7 @@ def find_local_model(settings: Settings, model_id: str) -> Path:
     for path in _entries(settings.models_folder):
         if LOCAL + path.name == model_id and (path / "config.json").is_file():
             return path
-    raise ModelNotFoundError("this server has no local model of that name; GET /models lists what it has")
+    raise ModelNotFoundError("this server has no local model with this name; GET /models lists those it has")
 
 
 def find_dataset(settings: Settings, dataset: str) -> str:
@@ -47,7 +47,9 @@ def find_dataset(settings: Settings, dataset: str) -> str:
     for path in _entries(settings.datasets_folder):
         if LOCAL + path.name == dataset and _is_dataset(path):
             return str(path)
-    raise UnknownDatasetError("this server has no calibration data of that name; GET /calibrations lists what it has")
+    raise UnknownDatasetError(
+        "this server has no calibration data with this name; GET /calibrations lists those it has"
+    )
 
 
 def _is_dataset(path: Path) -> bool:

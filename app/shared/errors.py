@@ -34,6 +34,7 @@ A message says what is wrong, where, and what to do. `code` is stable: it is sto
 The HTTP status of each class is in `app/api/problems.py`, nowhere else.
 """
 
+import errno
 from typing import ClassVar
 
 
@@ -239,3 +240,8 @@ class JobStalledError(AppError):
     """A job's process was running but made no progress."""
 
     code = "job_stalled"
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether an operating system error means that the disk, or the user's quota on it, is full."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

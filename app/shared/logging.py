@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType, TracebackType
 from typing import TextIO
 
-from app.shared.settings import Settings
+from app.shared.settings import Settings, deprecated_variables
 
 _CONTEXT: ContextVar[dict[str, str]] = ContextVar("log_context")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
@@ -60,6 +60,8 @@ def configure_logging(settings: Settings, stream: TextIO | None = None, **fields
     # Celery logs two lines per message and Alembic one per plugin; silence both.
     for noisy in ("celery.worker.strategy", "celery.app.trace", "alembic.runtime.plugins"):
         logging.getLogger(noisy).setLevel(max(root.level, logging.WARNING))
+    for old, new in deprecated_variables():
+        _log.warning("%s is deprecated; set %s instead", old, new)
 
 
 def adopt_loggers() -> None:
@@ -74,12 +76,12 @@ def log_uncaught_errors() -> None:
     """Log errors that end this process, or one of its threads, like everything else."""
 
     def on_process_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _log.critical("the process ends over an error", exc_info=(kind, error, trace))
+        _log.critical("the process ends because of an error", exc_info=(kind, error, trace))
 
     def on_thread_end(ended: threading.ExceptHookArgs) -> None:
         if ended.exc_value is not None:
             _log.critical(
-                "a thread ends over an error", exc_info=(ended.exc_type, ended.exc_value, ended.exc_traceback)
+                "a thread ends because of an error", exc_info=(ended.exc_type, ended.exc_value, ended.exc_traceback)
             )
 
     sys.excepthook = on_process_end

@@ -51,11 +51,11 @@ class HttpMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
-            "rocket_http_requests", "Requests answered.", ("method", "route", "status"), registry=registry
+            "rocket_http_requests", "HTTP responses sent.", ("method", "route", "status"), registry=registry
         )
         self._seconds = Histogram(
             "rocket_http_request_seconds",
-            "Time until the answer began.",
+            "Time until the response started.",
             ("method", "route"),
             buckets=_REQUEST_SECONDS,
             registry=registry,
@@ -91,10 +91,10 @@ class WorkerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._started = Counter("rocket_attempts_started", "Attempts started.", registry=registry)
-        self._ended = Counter("rocket_attempts_ended", "Attempts at jobs over.", ("outcome",), registry=registry)
+        self._ended = Counter("rocket_attempts_ended", "Attempts ended.", ("outcome",), registry=registry)
         self._stages = Histogram(
             "rocket_stage_seconds",
-            "Time that a finished stage of an attempt took.",
+            "Duration of each finished stage of an attempt.",
             ("stage",),
             buckets=_STAGE_SECONDS,
             registry=registry,
@@ -102,14 +102,14 @@ class WorkerMetrics:
         self._bytes = Counter("rocket_published_bytes", "Size of the artifacts published.", registry=registry)
         self._lost = Counter(
             "rocket_leases_lost",
-            "Leases that ended without a word: taken by this reconciler, or found gone by this worker.",
+            "Leases lost without a release: reclaimed by this reconciler, or found lost by this worker.",
             ("noticed_by",),
             registry=registry,
         )
-        self._running = Gauge("rocket_jobs_running", "Jobs that this worker runs now.", registry=registry)
+        self._running = Gauge("rocket_jobs_running", "Jobs that this worker is running.", registry=registry)
         self._swept = Gauge(
             "rocket_last_sweep_timestamp_seconds",
-            "When this worker last reached the database and set the queue in order.",
+            "When this worker last completed a sweep of the queue.",
             registry=registry,
         )
         # Initialized, so that an alert on their increase notices the first one.

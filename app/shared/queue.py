@@ -51,7 +51,7 @@ def queue_name(queue: Queue) -> str:
     return f"rocket.{queue}"
 
 
-def audible_queues(settings: Settings, queues: Collection[Queue]) -> Collection[Queue]:
+def reachable_queues(settings: Settings, queues: Collection[Queue]) -> Collection[Queue]:
     """Return the queues whose messages from this process can reach a worker.
 
     Args:
@@ -62,8 +62,8 @@ def audible_queues(settings: Settings, queues: Collection[Queue]) -> Collection[
     return queues if _is_memory(settings) else QUEUES
 
 
-def ring(celery: Celery, job_id: str, queue: Queue) -> None:
-    """Notify the workers of a queue of a job; may take a minute if the broker hangs.
+def notify(celery: Celery, job_id: str, queue: Queue) -> None:
+    """Notify the workers of a queue of a job; takes up to a minute if the broker hangs.
 
     Raises:
         QueueError: the broker does not answer.

@@ -14,19 +14,19 @@ from celery import Celery
 
 from app.shared.database import Database
 from app.shared.errors import AppError, QueueError
-from app.shared.queue import audible_queues, ring
+from app.shared.queue import notify, reachable_queues
 from app.shared.repositories import sweeps
 from app.shared.requests import Queue
 from app.shared.settings import Settings
 
 # Pause between attempts to reach a broker that does not answer.
-_PATIENCE_SECONDS = 5.0
+_RETRY_SECONDS = 5.0
 # Longer than a hanging broker blocks its caller, given its timeouts.
 _STOP_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
-class Relay:
+class OutboxRelay:
     """Sends notifications at once when woken, and those of other processes at intervals.
 
     Several relays may run at once, one per process: duplicate messages are harmless.
@@ -51,10 +51,10 @@ class Relay:
         self._settings = settings
         self._database = database
         self._celery = celery
-        self._queues = audible_queues(settings, queues)
+        self._queues = reachable_queues(settings, queues)
         self._guard = guard
         self._is_stopping = False
-        self._is_silent = False
+        self._has_warned = False
         self._resume_at = 0.0
         self._woken = threading.Event()
         # A daemon, so that a hanging broker does not keep the process from ending.
@@ -85,23 +85,23 @@ class Relay:
         """
         while not self._is_stopping:
             with self._database.snapshot() as session:
-                waiting = sweeps.list_announcements(session, queues=self._queues)
+                waiting = sweeps.list_notifications(session, queues=self._queues)
             if not waiting:
                 return
             self._send(waiting)
 
-    def _send(self, waiting: list[sweeps.Announcement]) -> None:
+    def _send(self, waiting: list[sweeps.Notification]) -> None:
         sent = []
         try:
-            for announcement in waiting:
+            for notification in waiting:
                 if self._is_stopping:
                     break
-                ring(self._celery, announcement.job_id, announcement.queue)
-                sent.append(announcement)
+                notify(self._celery, notification.job_id, notification.queue)
+                sent.append(notification)
         finally:
             if sent:
                 with self._database.transaction() as session:
-                    sweeps.forget_announcements(session, sent)
+                    sweeps.delete_notifications(session, sent)
 
     def _run(self) -> None:
         while not self._is_stopping:
@@ -109,19 +109,19 @@ class Relay:
             self._woken.clear()
             # However often it is woken, a broker that hangs is not tried for every job.
             if time.monotonic() >= self._resume_at:
-                self._guard("ringing", self._try)
+                self._guard("notifying workers", self._try)
 
     def _try(self) -> None:
         try:
             self.deliver()
         except AppError as error:
-            self._resume_at = time.monotonic() + _PATIENCE_SECONDS
-            self._complain(error)
+            self._resume_at = time.monotonic() + _RETRY_SECONDS
+            self._log_outage(error)
         else:
-            self._is_silent = False
+            self._has_warned = False
 
-    def _complain(self, error: AppError) -> None:
+    def _log_outage(self, error: AppError) -> None:
         # Warn once per outage.
-        level = logging.DEBUG if self._is_silent else logging.WARNING
+        level = logging.DEBUG if self._has_warned else logging.WARNING
         _log.log(level, "%s; workers find the jobs by polling", error)
-        self._is_silent = isinstance(error, QueueError)
+        self._has_warned = isinstance(error, QueueError)

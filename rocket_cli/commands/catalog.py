@@ -12,48 +12,51 @@ from rich.text import Text
 from rocket_cli import options
 from rocket_cli.connection import OutageNotice, command, connected
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import age_text, percent, print_names, wide_console
+from rocket_cli.report_table import print_names, wide_console
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Profile
+from rocket_core.report.formatting import age_text, percent_text
 
 After = Annotated[str | None, typer.Option(metavar="PROFILE", help="Only profiles older than this one.")]
 # The upper bound is that of the server's pages.
-Limit = Annotated[int, typer.Option(metavar="N", min=1, max=100, help="How many at most.")]
+Limit = Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Maximum number of profiles.")]
 
 
 def models(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
-    """List the models in the server's folder, as `rocket submit` takes them; models on the Hub are not listed."""
+    """List the models in the server's folder, as `rocket submit` accepts them; does not list models on the Hub."""
     with connected(server, as_json=as_json) as rocket:
-        found = rocket.models()
-    print_names(found, "models", as_json=as_json)
+        names = rocket.models()
+    print_names(names, "models", as_json=as_json)
 
 
 def calibrations(*, server: options.Server = DEFAULT_SERVER, as_json: options.JsonResult = False) -> None:
-    """List calibration data, including uploads, as `rocket submit --calibration` takes it."""
+    """List calibration data, including uploads, as `rocket submit --calibration` accepts it."""
     with connected(server, as_json=as_json) as rocket:
-        found = rocket.calibrations()
-    print_names(found, "calibration data", as_json=as_json)
+        names = rocket.calibrations()
+    print_names(names, "calibration data", as_json=as_json)
 
 
 def upload(
     *,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .txt file, or a .jsonl file of texts.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help='A .txt file, or a .jsonl file of {"text": ...} documents.')
+    ],
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Upload FILE to a server, and print its name for `rocket submit --calibration`.
+    """Upload FILE to a server, and print the name to use with `rocket submit --calibration`.
 
     Uploading the same content again returns the same upload.
     """
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, notice=notice) as rocket:
-        kept = rocket.upload(file)
+        uploaded = rocket.upload(file)
         notice.end()
     if as_json:
-        typer.echo(kept.model_dump_json(indent=2))
+        typer.echo(uploaded.model_dump_json(indent=2))
         return
-    typer.echo(kept.id)
-    print_line(f"{kept.documents} documents; use it with `rocket submit ... --calibration {kept.id}`")
+    typer.echo(uploaded.id)
+    print_line(f"{uploaded.documents} documents; use them with `rocket submit ... --calibration {uploaded.id}`")
 
 
 def profiles(
@@ -63,28 +66,28 @@ def profiles(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """List profiles, newest first. `rocket frontier` shows them, and jobs reuse them instead of calibrating again."""
+    """List profiles, newest first. Jobs reuse them instead of calibrating again; `rocket frontier` plots them."""
     with connected(server, as_json=as_json) as rocket:
         page = rocket.list_profiles(after=after, limit=limit)
     if as_json:
         typer.echo(page.model_dump_json(indent=2))
         return
     if not page.data:
-        print_line("no profiles; each job makes one, unless there is one for it")
+        print_line("no profiles; a job creates one unless a matching one exists")
         return
     wide_console().print(_table(page.data, datetime.now(UTC)))
     if page.has_more:
         print_line(f"older ones: {command(server, 'profiles', '--after', page.data[-1].id)}")
 
 
-def _table(found: Sequence[Profile], now: datetime) -> Table:
+def _table(rows: Sequence[Profile], now: datetime) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
     for column in ("profile", "model", "calibration", "layers", "up to", "age", "used"):
         is_number = column in {"layers", "up to", "age", "used"}
         table.add_column(column, justify="right" if is_number else "left", no_wrap=True)
-    for profile in found:
+    for profile in rows:
         ages = (age_text((now - at).total_seconds()) for at in (profile.created_at, profile.used_at))
         data = f"{profile.calibration.dataset}, {profile.calibration.samples}"
-        cells = (profile.id, profile.model_id, data, str(profile.layers), percent(profile.reachable_ratio), *ages)
+        cells = (profile.id, profile.model_id, data, str(profile.layers), percent_text(profile.reachable_ratio), *ages)
         table.add_row(*(Text(cell) for cell in cells))
     return table

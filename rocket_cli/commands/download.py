@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.filesize import decimal as bytes_text
 
 from rocket_cli import options
 from rocket_cli.connection import OutageNotice, connected
 from rocket_cli.progress_view import ProgressView, print_line, progress_view
 from rocket_client._defaults import DEFAULT_SERVER
+from rocket_core.report.formatting import bytes_text
 
 if TYPE_CHECKING:
     from rocket_client._download_state import DownloadedFile, DownloadProgress
@@ -32,7 +32,7 @@ def download(
 ) -> None:
     """Download the files of a job that has succeeded into DIR, and print its path.
 
-    Called again, it resumes. Every file is verified by its SHA-256, including those that exist already.
+    Running the command again resumes. Every file is verified by its SHA-256, including those that exist already.
     """
     target = (Path(job_id) if folder is None else folder).absolute()
     notice = OutageNotice(server, quiet=as_json)
@@ -70,9 +70,9 @@ def bytes_view(
 
 def _summary(files: Sequence["DownloadedFile"]) -> list[str]:
     counts = Counter(file.outcome.value for file in files)
-    size = bytes_text(sum(file.artifact.size for file in files), precision=2)
-    replaced = [f"{file.path} was another file and is replaced" for file in files if file.outcome == "replaced"]
-    already = f", {counts['kept']} of them already there" if counts["kept"] else ""
+    size = bytes_text(sum(file.artifact.size for file in files))
+    replaced = [f"{file.path} differed and was replaced" for file in files if file.outcome == "replaced"]
+    already = f", {counts['kept']} of them already present" if counts["kept"] else ""
     return [*replaced, f"{len(files)} files of {size}, verified by their SHA-256{already}"]
 
 

@@ -4,93 +4,75 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 import typer
-from rich.filesize import decimal as bytes_text
 from rich.table import Table
 
 from rocket_cli import options
+from rocket_cli.compression_options import ServerOptions
 from rocket_cli.connection import OutageNotice, connected, hub_token
+from rocket_cli.option_groups import expand_groups
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import count_text, percent, wide_console
-from rocket_cli.submission import explained_refusals, request_parts
+from rocket_cli.report_table import wide_console
+from rocket_cli.submission import explained_refusals
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Estimate
 from rocket_core.budget import remaining_parameters
+from rocket_core.report.formatting import bytes_text, count_text, percent_text
 
 
+@expand_groups
 def estimate(
     *,
     context: typer.Context,
     model_id: options.ServerModel,
-    ratio: options.Ratio = None,
-    size: options.Size = None,
-    calibration: options.ServerCalibration = None,
-    samples: options.ServerSamples = None,
-    sequence_length: options.SequenceLength = None,
-    seed: options.ServerSeed = None,
-    preset: options.Preset = None,
-    method: options.Method = None,
-    objective: options.Objective = None,
-    budget: options.Budget = None,
-    evaluate: options.EvaluateOn = None,
-    evaluate_samples: options.EvaluateSamples = None,
-    evaluate_length: options.EvaluateLength = None,
-    evaluate_stride: options.EvaluateStride = None,
-    task: options.ServerTasks = None,
-    task_items: options.TaskItems = None,
-    ignore: options.Ignore = None,
-    export: options.Export = None,
-    dtype: options.ServerDtype = None,
-    precision: options.ServerPrecision = None,
-    revision: options.Revision = None,
+    compression: ServerOptions,
     hub_token_env: options.HubTokenVariable = None,
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Show the size that MODEL_ID would have, and the memory and disk that a job needs, without creating a job.
+    """Estimate the compressed size of MODEL_ID and the memory and disk that a job needs, without creating a job.
 
-    The options are those of `rocket submit`, and are refused for the same reasons.
+    Takes the options of `rocket submit`, and rejects them for the same reasons.
     """
-    values = locals()
-    options.require_target(ratio, size)
+    compression.check_target()
     token = hub_token(hub_token_env)
     notice = OutageNotice(server, quiet=as_json)
-    with connected(server, as_json=as_json, notice=notice) as rocket, explained_refusals(rocket, values):
-        told = rocket.estimate(model_id, ratio=ratio, target_bytes=size, **request_parts(values), hub_token=token)
+    with connected(server, as_json=as_json, notice=notice) as rocket, explained_refusals(rocket, model_id, compression):
+        result = rocket.estimate(model_id, **compression.compression_request(), hub_token=token)
         notice.end()
     if as_json:
-        typer.echo(told.model_dump_json(indent=2))
+        typer.echo(result.model_dump_json(indent=2))
         return
     console = wide_console()
-    console.print(_sizes(told))
+    console.print(_sizes(result))
     console.print()
-    console.print(_needs(told))
-    for line in _remarks(told):
+    console.print(_needs(result))
+    for line in _remarks(result):
         console.print(line, style="dim")
-    print_line(f"to make a job of it: {_submission(context.obj or ('estimate',))}")
+    print_line(f"to submit it as a job: {_submission(context.obj or ('estimate',))}")
 
 
-def _sizes(told: Estimate) -> Table:
+def _sizes(result: Estimate) -> Table:
     table = _table("now", "factored, at most", "")
-    left = remaining_parameters(told.parameters, told.compressible_parameters, told.kept_parameters)
+    left = remaining_parameters(result.parameters, result.compressible_parameters, result.kept_parameters)
     for name, before, after in (
-        ("parameters", told.parameters, left),
-        ("of those, compressible", told.compressible_parameters, told.kept_parameters),
+        ("parameters", result.parameters, left),
+        ("of those, compressible", result.compressible_parameters, result.kept_parameters),
     ):
-        table.add_row(name, count_text(before), count_text(after), percent(after / before - 1, sign="+"))
-    sizes = (bytes_text(count, precision=2) for count in (told.stored_bytes, told.factored_bytes))
-    table.add_row("weights", *sizes, percent(told.factored_bytes / told.stored_bytes - 1, sign="+"))
+        table.add_row(name, count_text(before), count_text(after), percent_text(after / before - 1, sign="+"))
+    sizes = (bytes_text(count) for count in (result.stored_bytes, result.factored_bytes))
+    table.add_row("weights", *sizes, percent_text(result.factored_bytes / result.stored_bytes - 1, sign="+"))
     return table
 
 
-def _needs(told: Estimate) -> Table:
-    free = told.available
+def _needs(result: Estimate) -> Table:
+    free = result.available
     table = _table("needed", *(() if free is None else ("free",)))
     memory, disk = (None, None) if free is None else (free.memory_bytes, free.disk_bytes)
-    for name, needed, there_is in (("memory", told.memory_bytes, memory), ("disk", told.disk_bytes, disk)):
-        known = "-" if there_is is None else bytes_text(there_is, precision=2)
-        table.add_row(name, bytes_text(needed, precision=2), *(() if free is None else (known,)))
-    if told.commit is not None:
-        table.add_row("download", bytes_text(told.stored_bytes, precision=2))
+    for name, needed, free_bytes in (("memory", result.memory_bytes, memory), ("disk", result.disk_bytes, disk)):
+        known = "-" if free_bytes is None else bytes_text(free_bytes)
+        table.add_row(name, bytes_text(needed), *(() if free is None else (known,)))
+    if result.commit is not None:
+        table.add_row("download", bytes_text(result.stored_bytes))
     return table
 
 
@@ -103,20 +85,20 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _remarks(told: Estimate) -> Iterator[str]:
-    yield f"Calibrates on {told.calibration_tokens:,} tokens at most"
-    if told.nearest_ratio < told.ratio:
+def _remarks(result: Estimate) -> Iterator[str]:
+    yield f"Calibrates on at most {result.calibration_tokens:,} tokens"
+    if result.nearest_ratio < result.ratio:
         yield (
-            f"Certain to be reached are ratios up to {told.nearest_ratio}; whether {told.ratio:.4g} is shows once the "
-            "layers are profiled"
+            f"Ratios up to {result.nearest_ratio} are certain to be reachable; whether {result.ratio:.4g} is, is known "
+            "once the layers are profiled"
         )
-    free = told.available
+    free = result.available
     if free is None:
         return
-    if free.memory_bytes is not None and free.memory_bytes < told.memory_bytes:
-        yield "The server's CPU has less memory free than that; shorter or fewer samples may take less"
-    if free.disk_bytes < told.disk_bytes:
-        yield "The server has less disk free than that; one --export takes less than two"
+    if free.memory_bytes is not None and free.memory_bytes < result.memory_bytes:
+        yield "The server has less free memory than that; shorter or fewer samples need less"
+    if free.disk_bytes < result.disk_bytes:
+        yield "The server has less free disk space than that; a single --export needs less"
 
 
 def _submission(arguments: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.filesize import decimal as bytes_text
 from rich.table import Table
 from rich.text import Text
 
@@ -12,32 +11,29 @@ from rocket_cli import options
 from rocket_cli.connection import command, connected
 from rocket_cli.plots import error_curve
 from rocket_cli.progress_view import print_line
-from rocket_cli.report_table import percent, wide_console
+from rocket_cli.report_table import wide_console
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.errors import InvalidArgumentError
 from rocket_client.models import Frontier, Job, Size
+from rocket_core.report.figures import ERROR_NAMES
+from rocket_core.report.formatting import bytes_text, percent_text
 
 _PROFILE = "prof_"
 _BAR = 40
 # Width of the other columns.
-_BESIDE_BAR = 48
+_OTHER_COLUMNS = 48
 # The table shows every fifth of a hundred points, and the last.
 _STEP = 5
-_ERRORS = {
-    "fisher": "expected increase of the loss, nats per token (of models that predict no tokens: change of the output)",
-    "whitened": "sum over layers of the squared relative error of the output",
-    "weight": "sum over layers of the relative error of the weights",
-}
 
 
 def frontier(
     *,
     job_or_profile: options.JobOrProfile,
-    table: Annotated[bool, typer.Option("--table", help="No curve, but the table alone.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Show only the table, without the curve.")] = False,
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Show size and predicted error of a profiled model at every ratio: a curve in a terminal, and a table."""
+    """Show size and predicted error of a profiled model at every ratio, as a curve (in a terminal) and a table."""
     is_profile = job_or_profile.startswith(_PROFILE)
     with connected(server, as_json=as_json, job_id=None if is_profile else job_or_profile) as rocket:
         profile_id = job_or_profile
@@ -46,40 +42,46 @@ def frontier(
             if job.profile_id is None:
                 raise InvalidArgumentError(_why_none(job, server))
             profile_id = job.profile_id
-        found = rocket.frontier(profile_id)
+        result = rocket.frontier(profile_id)
         model_id = rocket.get_profile(profile_id).model_id
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        typer.echo(result.model_dump_json(indent=2))
         return
     screen, console = Console(), wide_console()
-    curve = None if table else error_curve(found.data, screen)
+    curve = None if table else error_curve(result.data, screen)
     if curve is not None:
         screen.print(curve)
     # A terminal that wraps lines would make the table unreadable.
-    bar = min(_BAR, max(0, screen.width - _BESIDE_BAR)) if screen.is_terminal else _BAR
-    console.print(_table(found, bar, block="#" if console.options.ascii_only else "█"))
-    console.print(f"Predicted error: {_ERRORS.get(found.objective, found.objective)}", style="dim")
-    print_line(f"to make one of them: {command(server, 'submit', model_id, '--ratio', 'R')}")
+    bar = min(_BAR, max(0, screen.width - _OTHER_COLUMNS)) if screen.is_terminal else _BAR
+    console.print(_table(result, bar, block="#" if console.options.ascii_only else "█"))
+    # A newer server may have other objectives.
+    meaning = next((text for name, text in ERROR_NAMES.items() if name == result.objective), result.objective)
+    console.print(f"Predicted error: {meaning}", style="dim")
+    print_line(f"to create one of these models: {command(server, 'submit', model_id, '--ratio', 'R')}")
 
 
 def _why_none(job: Job, server: str) -> str:
     if job.status != "succeeded":
-        return f"{job.id} is {job.status} and has no profile: it has one once all layers are profiled"
+        return f"{job.id} is {job.status} and has no profile yet; a job has one once all layers are profiled"
     again = command(server, "profile", job.model_id)
-    return f"the profile of {job.id} is gone: deleted, or unused for long; {again} with its options makes it again"
+    return (
+        f"the profile of {job.id} was deleted, by a user or because it was unused for long; `{again}` with the same "
+        "options creates it again"
+    )
 
 
-def _table(found: Frontier, longest: int, block: str) -> Table:
+def _table(result: Frontier, longest: int, block: str) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
     for column in ("ratio", "size", "of original", "", "predicted error"):
         table.add_column(column, justify="left" if column == "" else "right", no_wrap=True)
-    for point in _shown(found.data):
-        part = point.model_bytes / found.dense_bytes
-        bar = block * round(longest * part)
-        size = bytes_text(point.model_bytes, precision=2)
-        table.add_row(*(Text(cell) for cell in (f"{point.ratio:.2f}", size, percent(part), bar, f"{point.error:.3g}")))
+    for point in _shown(result.data):
+        fraction = point.model_bytes / result.dense_bytes
+        bar = block * round(longest * fraction)
+        size = bytes_text(point.model_bytes)
+        cells = (f"{point.ratio:.2f}", size, percent_text(fraction), bar, f"{point.error:.3g}")
+        table.add_row(*(Text(cell) for cell in cells))
     return table
 
 
 def _shown(points: tuple[Size, ...]) -> list[Size]:
-    return [point for place, point in enumerate(points) if place % _STEP == 0 or place == len(points) - 1]
+    return [point for index, point in enumerate(points) if index % _STEP == 0 or index == len(points) - 1]

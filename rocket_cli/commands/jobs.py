@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import assert_never
 
 import typer
-from rich.filesize import decimal as bytes_text
 from rich.table import Table
 from rich.text import Text
 
 from rocket_cli import options
 from rocket_cli.connection import OutageNotice, command, connected, hub_token
 from rocket_cli.following import follow_job
-from rocket_cli.progress_view import percentage, print_line
-from rocket_cli.report_table import age_text, percent, print_report, wide_console
+from rocket_cli.progress_view import print_line
+from rocket_cli.report_table import print_report, wide_console
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Job
 from rocket_core.config import stage_label
+from rocket_core.report.formatting import age_text, bytes_text, percent_text, progress_text
 from rocket_core.target import ByBytes, ByRatio, target_of
 
 
@@ -34,8 +34,8 @@ def jobs(
     """List jobs, newest first."""
     with connected(server, as_json=as_json) as rocket:
         # One extra job shows whether there are more.
-        found = list(islice(rocket.iterate_jobs(status=status, after=after), limit + 1))
-    shown, has_more = found[:limit], len(found) > limit
+        listed = list(islice(rocket.iterate_jobs(status=status, after=after), limit + 1))
+    shown, has_more = listed[:limit], len(listed) > limit
     if as_json:
         typer.echo(json.dumps({"data": [job.model_dump(mode="json") for job in shown], "has_more": has_more}, indent=2))
         return
@@ -44,8 +44,8 @@ def jobs(
         return
     wide_console().print(_table(shown, datetime.now(UTC)))
     if has_more:
-        narrowed = () if status is None else ("--status", status)
-        print_line(f"older ones: {command(server, 'jobs', *narrowed, '--after', shown[-1].id)}")
+        filters = () if status is None else ("--status", status)
+        print_line(f"older ones: {command(server, 'jobs', *filters, '--after', shown[-1].id)}")
 
 
 def report(
@@ -53,11 +53,11 @@ def report(
 ) -> None:
     """Show the report of a job that has succeeded, layer by layer."""
     with connected(server, as_json=as_json, job_id=job_id) as rocket:
-        found = rocket.report(job_id)
+        result = rocket.report(job_id)
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        typer.echo(result.model_dump_json(indent=2))
     else:
-        print_report(found, Path(job_id), fetched_by=command(server, "download", job_id))
+        print_report(result, Path(job_id), fetched_by=command(server, "download", job_id))
 
 
 def cancel(
@@ -67,7 +67,7 @@ def cancel(
     server: options.Server = DEFAULT_SERVER,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Cancel a job; its finished layers are kept for a retry."""
+    """Cancel a job, and keep its finished layers for a retry."""
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket:
         job = rocket.cancel(job_id)
@@ -79,7 +79,7 @@ def cancel(
     elif job.has_ended:
         print_line(f"{job.id} is {job.status}; `{command(server, 'retry', job.id)}` resumes from its checkpoints")
     else:
-        print_line(f"{job.id} stops as soon as its worker notices; `{command(server, 'watch', job.id)}` shows when")
+        print_line(f"{job.id} stops as soon as its worker notices; `{command(server, 'watch', job.id)}` waits for that")
 
 
 def retry(
@@ -97,14 +97,14 @@ def retry(
         typer.echo(job.model_dump_json(indent=2))
         return
     typer.echo(job.id)
-    print_line(f"resumes from the checkpoints of {job_id}; `{command(server, 'watch', job.id)}` shows how")
+    print_line(f"resumes from the checkpoints of {job_id}; `{command(server, 'watch', job.id)}` shows its progress")
 
 
-def _table(found: Sequence[Job], now: datetime) -> Table:
+def _table(rows: Sequence[Job], now: datetime) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True)
     for column in ("job", "status", "progress", "model", "target", "age"):
         table.add_column(column, justify="right" if column in {"target", "age"} else "left", no_wrap=True)
-    for job in found:
+    for job in rows:
         age = age_text((now - job.created_at).total_seconds())
         cells = (job.id, job.status, _progress(job), job.model_id, _target(job), age)
         table.add_row(*(Text(cell) for cell in cells))
@@ -114,7 +114,7 @@ def _table(found: Sequence[Job], now: datetime) -> Table:
 def _target(job: Job) -> str:
     match target_of(job.ratio, job.target_bytes):
         case ByRatio(ratio=ratio):
-            return percent(ratio)
+            return percent_text(ratio)
         case ByBytes(target_bytes=size):
             return f"≤ {bytes_text(size)}"
         case None:
@@ -126,4 +126,4 @@ def _target(job: Job) -> str:
 def _progress(job: Job) -> str:
     if job.has_ended:
         return "" if job.error is None else job.error.code
-    return " ".join(part for part in (stage_label(job.stage or ""), percentage(job.progress)) if part)
+    return " ".join(part for part in (stage_label(job.stage or ""), progress_text(job.progress)) if part)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.filesize import decimal as bytes_text
 
 from rocket_cli import options
 from rocket_cli.commands.download import bytes_view
 from rocket_cli.connection import OutageNotice, connected, hub_token
 from rocket_cli.progress_view import print_line, progress_view
 from rocket_client._defaults import DEFAULT_SERVER
+from rocket_core.report.formatting import bytes_text
 
 if TYPE_CHECKING:
     from rocket_client._download_state import DownloadedFile
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 Repository = Annotated[
-    str, typer.Argument(metavar="REPO", help="NAMESPACE/NAME on the Hub, made if need be.", show_default=False)
+    str, typer.Argument(metavar="REPO", help="NAMESPACE/NAME on the Hub; created if necessary.", show_default=False)
 ]
 Export = Annotated[
     options.ExportChoice | None,
@@ -28,20 +28,20 @@ Export = Annotated[
 ]
 Folder = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Where to download to first.", show_default="a folder of the user's cache"),
+    typer.Option(metavar="DIR", help="Folder for the download.", show_default="a folder in the user's cache"),
 ]
-Private = Annotated[bool, typer.Option("--private", help="Only its owner may read the repository.")]
-Branch = Annotated[str, typer.Option("--revision", metavar="BRANCH", help="Branch to write to, made if need be.")]
+Private = Annotated[bool, typer.Option("--private", help="Require the repository to be private.")]
+Branch = Annotated[str, typer.Option("--revision", metavar="BRANCH", help="Branch to push to; created if necessary.")]
 Message = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Of the commit.", show_default="model, ratio and export")
+    str | None, typer.Option(metavar="TEXT", help="Commit message.", show_default="model, ratio and export")
 ]
 TokenVariable = Annotated[
     str | None,
     typer.Option(
         "--hub-token-env",
         metavar="VARIABLE",
-        help="Environment variable with a token of the Hugging Face Hub that may write there.",
-        show_default="HF_TOKEN, or that of `hf auth login`",
+        help="Environment variable that holds a Hugging Face Hub token with write access.",
+        show_default="HF_TOKEN, or the token of `hf auth login`",
     ),
 ]
 
@@ -61,7 +61,7 @@ def push(
 ) -> None:
     """Push the compressed model of JOB to a repository on the Hugging Face Hub, and print its address.
 
-    Called again, it resumes and uploads nothing twice; the files appear in one commit.
+    Running the command again resumes and uploads nothing twice; the files appear in one commit.
     """
     token = hub_token(hub_token_env)
     notice = OutageNotice(server, quiet=as_json)
@@ -94,13 +94,13 @@ def push(
     if as_json:
         typer.echo(json.dumps(_json(pushed), indent=2))
         return
-    done = "pushed in one commit" if pushed.is_new else "all of them there already"
+    done = "pushed in one commit" if pushed.is_new else "all of them already there"
     print_line(f"{pushed.export}: {len(pushed.files)} files of {_size(pushed.files)}, {done}")
     typer.echo(pushed.url if pushed.revision == "main" else f"{pushed.url}/tree/{pushed.revision}")
 
 
 def _size(files: "Sequence[DownloadedFile]") -> str:
-    return bytes_text(sum(file.artifact.size for file in files), precision=2)
+    return bytes_text(sum(file.artifact.size for file in files))
 
 
 def _json(pushed: "PushedExport") -> dict[str, object]:

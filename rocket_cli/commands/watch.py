@@ -13,7 +13,7 @@ def watch(
 ) -> None:
     """Show the progress of a job until it ends, and exit with a code for its outcome.
 
-    Ctrl-C stops watching; the job continues. If the server restarts meanwhile, watching resumes.
+    Ctrl-C stops watching; the job continues. Watching survives a restart of the server.
     """
     notice = OutageNotice(server, quiet=as_json)
     with connected(server, as_json=as_json, job_id=job_id, notice=notice) as rocket:

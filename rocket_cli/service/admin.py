@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="Keys, tenants, quotas, sessions, the audit log and stuck jobs, where the service runs.", no_args_is_help=True
+    help="Manage keys, tenants, quotas, sessions, the audit log and stuck jobs; runs where the service runs.",
+    no_args_is_help=True,
 )
-_keys = typer.Typer(help="API keys: who may come in, as which tenant.", no_args_is_help=True)
-_quota = typer.Typer(help="How much a tenant may have.", no_args_is_help=True)
+_keys = typer.Typer(help="API keys of the tenants.", no_args_is_help=True)
+_quota = typer.Typer(help="Quotas of the tenants.", no_args_is_help=True)
 app.add_typer(_keys, name="keys")
 app.add_typer(_quota, name="quota")
 app.add_typer(admin_records.sessions_app, name="sessions")
@@ -68,12 +69,12 @@ def create_key(
         list[ScopeChoice] | None,
         typer.Option(metavar="SCOPE", help="read, write or metrics; repeatable.", show_default="read and write"),
     ] = None,
-    label: Annotated[str, typer.Option(metavar="TEXT", help="What tells it from the tenant's other keys.")] = "",
+    label: Annotated[
+        str, typer.Option(metavar="TEXT", help="Label that distinguishes it from the tenant's other keys.")
+    ] = "",
     expires_days: Annotated[
         float | None,
-        typer.Option(
-            metavar="N", min=0, max=36500, help="Days after which it is no longer valid.", show_default="never"
-        ),
+        typer.Option(metavar="N", min=0, max=36500, help="Days until the key expires.", show_default="never"),
     ] = None,
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
@@ -93,7 +94,7 @@ def create_key(
         return
     if made.is_new_tenant:
         print_line(f"{tenant} is a new tenant")
-    print_line("this is the key, which is shown only now; send it as ROCKET_API_KEY, or `Authorization: Bearer KEY`")
+    print_line("this key is shown only once; send it as ROCKET_API_KEY, or `Authorization: Bearer KEY`")
     typer.echo(made.text)
 
 
@@ -101,7 +102,7 @@ def create_key(
 def list_keys(
     *,
     tenant: Annotated[
-        str | None, typer.Argument(metavar="TENANT", help="Only keys of this one.", show_default="all")
+        str | None, typer.Argument(metavar="TENANT", help="Only keys of this tenant.", show_default="all")
     ] = None,
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
@@ -110,14 +111,14 @@ def list_keys(
     from app.shared.repositories import keys
 
     with transaction(data_dir, as_json=as_json) as session:
-        found = [_key_fields(row) for row in keys.list_keys(session, tenant)]
-    print_rows(found, as_json=as_json)
+        rows = [_key_fields(row) for row in keys.list_keys(session, tenant)]
+    print_rows(rows, as_json=as_json)
 
 
 @_keys.command("revoke")
 def revoke_key(
     *,
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key, between the two underscores of it.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key: the part between its two underscores.")],
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
 ) -> None:
@@ -143,8 +144,8 @@ def list_tenants(*, data_dir: DataDir = None, as_json: options.JsonResult = Fals
     from app.shared.repositories import tenants
 
     with transaction(data_dir, as_json=as_json) as session:
-        found = [_tenant_fields(row) for row in tenants.list_tenants(session)]
-    print_rows(found, as_json=as_json)
+        rows = [_tenant_fields(row) for row in tenants.list_tenants(session)]
+    print_rows(rows, as_json=as_json)
 
 
 @_quota.command("set")
@@ -158,25 +159,25 @@ def set_quota(
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
 ) -> None:
-    """Set quotas of a tenant: a number, or `default` for that of the settings; other quotas are unchanged."""
+    """Set quotas of a tenant: a number, or `default` for the quota from the settings; other quotas stay unchanged."""
     from app.shared.repositories import audit, tenants
 
-    given = {
+    quotas = {
         "active_jobs": active_jobs,
         "stored_bytes": stored_bytes,
         "model_bytes": model_bytes,
         "calibration_tokens": calibration_tokens,
     }
-    chosen = {name: None if most == _SETTINGS_QUOTA else int(most) for name, most in given.items() if most is not None}
+    chosen = {name: None if most == _SETTINGS_QUOTA else int(most) for name, most in quotas.items() if most is not None}
     with transaction(data_dir, as_json=as_json) as session:
-        found = _tenant_fields(tenants.set_quotas(session, tenant, **chosen))
+        row = _tenant_fields(tenants.set_quotas(session, tenant, **chosen))
         audit.record(session, audit.ADMIN.on_behalf_of(tenant), audit.Action.QUOTA_SET, detail=chosen)
-    print_rows([found], as_json=as_json)
+    print_rows([row], as_json=as_json)
 
 
 @app.command("requeue")
 def requeue(*, job_id: options.JobId, data_dir: DataDir = None, as_json: options.JsonResult = False) -> None:
-    """Requeue a running job whose worker hangs; the attempt counts, and the next resumes from the checkpoints."""
+    """Requeue a running job whose worker hangs; the attempt counts, and the next one resumes from the checkpoints."""
     from app.shared.repositories import audit, sweeps
 
     with transaction(data_dir, as_json=as_json) as session:

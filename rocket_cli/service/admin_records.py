@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _MAX_EVENTS = 1_000_000
 
-sessions_app = typer.Typer(help="People signed in to the pages.", no_args_is_help=True)
+sessions_app = typer.Typer(help="Sessions of users who are signed in to the pages.", no_args_is_help=True)
 
 
 def _parse_action(text: str) -> str:
@@ -30,7 +30,7 @@ def _parse_action(text: str) -> str:
 def list_sessions(
     *,
     tenant: Annotated[
-        str | None, typer.Argument(metavar="TENANT", help="Only sessions of this one.", show_default="all")
+        str | None, typer.Argument(metavar="TENANT", help="Only sessions of this tenant.", show_default="all")
     ] = None,
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
@@ -39,7 +39,7 @@ def list_sessions(
     from app.shared.repositories import sessions
 
     with transaction(data_dir, as_json=as_json) as session:
-        found: list[Row] = [
+        rows: list[Row] = [
             {
                 "id": row.id,
                 "tenant": key.tenant,
@@ -49,13 +49,13 @@ def list_sessions(
             }
             for row, key in sessions.list_sessions(session, tenant)
         ]
-    print_rows(found, as_json=as_json)
+    print_rows(rows, as_json=as_json)
 
 
 @sessions_app.command("revoke")
 def revoke_session(
     *,
-    session_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the session, as the list shows it.")],
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the session, as listed.")],
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
 ) -> None:
@@ -76,22 +76,22 @@ def revoke_session(
 def list_audit_events(
     *,
     tenant: Annotated[
-        str | None, typer.Option(metavar="TENANT", help="Only what concerns this one.", show_default="all")
+        str | None, typer.Option(metavar="TENANT", help="Only events of this tenant.", show_default="all")
     ] = None,
     action: Annotated[
         str | None,
         typer.Option(
             metavar="ACTION",
-            help="Only this action, `job.delete` for instance.",
+            help="Only this action, for example `job.delete`.",
             parser=lambda text: _parse_action(str(text)),
             show_default="all",
         ),
     ] = None,
     since: Annotated[
         datetime | None,
-        typer.Option(metavar="TIME", help="Only from this time (UTC) on.", show_default="the beginning"),
+        typer.Option(metavar="TIME", help="Only events since this time (UTC).", show_default="the beginning"),
     ] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=_MAX_EVENTS, help="How many at most.")] = 50,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=_MAX_EVENTS, help="Maximum number of events.")] = 50,
     data_dir: DataDir = None,
     as_json: options.JsonResult = False,
 ) -> None:

@@ -26,7 +26,7 @@ DataDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Data folder of a `rocket serve` that was given one.",
+        help="Data folder of the service, if `rocket serve` runs with --data-dir.",
         show_default="ROCKET_DATA_DIR or ./rocket-data",
     ),
 ]
@@ -42,18 +42,22 @@ def transaction(data_dir: Path | None, *, as_json: bool) -> Iterator["Session"]:
     with reported_failures(as_json=as_json):
         try:
             settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
-            _require_file(settings)
+            _check_file(settings)
             with closing(Database(settings.database)) as database:
-                _require_schema(database.is_current())
+                _check_schema(database.is_current())
                 with database.transaction() as session:
                     yield session
         except AppError as error:
-            failure = Failure(code=error.code, message=str(error), exit_code=exit_code_of_code(error.code))
+            # The same error over HTTP has the same exit code.
+            from app.api.problems import status_of
+
+            exit_code = exit_code_of_code(error.code, status=status_of(type(error)))
+            failure = Failure(code=error.code, message=str(error), exit_code=exit_code)
             report_failure(failure, as_json=as_json)
             raise typer.Exit(failure.exit_code) from error
 
 
-def _require_file(settings: "Settings") -> None:
+def _check_file(settings: "Settings") -> None:
     from app.shared.errors import InvalidSettingsError
 
     # SQLite would create a new database, whose keys the service does not know.
@@ -65,11 +69,11 @@ def _require_file(settings: "Settings") -> None:
         )
 
 
-def _require_schema(is_current: bool) -> None:
+def _check_schema(is_current: bool) -> None:
     from app.shared.errors import InvalidSettingsError
 
     if not is_current:
-        raise InvalidSettingsError("the database is of another version of Rocket; run `rocket migrate`")
+        raise InvalidSettingsError("the database has the schema of another version of Rocket; run `rocket migrate`")
 
 
 def text_of(instant: datetime | None) -> str | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocket_cli.options import JsonResult
-from rocket_cli.service.server import require_schema, service_settings
+from rocket_cli.service.server import check_schema, service_settings
 from rocket_core.errors import InvalidConfigError
 
 if TYPE_CHECKING:
@@ -17,21 +17,21 @@ Revision = Annotated[
     str | None,
     typer.Argument(
         metavar="REVISION",
-        help="Where to bring the schema; back to an older one loses what only later ones know.",
+        help="Revision to migrate to; an older one loses data that only later ones store.",
         show_default="the newest",
     ),
 ]
-Check = Annotated[bool, typer.Option("--check", help="Change nothing; fail unless the schema is the newest.")]
+Check = Annotated[bool, typer.Option("--check", help="Change nothing; fail unless the schema is current.")]
 
 
 def migrate(*, revision: Revision = None, check: Check = False, as_json: JsonResult = False) -> None:
-    """Create the database's tables, or bring them up to date; `rocket serve` does so by itself.
+    """Create the database's tables, or upgrade them; `rocket serve` does this automatically.
 
-    The database is that of ROCKET_DATABASE_URL.
+    Uses the database of ROCKET_DATABASE_URL.
     """
     with service_settings(as_json=as_json) as settings:
         if check:
-            require_schema(settings)
+            check_schema(settings)
         reached = None if check else _migrate(settings, revision)
     if as_json:
         typer.echo(json.dumps({"is_newest": True} if reached is None else {"revision": reached}))

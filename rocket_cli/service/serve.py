@@ -29,8 +29,8 @@ def serve(*, host: Host = "127.0.0.1", port: Port = 8000, data_dir: DataDir = No
 
     On Ctrl-C a running job keeps its finished layers and returns to the queue; it resumes at the next start.
     """
-    given: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
-    with service_settings(**given) as settings:
+    overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
+    with service_settings(**overrides) as settings:
         _serve(settings, host, port)
 
 
@@ -51,7 +51,7 @@ def _serve(settings: "Settings", host: str, port: int) -> None:
             if settings.database_url is None:
                 # The folder that contains the database is locked, so no other worker can have a job.
                 worker.reclaim_all()
-            application = create_app(settings, registry=registry, address=host, on_queued=worker.announce)
+            application = create_app(settings, registry=registry, address=host, on_queued=worker.wake_relay)
             ready = functools.partial(_announce, settings, listener)
             with web_server(application, on_ready=ready, on_abort=worker.abort) as server:
                 worker.start()

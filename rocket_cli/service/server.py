@@ -1,17 +1,17 @@
-"""Shared parts of the commands that run the service: settings, schema, address, web server, signals."""
+"""Shared parts of the commands that run the service: settings, schema, address and web server."""
 
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rocket_cli.exit_codes import ExitCode, Failure, report_failure, reported_failures
+from rocket_cli.exit_codes import Failure, report_failure, reported_failures
+from rocket_cli.signals import stopping_on_signals
+from rocket_client._exit_codes import ExitCode
 from rocket_core.errors import InvalidConfigError
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ Host = Annotated[
     str,
     typer.Option(
         metavar="ADDRESS",
-        help="Address to listen on; beyond the loopback an API key is needed (`rocket admin keys create`).",
+        help="Address to listen on; any other than loopback requires an API key (`rocket admin keys create`).",
     ),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 picks a free one.")]
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def service_settings(*, as_json: bool = False, **overrides: object) -> Iterator[
             raise typer.Exit(exit_code) from error
 
 
-def require_schema(settings: "Settings") -> None:
+def check_schema(settings: "Settings") -> None:
     """Raise an error unless the database exists and has this version's schema.
 
     Raises:
@@ -75,7 +75,8 @@ def require_schema(settings: "Settings") -> None:
     finally:
         database.close()
     raise InvalidConfigError(
-        "the database's schema is not that of this version; run `rocket migrate` once, with the same ROCKET_ variables"
+        "the database does not have the schema of this version; run `rocket migrate` once, with the same "
+        "ROCKET_ variables"
     )
 
 
@@ -86,16 +87,16 @@ def listen(settings: "Settings", host: str, port: int) -> socket.socket:
         InvalidConfigError: the address is in use, or not an address of this machine.
         InvalidSettingsError: other machines could reach the service, and there is no API key yet.
     """
-    from app.services.access import require_safe_binding
+    from app.services.access import check_safe_binding
 
     # Checked before any client can connect.
-    require_safe_binding(settings, host)
+    check_safe_binding(settings, host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise InvalidConfigError(
-            f"cannot listen on {host} port {port}: {_reason(error)}; choose another with --port (0 takes a free one)"
+            f"cannot listen on {host} port {port}: {_reason(error)}; choose another with --port (0 picks a free one)"
         ) from error
 
 
@@ -114,7 +115,7 @@ def web_server(
     Args:
         application: the application to serve.
         on_ready: called once it answers requests.
-        on_abort: called on a second signal, to skip the orderly shutdown.
+        on_abort: called on every signal after the first, to skip the orderly shutdown.
     """
     server = build_server(application, on_ready)
 
@@ -179,31 +180,6 @@ def build_server(application: "FastAPI", on_ready: Callable[[], None]) -> "uvico
             server_header=False,
         )
     )
-
-
-@contextmanager
-def stopping_on_signals(stop: Callable[[], None], abort: Callable[[], None]) -> Iterator[None]:
-    """Shut down in order on the first SIGINT or SIGTERM, and without waiting on the second.
-
-    Args:
-        stop: called on every signal, at any point of the main thread, so it must not wait for a lock.
-        abort: called before `stop` from the second signal on.
-    """
-    is_told = False
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        nonlocal is_told
-        if is_told:
-            abort()
-        is_told = True
-        stop()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _reason(error: OSError) -> str:

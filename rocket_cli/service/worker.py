@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocket_cli.options import QueueChoice
-from rocket_cli.service.server import require_schema, service_settings, stopping_on_signals
+from rocket_cli.service.server import check_schema, service_settings
+from rocket_cli.signals import stopping_on_signals
 
 if TYPE_CHECKING:
     from app.shared.requests import Queue
@@ -20,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 WorkerQueue = Annotated[
     QueueChoice | None,
-    typer.Option("--queue", help="Jobs to take.", show_default="gpu where a CUDA device computes, else cpu"),
+    typer.Option("--queue", help="Queue to take jobs from.", show_default="gpu if a CUDA device works, else cpu"),
 ]
 
 
@@ -31,7 +32,7 @@ def worker(*, queue: WorkerQueue = None) -> None:
     variables; CUDA_VISIBLE_DEVICES selects this worker's GPU.
     """
     with service_settings() as settings:
-        require_schema(settings)
+        check_schema(settings)
         _work(settings, None if queue is None else queue.value)
 
 
@@ -42,7 +43,7 @@ def _work(settings: "Settings", queue: "Queue | None") -> None:
     from worker.runner import Equipment
 
     # A signal handler may put an item into it at any point of the main thread.
-    told: SimpleQueue[None] = SimpleQueue()
+    requests: SimpleQueue[None] = SimpleQueue()
     working: list[Worker] = []
 
     def abort() -> None:
@@ -51,8 +52,8 @@ def _work(settings: "Settings", queue: "Queue | None") -> None:
 
     # Workers share a data folder, but not with a `rocket serve`, which reclaims every claimed job in its database.
     lock = nullcontext() if settings.database_url else data_folder_lock(settings.data_dir, shared=True)
-    with lock, stopping_on_signals(lambda: told.put(None), abort):
-        proof = prove_device(queue, should_stop=lambda: not told.empty())
+    with lock, stopping_on_signals(lambda: requests.put(None), abort):
+        proof = prove_device(queue, should_stop=lambda: not requests.empty())
         if proof is None:
             return
         chosen = QUEUES[proof.kind]
@@ -61,6 +62,6 @@ def _work(settings: "Settings", queue: "Queue | None") -> None:
         device = f"{proof.kind}, {proof.name}" if proof.name else proof.kind
         # The first line of standard output, which scripts read; the log goes to standard error.
         typer.echo(f"Working on queue {chosen} (device {device}), as {working[0].name}")
-        told.get()
+        requests.get()
         _log.info("stopping; a running job keeps what it has finished")
         working[0].stop()

@@ -5,15 +5,17 @@ report.
 """
 
 import base64
+from collections.abc import Callable, Mapping
 from importlib import resources
+from typing import Any
 
 from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rocket_core.config import stage_label
 from rocket_core.report.cost_table import cost_comparison
-from rocket_core.report.figures import Figure, report_figures
-from rocket_core.report.formatting import bytes_text, cell_text, duration_text, percent_text
+from rocket_core.report.figures import ColumnKind, Figure, Value, report_figures
+from rocket_core.report.formatting import bytes_text, duration_text, kwh_text, percent_text
 from rocket_core.report.headlines import headlines
 from rocket_core.report.loading_snippet import loading_snippet
 from rocket_core.report.quality import quality_rows
@@ -24,6 +26,16 @@ STATIC = resources.files(__package__) / "static"
 
 _SCRIPTS = ("d3.min.js", "plot.min.js", "figures.js")
 _STYLES = ("rocket.css",)
+
+_FORMATS: Mapping[ColumnKind, Callable[[Any], str]] = {
+    "text": str,
+    "count": "{:,}".format,
+    "fraction": percent_text,
+    "number": "{:.4g}".format,
+    "seconds": duration_text,
+    "energy": kwh_text,
+    "bytes": bytes_text,
+}
 
 
 def environment(*loaders: BaseLoader) -> Environment:
@@ -69,6 +81,13 @@ def render_report(report: CompressionReport) -> str:
             styles=[Markup(_inline(name)) for name in _STYLES],  # noqa: S704 - as above
         )
     )
+
+
+def cell_text(value: Value, kind: ColumnKind) -> str:
+    """Return a value of a figure as human-readable text."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else _FORMATS[kind](value)
 
 
 def _data_links(figure: Figure) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Python code that loads an artifact."""
 
+import json
+
 from rocket_core.config import ExportKind, InputKind
 from rocket_core.report.schema import CompressionReport
 
@@ -20,13 +22,14 @@ def loading_snippet(report: CompressionReport, kind: ExportKind, folder: str) ->
         folder: folder of the artifact.
     """
     name, reader = _READERS[report.calibration.kind]
+    quoted = json.dumps(folder)
     first = ["import rocket_core.hf  # pip install 'rocket-compress[worker]'"] if kind == "factored" else []
     return "\n".join(
         [
             *first,
             f"from transformers import {', '.join(sorted((report.model_class, reader)))}",
             "",
-            f'model = {report.model_class}.from_pretrained("{folder}")',
-            f'{name} = {reader}.from_pretrained("{folder}")',
+            f"model = {report.model_class}.from_pretrained({quoted})",
+            f"{name} = {reader}.from_pretrained({quoted})",
         ]
     )

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rocket_core.config import ExportKind
+from rocket_core.report.formatting import percent_text
 from rocket_core.schema import FrozenModel
 
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -86,11 +87,11 @@ def quality_rows(evaluation: EvaluationReport) -> list[tuple[str, str, str]]:
     if difference.kl_divergence is not None:
         rows.append(("KL divergence, nats per token", "", f"{difference.kl_divergence:.4f}"))
     if difference.top1_agreement is not None:
-        rows.append(("same likeliest token", "", f"{difference.top1_agreement:.1%}"))
+        rows.append(("same likeliest token", "", percent_text(difference.top1_agreement)))
     if difference.cosine_drift is not None:
         rows.append(("cosine drift", "", f"{difference.cosine_drift:.4f}"))
     rows += [
-        (f"{one.task}, {one.metric} of {one.items}", f"{one.value:.1%}", f"{other.value:.1%}")
+        (f"{one.task}, {one.metric} of {one.items}", percent_text(one.value), percent_text(other.value))
         for one, other in zip(before.tasks, after.tasks, strict=True)
     ]
     return rows

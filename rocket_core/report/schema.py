@@ -8,6 +8,7 @@ from pydantic import Field
 from rocket_core.budget import achieved_ratio, sparsity
 from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.config import BudgetUnit, CompressionConfig, ExportKind, InputKind, Objective
+from rocket_core.report.formatting import kwh_text
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
 
@@ -270,11 +271,6 @@ def energy_text(stages: Sequence[StageReport]) -> str | None:
     """Return the energy as text: 76.5 Wh, or about 76.5 Wh if the processor's share is estimated; None if unknown."""
     kwh = energy_of(stages)
     return None if kwh is None else f"{'about ' if is_estimated(stages) else ''}{kwh_text(kwh)}"
-
-
-def kwh_text(kwh: float) -> str:
-    """Return an energy to three digits: 0.00342 Wh, 76.5 Wh, 7.88 kWh."""
-    return f"{1000 * kwh:.3g} Wh" if kwh < 1 else f"{kwh:.3g} kWh"
 
 
 def layer_report(

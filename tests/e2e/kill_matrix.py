@@ -66,7 +66,7 @@ class Failpoint:
 POINTS = (
     # Accepted and committed, but the client has had no response, and no worker has been notified.
     Failpoint(name="after-commit", function="app.services.jobs:submit_job", when="after", where="api"),
-    Failpoint(name="before-publish", function="app.shared.queue:ring", when="before", where="reconciler"),
+    Failpoint(name="before-publish", function="app.shared.queue:notify", when="before", where="reconciler"),
     Failpoint(
         name="after-claim", function="worker.runner:Runner._claim", when="after", where="worker", with_answer=True
     ),

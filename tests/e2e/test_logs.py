@@ -92,7 +92,7 @@ def test_every_log_line_is_json_with_job_and_request_ids(lines):
         "started",
         next(message for message in story if "UserWarning" in message),
         "a line of a library that has a handler of its own",
-        "a thread ends over an error",
+        "a thread ends because of an error",
         "unexpected error",
         "ended",
     ]

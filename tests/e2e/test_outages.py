@@ -25,7 +25,7 @@ def service(tmp_path_factory, postgres, redis_server):
         "STAND_IN": str(FAILPOINTS / "stand_in.py"),
         "ROCKET_DATABASE_URL": postgres.url(name),
         "ROCKET_BROKER_URL": redis_server.url,
-        "ROCKET_RING_SECONDS": "1",
+        "ROCKET_NOTIFY_SECONDS": "1",
     }
     service = Deployment(data_dir, **given)
     # The first request that reads a model waits for the process from which others are forked.

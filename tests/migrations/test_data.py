@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import text
 
-from app.shared.database import Database, check_migrations, downgrade, upgrade
+from app.shared.database import Database, downgrade, upgrade
 from app.shared.models import Base, Job
 from tests.migrations.released import AT_0001, fill, read
+from tests.migrations.schema import check_migrations
 
 EXPIRY = {
     "job_1": datetime(2026, 3, 8, 11, 30, tzinfo=UTC),

@@ -1,25 +1,85 @@
 import errno
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
 import typer
 
+from app.api.problems import status_of
 from app.shared import errors as service_errors
 from rocket_cli.exit_codes import (
-    CLIENT_EXIT_CODES,
-    EXIT_CODES,
     MEANINGS,
-    SERVICE_CODES,
-    ExitCode,
     describe,
     exit_code_of,
     exit_code_of_code,
     reported_failures,
 )
 from rocket_client import errors as client_errors
+from rocket_client._exit_codes import ExitCode
 from rocket_core import errors
+
+LIBRARY_CODES = {
+    1: ["rocket_error"],
+    2: ["invalid_config", "unmatched_ignore"],
+    3: [
+        "already_quantized",
+        "calibration_empty",
+        "calibration_failed",
+        "calibration_non_finite",
+        "ill_conditioned_gram",
+        "model_not_found",
+        "unknown_dataset",
+        "unsafe_file",
+        "unsupported_architecture",
+    ],
+    4: ["infeasible_budget"],
+    5: ["insufficient_disk", "insufficient_memory", "insufficient_resources"],
+    6: ["checkpoint_error", "checkpoint_format", "corrupt_checkpoint", "stale_work_folder"],
+    75: ["hub_cache_busy", "hub_unavailable", "work_folder_busy"],
+    130: ["cancelled"],
+}
+SERVICE_CODES = {
+    1: ["app_error", "job_stalled", "storage_error", "worker_lost"],
+    2: ["data_folder_locked", "idempotency_key_reused", "invalid_request", "invalid_settings", "over_quota"],
+    3: ["upload_not_found"],
+    5: ["disk_full"],
+    7: ["artifact_expired", "artifact_not_found", "job_not_found", "not_found", "profile_not_found"],
+    8: ["fenced_out", "job_state_conflict", "report_not_ready"],
+    75: [
+        "busy",
+        "database_unavailable",
+        "queue_unavailable",
+        "quota_exceeded",
+        "rate_limited",
+        "storage_unavailable",
+        "too_many_streams",
+        "too_many_uploads",
+    ],
+    77: ["permission_denied", "unauthenticated"],
+}
+CLIENT_CLASSES = {
+    1: ["ClientError"],
+    2: ["HubRefusesError", "InvalidArgumentError", "PushError", "UnexpectedAnswerError"],
+    5: ["NotEnoughDiskError"],
+    6: ["DigestMismatchError", "DownloadError", "UnsafeNameError"],
+    8: ["NothingToDownloadError", "PublicRepositoryError"],
+    75: ["FolderBusyError", "HubUnreachableError", "ServerUnreachableError", "StoreUnreachableError"],
+    77: ["HubForbiddenError", "HubTokenError"],
+    130: ["DetachedError"],
+}
+# Errors of jobs that are not the library's, by code and whether the same job may succeed later.
+JOB_CODES = {
+    ("disk_full", False): 5,
+    ("upload_not_found", False): 3,
+    ("invalid_settings", False): 2,
+    ("storage_error", False): 1,
+    ("storage_unavailable", True): 75,
+    ("database_unavailable", True): 75,
+    ("worker_lost", True): 1,
+    ("job_stalled", True): 1,
+    ("internal_error", False): 1,
+}
 
 
 def subclasses(kind: type) -> Iterator[type]:
@@ -28,26 +88,41 @@ def subclasses(kind: type) -> Iterator[type]:
         yield from subclasses(subclass)
 
 
-def test_every_error_class_has_an_exit_code() -> None:
+def by_exit_code(pairs: Iterable[tuple[str, int]]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for name, code in sorted(pairs):
+        found.setdefault(int(code), []).append(name)
+    return found
+
+
+def test_every_error_of_the_library_has_its_exit_code() -> None:
     defined = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.RocketError)}
 
-    assert defined == set(EXIT_CODES)
+    assert by_exit_code((kind.code, exit_code_of(kind)) for kind in defined) == LIBRARY_CODES
     assert {kind for kind in subclasses(errors.RocketError) if kind.__module__.startswith("rocket")} <= defined
 
 
 def test_every_client_error_has_an_exit_code_and_is_documented() -> None:
     defined = {client_errors.ClientError, *subclasses(client_errors.ClientError)}
 
-    assert defined == set(CLIENT_EXIT_CODES)
+    # A problem's depends on its code and status.
+    pairs = ((kind.__name__, kind.exit_code) for kind in defined - {client_errors.ProblemError})
+    assert by_exit_code(pairs) == CLIENT_CLASSES
     assert all(kind.__name__ in client_errors.__doc__ for kind in defined - {client_errors.ClientError})
     assert len({kind.code for kind in defined - {client_errors.ProblemError}}) == len(defined) - 1
 
 
-def test_every_service_error_code_has_an_exit_code() -> None:
-    codes = {kind.code for kind in {service_errors.AppError, *subclasses(service_errors.AppError)}}
+def test_every_error_of_the_service_has_its_exit_code() -> None:
+    kinds = {service_errors.AppError, *subclasses(service_errors.AppError)}
 
-    assert codes == set(SERVICE_CODES)
-    assert codes.isdisjoint(kind.code for kind in EXIT_CODES)
+    pairs = ((kind.code, exit_code_of_code(kind.code, status=status_of(kind))) for kind in kinds)
+    assert by_exit_code(pairs) == SERVICE_CODES
+    assert {kind.code for kind in kinds}.isdisjoint(kind.code for kind in subclasses(errors.RocketError))
+
+
+@pytest.mark.parametrize(("code", "retryable"), JOB_CODES)
+def test_error_of_a_job_has_its_exit_code(code: str, retryable: bool) -> None:
+    assert exit_code_of_code(code, retryable=retryable) == JOB_CODES[code, retryable]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +141,7 @@ def test_every_service_error_code_has_an_exit_code() -> None:
     ],
 )
 def test_server_responses_become_exit_codes(code: str, status: int | None, exit_code: int) -> None:
-    assert exit_code_of_code(code, status) == exit_code
+    assert exit_code_of_code(code, status=status) == exit_code
 
 
 def test_an_internal_server_error_names_its_request() -> None:
@@ -79,21 +154,18 @@ def test_an_internal_server_error_names_its_request() -> None:
 
 def test_every_exit_code_is_documented() -> None:
     assert set(MEANINGS) == set(ExitCode)
-    assert [kind for kind, code in EXIT_CODES.items() if code is ExitCode.INTERNAL] == [errors.RocketError]
-    assert ExitCode.OK not in EXIT_CODES.values()
 
 
 def test_only_retryable_errors_are_temporary() -> None:
-    assert {kind for kind, code in EXIT_CODES.items() if code is ExitCode.TEMPORARY} == {
-        kind for kind in EXIT_CODES if kind.retryable
-    }
+    kinds = [errors.RocketError, *subclasses(errors.RocketError)]
+    assert all((exit_code_of(kind) is ExitCode.TEMPORARY) == kind.retryable for kind in kinds)
 
 
 def test_an_unlisted_class_has_the_exit_code_of_its_base() -> None:
     class NewResourceError(errors.ResourceError):
         pass
 
-    assert exit_code_of(NewResourceError("")) is ExitCode.MACHINE_TOO_SMALL
+    assert exit_code_of(NewResourceError) is ExitCode.MACHINE_TOO_SMALL
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
 import io
-import math
 
 import pytest
 from rich.console import Console
 
-from rocket_cli.progress_view import STOPPING, BarView, LineView, SilentView, duration, percentage, progress_view
+from rocket_cli.progress_view import STOPPING, BarView, LineView, SilentView, progress_view
 
 
 class Clock:
@@ -75,18 +74,3 @@ def test_a_long_layer_name_does_not_break_the_line() -> None:
 def test_without_a_terminal_there_is_no_bar(quiet: bool, kind: type) -> None:
     with progress_view(quiet=quiet) as view:
         assert isinstance(view, kind)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00"), (6.2, "0:07"), (760, "12:40"), (3600 * 3 + 300, "3:05:00"), (360_000, "100:00:00")],
-)
-def test_durations_are_formatted(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("fraction", "text"), [(0, "0%"), (0.999, "99%"), (1, "100%"), (1 + 1e-9, "100%"), (-math.ulp(0), "0%")]
-)
-def test_hundred_per_cent_means_done(fraction: float, text: str) -> None:
-    assert percentage(fraction) == text

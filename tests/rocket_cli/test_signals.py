@@ -143,3 +143,12 @@ def test_a_stop_request_is_announced_once() -> None:
             signal.raise_signal(signal.SIGINT)
 
     assert announced == [1]
+
+
+def test_every_signal_after_the_first_aborts() -> None:
+    called: list[str] = []
+    with stopping_on_signals(lambda: called.append("stop"), lambda: called.append("abort")):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+
+    assert called == ["stop", "abort", "abort"]

@@ -199,7 +199,7 @@ def test_an_unreachable_server_is_reported_within_the_patience(connect):
     url, waits = f"http://127.0.0.1:{free_port()}", []
     began = time.monotonic()
 
-    with connect(url, patience=0.6, on_wait=waits.append) as client, pytest.raises(ServerUnreachableError) as gone:
+    with connect(url, patience=0.6, on_retry=waits.append) as client, pytest.raises(ServerUnreachableError) as gone:
         client.list_jobs()
 
     assert 0.5 < time.monotonic() - began < 3
@@ -231,7 +231,7 @@ def test_a_retry_to_a_busy_server_uses_the_same_key(connect, server, service, mo
 
 def test_a_permanent_refusal_is_not_retried(connect, server):
     waits = []
-    with connect(server.url, on_wait=waits.append) as client, pytest.raises(ProblemError):
+    with connect(server.url, on_retry=waits.append) as client, pytest.raises(ProblemError):
         client.get_job(UNKNOWN)
 
     assert waits == []

@@ -139,13 +139,13 @@ def test_an_invalid_partial_file_is_restarted(client, job_id, folder, part, left
 def test_a_range_is_requested_only_of_the_same_content(client, job_id, folder, part, monkeypatch):
     part.write_bytes(WEIGHTS[:1000])
     asked = []
-    real = artifacts.asked_ranges
+    real = artifacts.requested_ranges
 
     def spy(header, size):
         asked.append(header)
         return real(header, size)
 
-    monkeypatch.setattr(artifacts, "asked_ranges", spy)
+    monkeypatch.setattr(artifacts, "requested_ranges", spy)
     client.download(job_id, folder)
 
     assert [header for header in asked if header] == ["bytes=1000-"]
@@ -190,7 +190,7 @@ def test_a_restarted_server_only_interrupts_a_download(connect, service, folder)
     waits, told = [], []
     with (
         ServerProcess(service.settings.data_dir) as server,
-        connect(server.url, patience=5, on_wait=waits.append) as client,
+        connect(server.url, patience=5, on_retry=waits.append) as client,
     ):
 
         def kill_once(progress):
@@ -245,7 +245,7 @@ def test_two_downloads_do_not_share_a_folder(client, job_id, folder):
 def test_a_full_disk_is_reported_before_writing(client, job_id, folder, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
 
-    with pytest.raises(NotEnoughDiskError, match="bytes are needed"):
+    with pytest.raises(NotEnoughDiskError, match="the download needs"):
         client.download(job_id, folder)
     assert contents(folder) == {}
 

@@ -79,7 +79,7 @@ def test_a_restarted_server_loses_no_event(connect, service):
     waits, told = [], []
     with (
         ServerProcess(service.settings.data_dir) as server,
-        connect(server.url, patience=5, on_wait=waits.append) as client,
+        connect(server.url, patience=5, on_retry=waits.append) as client,
     ):
         stream = client.events(job_id, patience=60)
         told += itertools.islice(stream, 3)

@@ -136,4 +136,4 @@ def test_a_refused_key_is_not_retried(connect, server, make_key):
     make_key()
     with connect(server.url, api_key=KEY, patience=30) as rocket, pytest.raises(ProblemError) as refused:
         rocket.models()
-    assert not refused.value.is_passing
+    assert not refused.value.retryable

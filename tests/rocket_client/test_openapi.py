@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from app.main import create_app
 from rocket_client import Rocket, _endpoints, models
-from rocket_client._download_state import Order, Target
+from rocket_client._download_state import DownloadRequest, FileDownload
 from rocket_client._wire import Call, Request
 from rocket_client.models import Artifact
 
@@ -145,8 +145,8 @@ class _Nothing:
 
 def file_request():
     artifact = Artifact(name="factored/a.json", size=9, sha256="0" * 64, media_type="")
-    order = Order(path=f"/jobs/{JOB}/artifacts", artifacts=(), folder=Path(), patience=1, on_progress=print)
-    return Target(None, order, artifact, Path("a.json"))._request(3)
+    request = DownloadRequest(path=f"/jobs/{JOB}/artifacts", artifacts=(), folder=Path(), patience=1, on_progress=print)
+    return FileDownload(None, request, artifact, Path("a.json"))._http_request(3)
 
 
 def operation_of(document, request):

@@ -1,6 +1,6 @@
 import pytest
 
-from rocket_client._retry import Patience, retry_after_seconds
+from rocket_client._retry import RetryBudget, retry_after_seconds
 
 
 class Clock:
@@ -14,7 +14,7 @@ class Clock:
 def waits(patience, clock):
     """Return every wait until the patience ends, with the clock advanced by each."""
     found = []
-    while (wait := patience.next_wait()) is not None:
+    while (wait := patience.next_delay()) is not None:
         found.append(wait)
         clock.now += wait
     return found
@@ -26,7 +26,7 @@ def clock():
 
 
 def test_waits_grow_and_add_up_to_the_patience(clock):
-    found = waits(Patience(60, clock=clock), clock)
+    found = waits(RetryBudget(60, clock=clock), clock)
 
     assert sum(found) == pytest.approx(60)
     assert found[0] <= 0.25
@@ -36,28 +36,28 @@ def test_waits_grow_and_add_up_to_the_patience(clock):
 
 
 def test_waits_are_randomized(clock):
-    assert Patience(60, clock=clock).next_wait() != Patience(60, clock=clock).next_wait()
+    assert RetryBudget(60, clock=clock).next_delay() != RetryBudget(60, clock=clock).next_delay()
 
 
 def test_without_patience_there_is_no_wait(clock):
-    assert Patience(0, clock=clock).next_wait() is None
+    assert RetryBudget(0, clock=clock).next_delay() is None
 
 
 def test_retry_after_is_the_minimum_wait(clock):
-    assert Patience(60, clock=clock).next_wait(20) == 20
+    assert RetryBudget(60, clock=clock).next_delay(20) == 20
 
 
 def test_a_retry_after_beyond_the_patience_gives_up_at_once(clock):
-    assert Patience(60, clock=clock).next_wait(61) is None
+    assert RetryBudget(60, clock=clock).next_delay(61) is None
 
 
 def test_renewing_resets_the_patience(clock):
-    patience = Patience(60, clock=clock)
+    patience = RetryBudget(60, clock=clock)
     waits(patience, clock)
-    patience.renew()
+    patience.reset()
 
     assert patience.seconds_left == 60
-    assert patience.next_wait() <= 0.25
+    assert patience.next_delay() <= 0.25
 
 
 @pytest.mark.parametrize(

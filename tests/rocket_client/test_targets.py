@@ -14,7 +14,7 @@ def test_a_size_is_sent_in_bytes(remote, client):
     assert remote("submit", "local/tiny", "--size", "4MB").code == 0
     job = only_job(client)
     assert (job.kind, job.ratio, job.target_bytes) == ("compression", None, 4_000_000)
-    assert "4.0 MB" in remote("jobs").out
+    assert "4.00 MB" in remote("jobs").out
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_other_members_and_infinities_are_refused(values):
         Point.model_validate(values)
 
 
-def test_the_docstring_under_a_field_describes_it_in_subclasses_too():
+def test_field_docstrings_also_describe_subclasses():
     schema = NamedPoint.model_json_schema()
     assert schema["properties"]["x"]["description"] == "distance to the right, described in\ntwo lines."
     assert schema["properties"]["name"]["description"] == "what it is called."

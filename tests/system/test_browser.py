@@ -84,8 +84,8 @@ def look_at(page, name):
 
 def fill_in(page, ratio):
     page.get_by_label("Samples").fill("4")
-    page.get_by_label("Tokens in each").fill("32")
-    page.get_by_label("Measure the quality").check()
+    page.get_by_label("Tokens per sample").fill("32")
+    page.get_by_label("Measure quality").check()
     page.get_by_label("ratio, 0 to below 1").fill(str(ratio))
 
 
@@ -135,7 +135,7 @@ def test_another_ratio_can_be_chosen_from_a_profile(browser, service):
         page.get_by_label("Fraction of the compressible").fill("0.5")
         expect(page.locator("#what-if .value").first).not_to_have_text(before)
         page.get_by_role("link", name="Compress at 0.5").click()
-        expect(page.locator("#preview")).to_contain_text("begins behind the calibration")
+        expect(page.locator("#preview")).to_contain_text("skips the calibration")
         expect(page.locator("#preview figure[data-figure='size-frontier'] svg").first).to_be_visible()
         fill_in(page, 0.5)
         page.get_by_role("button", name="Compress", exact=True).click()
@@ -221,7 +221,7 @@ def test_with_keys_users_must_sign_in(browser, tmp_path):
             page.get_by_label("Model", exact=True).fill("local/none")
             page.keyboard.press("Tab")
             # With the session's token, which htmx sends in a header.
-            expect(page.locator("#preview")).to_contain_text("no local model of that name")
+            expect(page.locator("#preview")).to_contain_text("no local model with this name")
             page.get_by_role("button", name="Sign out").click()
             page.wait_for_url("**/ui/sign-in")
             page.goto("/")

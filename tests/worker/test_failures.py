@@ -10,7 +10,7 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
     WorkFolderBusyError,
 )
-from worker.failures import attempted, failure_of
+from worker.failures import failure_of, log_failures
 
 
 @pytest.fixture
@@ -21,14 +21,14 @@ def fail():
         def work():
             raise error
 
-        return failure_of(work, place=lambda: ("calibrating", "layer 3"), hidden=hidden or {})
+        return failure_of(work, location=lambda: ("calibrating", "layer 3"), hidden=hidden or {})
 
     return fail
 
 
 def test_successful_work_is_not_a_failure():
     done = []
-    assert failure_of(lambda: done.append(1), place=lambda: (None, None), hidden={}) is None
+    assert failure_of(lambda: done.append(1), location=lambda: (None, None), hidden={}) is None
     assert done == [1]
 
 
@@ -100,13 +100,13 @@ def test_a_thread_continues_after_any_error(caplog):
     def fail(error):
         raise error
 
-    assert attempted("working", lambda: None)
+    assert log_failures("working", lambda: None)
     caplog.set_level(logging.WARNING)
-    assert not attempted("working", lambda: fail(DatabaseUnavailableError("no answer")))
+    assert not log_failures("working", lambda: fail(DatabaseUnavailableError("no answer")))
     assert "working: no answer" in caplog.text
     assert "Traceback" not in caplog.text
-    assert not attempted("working", lambda: fail(ZeroDivisionError("canary")))
+    assert not log_failures("working", lambda: fail(ZeroDivisionError("canary")))
     assert "canary" in caplog.text
     assert "Traceback" in caplog.text
     with pytest.raises(KeyboardInterrupt):
-        attempted("working", lambda: fail(KeyboardInterrupt()))
+        log_failures("working", lambda: fail(KeyboardInterrupt()))

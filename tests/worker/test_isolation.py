@@ -329,4 +329,4 @@ def test_required_isolation_refuses_an_incapable_system(configure, monkeypatch, 
         refusing.start()
     refusing._database.close()
     confinement.log_missing_isolation()
-    assert f"does not restrict {missing}" in caplog.text
+    assert f"cannot restrict {missing}" in caplog.text

@@ -65,7 +65,7 @@ def test_progress_within_a_stage_is_written_once_a_second(writer, held, look):
     for step in range(100):
         writer.on_progress(at("calibrating", 0.2 + step / 1000, layer=f"l{step}"))
     assert look(held.job_id).progress == 0.1
-    assert writer.place() == ("calibrating", "l99")
+    assert writer.location() == ("calibrating", "l99")
     began = time.monotonic()
     written = lambda: writer.on_progress(at("calibrating", 0.5)) or look(held.job_id).progress == 0.5  # noqa: E731
     eventually(written)
@@ -86,7 +86,7 @@ def test_the_time_left_becomes_an_estimated_finish_time(writer, held, look):
 
 
 def test_before_the_first_step_there_is_no_place(writer):
-    assert writer.place() == (None, None)
+    assert writer.location() == (None, None)
 
 
 def test_a_database_outage_drops_progress_but_not_stages(writer, held, look, stages, other_writer):

@@ -11,7 +11,7 @@ from celery.signals import worker_init
 from celery.worker import state as celery_state
 from sqlalchemy import text
 
-from app.shared.queue import create_celery, queue_name, ring
+from app.shared.queue import create_celery, notify, queue_name
 from tests.servers import Redis
 from tests.worker.waiting import eventually
 from worker.main import Worker
@@ -70,11 +70,11 @@ def test_messages_start_jobs_without_waiting_for_the_poll(configure, start_worke
         return statuses(job_ids) == {"failed": len(job_ids)}
 
     for number in (1, 3):
-        # Several jobs wait for one another.
-        rung = [submit(max_attempts=1) for _ in range(number)]
-        job_ids.extend(rung)
-        for job_id in rung:
-            ring(celery, job_id, "cpu")
+        # Several wait for each other.
+        notified = [submit(max_attempts=1) for _ in range(number)]
+        job_ids.extend(notified)
+        for job_id in notified:
+            notify(celery, job_id, "cpu")
         eventually(have_ended)
     assert sorted(diary.read()) == sorted(job_ids)
     celery.close()
@@ -100,7 +100,7 @@ def test_a_repeated_message_runs_its_job_once(configure, start_worker, program, 
         # Some messages arrive before or during the run, some after it.
         for _ in range(2):
             for _ in range(5):
-                ring(celery, job_id, "cpu")
+                notify(celery, job_id, "cpu")
             eventually(lambda: look(job_id).status == "failed")
             eventually(
                 lambda: connection.SimpleQueue(queue_name("cpu")).qsize() == 0 and not celery_state.reserved_requests
@@ -241,7 +241,7 @@ def test_with_redis_only_workers_of_the_queue_are_notified(
     time.sleep(1)
     for_gpu, for_cpu = submit(queue="gpu", max_attempts=1), submit(max_attempts=1)
     began = time.monotonic()
-    worker.announce()
+    worker.wake_relay()
     eventually(lambda: statuses([for_cpu]) == {"failed": 1})
     assert time.monotonic() - began < 10
     assert diary.read() == [for_cpu]

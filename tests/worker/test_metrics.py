@@ -35,7 +35,7 @@ SUCCEED = """
     from app.shared.models import Artifact
     from app.shared.lifecycle import Status
     with database.transaction() as session:
-        job = leases.hold(session, lease)
+        job = leases.lock_leased_job(session, lease)
         at = datetime.now(UTC)
         for number in range(2):
             session.execute(insert(Artifact).values(

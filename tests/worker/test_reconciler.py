@@ -34,29 +34,29 @@ def reconciler(reconcile, settings):
 
 
 @pytest.fixture
-def announced(database):
-    """Return a function for the jobs that a relay would announce; calling it marks them as announced."""
+def notified(database):
+    """Return a function for the jobs that a relay would notify workers of; calling it marks them as notified."""
 
-    def announced():
+    def notified():
         with database.transaction() as session:
-            waiting = sweeps.list_announcements(session)
-            sweeps.forget_announcements(session, waiting)
+            waiting = sweeps.list_notifications(session)
+            sweeps.delete_notifications(session, waiting)
         return [row.job_id for row in waiting]
 
-    return announced
+    return notified
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_an_unclaimed_job_is_announced_again(reconcile, configure, submit, announced):
+def test_a_job_that_nobody_heard_of_is_notified_again(reconcile, configure, submit, notified):
     job_id = submit()
-    reconciler = reconcile(configure(ring_seconds=1))
+    reconciler = reconcile(configure(notify_seconds=1))
     reconciler.sweep()
-    assert announced() == [job_id]
+    assert notified() == [job_id]
     began = time.monotonic()
-    assert eventually(lambda: reconciler.sweep() or announced()) == [job_id]
+    assert eventually(lambda: reconciler.sweep() or notified()) == [job_id]
     assert time.monotonic() - began > 0.5
 
 
@@ -189,7 +189,7 @@ def test_all_expired_artifacts_are_removed(reconciler, settings, database, submi
         assert names(settings.data_dir / "artifacts") == [outputs.list_artifacts(session, look(kept))[0].storage_key]
 
 
-def test_cleaning_is_less_frequent_than_sweeping(reconciler, submit, announced, settings, database):
+def test_cleaning_is_less_frequent_than_sweeping(reconciler, submit, notified, settings, database):
     reconciler.sweep()
     folder = settings.data_dir / "artifacts" / ("d" * 32)
     folder.touch()
@@ -197,7 +197,7 @@ def test_cleaning_is_less_frequent_than_sweeping(reconciler, submit, announced, 
         session.execute(text("DELETE FROM outbox"))
     job_id = submit()
     reconciler.sweep()
-    assert announced() == [job_id]
+    assert notified() == [job_id]
     assert folder.exists()
 
 

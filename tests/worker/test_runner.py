@@ -229,7 +229,7 @@ def test_a_database_outage_does_not_end_a_running_process(
     thread = in_background(running.run)
     eventually(diary.read)
     outage.begin(database)
-    eventually(lambda: "cannot look after" in caplog.text)
+    eventually(lambda: "cannot check the status" in caplog.text)
     outage.end()
     assert thread.is_alive()
     running.stop()

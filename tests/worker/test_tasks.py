@@ -10,9 +10,9 @@ def task_of(settings, database, program):
 
 
 def test_a_message_runs_only_its_job(settings, database, program, diary, submit, look):
-    older, rung = submit(max_attempts=1), submit(max_attempts=1)
-    task_of(settings, database, program(diary.note("sys.argv[1]")))(rung)
-    assert diary.read() == [rung]
+    older, notified = submit(max_attempts=1), submit(max_attempts=1)
+    task_of(settings, database, program(diary.note("sys.argv[1]")))(notified)
+    assert diary.read() == [notified]
     assert look(older).status == "queued"
 
 

@@ -63,8 +63,8 @@ class AccessMiddleware:
         """Handle a request."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            host = self._require_own_host(scope, headers)
-            _require_own_origin(scope["method"], headers, host)
+            host = self._check_own_host(scope, headers)
+            _check_own_origin(scope["method"], headers, host)
             scope.setdefault("state", {})["caller"] = await self._find_caller(scope, headers)
         elif scope["type"] != "lifespan":
             # WebSockets are not supported, and must not bypass the access checks.
@@ -72,17 +72,17 @@ class AccessMiddleware:
             return
         await self._app(scope, receive, send)
 
-    def _require_own_host(self, scope: Scope, headers: Headers) -> str:
+    def _check_own_host(self, scope: Scope, headers: Headers) -> str:
         """Return the `Host` header; refuse names that are not this server's (DNS rebinding)."""
         sent = headers.getlist("host")
-        found = _HOST.fullmatch(sent[0]) if len(sent) == 1 else None
-        if found is not None:
-            name = found[1].strip("[]").lower()
+        match = _HOST.fullmatch(sent[0]) if len(sent) == 1 else None
+        if match is not None:
+            name = match[1].strip("[]").lower()
             if name == "localhost" or name in self._names or access.is_loopback_ip(name) or _is_own_ip(scope, name):
                 return sent[0].lower()
         raise HTTPException(
             HTTPStatus.MISDIRECTED_REQUEST,
-            "this server is not known by the name it was called by; its operator can add names to ROCKET_ALLOWED_HOSTS",
+            "this server does not accept requests for this host name; its operator can add it to ROCKET_ALLOWED_HOSTS",
         )
 
     async def _find_caller(self, scope: Scope, headers: Headers) -> Caller | None:
@@ -118,7 +118,7 @@ class AccessMiddleware:
             raise
         who = _network(address) if caller.key_id is None else f"tenant {caller.tenant}"
         self._limiter.count_request(who, is_submission=_is_submission(method, path))
-        caller.require_scope(_scope_for(method, path))
+        caller.check_scope(_scope_for(method, path))
         return caller
 
     def _find_signed_in(self, method: str, path: str, headers: Headers) -> Caller | None:
@@ -134,14 +134,14 @@ class AccessMiddleware:
         return access.authenticate_session(self._database, cookie)
 
 
-def _require_own_origin(method: str, headers: Headers, host: str) -> None:
+def _check_own_origin(method: str, headers: Headers, host: str) -> None:
     """Refuse cross-origin requests of a browser; other clients send neither header."""
     if method in _SAFE_METHODS:
         return
     origins = headers.getlist("origin")
     is_own = all(origin.lower().partition("://")[2] == host for origin in origins)
     if not is_own or headers.get("sec-fetch-site", "none") not in _OWN_SITES:
-        raise PermissionDeniedError("a web page of another origin may not do this")
+        raise PermissionDeniedError("requests from web pages of another origin are not allowed")
 
 
 def _is_own_ip(scope: Scope, name: str) -> bool:

@@ -16,7 +16,7 @@ from app.api.ids import is_job_id
 from app.shared.logging import log_context
 
 REQUEST_ID = "X-Request-Id"
-_LATE = "the body of the request did not arrive in time; send it again, faster or in parts"
+_LATE = "the request body did not arrive in time; retry over a faster connection or send less"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 _log = logging.getLogger(__name__)
 
@@ -160,4 +160,4 @@ class BodyDeadlineMiddleware:
 
 
 def _too_large(most: int) -> HTTPException:
-    return HTTPException(413, f"the body is larger than {most} bytes")
+    return HTTPException(413, f"the body is larger than {most} bytes; send less")

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request, Response, status
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.api.dependencies import CallerDep, ContextDep, JobId, OwnerDep
-from app.api.file_responses import StoredFileResponse, asked_ranges
+from app.api.file_responses import StoredFileResponse, requested_ranges
 from app.api.negotiation import is_known, prefers_html
 from app.api.problems import problems
 from app.api.resources import ArtifactList
@@ -37,7 +37,7 @@ _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "bi
 def get_report(
     job_id: JobId, request: Request, response: Response, context: ContextDep, owner: OwnerDep
 ) -> object | Response:
-    """Return the report of a job that has succeeded: JSON, or a self-contained page for `Accept: text/html`."""
+    """Return the report of a succeeded job: JSON, or a self-contained page for `Accept: text/html`."""
     body = outputs.get_report(context, owner, job_id)
     if not prefers_html(request.headers.get("accept")):
         response.headers["Vary"] = "Accept"
@@ -49,7 +49,7 @@ def get_report(
 
 @router.get("/artifacts", responses=problems(404))
 def list_artifacts(job_id: JobId, context: ContextDep, owner: OwnerDep) -> ArtifactList:
-    """List the files of a job that has succeeded."""
+    """List the files of a succeeded job."""
     return ArtifactList(data=[artifact_view(artifact) for artifact in outputs.list_artifacts(context, owner, job_id)])
 
 
@@ -60,14 +60,14 @@ def list_artifacts(job_id: JobId, context: ContextDep, owner: OwnerDep) -> Artif
     responses=problems(404, 410, 416)
     | {
         200: {"content": _FILE, "description": "The file"},
-        206: {"content": _FILE, "description": "Ranges of it"},
-        304: {"description": "The client has it already"},
-        307: {"description": "The store has it, at the address in `Location`, for some minutes"},
+        206: {"content": _FILE, "description": "The requested ranges of the file"},
+        304: {"description": "The client already has this version"},
+        307: {"description": "Redirect to the artifact store; the URL is valid for a few minutes"},
     },
 )
 def download_artifact(
     job_id: JobId,
-    name: Annotated[str, Path(description="name of a file, as the list of artifacts has it; may hold `/`")],
+    name: Annotated[str, Path(description="name of a file, as in the list of artifacts; may contain `/`")],
     request: Request,
     context: ContextDep,
     caller: CallerDep,
@@ -80,7 +80,7 @@ def download_artifact(
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
     # The store does not know our ETag: it would send a range of this file to be appended to the start of another.
     is_other = request.headers.get("if-range") not in {None, headers["ETag"], headers["Last-Modified"]}
-    ranges = () if is_other else asked_ranges(request.headers.get("range"), artifact.size)
+    ranges = () if is_other else requested_ranges(request.headers.get("range"), artifact.size)
     if download.url is not None and request.method == "GET" and not is_other:
         return RedirectResponse(download.url, headers={"Cache-Control": "no-store"})
     return StoredFileResponse(

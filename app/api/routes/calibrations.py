@@ -11,7 +11,7 @@ from app.api.dependencies import ActorDep, CallerDep, ContextDep, OwnerDep
 from app.api.problems import problems
 from app.api.resources import CalibrationList, CalibrationView
 from app.api.serializers import upload_view
-from app.api.uploaded_bodies import Receptions
+from app.api.uploaded_bodies import UploadReceiver
 from app.services import uploads
 from app.shared import catalog
 from app.shared.errors import UploadNotFoundError
@@ -33,7 +33,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 def _upload_id(upload_id: Annotated[str, Path(description="id of an upload, without `upload/`")]) -> str:
     if not _ID.fullmatch(upload_id):
-        raise UploadNotFoundError("you have uploaded no file of this id; GET /calibrations lists yours")
+        raise UploadNotFoundError("no uploaded file has this id; GET /calibrations lists yours")
     return upload_id
 
 
@@ -53,7 +53,7 @@ UploadId = Annotated[str, Depends(_upload_id)]
     status_code=status.HTTP_201_CREATED,
     openapi_extra=_BODY,
     responses=problems(413, 415, 422, 429, 507)
-    | {200: {"model": CalibrationView, "description": "The same content was there already"}},
+    | {200: {"model": CalibrationView, "description": "The same content was already uploaded"}},
 )
 async def save_upload(
     request: Request,
@@ -64,8 +64,8 @@ async def save_upload(
     suffix: Annotated[str, Depends(_suffix)],
 ) -> CalibrationView:
     """Store the body as a calibration file, for use as `upload/ID`; the same content has the same id."""
-    receptions: Receptions = request.app.state.receptions
-    async with receptions.receive(request, caller) as (pieces, threads):
+    upload_receiver: UploadReceiver = request.app.state.upload_receiver
+    async with upload_receiver.receive(request, caller) as (pieces, threads):
         upload, is_new = await threads.run(uploads.save_upload, context, actor, suffix, pieces)
     if not is_new:
         response.status_code = status.HTTP_200_OK
@@ -75,7 +75,7 @@ async def save_upload(
 
 @router.get("", responses=problems())
 def list_calibrations(context: ContextDep, owner: OwnerDep) -> CalibrationList:
-    """List calibration datasets, as `calibration.dataset` takes them: the server's, then the caller's uploads."""
+    """List the values that `calibration.dataset` accepts: the server's datasets, then the caller's uploads."""
     offered = [CalibrationView(id=name) for name in catalog.list_calibrations(context.settings)]
     return CalibrationList(data=[*offered, *map(upload_view, uploads.list_uploads(context, owner))])
 
@@ -88,5 +88,5 @@ def get_upload(upload_id: UploadId, context: ContextDep, owner: OwnerDep) -> Cal
 
 @router.delete("/{upload_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404, 409))
 def delete_upload(upload_id: UploadId, context: ContextDep, actor: ActorDep) -> None:
-    """Delete an upload that no unfinished job needs."""
+    """Delete an upload, unless an unfinished job uses it."""
     uploads.delete_upload(context, actor, upload_id)

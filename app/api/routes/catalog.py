@@ -12,5 +12,5 @@ router = APIRouter(tags=["catalog"])
 
 @router.get("/models", responses=problems())
 def list_models(context: ContextDep) -> NamedList:
-    """List the models in the operator's folder, as `model_id` takes them; models of the Hub can be used as well."""
+    """List the local models that `model_id` accepts; Hub models can be used as well."""
     return NamedList(data=[NamedView(id=name) for name in catalog.list_models(context.settings)])

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from pydantic import BaseModel
-from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.api.dependencies import CallerDep, ContextDep, JobId
@@ -27,20 +27,20 @@ from app.shared.lifecycle import Status
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-_STREAM_TYPE = "text/event-stream"
+_STREAM_TYPE = EventSourceResponse.media_type
 _PAGE = 200
 # Proxies close connections that are silent for longer.
 _KEEP_ALIVE_SECONDS = 15.0
 _MAX_SEQUENCE = 2**31 - 1
 
 
-class _CountedStream(StreamingResponse):
-    """A stream whose place is freed when it ends, however it ends."""
+class _CountedStream(EventSourceResponse):
+    """A stream whose slot is freed when it ends, however it ends."""
 
-    def __init__(self, content: AsyncIterator[str], streams: Streams, caller: Caller) -> None:
+    def __init__(self, content: AsyncIterator[bytes], streams: Streams, caller: Caller) -> None:
         # Buffering proxies would delay events.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(content, media_type=_STREAM_TYPE, headers=headers)
+        super().__init__(content, headers=headers)
         self._streams = streams
         self._caller = caller
 
@@ -48,7 +48,7 @@ class _CountedStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._streams.give_back(self._caller)
+            self._streams.release(self._caller)
 
 
 @router.get(
@@ -65,13 +65,13 @@ async def list_events(
         int,
         Query(ge=0, le=_MAX_SEQUENCE, description="Number of an event: return only later ones; 0 starts at the first."),
     ] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000, description="How many at most; a stream sends all.")] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number of events; a stream sends all.")] = 100,
     last_event_id: Annotated[
         int | None,
         Header(
             ge=0,
             le=_MAX_SEQUENCE,
-            description="Number of the last event seen, where a stream is taken up again; goes before `after`.",
+            description="Number of the last event received, to resume a stream; takes precedence over `after`.",
         ),
     ] = None,
 ) -> EventList | Response:
@@ -80,16 +80,16 @@ async def list_events(
     page = await run_in_threadpool(jobs.list_events, context, owner, job_id, after=after, limit=limit)
     if _STREAM_TYPE in request.headers.get("accept", ""):
         streams: Streams = request.app.state.streams
-        streams.take(caller)
+        streams.acquire(caller)
         return _CountedStream(_follow(context, streams, owner, job_id, last_event_id or after), streams, caller)
     last = page.events[-1].sequence if page.events else None
     return EventList(data=[event_view(event) for event in page.events], has_more=page.has_more, last_id=last)
 
 
-async def _follow(context: Context, streams: Streams, owner: str, job_id: str, after: int) -> AsyncIterator[str]:
+async def _follow(context: Context, streams: Streams, owner: str, job_id: str, after: int) -> AsyncIterator[bytes]:
     """Yield events as they happen, progress as it changes, and `done` at the end."""
-    told: ProgressView | None = None
-    spoke = time.monotonic()
+    sent: ProgressView | None = None
+    sent_at = time.monotonic()
     while not streams.are_closing:
         try:
             page = await run_in_threadpool(jobs.list_events, context, owner, job_id, after=after, limit=_PAGE)
@@ -100,21 +100,20 @@ async def _follow(context: Context, streams: Streams, owner: str, job_id: str, a
             yield _message(event.type, event_view(event), number=event.sequence)
             after = event.sequence
         progress = progress_view(page.job)
-        if progress != told:
+        if progress != sent:
             yield _message("progress", progress)
-            told, spoke = progress, time.monotonic()
+            sent, sent_at = progress, time.monotonic()
         if page.has_more:
             continue
         if Status(page.job.status).is_terminal:
             yield _message("done", progress)
             return
-        if time.monotonic() - spoke > _KEEP_ALIVE_SECONDS:
-            yield ": still here\n\n"
-            spoke = time.monotonic()
+        if time.monotonic() - sent_at > _KEEP_ALIVE_SECONDS:
+            yield KEEPALIVE_COMMENT
+            sent_at = time.monotonic()
         await asyncio.sleep(min(SECONDS_BETWEEN_LOOKS, context.settings.poll_seconds))
 
 
-def _message(kind: str, data: BaseModel, *, number: int | None = None) -> str:
+def _message(kind: str, data: BaseModel, *, number: int | None = None) -> bytes:
     # Progress has no number: a client that reconnects gets the current progress anyway.
-    head = "" if number is None else f"id: {number}\n"
-    return f"{head}event: {kind}\ndata: {data.model_dump_json()}\n\n"
+    return format_sse_event(event=kind, data_str=data.model_dump_json(), id=None if number is None else str(number))

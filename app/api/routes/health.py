@@ -36,7 +36,7 @@ async def is_alive() -> Alive:
 
 @router.get("/readyz", response_model=Ready, responses=problems(503))
 def is_ready(request: Request) -> Ready | Response:
-    """Report whether jobs can be accepted, and what is missing if not; responds within seconds, whatever hangs."""
+    """Report whether jobs can be accepted, and what is missing; responds within seconds even if a dependency hangs."""
     checks = request.app.state.health
     assert isinstance(checks, health.Health)
     readiness = checks.check()

@@ -48,7 +48,7 @@ _LABELS: dict[str, Any] = {
     status_code=status.HTTP_202_ACCEPTED,
     dependencies=[JSON_BODY],
     responses=problems(400, 404, 413, 415, 422, 503, 507)
-    | {200: {"model": JobView, "description": "The job of an earlier request"}},
+    | {200: {"model": JobView, "description": "The job created by an earlier request with the same key"}},
 )
 async def submit_job(
     body: CompressionRequest,
@@ -76,7 +76,7 @@ def list_jobs(
     labels: LabelsDep,
     after: AfterJob = None,
     limit: PageSize = 20,
-    status: Annotated[Status | None, Query(description="Only jobs of this status.")] = None,
+    status: Annotated[Status | None, Query(description="Return only jobs with this status.")] = None,
 ) -> JobList:
     """List jobs, newest first."""
     choice = JobFilter(status=status, metadata=labels)
@@ -92,12 +92,12 @@ def list_jobs(
 @router.get(
     "/{job_id}",
     response_model=JobView,
-    responses=problems(404) | {304: {"description": "The client has it already"}},
+    responses=problems(404) | {304: {"description": "The client already has this version"}},
 )
 async def get_job(
     job_id: JobId, request: Request, response: Response, context: ContextDep, owner: OwnerDep, wait: WaitDep
 ) -> JobView | Response:
-    """Return a job; `Retry-After` says when to look again."""
+    """Return a job; `Retry-After` says when to poll again."""
     job = await run_in_threadpool(jobs.get_job, context, owner, job_id)
     job = await wait_for_end(request, response, context, job, wait)
     view = job_view(job)

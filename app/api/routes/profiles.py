@@ -36,7 +36,7 @@ def list_profiles(
     after: AfterProfile = None,
     limit: PageSize = 20,
 ) -> ProfileList:
-    """List profiles made by jobs, newest first.
+    """List profiles created by jobs, newest first.
 
     Profiles beyond `ROCKET_MAX_PROFILES` are deleted, least recently used first, and those that no job has used for
     `ROCKET_PROFILE_RETENTION_DAYS`, if that is set; never the profile of a job that has not ended.
@@ -55,7 +55,7 @@ def list_profiles(
     status_code=status.HTTP_202_ACCEPTED,
     dependencies=[JSON_BODY],
     responses=problems(400, 404, 413, 415, 422, 503, 507)
-    | {200: {"model": JobView, "description": "The job of an earlier request"}},
+    | {200: {"model": JobView, "description": "The job created by an earlier request with the same key"}},
 )
 async def make_profile(
     body: ProfileRequest,
@@ -83,7 +83,7 @@ def get_profile(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) -> 
 
 @router.delete("/{profile_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404))
 def delete_profile(profile_id: ProfileId, context: ContextDep, actor: ActorDep) -> None:
-    """Delete a profile; the jobs that made or used it remain."""
+    """Delete a profile; the jobs that created or used it remain."""
     profiles.delete_profile(context, actor, profile_id)
 
 

@@ -22,8 +22,8 @@ def limit_memory(byte_count: int) -> None:
         byte_count: value of RLIMIT_DATA, > 0; a lower hard limit of the system still applies.
     """
     _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = byte_count if hard == resource.RLIM_INFINITY else min(byte_count, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+    limit = byte_count if hard == resource.RLIM_INFINITY else min(byte_count, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,17 +141,17 @@ class MemoryGroup:
 
 def _parents() -> list[tuple[Path, _Names]]:
     """Return groups in which this process might create its own, the nearest first."""
-    found: list[tuple[Path, _Names]] = []
+    groups: list[tuple[Path, _Names]] = []
     for line in _lines(_PROC / "self" / "cgroup"):
         _number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
             own = _CGROUPS / path.lstrip("/")
             # A group with processes in it cannot delegate memory to groups below; its parent may.
-            found += [(group, _SECOND) for group in (own, own.parent) if _delegates_memory(group)]
+            groups += [(group, _SECOND) for group in (own, own.parent) if _delegates_memory(group)]
         elif "memory" in controllers.split(","):
-            found.append((_CGROUPS / "memory" / path.lstrip("/"), _FIRST))
-    return [(group, names) for group, names in found if group.is_dir() and os.access(group, os.W_OK)]
+            groups.append((_CGROUPS / "memory" / path.lstrip("/"), _FIRST))
+    return [(group, names) for group, names in groups if group.is_dir() and os.access(group, os.W_OK)]
 
 
 def _delegates_memory(group: Path) -> bool:

@@ -172,13 +172,13 @@ def _interpreter() -> set[Path]:
     service's data folder.
     """
     homes = {Path(home).resolve() for home in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
-    found = set(homes)
+    paths = set(homes)
     for entry in (*sys.path, str(_PROJECT)):
         folder = Path(entry or ".").resolve()
         if any(folder.is_relative_to(home) for home in homes):
             continue
         if folder.is_dir() and folder.name not in {"site-packages", "dist-packages"}:
-            found |= {path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+            paths |= {path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
         else:
-            found.add(folder)
-    return found
+            paths.add(folder)
+    return paths

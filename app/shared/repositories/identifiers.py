@@ -17,5 +17,5 @@ def new_id(prefix: str, at: datetime) -> str:
         at: time of creation.
     """
     number = (int(at.timestamp() * 1000) << _RANDOM_BITS) | secrets.randbits(_RANDOM_BITS)
-    digits = [_DIGITS[number >> 5 * place & 31] for place in reversed(range(_ID_DIGITS))]
+    digits = [_DIGITS[number >> 5 * position & 31] for position in reversed(range(_ID_DIGITS))]
     return f"{prefix}_" + "".join(digits)

@@ -26,7 +26,7 @@ from app.shared.models import (
 from app.shared.outcomes import NewEvent
 from app.shared.repositories.events import append_event
 from app.shared.repositories.identifiers import new_id
-from app.shared.repositories.uploads import require_upload
+from app.shared.repositories.uploads import check_upload
 from app.shared.requests import UPLOAD, JobRequest, Queue
 
 _TOKEN_EVENT = "hub_token"  # noqa: S105 - the type of an event
@@ -121,7 +121,7 @@ def create_job(
     job_id = new_id("job", at)
     for dataset in request.datasets:
         if dataset.startswith(UPLOAD):
-            require_upload(session, owner, dataset.removeprefix(UPLOAD))
+            check_upload(session, owner, dataset.removeprefix(UPLOAD))
     if idempotency is not None:
         earlier = find_replayed(session, request, owner=owner, key=idempotency.key)
         if earlier is not None:
@@ -154,7 +154,7 @@ def create_job(
             hub_token=hub_token,
             default_queue=default_queue,
         )
-    announce(session, job_id, at)
+    enqueue_notification(session, job_id, at)
     append_event(session, job_id, NewEvent(type="status", message="queued", data={"status": Status.QUEUED}), at)
     if hub_token is not None:
         append_event(session, job_id, NewEvent(type=_TOKEN_EVENT, message="a Hub token came with the job"), at)
@@ -173,7 +173,7 @@ def find_replayed(session: Session, request: JobRequest, *, owner: str, key: str
         return None
     if not secrets.compare_digest(row.fingerprint, request.fingerprint()):
         raise IdempotencyKeyReusedError(
-            "this Idempotency-Key was used for another request; choose a new one", param="Idempotency-Key"
+            "this Idempotency-Key was already used for a different request; use a new one", param="Idempotency-Key"
         )
     return get_job(session, row.job_id, owner)
 
@@ -288,7 +288,7 @@ def delete_job(session: Session, job_id: str, owner: str = LOCAL_OWNER) -> Remov
     """
     job = _locked(session, job_id, owner)
     if not Status(job.status).is_terminal:
-        raise ConflictError(f"the job is {job.status}; cancel it before deleting it")
+        raise ConflictError(f"the job is {job.status}; cancel it before you delete it")
     return _delete(session, job)
 
 
@@ -308,7 +308,7 @@ def delete_ended(session: Session, *, retention: timedelta, limit: int = 100) ->
     return [_delete(session, job) for job in session.scalars(statement).all()]
 
 
-def announce(session: Session, job_id: str, at: datetime) -> None:
+def enqueue_notification(session: Session, job_id: str, at: datetime) -> None:
     """Notify the workers of a job once this transaction is committed."""
     session.add(OutboxRow(job_id=job_id, created_at=at))
     session.flush()
@@ -316,8 +316,8 @@ def announce(session: Session, job_id: str, at: datetime) -> None:
 
 def _had_token(session: Session, job_id: str) -> bool:
     """Return whether a Hub token came with a job, or with one that it retries."""
-    told = select(JobEvent.sequence).where(JobEvent.job_id == job_id, JobEvent.type == _TOKEN_EVENT)
-    return session.execute(told.limit(1)).first() is not None
+    events = select(JobEvent.sequence).where(JobEvent.job_id == job_id, JobEvent.type == _TOKEN_EVENT)
+    return session.execute(events.limit(1)).first() is not None
 
 
 def _inherit_layers(session: Session, old_id: str, new_id: str) -> None:
@@ -352,7 +352,7 @@ def _locked(session: Session, job_id: str, owner: str) -> Job:
 def _only(session: Session, statement: Select[Job]) -> Job:
     job = session.scalars(statement.execution_options(populate_existing=True)).one_or_none()
     if job is None:
-        raise JobNotFoundError("there is no job of this id; GET /jobs lists yours")
+        raise JobNotFoundError("no job has this id; GET /jobs lists yours")
     return job
 
 

@@ -62,9 +62,9 @@ def create_key(
         InvalidRequestError: the name or label is not valid, or scopes are missing or unknown.
     """
     if not scopes or not set(scopes) <= set(SCOPES):
-        raise InvalidRequestError(f"a key has scopes, some of {', '.join(SCOPES)}", param="scope")
+        raise InvalidRequestError(f"a key needs at least one scope, of {', '.join(SCOPES)}", param="scope")
     if len(label) > _MAX_LABEL or not label.isprintable():
-        raise InvalidRequestError(f"a label has at most {_MAX_LABEL} characters, on one line", param="label")
+        raise InvalidRequestError(f"a label must be one line of at most {_MAX_LABEL} characters", param="label")
     is_new = ensure_tenant(session, tenant)
     at = now(session)
     identifier, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
@@ -141,7 +141,7 @@ def revoke_key(session: Session, key_id: str) -> ApiKey:
     """
     row = session.get(ApiKey, key_id)
     if row is None:
-        raise NotFoundError("there is no key of that id; `rocket admin keys list` shows them")
+        raise NotFoundError("no key has this id; `rocket admin keys list` shows them")
     if row.revoked_at is None:
         row.revoked_at = now(session)
     session.flush()

@@ -19,7 +19,7 @@ from app.shared.lifecycle import Status, move
 from app.shared.models import Job
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories.events import append_event
-from app.shared.repositories.jobs import announce
+from app.shared.repositories.jobs import enqueue_notification
 from app.shared.requests import QUEUES, Queue
 
 # Candidates read per query, so that concurrent workers do not all compete for the oldest job.
@@ -55,7 +55,7 @@ def claim_job(
     """
     at = now(session)
     fence = secrets.token_hex(16)
-    taken = move(
+    claimed = move(
         session,
         job_id,
         Status.RUNNING,
@@ -69,7 +69,7 @@ def claim_job(
         lease_until=at + timedelta(seconds=lease_seconds),
         progressed_at=at,
     )
-    if not taken:
+    if not claimed:
         return None
     first = update(Job).where(Job.id == job_id, Job.started_at.is_(None)).values(started_at=at)
     session.execute(first, execution_options={"synchronize_session": False})
@@ -112,7 +112,7 @@ def heartbeat(session: Session, lease: Lease, *, lease_seconds: float) -> Status
     return Status(status)
 
 
-def hold(session: Session, lease: Lease) -> Job:
+def lock_leased_job(session: Session, lease: Lease) -> Job:
     """Return the job of a lease, locked until the end of the transaction.
 
     Raises:
@@ -147,7 +147,7 @@ def release_job(session: Session, lease: Lease) -> Status:
     Raises:
         FencedOutError: the job was taken away.
     """
-    job = hold(session, lease)
+    job = lock_leased_job(session, lease)
     at = now(session)
     return give_up(session, job, at, available_at=at, attempt=Job.attempt - 1)
 
@@ -167,7 +167,7 @@ def fail_job(session: Session, lease: Lease, error: JobError, *, backoff_seconds
     Raises:
         FencedOutError: the job was taken away.
     """
-    job = hold(session, lease)
+    job = lock_leased_job(session, lease)
     at = now(session)
     event = NewEvent(type="error", level="error", message=error.message, data=error.model_dump())
     append_event(session, job.id, event, at)
@@ -180,7 +180,7 @@ def fail_job(session: Session, lease: Lease, error: JobError, *, backoff_seconds
 def end_job(session: Session, job: Job, target: Status, at: datetime, **changes: Any) -> Status:
     """Move a held job to a final status, or to `cancelled`, whatever its result, if it is being cancelled.
 
-    The caller must hold the job, see `hold`.
+    The caller must hold the job, see `lock_leased_job`.
     """
     if job.status == Status.CANCELLING:
         target, changes = Status.CANCELLED, {}
@@ -193,13 +193,13 @@ def end_job(session: Session, job: Job, target: Status, at: datetime, **changes:
 def give_up(session: Session, job: Job, at: datetime, *, available_at: datetime, **changes: Any) -> Status:
     """Requeue a held job and notify the workers, or cancel it if it is being cancelled.
 
-    The caller must hold the job, see `hold`.
+    The caller must hold the job, see `lock_leased_job`.
     """
     if job.status == Status.CANCELLING:
         return end_job(session, job, Status.CANCELLED, at)
     moved = move(session, job.id, Status.QUEUED, Job.fence == job.fence, at=at, available_at=available_at, **changes)
     assert moved, f"{job.status} -> queued"
-    announce(session, job.id, at)
+    enqueue_notification(session, job.id, at)
     append_event(session, job.id, NewEvent(type="status", message="queued", data={"status": Status.QUEUED}), at)
     return Status.QUEUED
 
@@ -210,4 +210,6 @@ def _held_by(lease: Lease) -> tuple[Any, ...]:
 
 
 def _fenced_out(lease: Lease) -> FencedOutError:
-    return FencedOutError(f"{lease.job_id} is no longer this worker's; it stops here and publishes nothing")
+    return FencedOutError(
+        f"{lease.job_id} no longer belongs to this worker, which stops working on it and publishes nothing"
+    )

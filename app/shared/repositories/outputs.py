@@ -13,7 +13,7 @@ from app.shared.lifecycle import Status
 from app.shared.models import AllocationRow, Artifact, Job, LayerProfileRow, ReportRow
 from app.shared.outcomes import JobResult, NewArtifact, NewEvent
 from app.shared.repositories.events import append_event
-from app.shared.repositories.leases import Lease, change, end_job, hold
+from app.shared.repositories.leases import Lease, change, end_job, lock_leased_job
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.report.schema import CompressionReport, StageReport, energy_text
 
@@ -33,7 +33,7 @@ def report_progress(
     Raises:
         FencedOutError: the job was taken away.
     """
-    job = hold(session, lease)
+    job = lock_leased_job(session, lease)
     if job.stage != stage:
         append_event(session, job.id, NewEvent(type="stage", message=stage, data={"stage": stage}), now(session))
     change(
@@ -44,15 +44,6 @@ def report_progress(
         estimated_finish_at=finish_at,
         progressed_at=now(session),
     )
-
-
-def add_event(session: Session, lease: Lease, event: NewEvent) -> int:
-    """Append an event and return its number.
-
-    Raises:
-        FencedOutError: the job was taken away.
-    """
-    return append_event(session, hold(session, lease).id, event, now(session))
 
 
 def save_layer_profile(session: Session, lease: Lease, position: int, profile: LayerProfile) -> bool:
@@ -70,7 +61,7 @@ def save_layer_profile(session: Session, lease: Lease, position: int, profile: L
     Raises:
         FencedOutError: the job was taken away.
     """
-    job = hold(session, lease)
+    job = lock_leased_job(session, lease)
     if session.get(LayerProfileRow, (job.id, profile.name)) is not None:
         return False
     at = now(session)
@@ -95,7 +86,7 @@ def save_allocation(session: Session, lease: Lease, chosen: Sequence[tuple[str, 
     Raises:
         FencedOutError: the job was taken away.
     """
-    job = hold(session, lease)
+    job = lock_leased_job(session, lease)
     if not chosen or session.scalars(select(AllocationRow).where(AllocationRow.job_id == job.id).limit(1)).first():
         return False
     at = now(session)
@@ -115,7 +106,7 @@ def discard_layers(session: Session, lease: Lease, reason: NewEvent) -> None:
     Raises:
         FencedOutError: the job was taken away.
     """
-    job = hold(session, lease)
+    job = lock_leased_job(session, lease)
     for rows in (LayerProfileRow, AllocationRow):
         session.execute(delete(rows).where(rows.job_id == job.id), execution_options={"synchronize_session": False})
     append_event(session, job.id, reason, now(session))
@@ -127,7 +118,7 @@ def discard_inherited_layers(session: Session, lease: Lease, reason: NewEvent) -
     Raises:
         FencedOutError: the job was taken away.
     """
-    job = hold(session, lease)
+    job = lock_leased_job(session, lease)
     discarded = 0
     for rows in (LayerProfileRow, AllocationRow):
         # A copy keeps the creation time of the original.
@@ -157,7 +148,7 @@ def succeed_job(
     Raises:
         FencedOutError: the job was taken away.
     """
-    job = hold(session, lease)
+    job = lock_leased_job(session, lease)
     at = now(session)
     expires_at = at + retention
     if job.status == Status.RUNNING:
@@ -184,7 +175,7 @@ def save_costs(session: Session, lease: Lease, stages: Sequence[StageReport]) ->
     Raises:
         FencedOutError: the job was taken away.
     """
-    job = hold(session, lease)
+    job = lock_leased_job(session, lease)
     energy = energy_text(stages)
     took = f"took {sum(stage.seconds for stage in stages):.1f} s" + (f" and {energy}" if energy else "")
     data: dict[str, JsonValue] = {"stages": [stage.model_dump(mode="json") for stage in stages]}
@@ -200,7 +191,7 @@ def succeed_profile(session: Session, lease: Lease) -> Status:
     Raises:
         FencedOutError: the job was taken away.
     """
-    job = hold(session, lease)
+    job = lock_leased_job(session, lease)
     return end_job(session, job, Status.SUCCEEDED, now(session), progress=1.0, work_key=None)
 
 
@@ -241,5 +232,5 @@ def find_artifact(session: Session, job: Job, name: str) -> Artifact:
     # Postgres rejects NUL and lone surrogates, which a client's name may contain.
     artifact = session.get(Artifact, (job.id, name)) if name.isprintable() else None
     if artifact is None:
-        raise ArtifactNotFoundError("the job has no artifact of this name; GET /jobs/{id}/artifacts lists them")
+        raise ArtifactNotFoundError("the job has no artifact with this name; GET /jobs/{id}/artifacts lists them")
     return artifact

@@ -16,7 +16,7 @@ from app.shared.repositories import audit
 from app.shared.repositories.audit import Action, Actor
 from app.shared.repositories.events import append_event
 from app.shared.repositories.identifiers import new_id
-from app.shared.repositories.leases import Lease, change, hold
+from app.shared.repositories.leases import Lease, change, lock_leased_job
 from app.shared.requests import JobRequest
 from rocket_core.candidates import SizePoint
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 PREFIX = "prof"
 NOT_FOUND = (
-    "there is no profile of this id, or no longer; GET /profiles lists yours, and a job on the same model, calibration "
-    "and options makes it again"
+    "no profile has this id, or it was deleted; GET /profiles lists yours, and a job with the same model, calibration "
+    "and options recreates it"
 )
 
 _BATCH = 100
@@ -61,7 +61,7 @@ def save_profile(
     Raises:
         FencedOutError: the job was taken away.
     """
-    job = hold(session, lease)
+    job = lock_leased_job(session, lease)
     at = now(session)
     request = JobRequest.model_validate(job.request)
     row = {
@@ -96,10 +96,10 @@ def get_profile(session: Session, profile_id: str, owner: str) -> Profile:
     Raises:
         ProfileNotFoundError: the profile does not exist, or belongs to another tenant.
     """
-    found = session.scalars(select(Profile).where(Profile.id == profile_id, Profile.owner == owner)).one_or_none()
-    if found is None:
+    profile = session.scalars(select(Profile).where(Profile.id == profile_id, Profile.owner == owner)).one_or_none()
+    if profile is None:
         raise ProfileNotFoundError(NOT_FOUND)
-    return found
+    return profile
 
 
 def list_profiles(session: Session, owner: str, *, after: str | None = None, limit: int = 20) -> list[Profile]:
@@ -129,8 +129,8 @@ def delete_profile(session: Session, profile_id: str, owner: str) -> None:
     Raises:
         ProfileNotFoundError: the profile does not exist, or belongs to another tenant.
     """
-    found = get_profile(session, profile_id, owner)
-    session.execute(delete(Profile).where(Profile.id == found.id), execution_options=_UNSYNCHRONIZED)
+    profile = get_profile(session, profile_id, owner)
+    session.execute(delete(Profile).where(Profile.id == profile.id), execution_options=_UNSYNCHRONIZED)
 
 
 def delete_unused(session: Session, *, retention: timedelta, limit: int = _BATCH) -> int:

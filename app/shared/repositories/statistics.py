@@ -27,7 +27,7 @@ class Statistics:
         active_jobs: jobs that have not ended, by queue and status; pairs without any are missing.
         waiting_seconds: by queue, how long the longest-waiting job could have been claimed.
         silent_seconds: by queue, the longest time since a held job's lease was renewed.
-        unannounced: number of rows of the outbox.
+        unsent_notifications: number of rows in the outbox.
         artifact_bytes: size of all artifacts that have not expired.
         upload_bytes: size of all uploads.
     """
@@ -35,7 +35,7 @@ class Statistics:
     active_jobs: Mapping[tuple[str, str], int]
     waiting_seconds: Mapping[str, float]
     silent_seconds: Mapping[str, float]
-    unannounced: int
+    unsent_notifications: int
     artifact_bytes: int
     upload_bytes: int
 
@@ -61,7 +61,7 @@ def read_statistics(session: Session, *, lease_seconds: float) -> Statistics:
         active_jobs={(queue, status): count for queue, status, count in session.execute(active)},
         waiting_seconds={queue: _age(at, since) for queue, since in session.execute(waiting)},
         silent_seconds={queue: max(0.0, lease_seconds + _age(at, until)) for queue, until in session.execute(held)},
-        unannounced=session.execute(select(func.count()).select_from(OutboxRow)).scalar_one(),
+        unsent_notifications=session.execute(select(func.count()).select_from(OutboxRow)).scalar_one(),
         artifact_bytes=int(session.execute(artifacts).scalar_one()),
         upload_bytes=int(session.execute(uploads).scalar_one()),
     )
@@ -84,23 +84,23 @@ def read_attempt(session: Session, job_id: str, *, after: int) -> AttemptRecord 
         .order_by(JobEvent.sequence)
         .limit(_MAX_EVENTS)
     )
-    told = list(session.scalars(statement))
+    events = list(session.scalars(statement))
     # Later events belong to the next attempt, which another worker may have started already.
     ends = (
-        number for number, event in enumerate(told) if event.type == "status" and event.message != Status.CANCELLING
+        number for number, event in enumerate(events) if event.type == "status" and event.message != Status.CANCELLING
     )
     end = next(ends, None)
     if end is None:
         return None
-    outcome = _outcome(told[:end], Status(told[end].message))
+    outcome = _outcome(events[:end], Status(events[end].message))
     published = 0
     if outcome == Status.SUCCEEDED:
         sizes = select(func.coalesce(func.sum(Artifact.size), 0)).where(Artifact.job_id == job_id)
         published = int(session.execute(sizes).scalar_one())
-    moments = [(event.message, event.created_at) for event in told[:end] if event.type == "stage"]
+    moments = [(event.message, event.created_at) for event in events[:end] if event.type == "stage"]
     if outcome == Status.SUCCEEDED:
         # Only then has the last stage finished, too.
-        moments.append(("", told[end].created_at))
+        moments.append(("", events[end].created_at))
     return AttemptRecord(outcome=outcome, stages=_durations(moments), published_bytes=published)
 
 

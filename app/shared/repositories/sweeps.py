@@ -16,7 +16,7 @@ from app.shared.lifecycle import Status
 from app.shared.models import Artifact, IdempotencyKey, Identity, Job, OutboxRow, Upload
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories.events import append_event
-from app.shared.repositories.jobs import announce
+from app.shared.repositories.jobs import enqueue_notification
 from app.shared.repositories.leases import end_job, give_up
 from app.shared.requests import QUEUES, Queue
 
@@ -29,7 +29,7 @@ _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Announcement:
+class Notification:
     """A job to notify the workers of.
 
     Attributes:
@@ -43,9 +43,9 @@ class Announcement:
     queue: Queue
 
 
-def list_announcements(
+def list_notifications(
     session: Session, *, queues: Collection[Queue] = QUEUES, limit: int = _BATCH
-) -> list[Announcement]:
+) -> list[Notification]:
     """Return the notifications for some queues that have not been sent yet, oldest first."""
     statement = (
         select(OutboxRow.id, OutboxRow.job_id, Job.queue)
@@ -54,21 +54,21 @@ def list_announcements(
         .order_by(OutboxRow.id)
         .limit(limit)
     )
-    return [Announcement(**row._mapping) for row in session.execute(statement)]
+    return [Notification(**row._mapping) for row in session.execute(statement)]
 
 
-def forget_announcements(session: Session, sent: Sequence[Announcement]) -> None:
+def delete_notifications(session: Session, sent: Sequence[Notification]) -> None:
     """Record that the broker has these notifications.
 
     Called after sending: after a crash in between, a message is sent twice, which is harmless, rather than never.
     """
     at = now(session)
     session.execute(delete(OutboxRow).where(OutboxRow.id.in_([row.id for row in sent])))
-    rung = update(Job).where(Job.id.in_([row.job_id for row in sent])).values(rung_at=at)
-    session.execute(rung, execution_options=_UNSYNCHRONIZED)
+    notified = update(Job).where(Job.id.in_([row.job_id for row in sent])).values(rung_at=at)
+    session.execute(notified, execution_options=_UNSYNCHRONIZED)
 
 
-def ring_again(session: Session, *, ring_seconds: float) -> int:
+def renotify(session: Session, *, notify_seconds: float) -> int:
     """Queue notifications for jobs that have waited longer than that since their last notification.
 
     Returns:
@@ -80,7 +80,7 @@ def ring_again(session: Session, *, ring_seconds: float) -> int:
         .where(
             Job.status == Status.QUEUED,
             Job.available_at <= at,
-            or_(Job.rung_at.is_(None), Job.rung_at <= at - timedelta(seconds=ring_seconds)),
+            or_(Job.rung_at.is_(None), Job.rung_at <= at - timedelta(seconds=notify_seconds)),
             ~exists().where(OutboxRow.job_id == Job.id),
         )
         .order_by(Job.id)
@@ -89,7 +89,7 @@ def ring_again(session: Session, *, ring_seconds: float) -> int:
     )
     waiting = session.scalars(statement).all()
     for job_id in waiting:
-        announce(session, job_id, at)
+        enqueue_notification(session, job_id, at)
     return len(waiting)
 
 
@@ -129,12 +129,12 @@ def requeue_job(session: Session, job_id: str) -> Job:
     statement = select(Job).where(Job.id == job_id).with_for_update().execution_options(populate_existing=True)
     job = session.scalars(statement).one_or_none()
     if job is None:
-        raise JobNotFoundError("there is no job of this id")
+        raise JobNotFoundError("no job has this id; GET /jobs lists them")
     status = Status(job.status)
     if status.is_terminal:
-        raise ConflictError(f"the job is {status}, which never changes; `rocket retry` makes a new one of it")
+        raise ConflictError(f"the job is {status}, which is final; `rocket retry` creates a new job from it")
     if not status.is_held:
-        raise ConflictError("the job is queued already; if no worker takes it, see whether one runs")
+        raise ConflictError("the job is already queued; if no worker claims it, check that one is running")
     _take(session, job, now(session), why="taken from its worker by the operator")
     session.refresh(job)
     return job
@@ -182,11 +182,11 @@ def find_orphans(session: Session, *, storage_keys: Collection[str], work_keys: 
     """
     stored, worked = set(storage_keys), set(work_keys)
     for column, keys in ((Artifact.storage_key, stored), (Upload.storage_key, stored), (Job.work_key, worked)):
-        found = sorted(keys)
+        sorted_keys = sorted(keys)
         # Databases limit the number of parameters, and a store may have more files than that.
-        for start in range(0, len(found), _MOST_PARAMETERS):
-            part = found[start : start + _MOST_PARAMETERS]
-            keys.difference_update(session.scalars(select(column).where(column.in_(part))))
+        for start in range(0, len(sorted_keys), _MOST_PARAMETERS):
+            batch = sorted_keys[start : start + _MOST_PARAMETERS]
+            keys.difference_update(session.scalars(select(column).where(column.in_(batch))))
     return stored | worked
 
 
@@ -213,7 +213,7 @@ def _take(session: Session, job: Job, at: datetime, *, why: str = "the worker no
         return give_up(session, job, at, available_at=at)
     error = JobError(
         code=WorkerLostError.code,
-        message=f"the worker was lost {job.attempt} times without saying why; see its log, then retry the job",
+        message=f"the worker stopped reporting in {job.attempt} attempts; see its log, then retry the job",
         stage=job.stage,
     )
     return end_job(session, job, Status.FAILED, at, error=error.model_dump())

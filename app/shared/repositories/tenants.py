@@ -79,7 +79,7 @@ def set_quotas(session: Session, name: str, **chosen: int | None) -> Tenant:
     """
     tenant = session.get(Tenant, name)
     if tenant is None:
-        raise NotFoundError("there is no tenant of that name; `rocket admin tenants` lists them")
+        raise NotFoundError("no tenant has this name; `rocket admin tenants` lists them")
     for quota, most in chosen.items():
         setattr(tenant, f"max_{quota}", most)
     session.flush()

@@ -70,7 +70,7 @@ def get_upload(session: Session, owner: str, upload_id: str) -> Upload:
     """
     upload = session.get(Upload, (owner, upload_id))
     if upload is None:
-        raise UploadNotFoundError("you have uploaded no file of this id; GET /calibrations lists yours")
+        raise UploadNotFoundError("no uploaded file has this id; GET /calibrations lists yours")
     return upload
 
 
@@ -84,7 +84,7 @@ def count_uploads(session: Session, owner: str) -> int:
     return session.execute(select(func.count()).select_from(Upload).where(Upload.owner == owner)).scalar_one()
 
 
-def require_upload(session: Session, owner: str, upload_id: str) -> None:
+def check_upload(session: Session, owner: str, upload_id: str) -> None:
     """Raise an error unless a file exists, and lock it while this transaction creates a job that needs it.
 
     Raises:
@@ -116,6 +116,6 @@ def delete_upload(session: Session, owner: str, upload_id: str) -> str:
         or_(*(Job.request[part]["dataset"].as_string() == UPLOAD + upload_id for part in ("calibration", "evaluate"))),
     )
     if session.execute(needed.limit(1)).first() is not None:
-        raise ConflictError("a job that has not ended needs this file; cancel it, or wait for its end")
+        raise ConflictError("an unfinished job uses this file; cancel the job, or wait until it finishes")
     session.execute(delete(Upload).where(*mine), execution_options={"synchronize_session": False})
     return str(key)

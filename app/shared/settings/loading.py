@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from app.shared.settings.model import PREFIX, Settings, variable_of
 # Variables of the client and of the tests, not of the service.
 _FOREIGN_VARIABLES = frozenset({"ROCKET_SERVER", "ROCKET_API_KEY"})
 _FOREIGN_PREFIXES = ("ROCKET_TEST_", "ROCKET_REQUIRE_")
+# Settings by their old variables, which are accepted for one more release.
+_RENAMED = {"ROCKET_RING_SECONDS": "notify_seconds", "ROCKET_KEPT_PROFILES_BYTES": "profile_cache_bytes"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,14 +45,23 @@ def load_settings(**overrides: Any) -> Settings:
     """
     known = {row.variable for row in describe()}
     problems = [_unknown(variable, known) for variable in sorted(os.environ) if _is_stray(variable, known)]
+    problems += [_contradiction(old, new) for old, new in deprecated_variables() if _differ(old, new)]
+    renamed = {_RENAMED[old]: os.environ[old] for old, _ in deprecated_variables()}
     try:
-        settings = Settings(**overrides)
+        settings = Settings(**(renamed | overrides))
     except ValidationError as error:
         problems += [_problem(problem["loc"], problem["msg"]) for problem in error.errors(include_input=False)]
         raise InvalidSettingsError("invalid settings: " + "; ".join(problems)) from None
     if problems:
         raise InvalidSettingsError("invalid settings: " + "; ".join(problems))
     return settings
+
+
+def deprecated_variables() -> Iterator[tuple[str, str]]:
+    """Yield the old variables that are set, each with its new name."""
+    for old, name in _RENAMED.items():
+        if os.environ.get(old):
+            yield old, variable_of(name)
 
 
 def describe() -> tuple[SettingRow, ...]:
@@ -76,8 +87,17 @@ def _is_stray(variable: str, known: Collection[str]) -> bool:
         variable.startswith(PREFIX)
         and variable not in known
         and variable not in _FOREIGN_VARIABLES
+        and variable not in _RENAMED
         and not variable.startswith(_FOREIGN_PREFIXES)
     )
+
+
+def _differ(old: str, new: str) -> bool:
+    return os.environ.get(new, "") not in {"", os.environ[old]}
+
+
+def _contradiction(old: str, new: str) -> str:
+    return f"{new} and its old name {old} have different values; unset {old}"
 
 
 def _unknown(variable: str, known: Collection[str]) -> str:

@@ -66,12 +66,12 @@ class Settings(BaseSettings):
     )
     storage_url: str | None = Field(
         default=None,
-        description="where artifacts and uploads are: `file:///FOLDER` or `s3://BUCKET/PREFIX`, with credentials where "
-        "the AWS tools look for them; default a folder in the data folder",
+        description="where artifacts and uploads are stored: `file:///FOLDER` or `s3://BUCKET/PREFIX`, with "
+        "credentials configured as for the AWS tools; default a folder in the data folder",
     )
     s3_endpoint_url: str | None = Field(default=None, description="URL of an S3-compatible store that is not Amazon's")
     redirect_downloads: bool = Field(
-        default=False, description="send clients to S3 with a presigned URL instead of passing files on"
+        default=False, description="redirect clients to presigned URLs of S3 instead of proxying files"
     )
     secret_key: SecretStr | None = Field(
         default=None,
@@ -92,19 +92,20 @@ class Settings(BaseSettings):
         default="cpu", description="queue of jobs that name none: `cpu` or `gpu`; `rocket serve` works on both"
     )
     max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
-        default=5, description="how often a job may start before it fails for good"
+        default=5, description="number of attempts at a job before it fails permanently"
     )
     lease_seconds: Annotated[float, Field(ge=2, le=3600)] = Field(
-        default=60.0, description="silence after which a worker counts as dead; it reports four times as often"
+        default=60.0,
+        description="silence after which a worker is considered dead; it renews its leases four times as often",
     )
     poll_seconds: Annotated[float, Field(ge=0.05, le=60)] = Field(
-        default=1.0, description="how often workers look for jobs and the reconciler sweeps"
+        default=1.0, description="interval at which workers look for jobs and the reconciler sweeps"
     )
-    ring_seconds: Annotated[float, Field(ge=1, le=3600)] = Field(
-        default=30.0, description="time after which a queued job is announced to the workers again"
+    notify_seconds: Annotated[float, Field(ge=1, le=3600)] = Field(
+        default=30.0, description="time after which the workers are notified of a queued job again"
     )
     retry_backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(
-        default=10.0, description="wait before the second attempt at a job; doubles with each further one"
+        default=10.0, description="delay before the second attempt at a job; doubles with each further one"
     )
     cancel_grace_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
         default=30.0, description="time a job gets to stop by itself before its process is killed"
@@ -121,25 +122,26 @@ class Settings(BaseSettings):
     profile_retention_days: Annotated[float, Field(gt=0, le=36500)] | None = Field(
         default=None, description="days after which a layer profile that no job has used is deleted; default never"
     )
-    kept_profiles_bytes: Annotated[int, Field(ge=0)] = Field(
+    profile_cache_bytes: Annotated[int, Field(ge=0)] = Field(
         default=64 * 2**30,
-        description="disk on each worker for layer profiles and calibration statistics, which spare later jobs on the "
-        "same model their calibration; those used longest ago make room",
+        description="disk space on each worker to cache layer profiles and calibration statistics, so that later jobs "
+        "on the same model skip the calibration; the least recently used are evicted",
     )
     hub_cache_bytes: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="disk for models of the Hub in the workers' cache (`HF_HOME`); those used longest ago that no job "
-        "uses make room; default no limit, as other programs may share the cache",
+        description="disk space for Hub models in the workers' cache (`HF_HOME`); the least recently used that no job "
+        "needs are evicted; default no limit, as other programs may share the cache",
     )
     idempotency_hours: Annotated[float, Field(gt=0, le=720)] = Field(
-        default=24.0, description="hours that an `Idempotency-Key` is remembered"
+        default=24.0, description="hours for which an `Idempotency-Key` is stored"
     )
     max_body_bytes: Annotated[int, Field(ge=1024, le=64 * _MIB)] = Field(
         default=_MIB, description="largest request body accepted"
     )
     max_streams: Annotated[int, Field(ge=1, le=10_000)] = Field(
         default=64,
-        description="event streams and waiting requests open at once; more are told to try again, or not waited for",
+        description="event streams and waiting requests open at once; further streams are refused, and further "
+        "requests do not wait",
     )
     max_connections_per_address: Annotated[int, Field(ge=1)] = Field(
         default=256,
@@ -165,7 +167,7 @@ class Settings(BaseSettings):
     )
     max_tenant_streams: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         default=None,
-        description="event streams and waiting requests of one tenant open at once, where there are API keys; "
+        description="event streams and waiting requests of one tenant open at once, if API keys exist; "
         "default a quarter of `ROCKET_MAX_STREAMS`",
     )
     max_active_jobs: Annotated[int, Field(ge=1)] = Field(
@@ -187,7 +189,7 @@ class Settings(BaseSettings):
         default=64 * _MIB, description="largest calibration file that can be uploaded"
     )
     max_concurrent_uploads: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=2, description="uploads of one tenant received at once by one process, where there are API keys"
+        default=2, description="uploads of one tenant received at once by one process, if API keys exist"
     )
     upload_seconds: Annotated[float, Field(ge=1, le=86400)] = Field(
         default=900.0, description="time in which an upload must have arrived"
@@ -197,32 +199,33 @@ class Settings(BaseSettings):
     )
     max_profiles: Annotated[int, Field(ge=1)] = Field(
         default=100,
-        description="quota of a tenant: layer profiles; no job is refused for it, those used longest ago make room",
+        description="quota of a tenant: layer profiles; no job is refused because of it, as the least recently used "
+        "are evicted",
     )
     rate_limit: str = Field(
-        default="1200/minute", description="requests of a tenant, of an address where there are no keys"
+        default="1200/minute", description="requests of a tenant, or of an address if no API keys exist"
     )
     submit_rate_limit: str = Field(default="120/minute", description="jobs, estimates and uploads of a tenant")
     job_isolation: Literal["auto", "required"] = Field(
         default="auto",
         description="confine the processes that read models to their files, without a network: `auto` as far as the "
-        "system can, and `required` has workers refuse to run where it cannot",
+        "system supports it; with `required`, workers refuse to run where it does not",
     )
     max_job_memory_bytes: Annotated[int, Field(ge=2**30)] | None = Field(
         default=None,
         description="memory of one job's process; default 4 GiB and twice what the job is estimated to need",
     )
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
-        default=None, description="port of a worker's metrics; default none, as in `rocket serve` the API has them"
+        default=None, description="port of a worker's metrics; default none, as the API of `rocket serve` includes them"
     )
     metrics_host: str = Field(
         default="127.0.0.1",
         description="address that a worker serves its metrics on; anyone who can reach it reads them without a key",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least severe line logged"
+        default="info", description="lowest severity logged"
     )
-    log_format: Literal["text", "json"] = Field(default="text", description="lines for people or for machines")
+    log_format: Literal["text", "json"] = Field(default="text", description="lines for humans or for programs")
     hf_token: SecretStr | None = Field(
         default=None, validation_alias="HF_TOKEN", description="token of the model hub, for private and gated models"
     )
@@ -286,7 +289,7 @@ class Settings(BaseSettings):
             usable = False
         if not usable:
             raise ValueError(
-                "is not a key; make one with: python3 -c 'import base64, os; "
+                "is not a key; create one with: python3 -c 'import base64, os; "
                 "print(base64.urlsafe_b64encode(os.urandom(32)).decode())'"
             )
         return secret

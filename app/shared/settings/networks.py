@@ -22,5 +22,5 @@ def parse_networks(text: str) -> tuple[Network, ...]:
 
 def _parse_network(text: str) -> Network:
     if "%" in text:
-        raise ValueError("zones name an interface, which a peer address does not")
+        raise ValueError("an address with a zone never matches a peer; write it without %zone")
     return ipaddress.ip_network(text)

@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from app.shared.errors import DataFolderLockedError, StorageError
-from app.shared.storage.faults import storage_errors
-from app.shared.storage.store import KEY
+from app.shared.storage.store import KEY, storage_errors
 from rocket_core.system.files import lock, locked
 
 _OWNER = "database"
@@ -55,7 +54,7 @@ class WorkFolders:
 
     def _locate(self, key: str) -> Path:
         if not KEY.fullmatch(key):
-            raise StorageError("a work key is 32 hexadecimal digits; this one is not")
+            raise StorageError("not a work key; expected 32 hexadecimal digits")
         return self._folder / key
 
 

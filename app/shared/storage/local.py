@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from app.shared.errors import StorageError
-from app.shared.storage.faults import storage_errors
 from app.shared.storage.folders import is_bound_to, old_entries
 from app.shared.storage.store import (
     CHUNK_BYTES,
     ArtifactStore,
     StoredFile,
     capped,
+    check_key,
+    check_regular,
     new_key,
-    require_key,
-    require_regular,
+    storage_errors,
 )
 from rocket_core.system.files import sync_folder
 
@@ -46,7 +46,7 @@ class LocalStore(ArtifactStore):
 
     def put(self, source: Path) -> StoredFile:
         """Store a file; without a second copy where the file system supports that."""
-        require_regular(source)
+        check_regular(source)
         return self._publish(lambda temporary: _link_or_copy(source, temporary))
 
     def put_stream(self, chunks: Iterable[bytes], *, max_bytes: int) -> StoredFile:
@@ -67,14 +67,16 @@ class LocalStore(ArtifactStore):
             while left > 0:
                 chunk = stream.read(min(CHUNK_BYTES, left))
                 if not chunk:
-                    raise StorageError(f"artifact file {key} in {self._folder} has lost its end; restore it")
+                    raise StorageError(
+                        f"artifact file {key} in {self._folder} is truncated; restore it or retry the job"
+                    )
                 left -= len(chunk)
                 yield chunk
 
     def remove(self, key: str) -> None:
         """Remove a file."""
         with storage_errors(self._folder):
-            (self._folder / require_key(key)).unlink(missing_ok=True)
+            (self._folder / check_key(key)).unlink(missing_ok=True)
 
     def keys(self, *, before: float) -> list[str]:
         """Return the files stored before a time."""
@@ -121,7 +123,7 @@ class LocalStore(ArtifactStore):
         return StoredFile(key=key, size=size, sha256=digest)
 
     def _open(self, key: str) -> BinaryIO:
-        path = self._folder / require_key(key)
+        path = self._folder / check_key(key)
         try:
             return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
         except FileNotFoundError:

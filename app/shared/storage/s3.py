@@ -32,16 +32,16 @@ from botocore.exceptions import (
 )
 
 from app.shared.errors import DiskFullError, StorageError, StorageUnavailableError
-from app.shared.storage.faults import storage_errors
 from app.shared.storage.store import (
     CHUNK_BYTES,
     KEY,
     ArtifactStore,
     StoredFile,
     capped,
+    check_key,
+    check_regular,
     new_key,
-    require_key,
-    require_regular,
+    storage_errors,
 )
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ _UPLOADS_AT_ONCE = 4
 _PRESIGNED_SECONDS = 300
 # Timeout of a check for /readyz, which has about a second.
 _CHECK_SECONDS = 0.8
-_PASSING = (BotoConnectionError, HTTPClientError, IncompleteReadError, CredentialRetrievalError)
-_PASSING_CODES = frozenset({"RequestTimeout", "SlowDown", "TooManyRequests", "Throttling", "ThrottlingException"})
+_TRANSIENT = (BotoConnectionError, HTTPClientError, IncompleteReadError, CredentialRetrievalError)
+_TRANSIENT_CODES = frozenset({"RequestTimeout", "SlowDown", "TooManyRequests", "Throttling", "ThrottlingException"})
 _FULL_CODES = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "ServiceQuotaExceeded"})
 _MISSING_CODES = frozenset({"NoSuchKey", "404"})
 _TAKEN_CODES = frozenset({"PreconditionFailed", "ConditionalRequestConflict"})
@@ -97,7 +97,7 @@ class S3Store(ArtifactStore):
 
     def put(self, source: Path) -> StoredFile:
         """Store a file."""
-        require_regular(source)
+        check_regular(source)
         with storage_errors(source), source.open("rb") as stream:
             return self._upload(iter(partial(stream.read, CHUNK_BYTES), b""), source.stat().st_size)
 
@@ -119,7 +119,7 @@ class S3Store(ArtifactStore):
                     left -= len(chunk)
                     yield chunk
         if left != 0:
-            raise StorageError(f"artifact file {key} has not its length in the store; restore it")
+            raise StorageError(f"artifact file {key} has a wrong length in the store; restore it or retry the job")
 
     def remove(self, key: str) -> None:
         """Remove a file."""
@@ -171,14 +171,14 @@ class S3Store(ArtifactStore):
 
     def presigned_url(self, key: str, *, filename: str, media_type: str) -> str:
         """Return an address where a client can read a file for a few minutes."""
-        wanted = {
+        parameters = {
             "Bucket": self._bucket,
             "Key": self._name(key),
             "ResponseContentDisposition": f"attachment; filename*=utf-8''{quote(filename, safe='')}",
             "ResponseContentType": media_type,
         }
         with _errors():
-            return self._client.generate_presigned_url("get_object", Params=wanted, ExpiresIn=_PRESIGNED_SECONDS)
+            return self._client.generate_presigned_url("get_object", Params=parameters, ExpiresIn=_PRESIGNED_SECONDS)
 
     def _upload(self, chunks: Iterator[bytes], max_bytes: int) -> StoredFile:
         part_bytes = max(_PART_BYTES, -(-max_bytes // _MOST_PARTS))
@@ -206,18 +206,18 @@ class S3Store(ArtifactStore):
         """
         with _errors():
             head = self._client.head_object(Bucket=self._bucket, Key=self._name(key), ChecksumMode="ENABLED")
-        found = head.get("ChecksumSHA256")
-        if found is None:
+        checksum = head.get("ChecksumSHA256")
+        if checksum is None:
             digest = hashlib.sha256()
             for chunk in self.read(key, 0, tally.size):
                 digest.update(chunk)
             is_same = digest.hexdigest() == tally.sha256
         else:
-            is_same = found.partition("-")[0] in tally.checksums
+            is_same = checksum.partition("-")[0] in tally.checksums
         if not is_same or head["ContentLength"] != tally.size:
             self.remove(key)
             raise StorageUnavailableError(
-                "the artifact store has other bytes than it was sent; they are removed, retry"
+                "the artifact store received different bytes than were sent, which were removed; retry"
             )
 
     def _last_added(self, upload: "MultipartUploadTypeDef") -> float:
@@ -229,7 +229,7 @@ class S3Store(ArtifactStore):
         return max([upload["Initiated"], *times]).timestamp()
 
     def _name(self, key: str) -> str:
-        return self._folder + require_key(key)
+        return self._folder + check_key(key)
 
     def _is_ours(self, name: str) -> bool:
         return KEY.fullmatch(name.removeprefix(self._folder)) is not None
@@ -247,21 +247,21 @@ class _Tally:
         self._chunks = chunks
         self._part_bytes = part_bytes
         self._ahead = bytearray()
-        self._whole = hashlib.sha256()
-        self._part = hashlib.sha256()
+        self._digest = hashlib.sha256()
+        self._part_digest = hashlib.sha256()
         self._parts = b""
         self.size = 0
 
     @property
     def sha256(self) -> str:
         """Hash of everything read, hexadecimal."""
-        return self._whole.hexdigest()
+        return self._digest.hexdigest()
 
     @property
     def checksums(self) -> set[str]:
         """SHA-256 checksums that a store may report: of the whole content, or of the hashes of its parts."""
-        parts = self._parts + (self._part.digest() if self.size % self._part_bytes else b"")
-        return {b64encode(digest).decode() for digest in (self._whole.digest(), hashlib.sha256(parts).digest())}
+        parts = self._parts + (self._part_digest.digest() if self.size % self._part_bytes else b"")
+        return {b64encode(digest).decode() for digest in (self._digest.digest(), hashlib.sha256(parts).digest())}
 
     def read(self, size: int = -1) -> bytes:
         """Return the next bytes, fewer than requested only at the end; all if the size is negative."""
@@ -274,16 +274,16 @@ class _Tally:
         return piece
 
     def _count(self, piece: bytes) -> None:
-        self._whole.update(piece)
+        self._digest.update(piece)
         rest = memoryview(piece)
         while rest:
             fitting = rest[: self._part_bytes - self.size % self._part_bytes]
-            self._part.update(fitting)
+            self._part_digest.update(fitting)
             self.size += len(fitting)
             rest = rest[len(fitting) :]
             if self.size % self._part_bytes == 0:
-                self._parts += self._part.digest()
-                self._part = hashlib.sha256()
+                self._parts += self._part_digest.digest()
+                self._part_digest = hashlib.sha256()
 
 
 def _client(endpoint_url: str | None, connect_seconds: float, answer_seconds: float, attempts: int) -> "S3Client":
@@ -316,10 +316,10 @@ def _errors(key: str | None = None) -> Iterator[None]:
         yield
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise StorageError(
-            "there are no credentials for the artifact store; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-            "whatever else the AWS tools look for"
+            "no credentials were found for the artifact store; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "configure them in another way that the AWS tools support"
         ) from error
-    except _PASSING as error:
+    except _TRANSIENT as error:
         raise _unavailable(type(error).__name__) from error
     except ClientError as error:
         raise _refusal(error, key) from error
@@ -333,19 +333,19 @@ def _refusal(error: ClientError, key: str | None) -> StorageError:
     if key is not None and code in _MISSING_CODES:
         return StorageError(f"artifact file {key} is missing from the artifact store; restore it or retry the job")
     if key is not None and code == "InvalidRange":
-        return StorageError(f"artifact file {key} has not its length in the store; restore it")
+        return StorageError(f"artifact file {key} has a wrong length in the store; restore it or retry the job")
     if code in _FULL_CODES:
-        return DiskFullError("no room is left in the artifact store; free some and retry")
-    if status >= 500 or code in _PASSING_CODES:
+        return DiskFullError("the artifact store is full; free some space and retry")
+    if status >= 500 or code in _TRANSIENT_CODES:
         return _unavailable(code)
     return StorageError(
         f"the artifact store refuses {error.operation_name} ({code}); check ROCKET_STORAGE_URL, "
-        "ROCKET_S3_ENDPOINT_URL and what the credentials may do"
+        "ROCKET_S3_ENDPOINT_URL and the permissions of the credentials"
     )
 
 
 def _unavailable(reason: str) -> StorageUnavailableError:
     return StorageUnavailableError(
-        f"the artifact store does not answer ({reason}); it is tried again, else check that it runs, "
+        f"the artifact store does not respond ({reason}); if retries fail too, check that it is running, "
         "ROCKET_STORAGE_URL and ROCKET_S3_ENDPOINT_URL"
     )

@@ -5,11 +5,11 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.shared.errors import OverQuotaError, StorageError
-from app.shared.storage.faults import storage_errors
+from app.shared.errors import DiskFullError, OverQuotaError, StorageError, is_disk_full
 from rocket_core.system.files import atomic_write
 
 KEY = re.compile(r"[0-9a-f]{32}")
@@ -142,7 +142,18 @@ class ArtifactStore(ABC):
                 digest.update(chunk)
                 stream.write(chunk)
             if digest.hexdigest() != stored.sha256:
-                raise StorageError(f"artifact file {stored.key} is damaged in the store; restore it or make it anew")
+                raise StorageError(f"artifact file {stored.key} is damaged in the store; restore it or retry the job")
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Convert operating system errors to storage errors that name the path they are about."""
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error):
+            raise DiskFullError(f"no space left in {path}; free some space and retry") from error
+        raise StorageError(f"cannot use {path}: {error.strerror or error}") from error
 
 
 def new_key() -> str:
@@ -150,18 +161,18 @@ def new_key() -> str:
     return secrets.token_hex(16)
 
 
-def require_key(key: str) -> str:
+def check_key(key: str) -> str:
     """Return the key, if it is valid.
 
     Raises:
         StorageError: it is not valid, and must not become part of a path.
     """
     if not KEY.fullmatch(key):
-        raise StorageError("a storage key is 32 hexadecimal digits; this one is not")
+        raise StorageError("not a storage key; expected 32 hexadecimal digits")
     return key
 
 
-def require_regular(source: Path) -> None:
+def check_regular(source: Path) -> None:
     """Raise an error unless a file may become an artifact.
 
     Raises:
@@ -181,7 +192,5 @@ def capped(chunks: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
     for chunk in chunks:
         total += len(chunk)
         if total > max_bytes:
-            raise OverQuotaError(
-                f"the file is larger than the {max_bytes:,} bytes that one may have; send a smaller one"
-            )
+            raise OverQuotaError(f"the file is larger than the maximum of {max_bytes:,} bytes; send a smaller one")
         yield chunk

@@ -31,7 +31,7 @@ from tests.reference.life_cycle import ACCEPTED, CONFLICT, HELD, OK, TERMINAL, U
 pytestmark = pytest.mark.databases("sqlite", "postgres")
 
 
-MAX_ATTEMPTS, LEASE, BACKOFF, RING, HOUR, DAY = 2, 60, 10, 30, 3600, 86400
+MAX_ATTEMPTS, LEASE, BACKOFF, NOTIFY, HOUR, DAY = 2, 60, 10, 30, 3600, 86400
 RETENTION = timedelta(days=7)
 # The second spells out the defaults of the first.
 SAME = (BODY | {"metadata": {"team": "a"}}, BODY | {"metadata": {"team": "a"}, "calibration": {"seed": 0}})
@@ -56,7 +56,7 @@ class LifeCycle(RuleBasedStateMachine):
             max_attempts=MAX_ATTEMPTS, lease=LEASE, backoff=BACKOFF, key_lifetime=24 * HOUR, retention=7 * DAY
         )
         self.began = self.clock.seconds
-        self.workers, self.mailbox, self.rung = [], [], {}
+        self.workers, self.mailbox, self.notified = [], [], {}
         self.endings, self.told = {}, {}
         self.names = itertools.count()
         self.database = self.worker.context.database
@@ -68,7 +68,7 @@ class LifeCycle(RuleBasedStateMachine):
         # A history may lack the rules that create and claim jobs.
         for body, key in zip(BODIES, ("k1", "k2", None), strict=True):
             self.submit_one(body, key)
-        self.ring(arrive=True)
+        self.notify(arrive=True)
         self.poll()
 
     # Clients.
@@ -217,7 +217,7 @@ class LifeCycle(RuleBasedStateMachine):
 
     # Time.
 
-    @rule(seconds=st.sampled_from([1, BACKOFF, BACKOFF, RING + 1, LEASE + 1, LEASE + 1, 25 * HOUR]))
+    @rule(seconds=st.sampled_from([1, BACKOFF, BACKOFF, NOTIFY + 1, LEASE + 1, LEASE + 1, 25 * HOUR]))
     def pass_time(self, seconds):
         self.clock.advance(seconds)
         self.lives.now += seconds
@@ -228,18 +228,18 @@ class LifeCycle(RuleBasedStateMachine):
         assert sorted(taken) == sorted(self.lives.reclaim(everything=everything))
 
     @rule(arrive=st.booleans())
-    def ring(self, arrive):
-        self.worker.do(sweeps.ring_again, ring_seconds=RING)
-        sent = self.worker.do(sweeps.list_announcements)
-        self.worker.do(sweeps.forget_announcements, sent)
-        self.rung |= {announcement.job_id: self.lives.now for announcement in sent}
-        told = self.lives.tell({announcement.job_id for announcement in sent})
+    def notify(self, arrive):
+        self.worker.do(sweeps.renotify, notify_seconds=NOTIFY)
+        sent = self.worker.do(sweeps.list_notifications)
+        self.worker.do(sweeps.delete_notifications, sent)
+        self.notified |= {notification.job_id: self.lives.now for notification in sent}
+        told = self.lives.tell({notification.job_id for notification in sent})
         assert told == [], "jobs were put into the queue without a word"
         if arrive:
-            self.mailbox += [announcement.job_id for announcement in sent]
-        # No job waits longer than that without the workers being notified.
+            self.mailbox += [notification.job_id for notification in sent]
+        # Nobody waits for longer than that without the workers being told.
         assert [
-            job_id for job_id in self.lives.waiting() if self.lives.now - self.rung.get(job_id, -RING) >= RING
+            job_id for job_id in self.lives.waiting() if self.lives.now - self.notified.get(job_id, -NOTIFY) >= NOTIFY
         ] == []
 
     @rule(days=st.sampled_from([0, 8]))

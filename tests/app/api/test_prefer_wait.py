@@ -100,7 +100,7 @@ def test_a_job_deleted_during_the_wait_is_returned_as_it_was(client, submitted, 
 
 def test_waiting_requests_count_as_streams(client, submitted, app):
     app.state.streams = Streams(1, share=1)
-    app.state.streams.take(LOCAL_CALLER)
+    app.state.streams.acquire(LOCAL_CALLER)
     answer, seconds = timed(client.get, f"/jobs/{submitted}", headers=WAIT)
     assert answer.status_code == 200
     assert "Preference-Applied" not in answer.headers
@@ -111,7 +111,7 @@ def test_the_place_of_a_waiting_request_is_released(client, submitted, app):
     app.state.streams = Streams(1, share=1)
     for _ in range(2):
         assert "Preference-Applied" in client.get(f"/jobs/{submitted}", headers={"Prefer": "wait=1"}).headers
-    app.state.streams.take(LOCAL_CALLER)
+    app.state.streams.acquire(LOCAL_CALLER)
 
 
 def test_waiting_requests_return_when_the_service_stops(client, submitted, app, later):

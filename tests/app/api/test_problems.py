@@ -14,6 +14,7 @@ from app.shared.logging import configure_logging
 from app.shared.settings import Settings
 from rocket_core import errors as core_errors
 from tests.app.api.conftest import BODY
+from tests.app.conftest import local_client
 
 KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.AppError)]
 CORE = [kind for kind in vars(core_errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
@@ -26,6 +27,23 @@ def test_the_table_has_every_error_of_the_service():
 
 def test_errors_of_the_library_map_to_422_or_503():
     assert {status_of(kind).value for kind in CORE if kind.__module__ == core_errors.__name__} == {422, 503}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if status_of(kind).value in {500, 507}])
+def test_service_failure_is_described_to_users_and_logged(kind, app, caplog):
+    def fail():
+        raise kind(f"cannot write /srv/{CANARY}")
+
+    app.router.add_api_route("/failing", fail)
+    with local_client(app) as client:
+        answer = client.get("/failing")
+    detail = answer.json()["detail"]
+    assert answer.status_code == status_of(kind).value
+    assert CANARY not in answer.text
+    assert CANARY in caplog.text
+    # What is wrong; what to do.
+    assert "; " in detail
+    assert detail not in inspect.getdoc(kind)
 
 
 def test_retryable_errors_map_to_429_or_503():

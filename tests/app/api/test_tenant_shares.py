@@ -10,7 +10,7 @@ import anyio
 import httpx2
 import pytest
 
-from app.api.tenant_shares import Places, SharedThreads
+from app.api.tenant_shares import SharedThreads, TenantSlots
 from app.services import admission
 from app.services.access import LOCAL_CALLER, Caller
 from app.shared.repositories import keys
@@ -85,7 +85,7 @@ def test_slow_uploads_do_not_block_other_tenants(connect, begin_upload, authoriz
 
 def test_an_upload_has_a_deadline_and_releases_its_place(app, connect, begin_upload, authorized):
     headers = authorized("slow")
-    app.state.receptions._seconds = 1.5
+    app.state.upload_receiver._seconds = 1.5
     slow = [begin_upload(headers) for _ in range(2)]
     until = time.monotonic() + 10
     sent = 1
@@ -128,7 +128,7 @@ def test_waiting_requests_leave_streams_to_other_tenants(connect, authorized):
     stream = {"Accept": "text/event-stream"}
     with connect().stream("GET", f"/jobs/{mine}/events", headers=other | stream) as answer:
         assert answer.status_code == 200
-        assert next(answer.iter_lines()).startswith("id: ")
+        assert next(answer.iter_lines()).startswith("event: ")
     for thread in threads:
         thread.join()
     waited = [answer for answer in answers if "Preference-Applied" in answer.headers]
@@ -152,8 +152,8 @@ def test_requests_to_a_slow_hub_leave_places_to_other_tenants(connect, authorize
             "model.safetensors": safetensors_bytes(llama_tensors()),
         }
         hub.silent = ["/api/models/org/slow"]
-        # As many as may ask the Hub concurrently, of all tenants.
-        threads = [threading.Thread(target=estimate) for _ in range(admission._HUB_TURNS["most"])]
+        # As many as may ask the Hub at once, of all tenants.
+        threads = [threading.Thread(target=estimate) for _ in range(admission._HUB_SLOTS["most"])]
         for thread in threads:
             thread.start()
         until = time.monotonic() + PATIENCE_SECONDS
@@ -164,7 +164,7 @@ def test_requests_to_a_slow_hub_leave_places_to_other_tenants(connect, authorize
         assert answer.status_code == 200, answer.text
         for thread in threads:
             thread.join()
-    assert statuses == [503] * admission._HUB_TURNS["most"]
+    assert statuses == [503] * admission._HUB_SLOTS["most"]
 
 
 def caller(tenant):
@@ -172,13 +172,13 @@ def caller(tenant):
 
 
 def test_places_are_shared_and_a_single_tenant_may_use_all():
-    places = Places(4, share=2)
-    assert [places.try_take(caller("a")) for _ in range(3)] == [True, True, False]
-    assert [places.try_take(caller(name)) for name in "bcd"] == [True, True, False]
-    places.give_back(caller("a"))
-    assert places.try_take(caller("d"))
-    alone = Places(4, share=2)
-    assert [alone.try_take(LOCAL_CALLER) for _ in range(5)] == [True] * 4 + [False]
+    slots = TenantSlots(4, share=2)
+    assert [slots.try_acquire(caller("a")) for _ in range(3)] == [True, True, False]
+    assert [slots.try_acquire(caller(name)) for name in "bcd"] == [True, True, False]
+    slots.release(caller("a"))
+    assert slots.try_acquire(caller("d"))
+    alone = TenantSlots(4, share=2)
+    assert [alone.try_acquire(LOCAL_CALLER) for _ in range(5)] == [True] * 4 + [False]
 
 
 @pytest.mark.anyio

@@ -12,6 +12,7 @@ from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories import outputs
 from rocket_core.report.schema import CompressionReport
 from tests.app.api.conftest import BODY
+from tests.job_events import add_event
 from tests.reference.reports import report_of_layers
 
 FILES = {"report.json": b"{}", "factored/model.safetensors": b"0123"}
@@ -50,7 +51,7 @@ def test_a_running_job_shows_its_progress(page, worker, submitted):
     text = page("GET", f"/ui/jobs/{submitted}").text
     assert 'value="0.25"' in text
     assert re.search(r'<li class="current" aria-current="step"><span class="name">profiling', text)
-    assert re.search(r'<li class="to-come"><span class="name">exporting', text)
+    assert re.search(r'<li class="pending"><span class="name">exporting', text)
     live = page("GET", f"/ui/jobs/{submitted}/live?shown=running", headers={"HX-Request": "true"})
     assert "HX-Refresh" not in live.headers
     worker.do(outputs.succeed_profile, lease)
@@ -63,7 +64,7 @@ def test_stages_are_shown_for_any_number_of_layers(page, worker, submitted, cont
     worker.do(outputs.report_progress, lease, stage="calibrating", progress=0.1)
     with context.database.transaction() as session:
         for number in range(1100):
-            outputs.add_event(session, lease, NewEvent(type="layer", message=f"profiled {number}"))
+            add_event(session, lease, NewEvent(type="layer", message=f"profiled {number}"))
     worker.do(outputs.report_progress, lease, stage="factorizing", progress=0.8)
     worker.do(outputs.report_progress, lease, stage="exporting", progress=0.9)
     text = page("GET", f"/ui/jobs/{submitted}/live").text
@@ -134,7 +135,7 @@ def test_errors_are_pages_for_browsers_and_json_for_programs(page, client):
     missing = "/ui/jobs/job_" + "0" * 26
     answer = page("GET", missing)
     assert (answer.status_code, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
-    assert "there is no job of this id" in answer.text
+    assert "no job has this id" in answer.text
     assert client.get(missing).headers["Content-Type"] == "application/problem+json"
     assert page("GET", "/?after=x").status_code == 422
 

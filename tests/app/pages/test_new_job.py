@@ -83,9 +83,9 @@ def test_form_errors_are_shown_with_the_input(submit, client, changes, status, s
 def test_the_preview_estimates_a_job_without_creating_one(page, client):
     text = page("POST", "/ui/new/preview", data=FIELDS).text
     assert "parameters" in text
-    assert "not known before the layers are profiled" in text
+    assert "unknown until the layers are profiled" in text
     assert client.get("/jobs").json()["data"] == []
-    assert "Name a model" in page("POST", "/ui/new/preview", data=FIELDS | {"model_id": ""}).text
+    assert "Enter a model" in page("POST", "/ui/new/preview", data=FIELDS | {"model_id": ""}).text
     assert "ask for 0.7001 or less" in page("POST", "/ui/new/preview", data=FIELDS | {"ratio": "0.95"}).text
     assert "less than 1" in page("POST", "/ui/new/preview", data=FIELDS | {"ratio": "2"}).text
 
@@ -113,7 +113,7 @@ def test_a_model_can_be_profiled_alone(page, client):
 
 
 def test_a_profile_page_answers_for_any_ratio(page, client, worker, submit):
-    assert "There are none yet" in page("GET", "/ui/profiles").text
+    assert "No profiles yet" in page("GET", "/ui/profiles").text
     submit()
     [job] = client.get("/jobs").json()["data"]
     profile = worker.profile_model(job["id"])

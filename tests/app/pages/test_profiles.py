@@ -1,4 +1,4 @@
-"""Pages of profiles, and of jobs whose profile is deleted."""
+"""The pages of profiles, and what pages show of one that no longer exists."""
 
 import pytest
 
@@ -28,14 +28,14 @@ def test_a_job_links_its_profile(page, profiled):
     job_id, profile_id = profiled
     text = page("GET", f"/ui/jobs/{job_id}").text
     assert f"/ui/profiles/{profile_id}" in text
-    assert "is gone" not in text
+    assert "no longer exists" not in text
 
 
 def test_a_job_with_a_deleted_profile_has_no_dead_link(page, gone):
     job_id, profile_id = gone
     answer = page("GET", f"/ui/jobs/{job_id}")
     assert answer.status_code == 200
-    assert "profile that this job made is gone" in answer.text
+    assert "profile that this job created no longer exists" in answer.text
     for address in ("/", f"/ui/jobs/{job_id}", f"/ui/jobs/{job_id}/log", "/ui/profiles", "/ui/compare"):
         assert profile_id not in page("GET", address).text, address
 
@@ -55,8 +55,8 @@ def test_a_job_with_a_deleted_profile_shows_its_own_results(page, client, worker
 def test_the_page_of_a_deleted_profile_says_what_to_do(page, gone, part):
     answer = page("GET", f"/ui/profiles/{gone[1]}{part}")
     assert (answer.status_code, answer.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
-    assert "no profile of this id" in answer.text
-    assert "makes it again" in answer.text
+    assert "no profile has this id" in answer.text
+    assert "recreates it" in answer.text
     assert 'href="/ui/profiles"' in answer.text
 
 
@@ -83,11 +83,11 @@ def test_a_profile_deleted_during_a_preview_is_omitted(page, client, profiled, m
     fields |= {"target": "ratio", "export": "both"}
     answer = page("POST", "/ui/new/preview", data=fields)
     assert answer.status_code == 200
-    assert "not known before the layers are profiled" in answer.text
+    assert "unknown until the layers are profiled" in answer.text
 
 
 def test_the_list_states_how_long_profiles_are_kept(page, app):
-    assert "At most 100 are kept, those that jobs have used last." in page("GET", "/ui/profiles").text
+    assert "The 100 most recently used profiles are stored." in page("GET", "/ui/profiles").text
     app.state.context.settings.__dict__.update(max_profiles=7, profile_retention_days=2.5)
     text = page("GET", "/ui/profiles").text
-    assert "At most 7 are kept, those that jobs have used last, and none for longer than 2.5 days after its" in text
+    assert "The 7 most recently used profiles are stored, each for up to 2.5 days after a job last used it." in text

@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from app.services.access import LOCAL_CALLER, authenticate, is_loopback, require_safe_binding
+from app.services.access import LOCAL_CALLER, authenticate, check_safe_binding, is_loopback
 from app.shared.database import Database
 from app.shared.errors import DiskFullError, InvalidSettingsError, UnauthenticatedError
 from app.shared.models import ApiKey
@@ -153,20 +153,20 @@ def test_a_name_with_one_external_address_is_not_loopback(monkeypatch):
 
 def test_without_keys_binding_beyond_the_loopback_is_refused(database, database_url, make_key):
     settings = Settings(database_url=database_url)
-    require_safe_binding(settings, "127.0.0.1")
+    check_safe_binding(settings, "127.0.0.1")
     for address in (EVERYWHERE, "::", ""):
         with pytest.raises(InvalidSettingsError, match="`rocket admin keys create TENANT`"):
-            require_safe_binding(settings, address)
+            check_safe_binding(settings, address)
     make_key(lifetime=timedelta(days=100 * 365))
-    require_safe_binding(settings, EVERYWHERE)
+    check_safe_binding(settings, EVERYWHERE)
     with database.transaction() as session:
         [key] = keys.list_keys(session)
         keys.revoke_key(session, key.id)
     with pytest.raises(InvalidSettingsError):
-        require_safe_binding(settings, EVERYWHERE)
+        check_safe_binding(settings, EVERYWHERE)
 
 
 def test_the_suggested_command_names_the_data_folder(settings):
     with pytest.raises(InvalidSettingsError) as refused:
-        require_safe_binding(settings, EVERYWHERE)
+        check_safe_binding(settings, EVERYWHERE)
     assert f"`rocket admin keys create TENANT --data-dir {settings.data_dir}`" in str(refused.value)

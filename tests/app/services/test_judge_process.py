@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from app.services import admission
-from app.services.judgement import require_model_size
+from app.services.judgement import check_model_size
 from app.services.questions import _KINDS, Answer, Refusal
 from app.shared.confinement import supported
 from app.shared.errors import BusyError, OverQuotaError, RateLimitedError
@@ -94,7 +94,7 @@ def test_the_template_imports_only_what_it_needs(judges):
 )
 def test_a_compromised_process_can_only_refuse_its_own_model(judges, hostile, name, caplog):
     hostile(name)
-    with caplog.at_level(logging.WARNING), pytest.raises(UnsupportedArchitectureError, match="take too much memory"):
+    with caplog.at_level(logging.WARNING), pytest.raises(UnsupportedArchitectureError, match="takes too much memory"):
         judges.estimate("one", REQUEST, NO_LIMITS)
     assert "forged" not in caplog.text
     assert caplog.records
@@ -166,7 +166,7 @@ def test_a_template_that_cannot_start_makes_clients_retry(judges, monkeypatch, c
 
 def test_a_tenant_cannot_take_every_place(judges, hostile, monkeypatch):
     monkeypatch.setattr(admission, "_READ_SECONDS", 6.0)
-    monkeypatch.setattr(admission, "_TURN_SECONDS", 0.05)
+    monkeypatch.setattr(admission, "_SLOT_SECONDS", 0.05)
     kept = admission._processes
     hostile("hangs")
     ends = []
@@ -214,9 +214,9 @@ def test_an_endless_message_is_truncated():
 
 def test_all_weights_count_towards_the_model_size():
     weights = WeightSummary(dtype_bytes={"F32": 8, "BF16": 2}, block_shapes={})
-    require_model_size(10, weights)
-    require_model_size(None, None)
+    check_model_size(10, weights)
+    check_model_size(None, None)
     with pytest.raises(OverQuotaError):
-        require_model_size(9, weights)
+        check_model_size(9, weights)
     with pytest.raises(OverQuotaError):
-        require_model_size(10, None)
+        check_model_size(10, None)

@@ -158,22 +158,22 @@ def test_uploads_count_as_stored(context):
             )
         session.flush()
         limits = Quotas(stored_bytes=10)
-        quotas.require_room(session, limits, "local", size=4)
+        quotas.check_room(session, limits, "local", size=4)
         with pytest.raises(QuotaExceededError):
-            quotas.require_room(session, limits, "local", size=5)
+            quotas.check_room(session, limits, "local", size=5)
         with pytest.raises(OverQuotaError):
-            quotas.require_room(session, limits, "local", size=11)
-        quotas.require_room(session, Quotas(), "local", size=2**60)
+            quotas.check_room(session, limits, "local", size=11)
+        quotas.check_room(session, Quotas(), "local", size=2**60)
 
 
 @pytest.mark.parametrize(("samples", "length", "fits"), [(2, 50, True), (2, 51, False), (1, None, False)])
 def test_calibration_tokens_are_samples_times_length(samples, length, fits):
     asked = CalibrationRequest(samples=samples, sequence_length=length)
     if fits:
-        quotas.require_calibration_tokens(Quotas(calibration_tokens=100), asked)
+        quotas.check_calibration_tokens(Quotas(calibration_tokens=100), asked)
         return
     with pytest.raises(OverQuotaError) as refused:
-        quotas.require_calibration_tokens(Quotas(calibration_tokens=100), asked)
+        quotas.check_calibration_tokens(Quotas(calibration_tokens=100), asked)
     assert refused.value.param == "calibration.samples"
 
 
@@ -181,13 +181,13 @@ def test_calibration_tokens_are_samples_times_length(samples, length, fits):
 def test_evaluation_tokens_have_their_own_limit(samples, length, fits):
     asked = EvaluationRequest(samples=samples, sequence_length=length)
     if fits:
-        quotas.require_evaluation_tokens(Quotas(calibration_tokens=100), asked)
+        quotas.check_evaluation_tokens(Quotas(calibration_tokens=100), asked)
         return
     with pytest.raises(OverQuotaError) as refused:
-        quotas.require_evaluation_tokens(Quotas(calibration_tokens=100), asked)
+        quotas.check_evaluation_tokens(Quotas(calibration_tokens=100), asked)
     assert refused.value.param == "evaluate.samples"
-    quotas.require_evaluation_tokens(Quotas(calibration_tokens=None), asked)
-    quotas.require_evaluation_tokens(Quotas(calibration_tokens=1), None)
+    quotas.check_evaluation_tokens(Quotas(calibration_tokens=None), asked)
+    quotas.check_evaluation_tokens(Quotas(calibration_tokens=1), None)
 
 
 def test_permanent_refusals_are_422_and_temporary_ones_429(client, allow):

@@ -3,13 +3,13 @@ import json
 import pytest
 
 from app.shared.errors import QueueError
-from app.shared.queue import RUN_JOB, create_celery, ring
+from app.shared.queue import RUN_JOB, create_celery, notify
 from app.shared.settings import Settings
 
 
 def test_a_message_contains_only_the_job_id_as_json():
     celery = create_celery(Settings())
-    ring(celery, "job_1", "gpu")
+    notify(celery, "job_1", "gpu")
     with celery.connection_for_read() as connection:
         queue = connection.SimpleQueue("rocket.gpu")
         message = queue.get(timeout=5)
@@ -44,5 +44,5 @@ def test_an_unavailable_broker_has_its_own_error():
     celery = create_celery(Settings(broker_url="redis://127.0.0.1:1/0"))
     celery.conf.task_publish_retry_policy = {"max_retries": 0, "interval_start": 0, "interval_max": 0}
     with pytest.raises(QueueError):
-        ring(celery, "job_1", "cpu")
+        notify(celery, "job_1", "cpu")
     celery.close()

@@ -7,7 +7,7 @@ import pytest
 
 from app.shared.database import Database
 from app.shared.queue import create_celery, queue_name
-from app.shared.relay import Relay
+from app.shared.relay import OutboxRelay
 from app.shared.repositories import sweeps
 from app.shared.requests import JobRequest
 from app.shared.settings import Settings
@@ -46,7 +46,7 @@ def heard(celery):
 def waiting(database):
     def waiting():
         with database.snapshot() as session:
-            return [row.job_id for row in sweeps.list_announcements(session)]
+            return [row.job_id for row in sweeps.list_notifications(session)]
 
     return waiting
 
@@ -57,7 +57,7 @@ def relay(database, celery):
     relays = []
 
     def relay(queues=("cpu", "gpu"), *, celery=celery, **settings):
-        relays.append(Relay(Settings(poll_seconds=60, **settings), database, celery, queues=queues))
+        relays.append(OutboxRelay(Settings(poll_seconds=60, **settings), database, celery, queues=queues))
         relays[-1].start()
         return relays[-1]
 
@@ -75,7 +75,7 @@ def eventually(condition):
     return answer
 
 
-def test_a_woken_relay_announces_each_job_once_in_its_queue(relay, submit, heard, waiting):
+def test_a_woken_relay_notifies_the_queue_of_each_job_once(relay, submit, heard, waiting):
     started = relay()
     for_cpu, for_gpu = submit(), submit(JobRequest(**REQUEST, queue="gpu"))
     # Without a wake-up it would look in a minute.
@@ -94,7 +94,7 @@ def test_jobs_of_other_queues_are_left_to_other_processes(relay, submit, heard, 
     assert eventually(lambda: waiting() == [for_gpu])
 
 
-def test_a_queue_without_consumers_holds_a_limited_backlog(relay, submit, heard, waiting, monkeypatch):
+def test_a_queue_without_workers_is_not_notified_for_ever(relay, submit, heard, waiting, monkeypatch):
     monkeypatch.setattr("app.shared.queue._MOST_MESSAGES", 3)
     for _ in range(8):
         submit()
@@ -104,7 +104,7 @@ def test_a_queue_without_consumers_holds_a_limited_backlog(relay, submit, heard,
 
 
 @pytest.mark.parametrize("broker", ["refuses", "hangs"])
-def test_an_unavailable_broker_blocks_nothing_and_is_logged_once(relay, submit, waiting, broker, caplog):
+def test_silent_broker_blocks_and_loses_nothing(relay, submit, waiting, broker, caplog):
     job_ids = [submit() for _ in range(3)]
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -131,7 +131,7 @@ def test_two_relays_lose_no_announcement(database_url, clock, submit, heard, wai
     job_ids = [submit() for _ in range(120)]
     other = Database(database_url, clock=clock)
     relay().wake()
-    second = Relay(Settings(poll_seconds=60), other, celery, queues=("cpu",))
+    second = OutboxRelay(Settings(poll_seconds=60), other, celery, queues=("cpu",))
     second.deliver()
     eventually(lambda: waiting() == [])
     assert {job_id for job_id, _ in heard()} == set(job_ids)

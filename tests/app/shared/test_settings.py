@@ -1,9 +1,12 @@
 import base64
+import io
+import logging
 
 import pytest
 
 from app.shared.errors import InvalidSettingsError
-from app.shared.settings import Settings, describe, load_settings
+from app.shared.logging import configure_logging
+from app.shared.settings import Settings, deprecated_variables, describe, load_settings
 
 KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
 
@@ -36,14 +39,14 @@ def test_every_setting_is_read_from_its_variable(monkeypatch, tmp_path):
         "ROCKET_MAX_ATTEMPTS": "7",
         "ROCKET_LEASE_SECONDS": "7",
         "ROCKET_POLL_SECONDS": "7",
-        "ROCKET_RING_SECONDS": "7",
+        "ROCKET_NOTIFY_SECONDS": "7",
         "ROCKET_RETRY_BACKOFF_SECONDS": "7",
         "ROCKET_CANCEL_GRACE_SECONDS": "7",
         "ROCKET_STALL_SECONDS": "7",
         "ROCKET_ARTIFACT_RETENTION_DAYS": "8",
         "ROCKET_JOB_RETENTION_DAYS": "7",
         "ROCKET_PROFILE_RETENTION_DAYS": "7",
-        "ROCKET_KEPT_PROFILES_BYTES": "7",
+        "ROCKET_PROFILE_CACHE_BYTES": "7",
         "ROCKET_HUB_CACHE_BYTES": "7",
         "ROCKET_IDEMPOTENCY_HOURS": "7",
         "ROCKET_MAX_BODY_BYTES": "7777",
@@ -142,6 +145,63 @@ def test_a_misspelt_variable_gets_a_suggestion(monkeypatch):
     monkeypatch.setenv("ROCKET_MAX_ATTEMPT", "3")
     with pytest.raises(InvalidSettingsError, match="did you mean ROCKET_MAX_ATTEMPTS"):
         load_settings()
+
+
+RENAMED = [
+    ("ROCKET_RING_SECONDS", "ROCKET_NOTIFY_SECONDS", "notify_seconds"),
+    ("ROCKET_KEPT_PROFILES_BYTES", "ROCKET_PROFILE_CACHE_BYTES", "profile_cache_bytes"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "name"), RENAMED)
+def test_old_name_of_a_setting_still_works_and_the_log_warns(monkeypatch, old, new, name):
+    monkeypatch.setenv(old, "7")
+    settings = load_settings()
+    assert getattr(settings, name) == 7
+    assert old not in settings.environment()
+    assert settings.environment()[new] in {"7", "7.0"}
+    stream = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger(), "handlers", [])
+        configure_logging(settings, stream)
+    (line,) = stream.getvalue().splitlines()
+    assert " warning " in line
+    assert f"{old} is deprecated; set {new} instead" in line
+
+
+@pytest.mark.parametrize(("old", "new", "name"), RENAMED)
+def test_new_name_of_a_setting_works_without_a_warning(monkeypatch, old, new, name):
+    monkeypatch.setenv(new, "7")
+    assert getattr(load_settings(), name) == 7
+    assert list(deprecated_variables()) == []
+    # As everywhere, an empty variable counts as unset.
+    monkeypatch.setenv(old, "")
+    assert getattr(load_settings(), name) == 7
+    assert list(deprecated_variables()) == []
+
+
+@pytest.mark.parametrize(("old", "new", "name"), RENAMED)
+def test_old_and_new_name_of_a_setting_must_agree(monkeypatch, old, new, name):
+    monkeypatch.setenv(old, "7")
+    monkeypatch.setenv(new, "7")
+    assert getattr(load_settings(), name) == 7
+    monkeypatch.setenv(new, "8")
+    with pytest.raises(InvalidSettingsError, match=f"{new} and its old name {old} have different values; unset {old}"):
+        load_settings()
+
+
+@pytest.mark.parametrize(("old", "new", "name"), RENAMED)
+def test_invalid_value_of_an_old_name_is_refused(monkeypatch, old, new, name):
+    monkeypatch.setenv(old, "canary")
+    with pytest.raises(InvalidSettingsError, match=new) as caught:
+        load_settings()
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("old", "new", "name"), RENAMED)
+def test_options_go_before_the_old_name_of_a_setting(monkeypatch, old, new, name):
+    monkeypatch.setenv(old, "7")
+    assert getattr(load_settings(**{name: 9}), name) == 9
 
 
 def test_all_problems_are_reported_at_once_without_values(monkeypatch):

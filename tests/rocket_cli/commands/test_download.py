@@ -51,8 +51,8 @@ def test_a_repeated_download_reports_existing_files(remote, job_id):
 
     outcome = remote("download", job_id, "here")
 
-    assert f"{Path.cwd()}/here/report.json was another file and is replaced" in outcome.err
-    assert "2 of them already there" in outcome.err
+    assert f"{Path.cwd()}/here/report.json differed and was replaced" in outcome.err
+    assert "2 of them already present" in outcome.err
     assert Path("here/report.json").read_bytes() == b"{}"
 
 
@@ -105,7 +105,7 @@ def test_progress_is_shown_in_bytes():
         show(DownloadProgress(name="a/b", done=done, total=3_000_000, received=received))
 
     assert shown == [
-        ("downloading", "10 bytes of 3.0 MB a/b", pytest.approx(0, abs=1e-5), None),
-        ("downloading", "1.5 MB of 3.0 MB a/b", 0.5, pytest.approx(15)),
-        ("downloading", "3.0 MB of 3.0 MB a/b", 1.0, None),
+        ("downloading", "10 bytes of 3.00 MB a/b", pytest.approx(0, abs=1e-5), None),
+        ("downloading", "1.50 MB of 3.00 MB a/b", 0.5, pytest.approx(15)),
+        ("downloading", "3.00 MB of 3.00 MB a/b", 1.0, None),
     ]

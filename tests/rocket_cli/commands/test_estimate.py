@@ -53,7 +53,7 @@ def test_an_estimate_shows_sizes_and_needs_and_creates_no_job(remote, client):
     assert shown["memory"][1] in {"MB", "GB"}
     assert len(shown["memory"]) == len(shown["disk"]) == 4, "needed and free"
     assert "download" not in shown
-    assert "Calibrates on 2,048 tokens at most" in outcome.out
+    assert "Calibrates on at most 2,048 tokens" in outcome.out
     assert client.list_jobs().data == ()
 
 
@@ -61,7 +61,7 @@ def test_it_shows_the_matching_submit_command(remote):
     arguments = ("local/tiny", "--ratio", "0.3", "--ignore", "*.q_proj")
 
     assert remote("estimate", *arguments).err == (
-        "rocket: to make a job of it: rocket submit local/tiny --ratio 0.3 --ignore '*.q_proj'\n"
+        "rocket: to submit it as a job: rocket submit local/tiny --ratio 0.3 --ignore '*.q_proj'\n"
     )
 
 
@@ -83,9 +83,12 @@ def test_shortages_and_uncertainties_are_shown(answered):
     outcome = answered()
 
     assert outcome.code == 0
-    assert "ratios up to 0.45; whether 0.5 is shows once the layers are profiled" in outcome.out
-    assert "less memory free than that" in outcome.out
-    assert "less disk free than that" in outcome.out
+    assert (
+        "Ratios up to 0.45 are certain to be reachable; whether 0.5 is, is known once the layers are profiled"
+        in outcome.out
+    )
+    assert "less free memory than that" in outcome.out
+    assert "less free disk space than that" in outcome.out
     assert rows(outcome.out)["download"] == ["4.00", "kB"]
 
 
@@ -129,7 +132,7 @@ def test_its_options_equal_those_of_submit(remote, monkeypatch):
         (("local/tiny", "--ratio", "0.3", "--calibration", "wikitxt2"), 2, "did you mean wikitext2?"),
         (("local/tiny", "--ratio", "0.99"), 4, "0.99"),
         (("local/tiny",), 2, "specify exactly one"),
-        (("local/tiny", "--ratio", "0.3", "--hub-token-env", "NONE"), 2, "no variable of that name"),
+        (("local/tiny", "--ratio", "0.3", "--hub-token-env", "NONE"), 2, "no such environment variable"),
     ],
 )
 def test_it_is_refused_like_a_submission(remote, arguments, code, said):

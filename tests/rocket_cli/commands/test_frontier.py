@@ -22,7 +22,7 @@ def test_jobs_and_profiles_have_the_same_frontier(remote, profiled):
     dense, smallest = lines[1].split(), lines[-2].split()
     assert (dense[1:4], len(dense[4])) == (["612", "bytes", "100.0%"], 40)
     assert (smallest[1:4], len(smallest[4])) == (["340", "bytes", "55.6%"], 22)
-    assert "relative error of the output" in lines[-1]
+    assert "relative errors of all outputs" in lines[-1]
 
 
 def test_a_terminal_shows_a_curve_above_the_table(remote, profiled, monkeypatch):
@@ -68,7 +68,7 @@ def test_a_job_with_a_deleted_profile_shows_how_to_recreate_it(remote, service):
 
     assert outcome.code == 2
     said = " ".join(outcome.err.split())
-    assert "is gone" in said
+    assert "was deleted" in said
     assert "rocket profile local/tiny" in said
 
 

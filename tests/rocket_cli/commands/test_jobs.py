@@ -1,9 +1,5 @@
 import json
 
-import pytest
-
-from rocket_cli.report_table import age_text
-
 
 def test_jobs_are_a_table_newest_first(remote, service):
     first, second, third = service.submit(), service.submit(ratio=0.25), service.submit()
@@ -61,10 +57,3 @@ def test_an_invalid_status_is_refused_with_the_valid_ones(remote):
 
     assert outcome.code == 2
     assert "'succeeded'" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(-3, "0s"), (0.9, "0s"), (59, "59s"), (60, "1m"), (7199, "1h"), (90_000, "1d")]
-)
-def test_age_is_shown_in_its_largest_unit(seconds, text):
-    assert age_text(seconds) == text

@@ -22,7 +22,7 @@ def test_the_upload_id_goes_to_stdout(remote, client, file):
     outcome = remote("upload", file)
     name = outcome.out.strip()
     assert outcome.code == 0
-    assert f"2 documents; use it with `rocket submit ... --calibration {name}`" in outcome.err
+    assert f"2 documents; use them with `rocket submit ... --calibration {name}`" in outcome.err
     assert name in client.calibrations()
     assert remote("submit", "local/tiny", "--ratio", "0.3", "--calibration", name).code == 0
     assert client.list_jobs().data[0].calibration.dataset == name

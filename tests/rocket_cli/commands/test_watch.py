@@ -74,7 +74,7 @@ def test_a_job_that_has_succeeded_is_shown_at_once(remote, service):
     outcome = remote("watch", job_id)
 
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.startswith(f"{job_id} succeeded in 0:0")
+    assert outcome.out.startswith(f"{job_id} succeeded in ")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_watching_survives_a_restart_of_the_server(service):
         out, err = process.communicate(timeout=30)
 
     assert f"{server.url} does not answer" in gone
-    assert "trying again for 5:00" in gone
+    assert "retrying for 5 min" in gone
     assert f"{server.url} answers again" in err
     assert process.returncode == 0
     assert f"{job_id} succeeded" in out

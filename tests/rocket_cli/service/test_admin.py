@@ -116,7 +116,7 @@ def test_a_requeued_job_leaves_its_worker_and_the_attempt_counts(admin, service)
         messages = [event.message for event in session.query(JobEvent).order_by(JobEvent.sequence)]
     assert (job.status, job.attempt, job.fence) == ("queued", 1, None)
     assert messages == ["queued", "running", "taken from its worker by the operator", "queued"]
-    with pytest.raises(Exception, match="no longer this worker's"):
+    with pytest.raises(Exception, match="no longer belongs to this worker"):
         service.do(leases.heartbeat, lease, lease_seconds=60)
     assert service.claim(job_id) is not None
 
@@ -172,10 +172,10 @@ def test_a_service_without_keys_does_not_start_publicly(rocket, tmp_path):
     made = rocket(*command.replace("TENANT", "alice").split()[1:])
     assert made.code == 0
     assert made.out.startswith("rk_")
-    from app.services.access import require_safe_binding
+    from app.services.access import check_safe_binding
     from app.shared.settings import Settings
 
-    require_safe_binding(Settings(data_dir=folder), "0.0.0.0")  # noqa: S104
+    check_safe_binding(Settings(data_dir=folder), "0.0.0.0")  # noqa: S104
 
 
 def test_operator_actions_are_in_the_audit_log(admin):

@@ -4,7 +4,7 @@ import pytest
 
 from rocket_core.report.cost_table import cost_comparison, how_measured
 from rocket_core.report.html import render_report
-from rocket_core.report.schema import StageEnergy, StageReport, kwh_text
+from rocket_core.report.schema import StageEnergy, StageReport
 from tests.reference.reports import report_of_layers
 
 
@@ -66,7 +66,3 @@ def test_the_page_shows_energy_by_stage_and_in_total():
     assert '<td class="number">4 Wh</td>' in text
     assert '<td class="number">7.88 kWh</td>' in text
     assert "of the accelerator" not in text
-
-
-def test_energies_are_formatted_with_units():
-    assert [kwh_text(kwh) for kwh in (3.42e-6, 0.0765, 7.88)] == ["0.00342 Wh", "76.5 Wh", "7.88 kWh"]

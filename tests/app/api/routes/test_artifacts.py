@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, RangeNotSatisfiable
 
-from app.api.file_responses import asked_ranges
+from app.api.file_responses import requested_ranges
 from app.shared.errors import StorageUnavailableError
 from app.shared.repositories import sweeps
 
@@ -143,7 +143,7 @@ def test_several_ranges_return_those_parts(client, url, asked, parts):
 def test_ranges_are_parsed_as_the_framework_does(header, size):
     ours = []
     with contextlib.suppress(HTTPException):
-        ours = [(part.start, part.stop) for part in asked_ranges(header, size)]
+        ours = [(part.start, part.stop) for part in requested_ranges(header, size)]
     if ours:
         assert all(0 <= start < stop <= size for start, stop in ours)
         with contextlib.suppress(RangeNotSatisfiable):

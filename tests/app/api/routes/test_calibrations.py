@@ -170,8 +170,8 @@ def test_uploads_of_other_tenants_are_not_found(client, context):
     with pytest.raises(uploads.uploads.UploadNotFoundError):
         uploads.delete_upload(context, other, upload_id)
     with pytest.raises(uploads.uploads.UploadNotFoundError):
-        uploads.require_dataset(context, "other", view["id"])
-    # The same content belongs to each tenant that sent it.
+        uploads.check_dataset(context, "other", view["id"])
+    # The same content belongs to each of those who have sent it.
     theirs, is_new = uploads.save_upload(context, other, ".jsonl", [GOOD])
     assert (theirs.id, is_new) == (upload_id, True)
     uploads.delete_upload(context, other, upload_id)

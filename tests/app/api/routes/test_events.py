@@ -72,8 +72,8 @@ def test_a_stream_lasts_until_the_job_ends(client, submitted, worker, monkeypatc
     thread.start()
     stream = client.get(f"/jobs/{submitted}/events", headers=STREAM).text
     thread.join()
-    assert ": still here" in stream
-    told = list(messages(stream.replace(": still here\n\n", "")))
+    assert ": ping\n\n" in stream
+    told = list(messages(stream.replace(": ping\n\n", "")))
     seen = [data["progress"] for _, kind, data in told if kind == "progress"]
     assert seen == sorted(seen)
     assert {0.1, 0.2} <= set(seen)
@@ -103,7 +103,7 @@ def test_streams_are_limited_and_released(client, failed, app):
     app.state.streams = Streams(1, share=1)
     assert client.get(failed, headers=STREAM).status_code == 200
     assert client.get(failed, headers=STREAM).status_code == 200
-    app.state.streams.take(LOCAL_CALLER)
+    app.state.streams.acquire(LOCAL_CALLER)
     answer = client.get(failed, headers=STREAM)
     assert (answer.status_code, answer.json()["code"]) == (429, "too_many_streams")
     assert int(answer.headers["Retry-After"]) > 0
@@ -122,9 +122,9 @@ def test_open_streams_end_when_the_service_stops(client, submitted, app, monkeyp
 
 def test_the_stream_count_never_exceeds_its_limit():
     count = Streams(2, share=2)
-    count.take(LOCAL_CALLER)
-    count.take(LOCAL_CALLER)
+    count.acquire(LOCAL_CALLER)
+    count.acquire(LOCAL_CALLER)
     with pytest.raises(TooManyStreamsError):
-        count.take(LOCAL_CALLER)
-    count.give_back(LOCAL_CALLER)
-    count.take(LOCAL_CALLER)
+        count.acquire(LOCAL_CALLER)
+    count.release(LOCAL_CALLER)
+    count.acquire(LOCAL_CALLER)

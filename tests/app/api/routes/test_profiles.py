@@ -145,7 +145,7 @@ def test_beyond_the_limit_the_least_recent_profile_is_evicted(client, worker, su
     assert [profile["id"] for profile in client.get("/profiles").json()["data"]] == [second]
     gone = client.get(f"/profiles/{first}")
     assert (gone.status_code, gone.json()["code"]) == (404, "profile_not_found")
-    assert "makes it again" in gone.json()["detail"]
+    assert "recreates it" in gone.json()["detail"]
     assert client.get(f"/jobs/{submitted}").json()["profile_id"] is None
 
 
@@ -197,7 +197,7 @@ def test_a_profile_can_be_requested_alone(client, worker):
     assert client.get(f"/jobs/{job['id']}/artifacts").json()["data"] == []
     report = client.get(f"/jobs/{job['id']}/report")
     assert (report.status_code, report.json()["code"]) == (409, "report_not_ready")
-    assert "profiles layers" in report.json()["detail"]
+    assert "profile jobs have no report" in report.json()["detail"]
     assert client.get("/jobs").json()["data"][0]["kind"] == "profile"
 
 

@@ -33,7 +33,7 @@ def end(database, job_id, status=Status.FAILED):
             leases.fail_job(session, leases.claim_job(session, job_id, worker="w", lease_seconds=9), ERROR)
 
 
-def test_a_new_job_is_queued_announced_and_owned(database, submit, request_body):
+def test_a_new_job_is_queued_notified_and_owned(database, submit, request_body):
     job_id = submit()
     with database.snapshot() as session:
         job = jobs.get_job(session, job_id)
@@ -42,7 +42,7 @@ def test_a_new_job_is_queued_announced_and_owned(database, submit, request_body)
         assert session.scalars(select(OutboxRow.job_id)).all() == [job_id]
 
 
-def test_a_job_and_its_announcement_are_written_atomically(database, request_body):
+def test_job_and_notification_are_written_together_or_not_at_all(database, request_body):
     def crash():
         with database.transaction() as session:
             jobs.create_job(session, request_body, max_attempts=3)

@@ -12,6 +12,7 @@ from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories import jobs, leases, outputs, sweeps
 from app.shared.repositories.leases import Lease
 from app.shared.requests import JobRequest
+from tests.job_events import add_event
 
 pytestmark = pytest.mark.databases("sqlite", "postgres")
 
@@ -116,14 +117,14 @@ def test_a_release_does_not_count_as_an_attempt(database, submit, claim):
     assert (job.status, job.attempt, job.fence, job.lease_until) == ("queued", 0, None, None)
 
 
-def test_a_released_job_is_announced_again(database, submit, claim):
+def test_a_released_job_is_notified_again(database, submit, claim):
     job_id = submit()
     with database.transaction() as session:
-        sweeps.forget_announcements(session, sweeps.list_announcements(session))
+        sweeps.delete_notifications(session, sweeps.list_notifications(session))
     lease = claim(job_id)
     with database.transaction() as session:
         leases.release_job(session, lease)
-        assert [row.job_id for row in sweeps.list_announcements(session)] == [job_id]
+        assert [row.job_id for row in sweeps.list_notifications(session)] == [job_id]
 
 
 def test_a_permanent_error_fails_the_job_and_is_stored(database, submit, claim):
@@ -168,7 +169,7 @@ def writes(profile, factored, report, result, artifact, lease):
         "release": lambda s: leases.release_job(s, lease),
         "fail": lambda s: leases.fail_job(s, lease, BROKEN),
         "progress": lambda s: outputs.report_progress(s, lease, stage="calibrating", progress=0.5),
-        "event": lambda s: outputs.add_event(s, lease, NewEvent(type="message", message="hello")),
+        "event": lambda s: add_event(s, lease, NewEvent(type="message", message="hello")),
         "profile": lambda s: outputs.save_layer_profile(s, lease, 0, profile("l0")),
         "allocation": lambda s: outputs.save_allocation(s, lease, [("l0", factored)]),
         "discard": lambda s: outputs.discard_layers(s, lease, NewEvent(type="message", message="hello")),

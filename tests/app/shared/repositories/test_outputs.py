@@ -7,6 +7,7 @@ from app.shared.lifecycle import Status
 from app.shared.outcomes import JobResult, NewEvent
 from app.shared.repositories import events, jobs, leases, outputs, sweeps
 from rocket_core.report.schema import CompressionReport
+from tests.job_events import add_event
 
 pytestmark = pytest.mark.databases("sqlite", "postgres")
 
@@ -51,7 +52,7 @@ def test_progress_does_not_fall_while_a_later_attempt_catches_up(database, held)
 def test_events_are_numbered_without_gaps_and_read_in_order(database, held):
     with database.transaction() as session:
         for number in range(5):
-            outputs.add_event(session, held, NewEvent(type="message", message=f"m{number}", data={"n": number}))
+            add_event(session, held, NewEvent(type="message", message=f"m{number}", data={"n": number}))
         listed = events.list_events(session, held.job_id)
         assert [event.sequence for event in listed] == list(range(1, 8))
         assert messages(session, held.job_id, after=5) == ["m3", "m4"]

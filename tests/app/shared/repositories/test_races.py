@@ -154,7 +154,7 @@ def test_cancelling_races_with_a_write(
         duel = Duel(monkeypatch, jobs, "_locked")
         assert duel.fight(lambda: cancel(job_id), write) == if_client_first
     else:
-        duel = Duel(monkeypatch, leases if deed in {"fail", "release"} else outputs, "hold")
+        duel = Duel(monkeypatch, leases if deed in {"fail", "release"} else outputs, "lock_leased_job")
         assert duel.fight(write, lambda: cancel(job_id)) == if_worker_first
     if deed == "the last layer":
         settle(database, lease)

@@ -6,6 +6,7 @@ from app.shared.models import Job, Upload
 from app.shared.outcomes import JobError, NewEvent
 from app.shared.repositories import jobs, leases, outputs, sweeps
 from app.shared.repositories.statistics import read_attempt, read_statistics
+from tests.job_events import add_event
 
 BROKEN = JobError(code="x", message="m", retryable=True)
 
@@ -40,7 +41,7 @@ def statistics(do):
 def test_an_empty_service_has_empty_statistics(statistics):
     told = statistics()
     assert (told.active_jobs, told.waiting_seconds, told.silent_seconds) == ({}, {}, {})
-    assert (told.unannounced, told.artifact_bytes, told.upload_bytes) == (0, 0, 0)
+    assert (told.unsent_notifications, told.artifact_bytes, told.upload_bytes) == (0, 0, 0)
 
 
 def test_active_jobs_are_counted_by_queue_and_status(database, do, statistics, submit, claim):
@@ -82,13 +83,13 @@ def test_silence_is_measured_from_the_oldest_renewal(do, statistics, claim, cloc
     assert statistics().silent_seconds == {"cpu": 135}
 
 
-def test_announcements_and_stored_bytes_are_counted(
+def test_notifications_and_bytes_are_those_that_exist(
     database, do, statistics, submit, claim, artifact, report, result, clock
 ):
     job_id = submit()
-    assert statistics().unannounced == 1
-    do(sweeps.forget_announcements, do(sweeps.list_announcements))
-    assert statistics().unannounced == 0
+    assert statistics().unsent_notifications == 1
+    do(sweeps.delete_notifications, do(sweeps.list_notifications))
+    assert statistics().unsent_notifications == 0
     retention = timedelta(seconds=10)
     do(outputs.succeed_job, claim(job_id), result=result, report=report, artifacts=[artifact], retention=retention)
     with database.transaction() as session:
@@ -150,7 +151,7 @@ def test_each_outcome_of_an_attempt_has_its_name(do, attempt, claim, clock):
 
 def test_statistics_of_an_attempt_exclude_the_next_one(do, attempt, claim):
     first = claim()
-    do(outputs.add_event, first, NewEvent(type="message", message="hello"))
+    do(add_event, first, NewEvent(type="message", message="hello"))
     do(leases.release_job, first)
     second = claim(first.job_id)
     do(leases.fail_job, second, JobError(code="x", message="m"))

@@ -34,30 +34,30 @@ def look(database, job_id):
         return jobs.get_job(session, job_id)
 
 
-def test_an_announcement_waits_until_it_is_sent(submit, sweep):
+def test_a_notification_waits_until_it_is_sent(submit, sweep):
     job_id = submit()
-    waiting = sweep(sweeps.list_announcements)
+    waiting = sweep(sweeps.list_notifications)
     assert [row.job_id for row in waiting] == [job_id]
-    assert sweep(sweeps.list_announcements) == waiting
-    sweep(sweeps.forget_announcements, sent=waiting)
-    assert sweep(sweeps.list_announcements) == []
+    assert sweep(sweeps.list_notifications) == waiting
+    sweep(sweeps.delete_notifications, sent=waiting)
+    assert sweep(sweeps.list_notifications) == []
 
 
-def test_an_unclaimed_job_is_announced_again(submit, sweep, clock):
+def test_a_job_that_nobody_heard_of_is_notified_again(submit, sweep, clock):
     job_id = submit()
-    sweep(sweeps.forget_announcements, sent=sweep(sweeps.list_announcements))
-    assert sweep(sweeps.ring_again, ring_seconds=30) == 0
+    sweep(sweeps.delete_notifications, sent=sweep(sweeps.list_notifications))
+    assert sweep(sweeps.renotify, notify_seconds=30) == 0
     clock.advance(31)
-    assert sweep(sweeps.ring_again, ring_seconds=30) == 1
-    assert sweep(sweeps.ring_again, ring_seconds=30) == 0
-    assert [row.job_id for row in sweep(sweeps.list_announcements)] == [job_id]
+    assert sweep(sweeps.renotify, notify_seconds=30) == 1
+    assert sweep(sweeps.renotify, notify_seconds=30) == 0
+    assert [row.job_id for row in sweep(sweeps.list_notifications)] == [job_id]
 
 
-def test_a_running_job_is_not_announced(submit, sweep, claim, clock):
+def test_a_running_job_is_not_notified(submit, sweep, claim, clock):
     claim(submit())
-    sweep(sweeps.forget_announcements, sent=sweep(sweeps.list_announcements))
+    sweep(sweeps.delete_notifications, sent=sweep(sweeps.list_notifications))
     clock.advance(31)
-    assert sweep(sweeps.ring_again, ring_seconds=30) == 0
+    assert sweep(sweeps.renotify, notify_seconds=30) == 0
 
 
 def test_a_job_of_a_silent_worker_returns_to_the_queue(database, submit, sweep, claim, clock):

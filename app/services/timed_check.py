@@ -1,4 +1,4 @@
-"""Probes with a timeout, for dependencies that may hang."""
+"""Checks with a timeout, for dependencies that may hang."""
 
 import threading
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from typing import Generic, TypeVar
 Answer = TypeVar("Answer")
 
 
-class Probe(Generic[Answer]):
-    """A probe that runs in its own thread and waits a limited time for the answer.
+class TimedCheck(Generic[Answer]):
+    """A check that runs in its own thread and waits a limited time for the answer.
 
-    A probe that hangs is not started again before it has returned: however often it is requested, it costs one thread.
+    A check that hangs is not started again before it has returned: however often it is requested, it costs one thread.
 
     Args:
         question: the function to call; it returns errors as answers.
@@ -23,9 +23,9 @@ class Probe(Generic[Answer]):
 
     def ask(self, seconds: float) -> Answer | None:
         """Return the answer, or None if it does not arrive in time."""
-        return self.begin().wait(seconds)
+        return self.start().wait(seconds)
 
-    def begin(self) -> "_Asked[Answer]":
+    def start(self) -> "_Asked[Answer]":
         """Start without waiting; callers that ask while a question is pending share its answer."""
         with self._lock:
             if self._pending is None or self._pending.is_over:
@@ -38,8 +38,8 @@ class _Asked(Generic[Answer]):
         self._question = question
         self._answer: Answer | None = None
         self._over = threading.Event()
-        # A daemon, so that the process can end while a probe hangs.
-        threading.Thread(target=self._run, name="probe", daemon=True).start()
+        # A daemon, so that the process can end while a check hangs.
+        threading.Thread(target=self._run, name="check", daemon=True).start()
 
     @property
     def is_over(self) -> bool:

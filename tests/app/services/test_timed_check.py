@@ -3,13 +3,13 @@ import time
 
 import pytest
 
-from app.services.timed_probe import Probe
+from app.services.timed_check import TimedCheck
 from tests.worker.waiting import eventually
 
 
 @pytest.fixture
 def hanging():
-    """Return a question that hangs until it is released, and that counts how often it was asked."""
+    """A question that hangs until it is let go, and how often it was asked."""
 
     class Hanging:
         def __init__(self):
@@ -27,33 +27,33 @@ def hanging():
 
 
 def test_an_answer_in_time_is_returned():
-    assert Probe(lambda: "yes").ask(5) == "yes"
+    assert TimedCheck(lambda: "yes").ask(5) == "yes"
 
 
 def test_each_call_asks_again():
     answers = iter("ab")
-    probe = Probe(lambda: next(answers))
-    assert (probe.ask(5), probe.ask(5)) == ("a", "b")
+    check = TimedCheck(lambda: next(answers))
+    assert (check.ask(5), check.ask(5)) == ("a", "b")
 
 
 def test_a_hanging_question_occupies_one_thread_only(hanging):
-    probe = Probe(hanging)
+    check = TimedCheck(hanging)
     began = time.monotonic()
-    assert [probe.ask(0.05) for _ in range(5)] == [None] * 5
+    assert [check.ask(0.05) for _ in range(5)] == [None] * 5
     assert time.monotonic() - began < 2
     assert hanging.asked == 1
 
 
 def test_a_probe_asks_again_after_a_late_answer(hanging):
-    probe = Probe(hanging)
-    assert probe.ask(0.01) is None
+    check = TimedCheck(hanging)
+    assert check.ask(0.01) is None
     hanging.release.set()
-    eventually(lambda: probe.ask(5) == "late" and hanging.asked == 2)
+    eventually(lambda: check.ask(5) == "late" and hanging.asked == 2)
 
 
 def test_concurrent_callers_share_the_answer(hanging):
-    probe = Probe(hanging)
-    first, second = probe.begin(), probe.begin()
+    check = TimedCheck(hanging)
+    first, second = check.start(), check.start()
     hanging.release.set()
     assert (first.wait(5), second.wait(5)) == ("late", "late")
     assert hanging.asked == 1

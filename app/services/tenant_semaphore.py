@@ -6,25 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class NoTurnError(Exception):
-    """All places stayed taken during the wait, or too many requests wait already.
+class NoSlotError(Exception):
+    """No slot became free during the wait, or too many requests wait already.
 
     Attributes:
-        is_own: whether the tenant itself holds all places that it may have.
+        is_own: whether the tenant itself holds all slots that it may have.
     """
 
     def __init__(self, *, is_own: bool) -> None:
-        super().__init__("no place")
+        super().__init__("no slot is free")
         self.is_own = is_own
 
 
-class Turns:
-    """A bounded number of places.
+class TenantSemaphore:
+    """A semaphore in which each tenant may hold only some of the slots.
 
     Args:
-        most: number of places.
-        most_of_one: places that one tenant may hold.
-        waiting: how many requests may wait for a place.
+        most: number of slots.
+        most_of_one: slots that one tenant may hold.
+        waiting: how many requests may wait for a slot.
         waiting_of_one: how many of them may be one tenant's.
     """
 
@@ -36,15 +36,15 @@ class Turns:
         self._waiting: Counter[str] = Counter()
 
     @contextmanager
-    def turn(self, owner: str, seconds: float) -> Iterator[None]:
-        """Hold a place within the context.
+    def acquire(self, owner: str, seconds: float) -> Iterator[None]:
+        """Hold a slot within the context.
 
         Args:
             owner: the tenant.
-            seconds: how long to wait for a place.
+            seconds: how long to wait for a slot.
 
         Raises:
-            NoTurnError: no place became free, or too many requests wait already.
+            NoSlotError: no slot became free, or too many requests wait already.
         """
         with self._changed:
             if not self._is_free(owner):
@@ -70,12 +70,12 @@ class Turns:
     def _is_free(self, owner: str) -> bool:
         return self._held.total() < self._most and self._held[owner] < self._most_of_one
 
-    def _refusal(self, owner: str) -> NoTurnError:
-        return NoTurnError(is_own=self._held[owner] >= self._most_of_one)
+    def _refusal(self, owner: str) -> NoSlotError:
+        return NoSlotError(is_own=self._held[owner] >= self._most_of_one)
 
 
 def _subtract(counts: Counter[str], owner: str) -> None:
-    # Names of tenants without places are not kept.
+    # Names of tenants without slots are not kept.
     counts[owner] -= 1
     if counts[owner] <= 0:
         del counts[owner]

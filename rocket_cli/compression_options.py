@@ -1,0 +1,142 @@
+"""Options of the commands that compress, submit, estimate or profile a model, each group declared once."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from rocket_cli import options
+from rocket_core.config import CalibrationConfig, CompressionConfig, compression_config
+
+_DEFAULTS = CompressionConfig(ratio=0)
+_CALIBRATION = CalibrationConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionOptions:
+    """How to compress a model; options that are None were not given and take the defaults."""
+
+    ratio: options.Ratio = None
+    size: options.Size = None
+    calibration: options.ServerCalibration = None
+    samples: options.ServerSamples = None
+    sequence_length: options.SequenceLength = None
+    seed: options.ServerSeed = None
+    preset: options.Preset = None
+    method: options.Method = None
+    objective: options.Objective = None
+    budget: options.Budget = None
+    evaluate: options.EvaluateOn = None
+    evaluate_samples: options.EvaluateSamples = None
+    evaluate_length: options.EvaluateLength = None
+    evaluate_stride: options.EvaluateStride = None
+    task: options.ServerTasks = None
+    task_items: options.TaskItems = None
+    ignore: options.Ignore = None
+    export: options.Export = None
+
+    def check_target(self) -> None:
+        """Raise typer.BadParameter unless exactly one of `--ratio` and `--size` is given."""
+        if (self.ratio is None) == (self.size is None):
+            raise typer.BadParameter("specify exactly one of them", param_hint="--ratio or --size")
+
+    def evaluation(self) -> dict[str, Any] | None:
+        """Return the given settings of the evaluation; None if it was not asked for."""
+        settings = {
+            "dataset": self.evaluate,
+            "samples": self.evaluate_samples,
+            "sequence_length": self.evaluate_length,
+            "stride": self.evaluate_stride,
+            "tasks": self.task,
+            "task_items": self.task_items,
+        }
+        return _without_none(settings) or None
+
+    def _calibration(self) -> dict[str, Any]:
+        return _without_none(
+            {
+                "dataset": self.calibration,
+                "samples": self.samples,
+                "sequence_length": self.sequence_length,
+                "seed": self.seed,
+            }
+        )
+
+    def _method(self) -> dict[str, Any]:
+        return _without_none(
+            {"preset": self.preset, "method": self.method, "objective": self.objective, "budget": self.budget}
+        )
+
+    def _exports(self) -> tuple[str, ...]:
+        return tuple(kind.value for kind in self.export or ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(CompressionOptions):
+    """How a server compresses a model; only options that are given are sent, as the server has the defaults."""
+
+    dtype: options.ServerDtype = None
+    precision: options.ServerPrecision = None
+    revision: options.Revision = None
+
+    def request(self) -> dict[str, Any]:
+        """Return the arguments that `Rocket.submit`, `estimate` and `profile` have in common."""
+        settings = _without_none({"ignore": self.ignore, "dtype": self.dtype, "precision": self.precision})
+        exports = {"export": list(self._exports())} if self.export else {}
+        return {
+            "revision": self.revision,
+            "calibration": self._calibration(),
+            "options": self._method() | settings | exports,
+        }
+
+    def compression_request(self) -> dict[str, Any]:
+        """Return the arguments that `Rocket.submit` and `estimate` have in common."""
+        return self.request() | {"ratio": self.ratio, "target_bytes": self.size, "evaluate": self.evaluation()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions(CompressionOptions):
+    """How this machine compresses a model."""
+
+    calibration: options.Calibration = _CALIBRATION.dataset
+    samples: options.Samples = _CALIBRATION.samples
+    sequence_length: options.SequenceLength = _CALIBRATION.sequence_length
+    seed: options.Seed = _CALIBRATION.seed
+    task: options.Tasks = None
+    device: options.Device = _DEFAULTS.device
+    dtype: options.Dtype = _DEFAULTS.dtype
+    precision: options.Precision = _DEFAULTS.precision
+    revision: options.Revision = None
+    profiles: options.Profiles = None
+    energy: options.Energy = True
+    resume: options.Resume = False
+
+    def config(self) -> CompressionConfig:
+        """Return the settings of the run; raises InvalidConfigError if they are not valid."""
+        return compression_config(
+            ratio=self.ratio,
+            target_bytes=self.size,
+            calibration=self._calibration(),
+            **self._method(),
+            evaluate=self.evaluation(),
+            ignore=tuple(self.ignore or _DEFAULTS.ignore),
+            export=self._exports() or _DEFAULTS.export,
+            device=self.device,
+            dtype=self.dtype,
+            precision=self.precision,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmissionOptions:
+    """How a job is submitted."""
+
+    metadata: options.Metadata = None
+    queue: options.JobQueue = None
+    idempotency_key: options.IdempotencyKey = None
+    hub_token_env: options.HubTokenVariable = None
+    watch: options.Watch = False
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,76 @@
+"""Groups of options that several commands share, each a dataclass whose fields become options."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """Marks fields of a group that a command does not offer: `Annotated[Group, Without("name", ...)]`.
+
+    These fields keep their defaults.
+    """
+
+    names: frozenset[str]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", frozenset(names))
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with one option for each field of its parameters that are dataclasses.
+
+    The options are where the parameter is, in the order of the fields, with their annotations and defaults; the command
+    itself gets the dataclass.
+
+    Args:
+        command: a function with keyword-only parameters.
+
+    Raises:
+        ValueError: a parameter omits a field that its group does not have.
+    """
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type, list[str]]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        group, omitted = _group_of(parameter.annotation)
+        if group is None:
+            parameters.append(parameter)
+            continue
+        options = _options(group, omitted)
+        parameters += options
+        groups[parameter.name] = group, [option.name for option in options]
+
+    @wraps(command)
+    def expanded(**values: Any) -> None:
+        for name, (group, names) in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in names})
+        command(**values)
+
+    # typer reads both.
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
+
+
+def _group_of(annotation: Any) -> tuple[type | None, frozenset[str]]:
+    kind, *marks = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        return None, frozenset()
+    omitted = frozenset[str]().union(*(mark.names for mark in marks if isinstance(mark, Without)))
+    return kind, omitted
+
+
+def _options(group: Any, omitted: frozenset[str]) -> list[inspect.Parameter]:
+    annotations = get_type_hints(group, include_extras=True)
+    if unknown := omitted - {field.name for field in fields(group)}:
+        raise ValueError(f"{group.__name__} has no fields {', '.join(sorted(unknown))}")
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotations[field.name]
+        )
+        for field in fields(group)
+        if field.name not in omitted
+    ]
