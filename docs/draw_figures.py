@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
 from rocket_core.allocation import Allocation
-from rocket_core.allocation.predictor import ModelProfile, WhatIf
+from rocket_core.allocation.predictor import ModelProfile, Predictor
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.config import compression_config
 from rocket_core.pipeline import compress
@@ -51,9 +51,9 @@ def main() -> None:
     profile, tokens = profiled()
     # The search of the default run leaves these kinds out, because pruning is far better on this model.
     alone = {kind: profiled(kinds=(kind,), ignore=OTHERS)[0].layers[0] for kind in ("low_rank", "factored")}
-    what_if = profile.what_if()
-    allocation = what_if.at_ratio(RATIO)
-    draw(what_if, allocation, FOLDER, alone)
+    predictor = profile.predictor()
+    allocation = predictor.at_ratio(RATIO)
+    draw(predictor, allocation, FOLDER, alone)
     numbers = {
         "calibration_tokens": tokens,
         "layers": len(profile.layers),
@@ -62,8 +62,8 @@ def main() -> None:
         "kept": allocation.kept,
         "total_error": allocation.total_error,
         "proven": allocation.proven,
-        "kinds": _counted([_kind(candidate) for _, candidate in what_if.chosen(allocation)]),
-        "reachable_ratio": what_if.reachable_ratio,
+        "kinds": _counted([_kind(candidate) for _, candidate in predictor.chosen(allocation)]),
+        "reachable_ratio": predictor.reachable_ratio,
         "uniform_error": uniform_error(profile.layers, RATIO),
     }
     sys.stdout.write(json.dumps(numbers, indent=2) + "\n")
@@ -83,11 +83,11 @@ def profiled(**settings: object) -> tuple[ModelProfile, int]:
     return profile, report.calibration.tokens
 
 
-def draw(what_if: WhatIf, allocation: Allocation, folder: Path, alone: Mapping[str, LayerProfile]) -> None:
+def draw(predictor: Predictor, allocation: Allocation, folder: Path, alone: Mapping[str, LayerProfile]) -> None:
     """Draw all figures into a folder.
 
     Args:
-        what_if: the profiled model.
+        predictor: the profiled model.
         allocation: one of its allocations.
         folder: target folder.
         alone: by kind, the profile of one layer with candidates of only that kind.
@@ -95,9 +95,9 @@ def draw(what_if: WhatIf, allocation: Allocation, folder: Path, alone: Mapping[s
     # Keep text as text, and avoid random identifiers.
     mpl.rcParams.update({"svg.hashsalt": "rocket", "svg.fonttype": "none", "font.size": 11})
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = what_if.chosen(allocation)
+    chosen = predictor.chosen(allocation)
     [name] = {profile.name for profile in alone.values()}
-    [profile] = [layer for layer in what_if.profile.layers if layer.name == name]
+    [profile] = [layer for layer in predictor.profile.layers if layer.name == name]
     [mine] = [candidate for layer, candidate in chosen if layer.name == name]
     _save(
         folder / "candidates.svg",
@@ -107,7 +107,7 @@ def draw(what_if: WhatIf, allocation: Allocation, folder: Path, alone: Mapping[s
         ),
     )
     _save(folder / "allocation.svg", (8.6, 4.2), lambda axes: _draw_map(axes, chosen))
-    _save(folder / "frontier.svg", (7, 4.2), lambda axes: _draw_frontier(axes, what_if, allocation))
+    _save(folder / "frontier.svg", (7, 4.2), lambda axes: _draw_frontier(axes, predictor, allocation))
 
 
 def uniform_error(profiles: Sequence[LayerProfile], ratio: float) -> float:
@@ -193,12 +193,12 @@ def _draw_map(axes: Axes, chosen: Chosen) -> None:
     axes.figure.colorbar(image, ax=axes, label="kept parameters, as a part of the layer's")
 
 
-def _draw_frontier(axes: Axes, what_if: WhatIf, allocation: Allocation) -> None:
+def _draw_frontier(axes: Axes, predictor: Predictor, allocation: Allocation) -> None:
     """Draw the predicted error of the model over its ratio."""
-    points = [(point.ratio, point.error) for point in what_if.frontier() if point.error > 0]
+    points = [(point.ratio, point.error) for point in predictor.frontier() if point.error > 0]
     axes.plot(*zip(*points, strict=True), color=_COLOURS["factored"], label="one knapsack over all layers")
     ratios = [step / 20 for step in range(2, 15)]
-    uniform = [(ratio, uniform_error(what_if.profile.layers, ratio)) for ratio in ratios]
+    uniform = [(ratio, uniform_error(predictor.profile.layers, ratio)) for ratio in ratios]
     axes.plot(
         *zip(*((ratio, error) for ratio, error in uniform if math.isfinite(error)), strict=True),
         color="#777777",

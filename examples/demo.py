@@ -33,6 +33,7 @@ from rocket_cli.report_table import wide_console
 from rocket_client import Rocket
 from rocket_client._wire import RetryNotice
 from rocket_client.errors import ClientError, DetachedError
+from rocket_core.budget import remaining_parameters
 from rocket_core.errors import RocketError
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 from rocket_core.report.schema import CompressionReport, LayerReport
@@ -307,7 +308,8 @@ def _tail(log: Path) -> str:
 
 
 def _parameters_left(report: CompressionReport) -> int:
-    return report.totals.model_parameters - report.totals.compressible_parameters + report.totals.kept_parameters
+    totals = report.totals
+    return remaining_parameters(totals.model_parameters, totals.compressible_parameters, totals.kept_parameters)
 
 
 def _block_and_name(layer: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from rocket_cli.progress_view import ProgressView, print_line, progress_view
 from rocket_client._exit_codes import ExitCode
 from rocket_client.errors import DetachedError
 from rocket_client.models import Event, Job, Progress
+from rocket_core.config import stage_label
 from rocket_core.report.formatting import bytes_text, count_text, duration_text, percent_text
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _failure(job: Job, server: str) -> Failure:
     if job.error is None:
         code = ExitCode.CANCELLED if job.status == "cancelled" else ExitCode.INTERNAL
         return Failure(code=job.status, message=f"{job.id} is {job.status}; {again}", exit_code=code)
-    position = " at ".join(part for part in (job.error.stage, job.error.layer) if part)
+    position = " at ".join(part for part in (stage_label(job.error.stage or ""), job.error.layer) if part)
     where = f" while {position}" if position else ""
     return Failure(
         code=job.error.code,

@@ -112,7 +112,7 @@ Method = Annotated[
     ),
 ]
 Budget = Annotated[
-    config.Budget | None,
+    config.BudgetUnit | None,
     typer.Option(metavar="UNIT", help="Unit of the ratio: parameters or bytes.", show_default="parameters"),
 ]
 Ignore = Annotated[

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from rocket_core.config import stage_label
 from rocket_core.report.formatting import clock_text, progress_text
 
 STOPPING = "stopping after this layer; press Ctrl-C again to stop immediately"
@@ -63,7 +64,7 @@ class LineView:
             return
         self._stage, self._written_at = stage, now
         left = "" if seconds_left is None else f", {clock_text(seconds_left)} left"
-        print_line(" ".join(part for part in (f"{progress_text(fraction)}{left}:", stage, detail) if part))
+        print_line(" ".join(part for part in (f"{progress_text(fraction)}{left}:", stage_label(stage), detail) if part))
 
     def announce_stop(self) -> None:
         """Write directly to the descriptor, as the stream may be in the middle of a write."""
@@ -76,8 +77,8 @@ class BarView:
     def __init__(self, console: Console) -> None:
         self._progress = _BarWithNotice(
             # As wide as the longest stage, so that the bar does not move.
-            TextColumn("{task.description:<15}", markup=False),
-            BarColumn(bar_width=16),
+            TextColumn("{task.description:<21}", markup=False),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[percent]:>4}", markup=False),
             TextColumn("{task.fields[left]:>8} left", markup=False),
             TextColumn(
@@ -102,7 +103,7 @@ class BarView:
         """Pass the state to the drawing thread."""
         self._progress.update(
             self._task,
-            description=stage,
+            description=stage_label(stage),
             completed=fraction,
             percent=progress_text(fraction),
             left="-:--" if seconds_left is None else clock_text(seconds_left),

@@ -3,12 +3,11 @@
 A partial file is next to its destination as `NAME.part`, and is renamed once its hash is right.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +25,7 @@ from rocket_client.errors import (
     UnsafeNameError,
 )
 from rocket_client.models import Artifact
+from rocket_core.system.files import locked
 
 _PART = ".part"
 _LONGEST_SILENCE_SECONDS = 60.0
@@ -307,17 +307,14 @@ def open_session(wire: Wire, request: DownloadRequest) -> Iterator[DownloadSessi
 @contextmanager
 def _only_download(folder: Path) -> Iterator[None]:
     """Lock the folder, so that no two downloads write to one part."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(folder))
         except BlockingIOError:
             raise FolderBusyError(
                 f"another download is writing to {folder}; wait for it, or choose another folder"
             ) from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _sha256(file: Path) -> str:

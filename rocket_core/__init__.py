@@ -69,6 +69,6 @@ def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = f"{__name__}.{_MODULES[name]}"
-    found = _Deferred(module, name) if _MODULES[name] == "pipeline" else getattr(import_module(module), name)
-    globals()[name] = found
-    return found
+    value = _Deferred(module, name) if _MODULES[name] == "pipeline" else getattr(import_module(module), name)
+    globals()[name] = value
+    return value

@@ -32,6 +32,21 @@ def achieved_ratio(compressible_parameters: int, kept_parameters: int) -> float:
     return 1 - kept_parameters / compressible_parameters
 
 
+def kept_fraction(d_in: int, d_out: int, kept_parameters: int) -> float:
+    """Return the fraction of a layer's parameters that is left."""
+    return kept_parameters / (d_in * d_out)
+
+
+def sparsity(rows: int, d_out: int, nnz: int) -> float:
+    """Return the fraction of zeros among a layer's `rows * d_out` coefficients."""
+    return 1 - nnz / (rows * d_out)
+
+
+def remaining_parameters(model_parameters: int, compressible_parameters: int, kept_parameters: int) -> int:
+    """Return the parameters of a whole model after compression."""
+    return model_parameters - compressible_parameters + kept_parameters
+
+
 def kept_parameters(d_in: int, rank: int, nnz: int) -> int:
     """Return the paper's count of a factored layer: the dense dictionary and the nonzero coefficients."""
     return rank * d_in + nnz

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -13,7 +13,7 @@ from rocket_core.target import ByBytes, ByRatio, Target, target_of
 Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda"]
 Preset = Literal["paper", "fast", "best"]
 Objective = Literal["weight", "whitened", "fisher"]
-Budget = Literal["parameters", "bytes"]
+BudgetUnit = Literal["parameters", "bytes"]
 Kind = Literal["low_rank", "factored", "shared", "sparse"]
 Sparsification = Literal["two-stage", "per-row", "global"]
 WeightMetric = Literal["frobenius", "l1", "cosine", "spectral"]
@@ -22,6 +22,22 @@ StorageDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Precision = Literal["float32", "float64"]
 InputKind = Literal["text", "images", "audio"]
 """What a model reads."""
+Stage = Literal[
+    "downloading",
+    "preflight",
+    "differentiating",
+    "calibrating",
+    "allocating",
+    "factorizing",
+    "exporting",
+    "evaluating",
+]
+"""Stages of a run, in order: `downloading` only for a model on the Hub, `differentiating` only with the objective
+`fisher`, `evaluating` only if requested. A run that only profiles ends after `calibrating`."""
+STAGES: tuple[Stage, ...] = get_args(Stage)
+_STAGE_LABELS: Mapping[str, str] = MappingProxyType(
+    {"differentiating": "measuring sensitivity", "calibrating": "profiling"}
+)
 
 HUB_DATASETS = ("wikitext2", "ptb", "alpaca", "refinedweb", "c4")
 BUILTIN_DATASET = "builtin"
@@ -82,7 +98,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
 )
 """Settings of each preset; a setting given explicitly overrides its preset's."""
 
-BEHIND_THE_PROFILE = frozenset({"ratio", "target_bytes", "preset", "cap_slack", "export", "max_shard_bytes"})
+SETTINGS_NOT_IN_PROFILE = frozenset({"ratio", "target_bytes", "preset", "cap_slack", "export", "max_shard_bytes"})
 """Settings that a layer's profile does not depend on. All others do, and new settings are assumed to."""
 
 MAX_PATTERNS = 256
@@ -177,7 +193,7 @@ class MethodOptions(FrozenModel):
     per token, no cap; costs a forward and a backward pass over `sensitivity_samples` windows; for models that do not
     predict next tokens, the change of their last hidden states).
     """
-    budget: Budget = "parameters"
+    budget: BudgetUnit = "parameters"
     """what the ratio is a fraction of: `parameters` (default; the paper's count; masks are free) or `bytes` (bytes of
     the compressible layers as stored, masks included). Costs nothing.
     """
@@ -304,6 +320,11 @@ class CompressionConfig(MethodOptions):
     def measures_sensitivities(self) -> bool:
         """Whether sensitivities are measured with a backward pass before calibration."""
         return self.method == "rocket" and self.objective == "fisher"
+
+
+def stage_label(name: str) -> str:
+    """Return how a stage is shown to people; other names are returned unchanged."""
+    return _STAGE_LABELS.get(name, name)
 
 
 def with_preset(settings: Any) -> Any:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from rocket_core.budget import parameter_budget
-from rocket_core.config import Budget
+from rocket_core.config import BudgetUnit
 from rocket_core.errors import InfeasibleBudgetError
 from rocket_core.target import ByBytes, ByRatio, Target
 
@@ -27,7 +27,7 @@ class Reach:
         other_bytes: bytes of the factored artifact apart from these layers.
     """
 
-    unit: Budget
+    unit: BudgetUnit
     dense: int
     smallest: int
     certain: int

@@ -23,6 +23,7 @@ from app.shared.settings import Settings
 from app.shared.storage import open_store
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
+from tests.job_events import add_event
 from tests.rocket_cli.fakes import build_report
 
 # A server that, unlike a thread, can be killed.
@@ -32,7 +33,6 @@ from pathlib import Path
 import uvicorn
 from app.main import create_app
 from app.shared.settings import Settings
-from tests.job_events import add_event
 application = create_app(Settings(data_dir=Path(sys.argv[1])))
 uvicorn.run(application, port=int(sys.argv[2]), log_config=None, access_log=False)
 """
@@ -90,7 +90,7 @@ class Service:
             revision="0",
             settings={},
             objective="whitened",
-            measure="parameters",
+            budget_unit="parameters",
             cap_slack=0,
             itemsize=4,
             model_parameters=153,
@@ -98,8 +98,8 @@ class Service:
             other_bytes=100,
             layers=layers,
         )
-        what_if, most = whole.what_if(), self.settings.max_profiles
-        return self.do(profiles.save_profile, lease, whole, what_if.frontier(), what_if.reachable_ratio, most=most)
+        predictor, most = whole.predictor(), self.settings.max_profiles
+        return self.do(profiles.save_profile, lease, whole, predictor.frontier(), predictor.reachable_ratio, most=most)
 
     def warn(self, lease, message):
         self.do(add_event, lease, NewEvent(type="message", level="warning", message=message))

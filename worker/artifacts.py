@@ -24,7 +24,7 @@ _MAX_NAME = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
+class StoredResult:
     """A complete compression whose files are stored but not yet published."""
 
     report: CompressionReport

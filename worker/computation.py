@@ -120,7 +120,7 @@ class Computation:
             raise
 
     def _compress(self) -> None:
-        from rocket_core.pipeline import KeptProfiles, compress
+        from rocket_core.pipeline import ProfileCache, compress
 
         request = self._request
         compress(
@@ -130,7 +130,7 @@ class Computation:
             revision=request.revision,
             resume=True,
             hub=HubAccess(token=request.token),
-            profiles=KeptProfiles(request.profiles, quota_bytes=request.profiles_bytes),
+            profiles=ProfileCache(request.profiles, quota_bytes=request.profiles_bytes),
             meter=self._meter,
             download=request.download,
             on_progress=self._on_progress,
@@ -143,7 +143,7 @@ class Computation:
         )
 
     def _profile(self) -> None:
-        from rocket_core.pipeline import KeptProfiles, profile_model
+        from rocket_core.pipeline import ProfileCache, profile_model
 
         request = self._request
         profile = profile_model(
@@ -153,7 +153,7 @@ class Computation:
             revision=request.revision,
             resume=True,
             hub=HubAccess(token=request.token),
-            profiles=KeptProfiles(request.profiles, quota_bytes=request.profiles_bytes),
+            profiles=ProfileCache(request.profiles, quota_bytes=request.profiles_bytes),
             meter=self._meter,
             download=request.download,
             on_progress=self._on_progress,

@@ -4,10 +4,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
+from rocket_core.config import STAGES
 from rocket_core.errors import CompressionCancelledError
 from worker.channel import ChannelClosedError, ChannelError, Message
 from worker.children import COMPUTE_PROGRAM, FETCH_PROGRAM, Child, Launcher
@@ -36,7 +37,6 @@ from worker.messages import (
     LayerProfiled,
     ModelProfiled,
     Required,
-    StageName,
 )
 
 Received = TypeVar("Received")
@@ -47,7 +47,6 @@ _LOOK_SECONDS = 0.1
 _STOP_SECONDS = 2.0
 # Less than the progress that a run reports first after its download.
 _DOWNLOAD_SHARE = 0.04
-_STAGES: tuple[str, ...] = get_args(StageName)
 _log = logging.getLogger(__name__)
 
 
@@ -248,7 +247,7 @@ class _Conversation:
         return False
 
     def _advance(self, message: Advanced) -> None:
-        stage = _STAGES.index(message.stage)
+        stage = STAGES.index(message.stage)
         # Each change of stage is an event of the job; this limits the number of events to the number of stages.
         if stage < self._stage:
             raise ChannelError("a run that goes back to an earlier stage")

@@ -37,7 +37,7 @@ from rocket_core.errors import (
     WorkFolderError,
 )
 from rocket_core.report.schema import CompressionReport
-from worker.artifacts import REPORT_NAME, Finished, read_report, result_files, store_files
+from worker.artifacts import REPORT_NAME, StoredResult, read_report, result_files, store_files
 from worker.children import Launcher, start_program
 from worker.confinement import check_isolation
 from worker.delegation import Delegation
@@ -91,7 +91,7 @@ class Attempt:
         )
         self._store = open_store(settings)
         self._work = WorkFolders(settings.data_dir / "work")
-        self._finished: Finished | None = None
+        self._finished: StoredResult | None = None
 
     def run(self, parent: int) -> None:
         """Work on the job and write the outcome of the attempt.
@@ -169,7 +169,7 @@ class Attempt:
         delegation.compute(request, readable=inputs.readable, network=inputs.needs_network)
         if request.task == "compression":
             report = read_report(request.output)
-            self._finished = Finished(report=report, artifacts=self._stored(report, request.output))
+            self._finished = StoredResult(report=report, artifacts=self._stored(report, request.output))
 
     def _request(
         self,
@@ -247,7 +247,7 @@ class Attempt:
         self._work.remove(work_key)
         _log.info("the job has %s", status)
 
-    def _publish(self, finished: Finished, work_key: str) -> None:
+    def _publish(self, finished: StoredResult, work_key: str) -> None:
         totals = finished.report.totals
         result = JobResult(**{name: getattr(totals, name) for name in JobResult.model_fields})
         retention = timedelta(days=self._settings.artifact_retention_days)

@@ -90,8 +90,8 @@ class ProgressWriter:
 
     def on_profiled(self, profile: ModelProfile) -> None:
         """Write the profile of the whole model, and its predictions at every ratio."""
-        what_if = profile.what_if()
-        prediction = profile, what_if.frontier(), what_if.reachable_ratio
+        predictor = profile.predictor()
+        prediction = profile, predictor.frontier(), predictor.reachable_ratio
         self.write_with_retry(
             lambda session: profiles.save_profile(session, self._lease, *prediction, most=self._max_profiles)
         )

@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter
 from app.shared.outcomes import JobError
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.config import CompressionConfig
+from rocket_core.config import CompressionConfig, Stage
 from rocket_core.report.schema import StageReport
 from worker.channel import Message
 
@@ -31,17 +31,6 @@ MAX_TEXT = 10_000
 _Name = Annotated[str, Field(max_length=4096)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 Task = Literal["compression", "profile"]
-StageName = Literal[
-    "downloading",
-    "preflight",
-    "differentiating",
-    "calibrating",
-    "allocating",
-    "factorizing",
-    "exporting",
-    "evaluating",
-]
-"""The same as `rocket_core.pipeline.progress.Stage`, which loads torch; in the order of a run."""
 
 
 class Logging(Message):
@@ -138,7 +127,7 @@ class Advanced(Message):
     """Progress of the run; see `rocket_core.pipeline.Progress`."""
 
     kind: Literal["advanced"] = "advanced"
-    stage: StageName
+    stage: Stage
     layer: _Name | None
     fraction: _Share
     seconds_left: Annotated[float, Field(ge=0, le=10**9)] | None

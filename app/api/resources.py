@@ -8,7 +8,7 @@ from app.shared.outcomes import JobError, JobResult
 from app.shared.requests import CalibrationRequest, EvaluationRequest, JobKind, JobOptions, Queue
 from rocket_client import models as contract
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.config import Budget, Objective
+from rocket_core.config import BudgetUnit, Objective
 from rocket_core.schema import FrozenModel
 
 
@@ -234,7 +234,7 @@ class Frontier(_List):
 
     objective: Objective
     """what `error` is: `fisher` (nats per token), `whitened` or `weight`."""
-    budget: Budget
+    budget: BudgetUnit
     """the budget unit, which ratios are fractions of: parameters or bytes."""
     compressible_parameters: int
     """parameters of the profiled layers before compression."""
@@ -258,7 +258,7 @@ class AllocationView(SizeView):
 
     object: Literal["allocation"] = "allocation"
     """always `allocation`."""
-    budget: Budget
+    budget: BudgetUnit
     """the budget unit of `ratio`; bytes if a size was requested."""
     proven: bool
     """whether the allocation is proven optimal: no other choice of candidates has a smaller error."""

@@ -24,7 +24,7 @@ from app.shared.requests import UPLOAD, CalibrationRequest, JobOptions, JobReque
 from rocket_core.candidates import LayerProfile
 
 if TYPE_CHECKING:
-    from rocket_core.allocation.predictor import WhatIf
+    from rocket_core.allocation.predictor import Predictor
 
 
 def profile_view(profile: Profile) -> ProfileView:
@@ -43,12 +43,12 @@ def profile_view(profile: Profile) -> ProfileView:
     )
 
 
-def frontier_view(what_if: "WhatIf", points: list[dict[str, Any]]) -> Frontier:
+def frontier_view(predictor: "Predictor", points: list[dict[str, Any]]) -> Frontier:
     """Return the view of a profiled model's sizes."""
-    profile = what_if.profile
+    profile = predictor.profile
     return Frontier(
         objective=profile.objective,
-        budget=profile.measure,
+        budget=profile.budget_unit,
         compressible_parameters=profile.compressible_parameters,
         dense_bytes=profile.dense_bytes,
         data=[SizeView(**point, model_bytes=profile.other_bytes + point["stored_bytes"]) for point in points],
@@ -61,7 +61,7 @@ def allocation_view(predicted: Predicted) -> AllocationView:
     stored = sum(candidate.stored_bytes for candidate in candidates)
     return AllocationView(
         ratio=predicted.allocation.ratio,
-        budget=predicted.allocation.measure,
+        budget=predicted.allocation.budget_unit,
         kept_parameters=sum(candidate.kept_parameters for candidate in candidates),
         stored_bytes=stored,
         model_bytes=predicted.model_bytes,

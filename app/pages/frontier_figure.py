@@ -7,20 +7,20 @@ from rocket_core.candidates import SizePoint
 from rocket_core.report.figures import Figure, size_frontier
 
 if TYPE_CHECKING:
-    from rocket_core.allocation.predictor import WhatIf
+    from rocket_core.allocation.predictor import Predictor
 
 
-def frontier_of(what_if: "WhatIf", points: Sequence[Mapping[str, Any]], *, marked_bytes: int | None) -> Figure:
+def frontier_of(predictor: "Predictor", points: Sequence[Mapping[str, Any]], *, marked_bytes: int | None) -> Figure:
     """Return the figure of a model's predicted size and error at every ratio.
 
     Args:
-        what_if: the profiled model.
+        predictor: the profiled model.
         points: `SizePoint`s as stored.
         marked_bytes: size to mark, in bytes; None marks none.
     """
     return size_frontier(
         [SizePoint.model_validate(point) for point in points],
-        what_if.profile.objective,
-        other_bytes=what_if.profile.other_bytes,
+        predictor.profile.objective,
+        other_bytes=predictor.profile.other_bytes,
         marked_bytes=marked_bytes,
     )

@@ -188,9 +188,9 @@ def _frontier(context: Context, owner: str, profile_id: str | None, report: Comp
     if profile_id is None:
         return None
     try:
-        what_if, points = profiles.get_frontier(context, owner, profile_id)
+        predictor, points = profiles.get_frontier(context, owner, profile_id)
     except ProfileNotFoundError:
         return None
     stored_bytes = None if report is None else sum(layer.stored_bytes for layer in report.layers)
-    marked = None if stored_bytes is None else what_if.profile.other_bytes + stored_bytes
-    return frontier_of(what_if, points, marked_bytes=marked)
+    marked = None if stored_bytes is None else predictor.profile.other_bytes + stored_bytes
+    return frontier_of(predictor, points, marked_bytes=marked)

@@ -172,7 +172,7 @@ def _preview(context: Context, owner: str, request: CompressionRequest) -> Previ
 def _predict(
     context: Context, owner: str, request: CompressionRequest, estimate: Estimate, profile: Profile
 ) -> Preview:
-    what_if, points = profiles.get_frontier(context, owner, profile.id)
+    predictor, points = profiles.get_frontier(context, owner, profile.id)
     assert request.target is not None, "a compression has a target"
     predicted, refusal, nearest = None, None, None
     try:
@@ -186,8 +186,8 @@ def _predict(
         predicted=predicted,
         refusal=refusal,
         suggestion=nearest,
-        frontier=frontier_of(what_if, points, marked_bytes=marked),
-        allocation=None if predicted is None else predicted_map(what_if.chosen(predicted.allocation)),
+        frontier=frontier_of(predictor, points, marked_bytes=marked),
+        allocation=None if predicted is None else predicted_map(predictor.chosen(predicted.allocation)),
     )
 
 

@@ -83,8 +83,8 @@ def delete(
 
 
 def _what_if(context: Context, owner: str, profile_id: str, ratio: float) -> dict[str, Any]:
-    what_if, points = profiles.get_frontier(context, owner, profile_id)
-    model = what_if.profile
+    predictor, points = profiles.get_frontier(context, owner, profile_id)
+    model = predictor.profile
     refusal, size, error, allocation = None, None, None, None
     try:
         predicted = profiles.allocate(context, owner, profile_id, ByRatio(ratio=ratio))
@@ -93,7 +93,7 @@ def _what_if(context: Context, owner: str, profile_id: str, ratio: float) -> dic
     else:
         size = predicted.model_bytes
         error = predicted.allocation.total_error
-        allocation = predicted_map(what_if.chosen(predicted.allocation))
+        allocation = predicted_map(predictor.chosen(predicted.allocation))
     return {
         "ratio": ratio,
         "refusal": refusal,
@@ -102,7 +102,7 @@ def _what_if(context: Context, owner: str, profile_id: str, ratio: float) -> dic
         "error": error,
         "objective": model.objective,
         "allocation": allocation,
-        "frontier": frontier_of(what_if, points, marked_bytes=size),
+        "frontier": frontier_of(predictor, points, marked_bytes=size),
         "links": {
             kind: f"{_PROFILES}/{profile_id}/figures/%s.{kind.lower()}?ratio={ratio}" for kind in ("JSON", "CSV")
         },

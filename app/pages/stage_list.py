@@ -9,10 +9,7 @@ from typing import Literal
 from app.api.resources import JobView
 from app.shared.models import JobEvent
 from app.shared.requests import LOCAL
-
-# In the order of a run.
-_PROFILING = ("preflight", "differentiating", "calibrating")
-_AFTER_PROFILING = ("allocating", "factorizing", "exporting")
+from rocket_core.config import STAGES, Stage, stage_label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +17,7 @@ class StageStep:
     """One stage of a job.
 
     Attributes:
-        name: name of the stage.
+        name: name of the stage, as people see it.
         state: whether it is done, current, or pending.
         began_at: when it started; None if it has not.
         seconds: how long it took; None unless it is done.
@@ -43,20 +40,20 @@ def stage_list(job: JobView, events: Sequence[JobEvent]) -> Iterator[StageStep]:
     for name in dict.fromkeys([*_expected(job), *began_at]):
         is_over = name in began_at and (job.stage != name or job.status.is_terminal)
         if is_over:
-            yield StageStep(name=name, state="done", began_at=began_at[name], seconds=times.get(name))
+            yield StageStep(name=stage_label(name), state="done", began_at=began_at[name], seconds=times.get(name))
         elif job.stage == name and not job.status.is_terminal:
-            yield StageStep(name=name, state="current", began_at=began_at.get(name))
+            yield StageStep(name=stage_label(name), state="current", began_at=began_at.get(name))
         elif not job.status.is_terminal:
-            yield StageStep(name=name, state="pending")
+            yield StageStep(name=stage_label(name), state="pending")
 
 
-def _expected(job: JobView) -> Iterator[str]:
-    if not job.model_id.startswith(LOCAL):
-        yield "downloading"
-    for name in _PROFILING:
-        if name != "differentiating" or job.options.objective == "fisher":
-            yield name
-    if job.kind == "compression":
-        yield from _AFTER_PROFILING
-        if job.evaluate is not None:
-            yield "evaluating"
+def _expected(job: JobView) -> list[Stage]:
+    left_out: set[Stage] = set()
+    if job.model_id.startswith(LOCAL):
+        left_out.add("downloading")
+    if job.options.objective != "fisher":
+        left_out.add("differentiating")
+    if job.evaluate is None:
+        left_out.add("evaluating")
+    last = STAGES[-1] if job.kind == "compression" else "calibrating"
+    return [stage for stage in STAGES[: STAGES.index(last) + 1] if stage not in left_out]

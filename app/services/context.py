@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.services.admission import Admission
-from app.services.predictor_cache import WhatIfs
+from app.services.predictor_cache import PredictorCache
 from app.shared.database import Database
 from app.shared.settings import Settings
 from app.shared.storage import ArtifactStore, WorkFolders, open_store
@@ -20,7 +20,7 @@ class Context:
         artifacts: the store of artifacts and uploads.
         work: folders with the checkpoints of jobs.
         admission: checks of requests.
-        what_ifs: recently used profiles.
+        predictors: recently used profiles.
         on_queued: called when a job is queued; it returns at once and never fails.
     """
 
@@ -29,7 +29,7 @@ class Context:
     artifacts: ArtifactStore
     work: WorkFolders
     admission: Admission
-    what_ifs: WhatIfs
+    predictors: PredictorCache
     on_queued: Callable[[], None]
 
 
@@ -50,6 +50,6 @@ def open_context(settings: Settings, on_queued: Callable[[], None] = lambda: Non
         artifacts=open_store(settings),
         work=WorkFolders(settings.data_dir / "work"),
         admission=Admission(settings),
-        what_ifs=WhatIfs(),
+        predictors=PredictorCache(),
         on_queued=on_queued,
     )

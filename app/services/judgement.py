@@ -31,13 +31,13 @@ from rocket_core.inspection.footprint import (
     vocabulary,
 )
 from rocket_core.inspection.hub import find_repository
-from rocket_core.inspection.model_files import CONFIG_NAME, read_start, refuse_adapter, vet_folder
+from rocket_core.inspection.model_files import CONFIG_NAME, check_adapter, read_start, vet_folder
 from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
+    check_calibration,
+    check_config,
     input_kind,
     parse_config,
-    refuse_calibration,
-    refuse_config,
     window_length,
 )
 from rocket_core.inspection.safetensors_headers import (
@@ -126,7 +126,7 @@ def _see_hub_model(question: Question, hub: HubQuestion) -> _Inspected:
     request = question.request
     repository = find_repository(request.model_id, request.revision, token=hub.token, seconds=hub.seconds)
     name = "the model repository"
-    refuse_adapter(repository.files, name)
+    check_adapter(repository.files, name)
     config = parse_config(repository.read_config(), name)
     _refuse(config, question, name)
     weights = repository.read_weights()
@@ -135,8 +135,8 @@ def _see_hub_model(question: Question, hub: HubQuestion) -> _Inspected:
 
 
 def _refuse(config: Mapping[str, Any], question: Question, name: str) -> None:
-    refuse_config(config, name)
-    refuse_calibration(input_kind(config), question.dataset, question.request.calibration.sequence_length, name)
+    check_config(config, name)
+    check_calibration(input_kind(config), question.dataset, question.request.calibration.sequence_length, name)
 
 
 def _inspect(

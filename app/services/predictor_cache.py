@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 from app.shared.models import Profile
 
 if TYPE_CHECKING:
-    from rocket_core.allocation.predictor import WhatIf
+    from rocket_core.allocation.predictor import Predictor
 
 # A profile of hundreds of layers takes a tenth of a second to read, and tens of megabytes in memory.
 _HELD = 4
 
 
-class WhatIfs:
+class PredictorCache:
     """The most recently used profiles, which never change."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: OrderedDict[str, WhatIf] = OrderedDict()
+        self._held: OrderedDict[str, Predictor] = OrderedDict()
 
-    def of(self, profile: Profile) -> "WhatIf":
+    def of(self, profile: Profile) -> "Predictor":
         """Return the predictor of a profile.
 
         Args:
@@ -34,7 +34,7 @@ class WhatIfs:
             if held is not None:
                 self._held.move_to_end(profile.id)
                 return held
-        made = ModelProfile.model_validate(profile.body).what_if()
+        made = ModelProfile.model_validate(profile.body).predictor()
         with self._lock:
             self._held[profile.id] = made
             while len(self._held) > _HELD:

@@ -9,12 +9,12 @@ from app.shared.models import Profile
 from app.shared.repositories import audit, profiles
 from app.shared.repositories.audit import Action, Actor
 from app.shared.requests import JobRequest
-from rocket_core.config import BEHIND_THE_PROFILE
+from rocket_core.config import SETTINGS_NOT_IN_PROFILE
 from rocket_core.target import ByError, Target
 
 if TYPE_CHECKING:
     from rocket_core.allocation import Allocation
-    from rocket_core.allocation.predictor import WhatIf
+    from rocket_core.allocation.predictor import Predictor
     from rocket_core.candidates import Candidate
 
 
@@ -23,19 +23,19 @@ class Predicted:
     """A predicted allocation.
 
     Attributes:
-        what_if: the profiled model.
+        predictor: the profiled model.
         allocation: the knapsack's solution.
         chosen: names of all layers with their candidates.
     """
 
-    what_if: "WhatIf"
+    predictor: "Predictor"
     allocation: "Allocation"
     chosen: Sequence[tuple[str, "Candidate"]]
 
     @property
     def model_bytes(self) -> int:
         """Bytes that all weights of the model would take."""
-        return self.what_if.profile.other_bytes + sum(candidate.stored_bytes for _, candidate in self.chosen)
+        return self.predictor.profile.other_bytes + sum(candidate.stored_bytes for _, candidate in self.chosen)
 
 
 def list_profiles(context: Context, owner: str, *, after: str | None, limit: int) -> tuple[Sequence[Profile], bool]:
@@ -70,10 +70,10 @@ def find_profile_for(context: Context, owner: str, request: JobRequest) -> Profi
 
 
 def _what_counts(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in BEHIND_THE_PROFILE}
+    return {name: value for name, value in options.items() if name not in SETTINGS_NOT_IN_PROFILE}
 
 
-def get_frontier(context: Context, owner: str, profile_id: str) -> tuple["WhatIf", list[dict[str, Any]]]:
+def get_frontier(context: Context, owner: str, profile_id: str) -> tuple["Predictor", list[dict[str, Any]]]:
     """Return the profiled model, and its predicted size and error at every ratio.
 
     Raises:
@@ -81,7 +81,7 @@ def get_frontier(context: Context, owner: str, profile_id: str) -> tuple["WhatIf
     """
     with context.database.snapshot() as session:
         profile = profiles.get_profile(session, profile_id, owner)
-        return context.what_ifs.of(profile), profile.frontier
+        return context.predictors.of(profile), profile.frontier
 
 
 def allocate(context: Context, owner: str, profile_id: str, target: Target | ByError) -> Predicted:
@@ -92,10 +92,10 @@ def allocate(context: Context, owner: str, profile_id: str, target: Target | ByE
         RocketError: no choice of candidates is that small.
     """
     with context.database.snapshot() as session:
-        what_if = context.what_ifs.of(profiles.get_profile(session, profile_id, owner))
-    allocation = what_if.allocate(target)
-    chosen = [(layer.name, candidate) for layer, candidate in what_if.chosen(allocation)]
-    return Predicted(what_if=what_if, allocation=allocation, chosen=chosen)
+        predictor = context.predictors.of(profiles.get_profile(session, profile_id, owner))
+    allocation = predictor.allocate(target)
+    chosen = [(layer.name, candidate) for layer, candidate in predictor.chosen(allocation)]
+    return Predicted(predictor=predictor, allocation=allocation, chosen=chosen)
 
 
 def delete_profile(context: Context, actor: Actor, profile_id: str) -> None:

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from app.shared.errors import InvalidSettingsError, StorageError
 from app.shared.settings import Settings
+from rocket_core.system.files import sync_folder
 
 KEY_FILE = "secret.key"
 
@@ -66,9 +67,5 @@ def _create_key(file: Path) -> bytes:
             os.link(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(file.parent)
     return file.read_bytes()

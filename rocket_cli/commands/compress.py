@@ -68,9 +68,9 @@ def _run(model: str, output: Path, compression: LocalOptions, *, quiet: bool) ->
 
         cache = None
         if compression.profiles is not None:
-            from rocket_core.pipeline import KeptProfiles
+            from rocket_core.pipeline import ProfileCache
 
-            cache = KeptProfiles(compression.profiles)
+            cache = ProfileCache(compression.profiles)
         hide_library_bars()
         with progress_view(quiet=quiet) as view, stopping_on_signals(view.announce_stop) as stop:
 

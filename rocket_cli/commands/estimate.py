@@ -15,6 +15,7 @@ from rocket_cli.report_table import wide_console
 from rocket_cli.submission import explained_refusals
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Estimate
+from rocket_core.budget import remaining_parameters
 from rocket_core.report.formatting import bytes_text, count_text, percent_text
 
 
@@ -52,7 +53,7 @@ def estimate(
 
 def _sizes(result: Estimate) -> Table:
     table = _table("now", "factored, at most", "")
-    left = result.parameters - result.compressible_parameters + result.kept_parameters
+    left = remaining_parameters(result.parameters, result.compressible_parameters, result.kept_parameters)
     for name, before, after in (
         ("parameters", result.parameters, left),
         ("of those, compressible", result.compressible_parameters, result.kept_parameters),

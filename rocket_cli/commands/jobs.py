@@ -18,6 +18,7 @@ from rocket_cli.progress_view import print_line
 from rocket_cli.report_table import print_report, wide_console
 from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Job
+from rocket_core.config import stage_label
 from rocket_core.report.formatting import age_text, bytes_text, percent_text, progress_text
 from rocket_core.target import ByBytes, ByRatio, target_of
 
@@ -125,4 +126,4 @@ def _target(job: Job) -> str:
 def _progress(job: Job) -> str:
     if job.has_ended:
         return "" if job.error is None else job.error.code
-    return " ".join(part for part in (job.stage or "", progress_text(job.progress)) if part)
+    return " ".join(part for part in (stage_label(job.stage or ""), progress_text(job.progress)) if part)

@@ -15,7 +15,7 @@ from rocket_core.allocation.label_search import undominated
 from rocket_core.allocation.spending import spend
 from rocket_core.budget import parameter_budget
 from rocket_core.candidates import Candidate, FrontierPoint, LayerProfile, SharedCandidate, SizePoint
-from rocket_core.config import Budget, Objective
+from rocket_core.config import BudgetUnit, Objective
 from rocket_core.errors import InvalidConfigError
 from rocket_core.reachability import RATIO_STEPS, Reach
 from rocket_core.schema import FrozenModel
@@ -32,7 +32,7 @@ class Allocation(FrozenModel):
     """what was summed over layers."""
     ratio: Annotated[float, Field(ge=0, lt=1)]
     """target compression ratio."""
-    measure: Budget
+    budget_unit: BudgetUnit
     """what the budget counts."""
     budget: _Count
     """kept parameters, or stored bytes, allowed."""
@@ -84,7 +84,7 @@ class Allocator:
         profiles: the layers, at least one.
         objective: `weight`, `whitened` or `fisher`.
         cap_slack: relative slack on the smallest cap, >= 0; only used with `weight`.
-        measure: what the budget counts.
+        budget_unit: what the budget counts.
         itemsize: bytes of one more nonzero, used if the budget counts bytes.
 
     Raises:
@@ -100,7 +100,7 @@ class Allocator:
         *,
         objective: Objective,
         cap_slack: float,
-        measure: Budget = "parameters",
+        budget_unit: BudgetUnit = "parameters",
         itemsize: int = 1,
     ) -> None:
         if not profiles:
@@ -113,13 +113,13 @@ class Allocator:
         self._profiles = profiles
         self._objective: Objective = objective
         self._cap_slack = cap_slack
-        self._measure: Budget = measure
+        self._budget_unit: BudgetUnit = budget_unit
         self._itemsize = itemsize
-        self._priced = price(profiles, measure, objective)
+        self._priced = price(profiles, budget_unit, objective)
         self._items = build_items(profiles, self._priced)
         self._costs = _padded((item.costs.tolist() for item in self._items), 0)
         self._errors = _padded((item.errors.tolist() for item in self._items), math.inf)
-        self._reach = _reach(self._priced, self._items, measure)
+        self._reach = _reach(self._priced, self._items, budget_unit)
 
     @property
     def reach(self) -> Reach:
@@ -155,14 +155,14 @@ class Allocator:
         solution = solve_knapsack(self._costs, errors, budget)
         assert solution is not None, "the smallest candidates fit, and so does some choice under the smallest cap"
         choices = _choices(self._items, solution.choices.tolist(), len(self._profiles))
-        per_nonzero = self._itemsize if self._measure == "bytes" else 1
+        per_nonzero = self._itemsize if self._budget_unit == "bytes" else 1
         # The paper's objective is kept to the letter.
         left = 0 if self._objective == "weight" else budget - solution.total_cost
         extra = spend(self._profiles, choices, self._priced, left, per_nonzero)
         return Allocation(
             objective=self._objective,
             ratio=ratio,
-            measure=self._measure,
+            budget_unit=self._budget_unit,
             budget=budget,
             compressible=self._reach.dense,
             kept=solution.total_cost + sum(extra) * per_nonzero,
@@ -180,7 +180,7 @@ class Allocator:
         """Return the allocation at the largest ratio, in steps of 1e-4, whose total error is at most a bound.
 
         Args:
-            most: the bound, >= 0, in the objective's measure.
+            most: the bound, >= 0, in the unit of the objective.
 
         Raises:
             InvalidConfigError: the bound is negative or not a number.
@@ -224,11 +224,13 @@ def allocate(
     *,
     objective: Objective,
     cap_slack: float,
-    measure: Budget = "parameters",
+    budget_unit: BudgetUnit = "parameters",
     itemsize: int = 1,
 ) -> Allocation:
     """Return one allocation; see `Allocator`, which takes and raises the same."""
-    allocator = Allocator(profiles, objective=objective, cap_slack=cap_slack, measure=measure, itemsize=itemsize)
+    allocator = Allocator(
+        profiles, objective=objective, cap_slack=cap_slack, budget_unit=budget_unit, itemsize=itemsize
+    )
     return allocator.allocate(ratio)
 
 
@@ -242,7 +244,7 @@ def chosen(
         allocation: the allocation.
         itemsize: bytes of a nonzero.
     """
-    candidates = chosen_candidate(profiles, allocation.choices, _leaders(profiles))
+    candidates = chosen_candidate(profiles, allocation.choices, _first_layers(profiles))
     return [
         (profile, _enlarged(candidate, extra, itemsize))
         for (profile, candidate), extra in zip(candidates, allocation.extra_nonzeros, strict=True)
@@ -250,21 +252,21 @@ def chosen(
 
 
 def layer_frontiers(
-    profiles: Sequence[LayerProfile], objective: Objective, measure: Budget
+    profiles: Sequence[LayerProfile], objective: Objective, budget_unit: BudgetUnit
 ) -> dict[str, tuple[FrontierPoint, ...]]:
     """Return the candidates worth choosing for each layer by itself, and for each group at its first layer.
 
     Args:
         profiles: all layers.
-        objective: measure of the errors.
-        measure: measure of the costs.
+        objective: which errors to return.
+        budget_unit: what costs count.
 
     Returns:
         By layer name: the layer's own candidates that no other one beats in both size and error, by falling cost, then
         the same of the shared ones.
     """
     frontiers = {}
-    for profile, layer in zip(profiles, price(profiles, measure, objective), strict=True):
+    for profile, layer in zip(profiles, price(profiles, budget_unit, objective), strict=True):
         own = len(profile.candidates)
         frontiers[profile.name] = (
             *_frontier(profile.candidates, layer.costs[:own], layer.errors[:own]),
@@ -273,10 +275,10 @@ def layer_frontiers(
     return frontiers
 
 
-def reachable_ratio(profiles: Sequence[LayerProfile], measure: Budget = "parameters") -> float:
+def reachable_ratio(profiles: Sequence[LayerProfile], budget_unit: BudgetUnit = "parameters") -> float:
     """Return the largest compression ratio that `allocate` can reach, rounded down to 4 decimals; [0, 1)."""
-    priced = price(profiles, measure, "weight")
-    return _reach(priced, build_items(profiles, priced), measure).ratio
+    priced = price(profiles, budget_unit, "weight")
+    return _reach(priced, build_items(profiles, priced), budget_unit).ratio
 
 
 def _enlarged(candidate: Candidate, extra: int, itemsize: int) -> Candidate:
@@ -307,7 +309,7 @@ def _frontier(
     ]
 
 
-def _leaders(profiles: Sequence[LayerProfile]) -> dict[str, LayerProfile]:
+def _first_layers(profiles: Sequence[LayerProfile]) -> dict[str, LayerProfile]:
     return {profile.input_group: profile for profile in profiles if profile.shared}
 
 
@@ -319,10 +321,10 @@ def _choices(items: Sequence[Item], options: Sequence[int], layers: int) -> tupl
     return tuple(choices)
 
 
-def _reach(priced: Sequence[Priced], items: Sequence[Item], measure: Budget) -> Reach:
+def _reach(priced: Sequence[Priced], items: Sequence[Item], budget_unit: BudgetUnit) -> Reach:
     smallest = sum(int(item.costs.min()) for item in items)
     dense = sum(int(layer.costs[0]) for layer in priced)
-    return Reach(unit=measure, dense=dense, smallest=smallest, certain=smallest)
+    return Reach(unit=budget_unit, dense=dense, smallest=smallest, certain=smallest)
 
 
 def _padded(rows: Iterable[Sequence[float]], absent: int | float) -> Shaped[np.ndarray, "layers candidates"]:

@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int64
 
 from rocket_core.allocation.label_search import undominated
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.config import Budget, Objective
+from rocket_core.config import BudgetUnit, Objective
 from rocket_core.errors import InvalidConfigError
 
 
@@ -50,9 +50,9 @@ class Item:
     choices: Int64[np.ndarray, "options layers"]
 
 
-def costs_of(candidates: Sequence[Candidate], measure: Budget) -> Int64[np.ndarray, " candidates"]:
+def costs_of(candidates: Sequence[Candidate], budget_unit: BudgetUnit) -> Int64[np.ndarray, " candidates"]:
     """Return what candidates cost: kept parameters or stored bytes."""
-    if measure == "bytes":
+    if budget_unit == "bytes":
         return np.array([candidate.stored_bytes for candidate in candidates], dtype=np.int64)
     return np.array([candidate.kept_parameters for candidate in candidates], dtype=np.int64)
 
@@ -73,7 +73,7 @@ def errors_of(candidates: Sequence[Candidate], objective: Objective) -> Float64[
     return np.array(losses, dtype=np.float64)
 
 
-def price(profiles: Sequence[LayerProfile], measure: Budget, objective: Objective) -> list[Priced]:
+def price(profiles: Sequence[LayerProfile], budget_unit: BudgetUnit, objective: Objective) -> list[Priced]:
     """Return the cost and error of every choice for every layer.
 
     Raises:
@@ -81,11 +81,11 @@ def price(profiles: Sequence[LayerProfile], measure: Budget, objective: Objectiv
     """
     priced = []
     for profile in profiles:
-        costs, errors = costs_of(profile.candidates, measure), errors_of(profile.candidates, objective)
+        costs, errors = costs_of(profile.candidates, budget_unit), errors_of(profile.candidates, objective)
         if profile.shared:
             members = [member for shared in profile.shared for member in shared.members]
             together = (len(profile.shared), -1)
-            costs = np.append(costs, costs_of(members, measure).reshape(together).sum(axis=1))
+            costs = np.append(costs, costs_of(members, budget_unit).reshape(together).sum(axis=1))
             errors = np.append(errors, errors_of(members, objective).reshape(together).sum(axis=1))
         priced.append(Priced(costs=costs, errors=errors))
     return priced
@@ -99,23 +99,23 @@ def build_items(profiles: Sequence[LayerProfile], priced: Sequence[Priced]) -> l
         priced: costs and errors of each layer's choices.
     """
     members: dict[str, list[int]] = {}
-    for place, profile in enumerate(profiles):
-        members.setdefault(profile.input_group, []).append(place)
+    for index, profile in enumerate(profiles):
+        members.setdefault(profile.input_group, []).append(index)
     sharing = {profile.input_group for profile in profiles if profile.shared}
     items = []
-    for place, profile in enumerate(profiles):
+    for index, profile in enumerate(profiles):
         group = members[profile.input_group]
         if profile.input_group not in sharing:
-            items.append(_own(place, profile, priced[place]))
-        elif group[0] == place:
+            items.append(_own(index, profile, priced[index]))
+        elif group[0] == index:
             combined = _combined([_own(member, profiles[member], priced[member]) for member in group])
             counts = [len(profiles[member].candidates) for member in group]
-            items.append(_with_shared(combined, priced[place], counts))
+            items.append(_with_shared(combined, priced[index], counts))
     return items
 
 
 def chosen_candidate(
-    profiles: Sequence[LayerProfile], choices: Sequence[int], leaders: Mapping[str, LayerProfile]
+    profiles: Sequence[LayerProfile], choices: Sequence[int], first_layers: Mapping[str, LayerProfile]
 ) -> Iterator[tuple[LayerProfile, Candidate]]:
     """Yield each layer with its chosen candidate.
 
@@ -124,7 +124,7 @@ def chosen_candidate(
     Args:
         profiles: all layers.
         choices: one index per layer.
-        leaders: the first layer of each input group.
+        first_layers: the first layer of each input group.
     """
     places: dict[str, int] = {}
     for profile, choice in zip(profiles, choices, strict=True):
@@ -134,13 +134,13 @@ def chosen_candidate(
         if choice < own:
             yield profile, profile.candidates[choice]
         else:
-            yield profile, leaders[profile.input_group].shared[choice - own].members[member]
+            yield profile, first_layers[profile.input_group].shared[choice - own].members[member]
 
 
-def _own(place: int, profile: LayerProfile, priced: Priced) -> Item:
+def _own(index: int, profile: LayerProfile, priced: Priced) -> Item:
     own = len(profile.candidates)
     return Item(
-        layers=(place,),
+        layers=(index,),
         costs=priced.costs[:own],
         errors=priced.errors[:own],
         choices=np.arange(own)[:, None],
@@ -149,28 +149,31 @@ def _own(place: int, profile: LayerProfile, priced: Priced) -> Item:
 
 def _combined(items: Sequence[Item]) -> Item:
     """Return one item that decides for the layers of all given items."""
-    whole, *others = map(_undominated, items)
+    combined, *others = map(_undominated, items)
     for item in others:
-        costs, errors = np.add.outer(whole.costs, item.costs).ravel(), np.add.outer(whole.errors, item.errors).ravel()
-        kept = undominated(costs, errors)
-        first, second = np.divmod(kept, len(item.costs))
-        whole = Item(
-            layers=whole.layers + item.layers,
-            costs=costs[kept],
-            errors=errors[kept],
-            choices=np.hstack([whole.choices[first], item.choices[second]]),
+        costs, errors = (
+            np.add.outer(combined.costs, item.costs).ravel(),
+            np.add.outer(combined.errors, item.errors).ravel(),
         )
-    return whole
+        options = undominated(costs, errors)
+        first, second = np.divmod(options, len(item.costs))
+        combined = Item(
+            layers=combined.layers + item.layers,
+            costs=costs[options],
+            errors=errors[options],
+            choices=np.hstack([combined.choices[first], item.choices[second]]),
+        )
+    return combined
 
 
-def _with_shared(own: Item, leader: Priced, counts: Sequence[int]) -> Item:
+def _with_shared(own: Item, first: Priced, counts: Sequence[int]) -> Item:
     """Add the shared candidates of a group; `counts` is the number of each member's own candidates."""
-    shared = np.arange(len(leader.costs) - counts[0])
+    shared = np.arange(len(first.costs) - counts[0])
     return _undominated(
         Item(
             layers=own.layers,
-            costs=np.append(own.costs, leader.costs[counts[0] :]),
-            errors=np.append(own.errors, leader.errors[counts[0] :]),
+            costs=np.append(own.costs, first.costs[counts[0] :]),
+            errors=np.append(own.errors, first.errors[counts[0] :]),
             choices=np.vstack([own.choices, np.add.outer(shared, counts)]),
         )
     )
@@ -178,5 +181,10 @@ def _with_shared(own: Item, leader: Priced, counts: Sequence[int]) -> Item:
 
 def _undominated(item: Item) -> Item:
     """Return the undominated options by rising cost; of options with equal cost and error, the first."""
-    kept = undominated(item.costs, item.errors)
-    return Item(layers=item.layers, costs=item.costs[kept], errors=item.errors[kept], choices=item.choices[kept])
+    options = undominated(item.costs, item.errors)
+    return Item(
+        layers=item.layers,
+        costs=item.costs[options],
+        errors=item.errors[options],
+        choices=item.choices[options],
+    )

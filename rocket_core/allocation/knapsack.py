@@ -165,22 +165,22 @@ def _improve(
         if not complete:
             layers = layers[:count]
             open_ &= priced.reduced_costs <= cheapest_change[count - 1]
-        found = search(
+        result = search(
             _core(table, priced, layers, open_),
             cutoff - base_error,
             tolerance=error * _TOLERANCE,
             width=width * 8 if complete else width,
         )
-        if found.options is not None:
+        if result.options is not None:
             choices = priced.base.copy()
-            choices[layers] = found.options
+            choices[layers] = result.options
             error = math.fsum(table.errors[rows, choices])
             cutoff = error * (1 - _TOLERANCE)
-        exact = base_error + found.open_bound >= cutoff
+        exact = base_error + result.open_bound >= cutoff
         if complete:
             if exact:
                 return choices, error
-            lower_bound = max(lower_bound, base_error + found.open_bound)
+            lower_bound = max(lower_bound, base_error + result.open_bound)
             if width * 8 >= _MAX_WIDTH:
                 return choices, lower_bound
         count *= 2

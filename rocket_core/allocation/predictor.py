@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Annotated, Any, assert_never
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from rocket_core.allocation import Allocation, Allocator, chosen
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
-from rocket_core.config import Budget, Objective
+from rocket_core.config import BudgetUnit, Objective
 from rocket_core.schema import FrozenModel
 from rocket_core.target import ByBytes, ByError, ByRatio, Target
 
@@ -19,6 +19,9 @@ _Count = Annotated[int, Field(ge=0)]
 class ModelProfile(FrozenModel):
     """The layer profiles of a model with their metadata."""
 
+    # Stored profiles call the unit `measure`.
+    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
+
     fingerprint: str
     """hash of model, calibration, version and all settings that a profile depends on."""
     model: str
@@ -29,7 +32,7 @@ class ModelProfile(FrozenModel):
     """the settings that a profile depends on."""
     objective: Objective
     """what the knapsack sums over layers."""
-    measure: Budget
+    budget_unit: Annotated[BudgetUnit, Field(alias="measure")]
     """what the budget counts: parameters or bytes."""
     cap_slack: Annotated[float, Field(ge=0)]
     """relative slack on the smallest error cap, for objective `weight`."""
@@ -56,12 +59,12 @@ class ModelProfile(FrozenModel):
         """Bytes of all profiled layers when dense."""
         return sum(layer.candidates[0].stored_bytes for layer in self.layers)
 
-    def what_if(self) -> "WhatIf":
+    def predictor(self) -> "Predictor":
         """Return a predictor for any ratio, size or error."""
-        return WhatIf(self)
+        return Predictor(self)
 
 
-class WhatIf:
+class Predictor:
     """Predictions about a profiled model; work that does not depend on the question is done once.
 
     Args:
@@ -70,7 +73,7 @@ class WhatIf:
 
     def __init__(self, profile: ModelProfile) -> None:
         self.profile = profile
-        self._allocator = self._by(profile.measure)
+        self._allocator = self._by(profile.budget_unit)
         self._by_bytes: Allocator | None = None
 
     @property
@@ -116,7 +119,7 @@ class WhatIf:
             InfeasibleBudgetError: no choice of candidates is small enough.
         """
         if self._by_bytes is None:
-            self._by_bytes = self._allocator if self.profile.measure == "bytes" else self._by("bytes")
+            self._by_bytes = self._allocator if self.profile.budget_unit == "bytes" else self._by("bytes")
         reach = replace(self._by_bytes.reach, other_bytes=self.profile.other_bytes)
         return self._by_bytes.allocate(reach.check(ByBytes(target_bytes=size)))
 
@@ -138,12 +141,12 @@ class WhatIf:
         """Return each layer with its candidate, extra nonzeros included."""
         return chosen(self.profile.layers, allocation, itemsize=self.profile.itemsize)
 
-    def _by(self, measure: Budget) -> Allocator:
+    def _by(self, budget_unit: BudgetUnit) -> Allocator:
         profile = self.profile
         return Allocator(
             profile.layers,
             objective=profile.objective,
             cap_slack=profile.cap_slack,
-            measure=measure,
+            budget_unit=budget_unit,
             itemsize=profile.itemsize,
         )

@@ -14,14 +14,14 @@ class _Room:
     """Room for more nonzeros in a layer, or in a group that shares a dictionary, represented by its first layer.
 
     Attributes:
-        place: index of the layer among the profiles.
-        wanted: nonzeros up to the next larger candidate.
+        index: index of the layer among the profiles.
+        next_size: nonzeros up to the next larger candidate.
         most: upper bound on the nonzeros that can be added.
         slope: decrease of the error per cost up to the next larger candidate.
     """
 
-    place: int
-    wanted: int
+    index: int
+    next_size: int
     most: int
     slope: float
 
@@ -55,20 +55,20 @@ def spend(
         outputs[profile.input_group] += profile.d_out
     rooms = [
         room
-        for place, (profile, choice) in enumerate(zip(profiles, choices, strict=True))
-        if (room := _room(place, profile, choice, priced[place], outputs[profile.input_group])) is not None
+        for index, (profile, choice) in enumerate(zip(profiles, choices, strict=True))
+        if (room := _room(index, profile, choice, priced[index], outputs[profile.input_group])) is not None
     ]
     rooms.sort(key=lambda room: -room.slope)
     extra = [0] * len(profiles)
-    for limit in (attrgetter("wanted"), attrgetter("most")):
+    for limit in (attrgetter("next_size"), attrgetter("most")):
         for room in rooms:
-            grant = max(0, min(limit(room) - extra[room.place], left // per_nonzero))
-            extra[room.place] += grant
+            grant = max(0, min(limit(room) - extra[room.index], left // per_nonzero))
+            extra[room.index] += grant
             left -= grant * per_nonzero
     return tuple(extra)
 
 
-def _room(place: int, profile: LayerProfile, choice: int, priced: Priced, group_outputs: int) -> _Room | None:
+def _room(index: int, profile: LayerProfile, choice: int, priced: Priced, group_outputs: int) -> _Room | None:
     own = len(profile.candidates)
     shares = choice >= own
     if choice >= len(priced.costs):  # the group's first layer holds the room of all members
@@ -79,17 +79,17 @@ def _room(place: int, profile: LayerProfile, choice: int, priced: Priced, group_
     if now.kind not in {"factored", "sparse"}:
         return None
     assert now.nnz is not None
-    places = profile.parameters if now.rank is None else now.rank * (group_outputs if shares else profile.d_out)
+    entries = profile.parameters if now.rank is None else now.rank * (group_outputs if shares else profile.d_out)
     # One less than all places: a full support is another kind, stored without a mask.
-    most = max(0, places - now.nnz - 1)
+    most = max(0, entries - now.nnz - 1)
     costs, errors = priced.costs[offset:].tolist(), priced.errors[offset:].tolist()
     cost, error = costs[choice - offset], errors[choice - offset]
     larger = [index for index, other in enumerate(alternatives) if costs[index] > cost and other.kind == now.kind]
     if larger:
         following = min(larger, key=costs.__getitem__)
-        wanted = min(most, max(0, alternatives[following].kept_parameters - now.kept_parameters))
+        next_size = min(most, max(0, alternatives[following].kept_parameters - now.kept_parameters))
         slope = (error - errors[following]) / (costs[following] - cost)
     else:  # only dense is larger
-        wanted = most
+        next_size = most
         slope = error / max(1, most)
-    return _Room(place=place, wanted=wanted, most=most, slope=slope)
+    return _Room(index=index, next_size=next_size, most=most, slope=slope)

@@ -268,9 +268,9 @@ def _docstrings(tree: ast.Module) -> list[str]:
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
     # Not `ast.walk`: nearly all of its nodes are expressions, which contain no docstrings.
-    found: list[ast.AST] = [tree]
-    for node in found:
-        found += chain.from_iterable(getattr(node, block, ()) for block in _BLOCKS)
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:
+        nodes += chain.from_iterable(getattr(node, block, ()) for block in _BLOCKS)
         yield node
 
 

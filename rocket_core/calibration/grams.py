@@ -22,11 +22,11 @@ class InputGroup:
     """Layers of a block that read the same tensor.
 
     Attributes:
-        members: layer names in calling order; the first one names the group.
+        layers: layer names in calling order; the first one names the group.
         from_output: whether the Gram matrices of the members' outputs are collected instead of the input's.
     """
 
-    members: tuple[str, ...]
+    layers: tuple[str, ...]
     from_output: bool
 
 
@@ -79,7 +79,7 @@ def find_input_groups(
     for name, seen in keys.items():
         # A layer that is called with several inputs gets its own group.
         groups.setdefault(next(iter(seen)) if len(seen) == 1 else name, []).append(name)
-    return tuple(_input_group(tuple(members), shapes) for members in groups.values())
+    return tuple(_input_group(tuple(names), shapes) for names in groups.values())
 
 
 def collect_statistics(
@@ -111,7 +111,7 @@ def collect_statistics(
     handles = [
         layers[name].register_forward_hook(collector.hook(name, group), with_kwargs=True)
         for group in groups
-        for name in (group.members if group.from_output else group.members[:1])
+        for name in (group.layers if group.from_output else group.layers[:1])
     ]
     try:
         for batch in range(batches):
@@ -120,7 +120,7 @@ def collect_statistics(
     finally:
         for handle in handles:
             handle.remove()
-    return {name: collector.statistics(name, group) for group in groups for name in group.members}
+    return {name: collector.statistics(name, group) for group in groups for name in group.layers}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -134,7 +134,7 @@ class _Collector:
 
         def add(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
             sums = self.sums.setdefault(name, _Sums())
-            if name == group.members[0]:
+            if name == group.layers[0]:
                 rows = self._rows(first_input(args, kwargs))
                 sums.tokens += rows.shape[0]
                 if group.from_output:
@@ -153,13 +153,13 @@ class _Collector:
 
     def statistics(self, name: str, group: InputGroup) -> GramStatistics:
         """Return the finished sums of a layer."""
-        leader = self.sums[group.members[0]]
-        assert leader.energy is not None
+        first = self.sums[group.layers[0]]
+        assert first.energy is not None
         return GramStatistics(
-            tokens=leader.tokens,
-            gram=leader.gram,
+            tokens=first.tokens,
+            gram=first.gram,
             output_gram=self.sums[name].output_gram if group.from_output else None,
-            input_energy=leader.energy,
+            input_energy=first.energy,
         )
 
     def _rows(self, tensor: Tensor) -> Float[Tensor, "rows features"]:
@@ -182,9 +182,9 @@ def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return tensor
 
 
-def _input_group(members: tuple[str, ...], shapes: Mapping[str, tuple[int, int]]) -> InputGroup:
-    d_in = shapes[members[0]][0]
-    outputs = [shapes[name][1] for name in members]
+def _input_group(layers: tuple[str, ...], shapes: Mapping[str, tuple[int, int]]) -> InputGroup:
+    d_in = shapes[layers[0]][0]
+    outputs = [shapes[name][1] for name in layers]
     # The output's Gram matrix determines the basis only if d_out <= d_in.
     from_output = max(outputs) <= d_in and sum(d_out**2 for d_out in outputs) < d_in**2
-    return InputGroup(members=members, from_output=from_output)
+    return InputGroup(layers=layers, from_output=from_output)

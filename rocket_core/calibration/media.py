@@ -138,15 +138,15 @@ def _hum(length: int, rate: int, generator: np.random.Generator) -> Float32[np.n
 def _read_wave(file: Path, rate: int) -> Float32[np.ndarray, " samples"]:
     try:
         with wave.open(str(file), "rb") as recording:
-            found = recording.getnchannels(), recording.getsampwidth(), recording.getframerate()
+            layout = recording.getnchannels(), recording.getsampwidth(), recording.getframerate()
             data = recording.readframes(recording.getnframes())
     except (wave.Error, EOFError, OSError) as error:
         raise CalibrationError(f"{file} cannot be read as a .wav file ({error}); convert it to 16-bit PCM") from error
-    if found != (1, _SAMPLE_BYTES, rate):
-        channels, width, frames = found
+    if layout != (1, _SAMPLE_BYTES, rate):
+        channels, width, frames = layout
         raise CalibrationError(
             f"{file} has {channels} channels of {8 * width} bits at {frames} Hz; the model hears one channel of 16 "
             f"bits at {rate} Hz: convert it"
         )
-    whole = len(data) - len(data) % _SAMPLE_BYTES
-    return np.frombuffer(data[:whole], dtype="<i2").astype(np.float32) / 2**15
+    length = len(data) - len(data) % _SAMPLE_BYTES
+    return np.frombuffer(data[:length], dtype="<i2").astype(np.float32) / 2**15

@@ -40,13 +40,13 @@ class Sensitivity:
     """The sensitivity of the loss to errors in a layer's output.
 
     Attributes:
-        curvature: `f_j = sum_rows g_j^2 / tokens` in float64 on the CPU, >= 0: loss per token and squared unit of
+        fisher_diagonal: `f_j = sum_rows g_j^2 / tokens` in float64 on the CPU, >= 0: loss per token and squared unit of
             output coordinate j (nats for the loss `tokens`). Rows are the outputs of the layer, tokens those of the
             text: for an expert that sees a tenth of the text, the other tokens count as zero, and for a layer that is
             called twice per token both calls count. All zero if the loss does not depend on the layer.
     """
 
-    curvature: Float[Tensor, " d_out"]
+    fisher_diagonal: Float[Tensor, " d_out"]
 
     @property
     def scale(self) -> float:
@@ -55,7 +55,7 @@ class Sensitivity:
         The cost of a candidate is this times `||S (W - W~)||_F^2 / rows`, the whitened squared error per calibration
         row of the layer; resolved by coordinate, it is `1/2 sum_j f_j ||S (w_j - w~_j)||^2 / rows`.
         """
-        return 0.5 * float(self.curvature.mean())
+        return 0.5 * float(self.fisher_diagonal.mean())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

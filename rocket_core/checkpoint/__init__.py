@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         header_bytes,
         plan_copy,
         plan_tensor,
-        write_atomically,
         write_checkpoint,
         write_safetensors,
     )
@@ -35,7 +34,6 @@ __all__ = [
     "open_checkpoint",
     "plan_copy",
     "plan_tensor",
-    "write_atomically",
     "write_checkpoint",
     "write_safetensors",
 ]
@@ -50,7 +48,6 @@ _MODULES = {
         "header_bytes",
         "plan_copy",
         "plan_tensor",
-        "write_atomically",
         "write_checkpoint",
         "write_safetensors",
     ),

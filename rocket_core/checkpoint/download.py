@@ -40,19 +40,19 @@ def download_model(
     transfer = Transfer()
     pool = ThreadPoolExecutor(1, thread_name_prefix="download")
     try:
-        found = pool.submit(find_model, model, revision, hub=hub, config=config, transfer=transfer)
-        _watch(found, transfer, on_step, check)
-        return found.result()
+        download = pool.submit(find_model, model, revision, hub=hub, config=config, transfer=transfer)
+        _watch(download, transfer, on_step, check)
+        return download.result()
     finally:
         transfer.stop()
         pool.shutdown(wait=False)
 
 
 def _watch(
-    found: Future[ModelSource], transfer: Transfer, on_step: Callable[[float], None], check: Callable[[], None]
+    download: Future[ModelSource], transfer: Transfer, on_step: Callable[[float], None], check: Callable[[], None]
 ) -> None:
     arrived = 0
-    while not wait((found,), timeout=_LOOK_SECONDS).done:
+    while not wait((download,), timeout=_LOOK_SECONDS).done:
         check()
         # Report progress only when new bytes have arrived, so that a watchdog can detect a stalled download.
         if transfer.done > arrived:

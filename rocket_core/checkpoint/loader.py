@@ -62,19 +62,19 @@ class WeightLoader:
                 self._disk_keys[target] = key
         self._adopt_tied_names(skeleton)
         for parameter, key in self._disk_keys.items():
-            wanted, stored = tuple(skeleton[parameter].shape), checkpoint.entries[key].shape
-            if wanted != stored:
+            expected, stored = tuple(skeleton[parameter].shape), checkpoint.entries[key].shape
+            if expected != stored:
                 raise CorruptCheckpointError(
                     f"{checkpoint.folder}: {key} has shape {stored}, which does not fit the shapes that config.json "
-                    f"asks for: {wanted}; restore the config.json that belongs to these weights"
+                    f"asks for: {expected}; restore the config.json that belongs to these weights"
                 )
 
     def _adopt_tied_names(self, skeleton: Mapping[str, object]) -> None:
         """Map tied parameters that the checkpoint holds under their other name."""
         for one, other in self._model.all_tied_weights_keys.items():
-            for stored, wanted in ((one, other), (other, one)):
-                if stored in self._disk_keys and wanted not in self._disk_keys and wanted in skeleton:
-                    self._tied[wanted] = self._disk_keys[stored]
+            for stored, alias in ((one, other), (other, one)):
+                if stored in self._disk_keys and alias not in self._disk_keys and alias in skeleton:
+                    self._tied[alias] = self._disk_keys[stored]
 
     def disk_key(self, parameter: str) -> str | None:
         """Return the name of a parameter in the checkpoint; None if it is stored merged with others, or not at all."""
@@ -90,15 +90,15 @@ class WeightLoader:
             CorruptCheckpointError: a parameter is missing in the checkpoint, or has a different shape there.
         """
         names = tuple(modules)
-        wanted = {key: key for key, target in self._targets.items() if _is_under(target, names)}
-        wanted |= {parameter: key for parameter, key in self._tied.items() if _is_under(parameter, names)}
-        files = {key: self._checkpoint.entries[key].file for key in wanted.values()}
+        keys = {key: key for key, target in self._targets.items() if _is_under(target, names)}
+        keys |= {parameter: key for parameter, key in self._tied.items() if _is_under(parameter, names)}
+        files = {key: self._checkpoint.entries[key].file for key in keys.values()}
         # Plain reads instead of a memory map: a mapped checkpoint would count towards this process's memory.
         handles = {file: safe_open(file, "pt", backend="pread") for file in sorted(set(files.values()))}
         with _quietly_in_one_thread():
             info, _ = convert_and_load_state_dict_in_model(
                 self._model,
-                {name: handles[files[key]].get_slice(key) for name, key in wanted.items()},
+                {name: handles[files[key]].get_slice(key) for name, key in keys.items()},
                 LoadStateDictConfig(
                     device_map={"": self._device},
                     dtype=self._model.dtype,

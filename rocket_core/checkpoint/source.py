@@ -17,8 +17,8 @@ from rocket_core.errors import CorruptCheckpointError, InsufficientDiskError, Mo
 from rocket_core.inspection import hub_cache
 from rocket_core.inspection.feasibility import check_feasible
 from rocket_core.inspection.hub import HubAccess, Repository, check_repository_id, find_repository, hub_errors
-from rocket_core.inspection.model_files import refuse_adapter, vet_folder
-from rocket_core.inspection.preconditions import parse_config, refuse_config
+from rocket_core.inspection.model_files import check_adapter, vet_folder
+from rocket_core.inspection.preconditions import check_config, parse_config
 from rocket_core.system.machine import free_disk
 
 if TYPE_CHECKING:
@@ -103,9 +103,9 @@ def find_model(
     check_repository_id(model)
     subject = f"repository {model} (there is no such folder)"
     repository = find_repository(model, revision, token=hub.token, seconds=_ASK_SECONDS, subject=subject)
-    refuse_adapter(repository.files, model)
+    check_adapter(repository.files, model)
     settings = parse_config(repository.read_config(), model)
-    refuse_config(settings, model)
+    check_config(settings, model)
     weights = repository.read_weights()
     if weights is not None:
         check_feasible(settings, weights, config or CompressionConfig(), model)
@@ -113,17 +113,17 @@ def find_model(
 
 
 def _fetch(repository: Repository, hub: HubAccess, transfer: Transfer) -> Path:
-    wanted = repository.wanted_files()
+    names = repository.wanted_files()
     cache = hub.cache or Path(constants.HF_HUB_CACHE)
-    place = cache / repo_folder_name(repo_id=repository.model, repo_type="model")
+    cached_repository = cache / repo_folder_name(repo_id=repository.model, repo_type="model")
     if hub.quota_bytes is not None:
-        hub_cache.hold(place)
-    _remove_remains(place / "blobs")
-    transfer.total = sum(repository.sizes[name] or 0 for name in wanted if not _is_cached(repository, name, cache))
+        hub_cache.hold(cached_repository)
+    _remove_remains(cached_repository / "blobs")
+    transfer.total = sum(repository.sizes[name] or 0 for name in names if not _is_cached(repository, name, cache))
     room = hub_cache.Room(
-        repository=place,
+        repository=cached_repository,
         commit=repository.commit,
-        size=sum(repository.sizes[name] or 0 for name in wanted),
+        size=sum(repository.sizes[name] or 0 for name in names),
         missing=transfer.total,
     )
     if hub.quota_bytes is not None:
@@ -140,10 +140,10 @@ def _fetch(repository: Repository, hub: HubAccess, transfer: Transfer) -> Path:
             revision=repository.commit,
             cache_dir=cache,
             token=hub.token,
-            allow_patterns=[glob.escape(name) for name in wanted],
+            allow_patterns=[glob.escape(name) for name in names],
             tqdm_class=transfer.bars(),
         )
-    for name in wanted:
+    for name in names:
         size, announced = (Path(folder) / name).stat().st_size, repository.sizes[name]
         if announced is not None and size != announced:
             raise CorruptCheckpointError(
@@ -158,8 +158,8 @@ def _fetch(repository: Repository, hub: HubAccess, transfer: Transfer) -> Path:
 
 
 def _is_cached(repository: Repository, name: str, cache: Path) -> bool:
-    found = try_to_load_from_cache(repository.model, name, cache_dir=cache, revision=repository.commit)
-    return isinstance(found, str)
+    cached = try_to_load_from_cache(repository.model, name, cache_dir=cache, revision=repository.commit)
+    return isinstance(cached, str)
 
 
 def _remove_remains(blobs: Path) -> None:

@@ -2,11 +2,9 @@
 
 import json
 import math
-import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +13,7 @@ import torch
 
 from rocket_core.checkpoint.reader import DTYPES, TensorEntry
 from rocket_core.inspection.safetensors_headers import INDEX_NAME
+from rocket_core.system.files import atomic_write
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # Constant: metadata that contained a time or a run would make identical models differ.
@@ -93,14 +92,14 @@ def write_checkpoint(
     total = 0
     for number, shard in enumerate(shards, start=1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        with write_atomically(folder / name) as stream:
+        with atomic_write(folder / name) as stream:
             write_safetensors(stream, shard, on_tensor=on_tensor)
         total += (folder / name).stat().st_size
         weight_map.update((plan.key, name) for plan in shard)
     if len(shards) > 1:
         size = sum(plan.nbytes for shard in shards for plan in shard)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
-        with write_atomically(folder / INDEX_NAME) as stream:
+        with atomic_write(folder / INDEX_NAME) as stream:
             stream.write((json.dumps(index, indent=2) + "\n").encode())
     return total
 
@@ -157,31 +156,6 @@ def header_bytes(plans: Sequence[tuple[str, Sequence[int]]], stored: int, max_sh
     # Any two consecutive files are together larger than the maximum of one.
     files = 2 * stored // max_shard_bytes + 1
     return entries + files * (len(json.dumps({"__metadata__": _METADATA})) + 2 * _ALIGNMENT)
-
-
-@contextmanager
-def write_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Yield a stream to a file that appears under its name complete and flushed to disk, or not at all."""
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with temporary.open("wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename within a folder survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _itemsize(plan: TensorPlan) -> int:

@@ -24,7 +24,7 @@ from rocket_core.evaluation.divergence import DivergenceSum, token_divergence
 from rocket_core.evaluation.drift import mean_cosine_drift, pooled_outputs
 from rocket_core.evaluation.harness import Task, score_tasks
 from rocket_core.evaluation.likelihood import summarize_likelihood, surprise
-from rocket_core.evaluation.models import ModelFolder, load_model, refuse_unknown_tokens
+from rocket_core.evaluation.models import ModelFolder, check_token_ids, load_model
 from rocket_core.evaluation.windows import Prediction, batch_size, counted_tokens, predictions
 from rocket_core.models.architecture import window_length
 from rocket_core.report.quality import Difference, ModelQuality
@@ -151,10 +151,10 @@ def compare_models(
         )
     if not dense.predicts_tokens:
         return _compare_encoders(dense, compressed, how, on_step)
-    kept = LogitStore(scratch, how)
-    before = _read_dense(dense, how, kept, _part(on_step, 0, "dense"))
+    store = LogitStore(scratch, how)
+    before = _read_dense(dense, how, store, _part(on_step, 0, "dense"))
     return_freed_memory()
-    after, total = _read_compressed(compressed, dense, how, kept, _part(on_step, 1, "compressed"))
+    after, total = _read_compressed(compressed, dense, how, store, _part(on_step, 1, "compressed"))
     return Comparison(
         before=before,
         after=after.quality,
@@ -189,7 +189,7 @@ class LogitStore:
         """
         logits = prediction.logits.cpu().contiguous()
         if not self._kinds:
-            self._require_room(self._tokens * logits.shape[1] * logits.element_size())
+            self._check_room(self._tokens * logits.shape[1] * logits.element_size())
         self._kinds[prediction.window] = logits.dtype, logits.shape
         try:
             self._file(prediction.window).write_bytes(logits.view(torch.uint8).numpy().data)
@@ -218,7 +218,7 @@ class LogitStore:
     def _file(self, window: int) -> Path:
         return self._folder / f"{window}.logits"
 
-    def _require_room(self, size: int) -> None:
+    def _check_room(self, size: int) -> None:
         if size > free_disk(self._folder):
             raise self._too_little(size)
 
@@ -248,7 +248,7 @@ def measure_model(
     """
     text = how.text
     assert text.windows is not None
-    refuse_unknown_tokens(folder, model, int(text.windows.max()))
+    check_token_ids(folder, model, int(text.windows.max()))
     share = 0.5 if how.tasks else 1.0
 
     def progress(done: int, total: int) -> None:
@@ -276,20 +276,20 @@ def measure_model(
     return Measured(quality=quality, tokens=likelihood.tokens, dtype=model.dtype)
 
 
-def _read_dense(dense: ModelFolder, how: Measurement, kept: LogitStore, on_step: Step) -> ModelQuality:
+def _read_dense(dense: ModelFolder, how: Measurement, store: LogitStore, on_step: Step) -> ModelQuality:
     # A local variable, so that the model's memory is freed when this returns.
     model = load_model(dense, how.device)
-    return measure_model(dense, model, how, on_step=on_step, on_prediction=kept.put).quality
+    return measure_model(dense, model, how, on_step=on_step, on_prediction=store.put).quality
 
 
 def _read_compressed(
-    compressed: ModelFolder, dense: ModelFolder, how: Measurement, kept: LogitStore, on_step: Step
+    compressed: ModelFolder, dense: ModelFolder, how: Measurement, store: LogitStore, on_step: Step
 ) -> tuple[Measured, DivergenceSum]:
     model = load_model(compressed, how.device)
     sums: list[DivergenceSum] = []
 
     def compare(prediction: Prediction) -> None:
-        sums.append(token_divergence(kept.take(prediction), prediction.logits))
+        sums.append(token_divergence(store.take(prediction), prediction.logits))
 
     # One tokenizer for both, so that the tasks are the same.
     folder = replace(compressed, tokenizer=dense.tokenizer)

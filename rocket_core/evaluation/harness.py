@@ -151,9 +151,9 @@ def score_tasks(
 
 
 def _scores(task: str, answer: Mapping[str, Any]) -> Iterator[TaskScore]:
-    found, items = answer["results"][task], int(answer["n-samples"][task]["effective"])
+    results, items = answer["results"][task], int(answer["n-samples"][task]["effective"])
     for metric in _METRICS:
-        value = found.get(f"{metric},none")
+        value = results.get(f"{metric},none")
         if value is not None:
             yield TaskScore(task=task, metric=metric, value=float(value), items=items)
 

@@ -62,8 +62,8 @@ def perplexity(
     """
     count, length = windows.shape
     step = checked_stride(stride, length)
-    told = predictions(model, windows, stride=step, batch_size=batch_size, on_progress=on_progress)
-    total = math.fsum(surprise(prediction) for prediction in told)
+    predicted = predictions(model, windows, stride=step, batch_size=batch_size, on_progress=on_progress)
+    total = math.fsum(surprise(prediction) for prediction in predicted)
     return summarize_likelihood(total, counted_tokens(count, length, step), count)
 
 

@@ -30,7 +30,7 @@ from rocket_core.errors import (
     UnsupportedArchitectureError,
 )
 from rocket_core.inspection.hub import offline
-from rocket_core.inspection.model_fields import refuse_sizes
+from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
 from rocket_core.inspection.safetensors_headers import local_weight_files, read_header, sum_summaries, summarize
 from rocket_core.models.architecture import named_class, named_classes
@@ -101,7 +101,7 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
     weights = sum_summaries((summarize(read_header(file, str(file))) for file in files), str(folder.path))
     # Without the table of compressed layers, which has an entry per layer.
     fields = {key: value for key, value in folder.config.to_dict().items() if key != "quantization_config"}
-    refuse_sizes(fields, weights, str(folder.path))
+    check_sizes(fields, weights, str(folder.path))
     with interpreting(str(folder.path), CheckpointFormatError), _loading(folder.path), offline():
         answer: Any = loader.from_pretrained(
             folder.path,
@@ -124,7 +124,7 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
     return model
 
 
-def refuse_unknown_tokens(folder: ModelFolder, model: PreTrainedModel, highest: int) -> None:
+def check_token_ids(folder: ModelFolder, model: PreTrainedModel, highest: int) -> None:
     """Reject tokens that a model has no embedding for.
 
     Raises:

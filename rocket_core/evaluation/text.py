@@ -98,8 +98,8 @@ def read_text(
         raise InvalidConfigError("stride is for models that predict tokens; leave it out for an encoder")
     # Some encoders reserve positions for padding; their tokenizers know how many are left.
     length = min(length, folder.tokenizer.model_max_length)
-    found = tuple(islice(sentences(texts), count))
-    return EvaluationText(sentences=found, length=length, stride=length)
+    texts_read = tuple(islice(sentences(texts), count))
+    return EvaluationText(sentences=texts_read, length=length, stride=length)
 
 
 def evaluate_text(

@@ -62,8 +62,8 @@ def text_windows(
         EmptyCalibrationError: the text does not fill one window.
     """
     step = checked_stride(stride, length)
-    wanted = None if count is None else length + (count - 1) * step
-    tokens = token_windows(texts, tokenizer, count=wanted, length=1).flatten()
+    token_count = None if count is None else length + (count - 1) * step
+    tokens = token_windows(texts, tokenizer, count=token_count, length=1).flatten()
     if len(tokens) < length:
         raise EmptyCalibrationError(
             f"the text has {len(tokens)} tokens, one window needs {length}; give more text or a shorter sequence length"
@@ -137,7 +137,7 @@ def predictions(
         for row in range(len(batch)):
             counted = length - 1 if start + row == 0 else new
             predicted = logits[row, length - 1 - counted : -1]
-            _refuse_non_finite(predicted, start + row)
+            _check_finite(predicted, start + row)
             targets = batch[row, length - counted :].to(predicted.device)
             yield Prediction(window=start + row, logits=predicted, targets=targets)
         on_progress(min(start + batch_size, count), count)
@@ -149,7 +149,7 @@ def batch_size(config: PreTrainedConfig, length: int) -> int:
     return max(1, min(_LARGEST_BATCH, _LOGIT_BYTES_PER_BATCH // bytes_per_window))
 
 
-def _refuse_non_finite(logits: Tensor, window: int) -> None:
+def _check_finite(logits: Tensor, window: int) -> None:
     if not bool(torch.isfinite(logits).all()):
         raise CheckpointError(
             f"the model's logits for window {window} are not finite; its weights are damaged, or {logits.dtype} is too "

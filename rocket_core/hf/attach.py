@@ -24,8 +24,8 @@ def attach_factors(model: PreTrainedModel, factors: Mapping[str, LayerFactors]) 
 
     Args:
         model: a model with plain weights, or one returned by this function.
-        factors: factors by module name; they are converted to dtype and device of the weight they replace. The leader
-            of a shared dictionary must be among them, or have been attached before.
+        factors: factors by module name; they are converted to dtype and device of the weight they replace. The
+            owner of a shared dictionary must be among them, or have been attached before.
 
     Returns:
         The same model.
@@ -56,28 +56,28 @@ def attach_factors(model: PreTrainedModel, factors: Mapping[str, LayerFactors]) 
 def _make_layers(model: PreTrainedModel, factors: Mapping[str, LayerFactors]) -> dict[str, StoredLinear]:
     made: dict[str, StoredLinear] = {}
     attached = dict(stored_layers(model))
-    for name in sorted(factors, key=lambda each: factors[each].shared_dictionary_of is not None):  # leaders first
-        leader_name = factors[name].shared_dictionary_of
-        leader = None
-        if leader_name is not None:
-            leader = _leader(name, factors[name], leader_name, (attached | made).get(leader_name))
-        made[name] = _make_layer(model, name, factors[name], leader)
+    for name in sorted(factors, key=lambda each: factors[each].dictionary_owner is not None):  # owners first
+        owner_name = factors[name].dictionary_owner
+        owner = None
+        if owner_name is not None:
+            owner = _find_owner(name, factors[name], owner_name, (attached | made).get(owner_name))
+        made[name] = _make_layer(model, name, factors[name], owner)
     return made
 
 
-def _leader(name: str, factors: LayerFactors, leader_name: str, leader: StoredLinear | None) -> FactorizedLinear:
-    if not isinstance(leader, FactorizedLinear) or leader.leader is not leader:
+def _find_owner(name: str, factors: LayerFactors, owner_name: str, owner: StoredLinear | None) -> FactorizedLinear:
+    if not isinstance(owner, FactorizedLinear) or owner.dictionary_owner is not owner:
         raise InvalidConfigError(
-            f"layer {name!r} shares the dictionary of {leader_name!r}, which has none; give its factors too"
+            f"layer {name!r} shares the dictionary of {owner_name!r}, which has none; give its factors too"
         )
     assert factors.dictionary is not None
-    if not torch.equal(factors.dictionary.T.to(leader.weight_u), leader.weight_u):
-        raise InvalidConfigError(f"layer {name!r} has another dictionary than {leader_name!r}, with which it shares it")
-    return leader
+    if not torch.equal(factors.dictionary.T.to(owner.weight_u), owner.weight_u):
+        raise InvalidConfigError(f"layer {name!r} has another dictionary than {owner_name!r}, with which it shares it")
+    return owner
 
 
 def _make_layer(
-    model: PreTrainedModel, name: str, factors: LayerFactors, leader: FactorizedLinear | None
+    model: PreTrainedModel, name: str, factors: LayerFactors, owner: FactorizedLinear | None
 ) -> StoredLinear:
     """Return the unpacked layer with these factors, and with dtype, device, mode and bias of the stock layer."""
     stock = stock_linear(model, name)
@@ -94,8 +94,8 @@ def _make_layer(
             f"layer {name!r} has {rank} atoms, coefficients for {factors.coefficients.shape[0]}, and stores "
             f"{tensors['weight'].numel()} of them; the first two must agree, and the last be at least 1"
         )
-    entry = LayerEntry(rank=rank, nnz=tensors["weight"].numel(), dictionary=factors.shared_dictionary_of)
-    layer = empty_layer(stock, entry, name, leader)
+    entry = LayerEntry(rank=rank, nnz=tensors["weight"].numel(), dictionary=factors.dictionary_owner)
+    layer = empty_layer(stock, entry, name, owner)
     layer.load_state_dict(tensors, strict=False, assign=True)
     layer.bias = stock.bias
     return layer.train(stock.training).unpack_()

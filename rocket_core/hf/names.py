@@ -17,7 +17,7 @@ def disk_names(model: PreTrainedModel, modules: Iterable[str]) -> dict[str, str]
         UnsupportedArchitectureError: transformers stores a layer together with others, or in pieces.
     """
     conversions = _conversions(model, saving=True)
-    found = {}
+    names = {}
     for name in modules:
         key = f"{name}.weight"
         for conversion in conversions:
@@ -27,8 +27,8 @@ def disk_names(model: PreTrainedModel, modules: Iterable[str]) -> dict[str, str]
                     f"layer {name!r} is stored as a part of {renamed!r} and cannot be stored factored; ignore it"
                 )
             key = renamed
-        found[name] = key.removesuffix(".weight")
-    return found
+        names[name] = key.removesuffix(".weight")
+    return names
 
 
 def find_modules(model: PreTrainedModel, names: Iterable[str]) -> dict[str, tuple[str, nn.Linear | Conv1D]]:
@@ -38,7 +38,7 @@ def find_modules(model: PreTrainedModel, names: Iterable[str]) -> dict[str, tupl
         CheckpointFormatError: the model has no such linear layer.
     """
     conversions = _conversions(model, saving=False)
-    found = {}
+    modules = {}
     for name in names:
         key = f"{name}.weight"
         for conversion in conversions:
@@ -51,8 +51,8 @@ def find_modules(model: PreTrainedModel, names: Iterable[str]) -> dict[str, tupl
                 f"config.json lists the layer {name!r}, and {type(model).__name__} has no such linear layer; "
                 "check that config.json belongs to these weights"
             )
-        found[name] = match
-    return found
+        modules[name] = match
+    return modules
 
 
 def with_and_without(prefix: str, *names: str) -> list[str]:

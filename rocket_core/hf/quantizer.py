@@ -83,14 +83,14 @@ class RocketHfQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         entries = self.quantization_config.layers
-        found = find_modules(model, entries)
+        modules = find_modules(model, entries)
         packed = unpacked = _nbytes(model)
         layers: dict[str, StoredLinear] = {}
         for name, entry in sorted(entries.items(), key=lambda item: item[1].is_follower):
-            module_name, stock = found[name]
-            leader = None if entry.dictionary is None else layers[entry.dictionary]
-            assert leader is None or isinstance(leader, FactorizedLinear), "the table has been checked"
-            layer = layers[name] = empty_layer(stock, entry, name, leader)
+            module_name, stock = modules[name]
+            owner = None if entry.dictionary is None else layers[entry.dictionary]
+            assert owner is None or isinstance(owner, FactorizedLinear), "the table has been checked"
+            layer = layers[name] = empty_layer(stock, entry, name, owner)
             extra = _nbytes(layer) - _nbytes(stock)
             packed += extra
             unpacked += extra + (layer.width * layer.out_features - layer.nnz) * layer.weight.element_size()

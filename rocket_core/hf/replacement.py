@@ -37,7 +37,7 @@ def features(stock: nn.Linear | Conv1D) -> tuple[int, int]:
 
 
 def empty_layer(
-    stock: nn.Linear | Conv1D, entry: LayerEntry, name: str, leader: FactorizedLinear | None
+    stock: nn.Linear | Conv1D, entry: LayerEntry, name: str, dictionary_owner: FactorizedLinear | None
 ) -> StoredLinear:
     """Return the packed layer for a stock layer, on the meta device.
 
@@ -45,7 +45,7 @@ def empty_layer(
         stock: the layer to replace.
         entry: its entry in the table.
         name: name for messages.
-        leader: the layer whose dictionary it uses; None if it is not a follower.
+        dictionary_owner: the layer whose dictionary it uses; None if it is not a follower.
 
     Raises:
         CheckpointFormatError: there are more coefficients than fit, or the dictionary has another number of inputs.
@@ -58,10 +58,10 @@ def empty_layer(
             f"{'and inputs' if entry.rank is None else f'and rank {entry.rank}'} leave room for {room}; check that "
             "config.json belongs to these weights"
         )
-    if leader is not None and leader.in_features != d_in:
+    if dictionary_owner is not None and dictionary_owner.in_features != d_in:
         raise CheckpointFormatError(
-            f"quantization_config: layer {name!r} has {d_in} inputs, and {leader.layer_name!r}, whose dictionary it "
-            f"takes, {leader.in_features}; check that config.json belongs to these weights"
+            f"quantization_config: layer {name!r} has {d_in} inputs, and {dictionary_owner.layer_name!r}, whose "
+            f"dictionary it takes, {dictionary_owner.in_features}; check that config.json belongs to these weights"
         )
     options = LayerOptions(
         bias=stock.bias is not None,
@@ -72,7 +72,7 @@ def empty_layer(
     )
     if entry.rank is None:
         return SparseLinear(d_in, d_out, nnz=entry.nnz, **options)
-    return FactorizedLinear(d_in, d_out, rank=entry.rank, nnz=entry.nnz, leader=leader, **options)
+    return FactorizedLinear(d_in, d_out, rank=entry.rank, nnz=entry.nnz, dictionary_owner=dictionary_owner, **options)
 
 
 def stock_layer(layer: StoredLinear, dtype: torch.dtype | None) -> nn.Linear | Conv1D:
@@ -92,10 +92,10 @@ def stock_layer(layer: StoredLinear, dtype: torch.dtype | None) -> nn.Linear | C
 def _entry(name: str, layer: StoredLinear, disk_name_of: dict[int, str]) -> LayerEntry:
     if not isinstance(layer, FactorizedLinear):
         return LayerEntry(nnz=layer.nnz)
-    leader = None if layer.leader is layer else disk_name_of.get(id(layer.leader))
-    if leader is None and layer.leader is not layer:
+    owner = None if layer.dictionary_owner is layer else disk_name_of.get(id(layer.dictionary_owner))
+    if owner is None and layer.dictionary_owner is not layer:
         raise RocketError(
-            f"layer {name!r} takes the dictionary of {layer.leader.layer_name!r}, which is no longer a layer of the "
-            "model; call model.dequantize() first"
+            f"layer {name!r} takes the dictionary of {layer.dictionary_owner.layer_name!r}, which is no longer a layer "
+            "of the model; call model.dequantize() first"
         )
-    return LayerEntry(rank=layer.rank, nnz=layer.nnz, dictionary=leader)
+    return LayerEntry(rank=layer.rank, nnz=layer.nnz, dictionary=owner)

@@ -7,8 +7,8 @@ from typing import Any, assert_never
 from rocket_core import budget
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS, CompressionConfig
 from rocket_core.inspection.footprint import ModelShape, describe_model
-from rocket_core.inspection.model_fields import refuse_sizes
-from rocket_core.inspection.preconditions import MAX_SHAPES, refuse_ignore, refuse_weights
+from rocket_core.inspection.model_fields import check_sizes
+from rocket_core.inspection.preconditions import MAX_SHAPES, check_ignore, check_weights
 from rocket_core.inspection.safetensors_headers import WeightSummary
 from rocket_core.reachability import Reach
 from rocket_core.target import ByBytes, ByRatio
@@ -35,9 +35,9 @@ def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: 
         UnmatchedIgnoreError: a pattern of `ignore` matches no layer.
         UnsupportedArchitectureError: the model has nothing to compress.
     """
-    refuse_weights(weights, model)
-    refuse_sizes(settings, weights, model)
-    refuse_ignore(settings, weights, config.ignore, model)
+    check_weights(weights, model)
+    check_sizes(settings, weights, model)
+    check_ignore(settings, weights, config.ignore, model)
     match config.target:
         case ByRatio() as target:
             check_any_selection(weights, target)

@@ -5,7 +5,6 @@ the process ends. Repositories that no process holds can be removed to make room
 decisions are made under one exclusive lock of the cache, so that no two processes rely on the same room.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocket_core.errors import HubCacheBusyError, InsufficientDiskError
+from rocket_core.system.files import lock
 
 # The Hub's client keeps its own locks in `.locks`, and does not treat anything there as a repository.
 _LOCKS = Path(".locks", "rocket")
@@ -131,11 +131,11 @@ def _taken(repository: Path) -> int:
 def _size(folder: Path) -> int:
     """Return the bytes of all files below a folder; each file counts once, however many links point to it."""
     total = 0
-    for place, _folders, files in os.walk(folder):
+    for current, _folders, files in os.walk(folder):
         for name in files:
             # Another process may be downloading: temporary files come and go.
             with suppress(FileNotFoundError):
-                file = Path(place, name)
+                file = Path(current, name)
                 total += 0 if file.is_symlink() else file.stat().st_size
     return total
 
@@ -152,15 +152,14 @@ def _remove(repository: Path) -> bool:
     """Remove a repository unless a process holds it; return whether it is gone."""
     descriptor = _open(_lock_file(repository))
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not lock(descriptor):
+            return False
         # Renamed first, so that a process killed here does not leave a partial repository that looks complete.
         doomed = repository.with_name(f"{_REMOVED}{repository.name}")
         with suppress(FileNotFoundError):
             repository.rename(doomed)
             shutil.rmtree(doomed)
         os.ftruncate(descriptor, 0)
-    except BlockingIOError:
-        return False
     finally:
         os.close(descriptor)
     return True
@@ -189,14 +188,11 @@ def _hold(repository: Path) -> None:
     file = _lock_file(repository)
     if repository not in _held:
         descriptor = _open(file)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock(descriptor):
             # No process holds it, so downloads that were started have ended, successfully or not.
             os.ftruncate(descriptor, 0)
-        except BlockingIOError:
-            pass
         # It is not removed in the meantime: removal needs the lock of the cache, which this process holds.
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        lock(descriptor, shared=True, wait=True)
         _held[repository] = descriptor
     os.utime(file)
 
@@ -205,13 +201,10 @@ def _is_held_here_alone(repository: Path) -> bool:
     """Return whether no other process holds a repository; this process continues to hold it."""
     descriptor = _held[repository]
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return lock(descriptor)
     finally:
         # A lock that could not be converted may have been lost.
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return True
+        lock(descriptor, shared=True, wait=True)
 
 
 def _reserve(room: Room, *, remove: bool = False) -> None:
@@ -228,21 +221,18 @@ def _reservations(repository: Path) -> Mapping[str, int]:
     """Return the sizes of the commits that processes holding a repository have started to download."""
     file = _lock_file(repository)
     with suppress(FileNotFoundError, ValueError):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and all(isinstance(size, int) for size in found.values()):
-            return found if repository in _held or _is_held_elsewhere(file) else {}
+        reservations = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(reservations, dict) and all(isinstance(size, int) for size in reservations.values()):
+            return reservations if repository in _held or _is_held_elsewhere(file) else {}
     return {}
 
 
 def _is_held_elsewhere(file: Path) -> bool:
     descriptor = _open(file)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not lock(descriptor)
     finally:
         os.close(descriptor)
-    return False
 
 
 def _lock_file(repository: Path) -> Path:
@@ -261,7 +251,7 @@ def _deciding(cache: Path) -> Iterator[None]:
     """Exclude all other processes that hold, reserve or remove in this cache."""
     descriptor = _open(cache / _LOCKS / _DECISION)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

@@ -88,7 +88,7 @@ def longer_side(config: Mapping[str, object], name: str) -> int:
     return max((side for side in sides if isinstance(side, int) and _is_size(side)), default=0)
 
 
-def refuse_fields(config: Mapping[str, object], model: str) -> None:
+def check_fields(config: Mapping[str, object], model: str) -> None:
     """Raise an error if a field of a config.json has a value that no model can have, whatever its weights are.
 
     Args:
@@ -107,7 +107,7 @@ def refuse_fields(config: Mapping[str, object], model: str) -> None:
             )
 
 
-def refuse_sizes(config: Mapping[str, object], weights: WeightSummary, model: str) -> None:
+def check_sizes(config: Mapping[str, object], weights: WeightSummary, model: str) -> None:
     """Raise an error if a config.json describes a model far larger than the checkpoint stores.
 
     The check is exact if the family stores its layers under their own numbers, otherwise tolerant of what a family may

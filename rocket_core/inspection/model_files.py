@@ -70,20 +70,20 @@ def vet_folder(folder: Path, name: str) -> None:
     """
     root = folder.resolve()
     names = set()
-    for entry in sorted(os.scandir(root), key=lambda found: found.name):
+    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
         names.add(entry.name)
         # Not `DirEntry.is_dir`, which raises if links form a cycle.
         is_folder = Path(entry.path).is_dir()
         if is_folder and not any(fnmatchcase(entry.name, pattern) for pattern in _READ_FOLDERS):
             continue
-        _require_safe(root, Path(entry.path), f"{name}/{_shown(entry.name)}")
+        _check_safe(root, Path(entry.path), f"{name}/{_shown(entry.name)}")
         for inner in sorted(Path(entry.path).iterdir()) if is_folder else ():
             if not inner.is_dir():
-                _require_safe(root, inner, f"{name}/{_shown(entry.name)}/{_shown(inner.name)}")
-    refuse_adapter(names, name)
+                _check_safe(root, inner, f"{name}/{_shown(entry.name)}/{_shown(inner.name)}")
+    check_adapter(names, name)
 
 
-def refuse_adapter(names: Collection[str], name: str) -> None:
+def check_adapter(names: Collection[str], name: str) -> None:
     """Raise an error if a model has an adapter, which transformers would add to the weights when loading the model.
 
     Args:
@@ -111,25 +111,25 @@ def companions(folder: Path, name: str) -> list[Path]:
         UnsafeFileError: a file must not be read (see `vet_folder`), or is larger than such a file can be.
     """
     root = folder.resolve()
-    found = sorted({file for pattern in COMPANIONS for file in root.glob(pattern) if file.is_file()})
-    if len(found) > _MAX_COMPANIONS:
+    files = sorted({file for pattern in COMPANIONS for file in root.glob(pattern) if file.is_file()})
+    if len(files) > _MAX_COMPANIONS:
         raise UnsafeFileError(
-            f"{name} holds {len(found)} tokenizer, licence and settings files, more than {_MAX_COMPANIONS}; remove "
+            f"{name} holds {len(files)} tokenizer, licence and settings files, more than {_MAX_COMPANIONS}; remove "
             "those that do not belong to the model"
         )
     total = 0
-    for file in found:
+    for file in files:
         shown = f"{name}/{_shown(str(file.relative_to(root)))}"
-        _require_safe(root, file, shown)
+        _check_safe(root, file, shown)
         size = file.stat().st_size
-        _require_size(size, _limit(file.relative_to(root)), shown)
+        _check_size(size, _limit(file.relative_to(root)), shown)
         total += size
     if total > _MAX_COMPANIONS_BYTES:
         raise UnsafeFileError(
             f"the tokenizer, licence and settings files of {name} together are larger than "
             f"{_MAX_COMPANIONS_BYTES // 2**20} MiB; remove those that do not belong to the model"
         )
-    return [file.relative_to(root) for file in found]
+    return [file.relative_to(root) for file in files]
 
 
 def copy_file(folder: Path, file: Path, target: Path) -> None:
@@ -209,7 +209,7 @@ def open_file(folder: Path, file: Path) -> Iterator[BinaryIO]:
         yield stream
 
 
-def _require_safe(root: Path, file: Path, name: str) -> None:
+def _check_safe(root: Path, file: Path, name: str) -> None:
     _, target = _target(root, file, name)
     mode = target.lstat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -269,7 +269,7 @@ def _limit(file: Path) -> int:
     return _MAX_LARGE_BYTES if is_large else MAX_SMALL_BYTES
 
 
-def _require_size(size: int, limit: int, name: str) -> None:
+def _check_size(size: int, limit: int, name: str) -> None:
     if size > limit:
         raise _too_large(name, limit)
 

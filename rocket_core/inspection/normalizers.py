@@ -12,7 +12,7 @@ from rocket_core.errors import CheckpointFormatError
 _MAX_EXPANSION = 256
 
 
-def refuse_expansion(tokenizer: dict[str, Any], name: str) -> None:
+def check_expansion(tokenizer: dict[str, Any], name: str) -> None:
     """Raise an error if a tokenizer's normalizer can multiply text.
 
     Args:

@@ -28,7 +28,7 @@ from rocket_core.inspection.layer_names import (
     name_matcher,
     possible_names,
 )
-from rocket_core.inspection.model_fields import refuse_fields
+from rocket_core.inspection.model_fields import check_fields
 from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
 from rocket_core.inspection.strict_json import Limits, is_field_name, parse_object
 
@@ -83,7 +83,7 @@ def parse_config(raw: bytes, model: str) -> dict[str, Any]:
         ) from error
 
 
-def refuse_config(config: Mapping[str, object], model: str) -> None:
+def check_config(config: Mapping[str, object], model: str) -> None:
     """Raise an error if a model's config.json shows that it cannot be compressed.
 
     Args:
@@ -108,7 +108,7 @@ def refuse_config(config: Mapping[str, object], model: str) -> None:
             f"the config.json of {model} has no model_type that transformers could know; architectures that bring "
             "their own code are not supported"
         )
-    refuse_fields(config, model)
+    check_fields(config, model)
     if config.get("auto_map") and kind in OWN_CODE_ONLY:
         raise UnsupportedArchitectureError(
             f"{model} needs its own code, which is never loaded; only architectures of transformers are supported"
@@ -127,7 +127,7 @@ def input_kind(config: Mapping[str, object]) -> InputKind:
     return "images" if "patch_size" in config and "vocab_size" not in config else "text"
 
 
-def refuse_calibration(kind: InputKind, dataset: str, sequence_length: int | None, model: str) -> None:
+def check_calibration(kind: InputKind, dataset: str, sequence_length: int | None, model: str) -> None:
     """Raise an error if the calibration data is of a different kind than the model reads.
 
     Args:
@@ -163,7 +163,7 @@ def _is_text(dataset: str) -> bool:
     return dataset != SYNTHETIC_DATASET and not Path(dataset).is_dir()
 
 
-def refuse_weights(weights: WeightSummary, model: str) -> None:
+def check_weights(weights: WeightSummary, model: str) -> None:
     """Raise an error if a model's weights show that it cannot be compressed.
 
     Args:
@@ -188,7 +188,7 @@ def refuse_weights(weights: WeightSummary, model: str) -> None:
         )
 
 
-def refuse_ignore(config: Mapping[str, object], weights: WeightSummary, patterns: Sequence[str], model: str) -> None:
+def check_ignore(config: Mapping[str, object], weights: WeightSummary, patterns: Sequence[str], model: str) -> None:
     """Raise an error if an ignore pattern matches no layer, as far as can be told from the names in the files.
 
     Args:

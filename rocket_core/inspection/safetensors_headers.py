@@ -233,9 +233,9 @@ def weight_files(names: Collection[str], read_index: Callable[[], bytes], folder
     files = tuple(sorted(name for name in names if name.endswith(SUFFIX)))
     if not files:
         others = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
-        found = f"only {others[0]}, a pickle, which is never loaded" if others else "none"
+        others_text = f"only {others[0]}, a pickle, which is never loaded" if others else "none"
         raise CheckpointFormatError(
-            f"{folder} should hold safetensors, but there is {found}; convert the model with "
+            f"{folder} should hold safetensors, but there is {others_text}; convert the model with "
             "save_pretrained(..., safe_serialization=True)"
         )
     return files
@@ -304,8 +304,8 @@ def parse_header(raw: bytes, size: int, name: str) -> list[TensorHeader]:
     """
     base = PREFIX_BYTES + len(raw)
     try:
-        fields = parse_object(raw, parse_float=_refuse_fraction)
-        _refuse_metadata(fields.pop("__metadata__", None))
+        fields = parse_object(raw, parse_float=_reject_fraction)
+        _check_metadata(fields.pop("__metadata__", None))
         if len(fields) > MAX_TENSORS:
             raise ValueError(f"{len(fields)} tensors, more than {MAX_TENSORS}")
         headers = [_tensor(key, value, base, size, name) for key, value in fields.items()]
@@ -372,7 +372,7 @@ def _count_numbers(header: TensorHeader, size: int) -> int:
     return count
 
 
-def _refuse_metadata(metadata: object) -> None:
+def _check_metadata(metadata: object) -> None:
     if metadata is None:
         return
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -385,7 +385,7 @@ def _is_list_of_sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 
-def _refuse_fraction(_text: str) -> float:
+def _reject_fraction(_text: str) -> float:
     raise ValueError("a number that is not an integer")
 
 

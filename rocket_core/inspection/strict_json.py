@@ -49,7 +49,7 @@ def parse_object(
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     if limits is not None:
-        _require(value, limits)
+        _check_limits(value, limits)
     return value
 
 
@@ -82,7 +82,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     raise AssertionError("unreachable: fewer keys than pairs")
 
 
-def _require(value: dict[str, Any], limits: Limits) -> None:
+def _check_limits(value: dict[str, Any], limits: Limits) -> None:
     # Level by level, because the input may be nested deeper than the recursion limit.
     level: list[Any] = [value]
     count = 0

@@ -50,7 +50,7 @@ def without_code(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _cleaned(value) for key, value in settings.items() if _is_kept(key, value)}
 
 
-def refuse_redirections(settings: Mapping[str, Any], name: str) -> None:
+def check_redirections(settings: Mapping[str, Any], name: str) -> None:
     """Raise an error if a configuration makes a model use files other than its own.
 
     Args:

@@ -4,8 +4,8 @@ A layer `L` that is not dense is stored as coefficients, and is one of three kin
 
 - factored: weight ≈ dictionary @ coefficients. Tensors `L.weight`, `L.weight_mask`, `L.weight_u`; in `config.json` it
   has a `rank` and an `nnz`.
-- follower: factored with the dictionary of another layer, its leader. No `L.weight_u`; in `config.json` its
-  `dictionary` names the leader.
+- follower: factored with the dictionary of another layer, the dictionary owner. No `L.weight_u`; in `config.json`
+  its `dictionary` names the owner.
 - sparse: the coefficients are the weight itself, as if the dictionary were the identity. No `L.weight_u`; in
   `config.json` it has only an `nnz`.
 

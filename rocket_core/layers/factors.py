@@ -21,22 +21,22 @@ class LayerFactors:
         dictionary: D; None if the layer is sparse, which is the same as D = I.
         coefficients: C, zero outside the support. It has as many rows as D has atoms; d_in rows if sparse.
         support: mask of the stored coefficients, which may be zero; None if all are stored.
-        shared_dictionary_of: module name of the leader, the layer with which the dictionary is stored; None if it is
-            stored with this layer.
+        dictionary_owner: module name of the layer with which the dictionary is stored; None if it is stored with this
+            layer.
 
     Raises:
-        InvalidConfigError: there is a leader but no dictionary.
+        InvalidConfigError: it has a dictionary owner but no dictionary.
     """
 
     dictionary: Float[Tensor, "d_in rank"] | None
     coefficients: Float[Tensor, "rows d_out"]
     support: Bool[Tensor, "rows d_out"] | None = None
-    shared_dictionary_of: str | None = None
+    dictionary_owner: str | None = None
 
     def __post_init__(self) -> None:
-        if self.dictionary is None and self.shared_dictionary_of is not None:
+        if self.dictionary is None and self.dictionary_owner is not None:
             raise InvalidConfigError(
-                f"a layer that shares the dictionary of {self.shared_dictionary_of!r} has none; give that layer's"
+                f"a layer that shares the dictionary of {self.dictionary_owner!r} has none; give that layer's"
             )
 
     @property
@@ -85,7 +85,7 @@ def layer_tensors(factors: LayerFactors, dtype: torch.dtype) -> dict[str, Tensor
         factors.coefficients.to(dtype), factors.support, always_masked=factors.dictionary is None
     )
     tensors = {"weight": packed.values}
-    if factors.dictionary is not None and factors.shared_dictionary_of is None:
+    if factors.dictionary is not None and factors.dictionary_owner is None:
         tensors["weight_u"] = factors.dictionary.T.to(dtype).contiguous()
     if packed.mask is not None:
         tensors["weight_mask"] = packed.mask

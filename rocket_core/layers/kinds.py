@@ -16,12 +16,12 @@ from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
 class FactorizedLinear(StoredLinear):
     """A linear layer that computes `C.T @ (D.T @ x) + bias`.
 
-    D belongs to this layer or to another layer, its leader. A leader and its followers that are called on the same
-    input compute `D.T @ x` once, unless autograd records them: see `SharedProduct`.
+    D belongs to this layer or to another layer, its dictionary owner. An owner and its followers that are called on the
+    same input compute `D.T @ x` once, unless autograd records them: see `SharedProduct`.
 
-    A follower only refers to its leader: neither its parameters nor its state dict contain the dictionary. Casting,
-    moving, loading and training of the leader affect the follower. If the leader is offloaded, a follower calls the
-    leader's forward, which loads the dictionary.
+    A follower only refers to the owner: neither its parameters nor its state dict contain the dictionary. Casting,
+    moving, loading and training of the owner affect the follower. If the owner is offloaded, a follower calls the
+    owner's forward, which loads the dictionary.
 
     Attributes:
         rank: number of atoms.
@@ -35,22 +35,23 @@ class FactorizedLinear(StoredLinear):
         *,
         rank: int,
         nnz: int,
-        leader: "FactorizedLinear | None" = None,
+        dictionary_owner: "FactorizedLinear | None" = None,
         **options: Unpack[LayerOptions],
     ) -> None:
         masked = nnz < rank * out_features
         super().__init__(in_features, out_features, width=rank, nnz=nnz, masked=masked, options=options)
         self.followers = 0
         # In a tuple, as otherwise it would be registered as a submodule.
-        self._leader = None if leader is None else (leader,)
-        if leader is None:
+        self._dictionary_owner = None if dictionary_owner is None else (dictionary_owner,)
+        if dictionary_owner is None:
             device, dtype = options.get("device"), options.get("dtype")
             self.weight_u = nn.Parameter(torch.empty(rank, in_features, device=device, dtype=dtype))
             self._shared = SharedProduct()
         else:
-            assert leader.leader is leader, "a follower leads no layer"
-            assert (leader.rank, leader.in_features) == (rank, in_features), "the dictionary does not fit"
-            leader.followers += 1
+            assert dictionary_owner.dictionary_owner is dictionary_owner, "a follower owns no dictionary"
+            fits = (dictionary_owner.rank, dictionary_owner.in_features) == (rank, in_features)
+            assert fits, "the dictionary does not fit"
+            dictionary_owner.followers += 1
 
     @property
     def rank(self) -> int:
@@ -58,49 +59,49 @@ class FactorizedLinear(StoredLinear):
         return self.width
 
     @property
-    def leader(self) -> "FactorizedLinear":
+    def dictionary_owner(self) -> "FactorizedLinear":
         """The layer with the dictionary; this layer unless it is a follower."""
-        return self if self._leader is None else self._leader[0]
+        return self if self._dictionary_owner is None else self._dictionary_owner[0]
 
     @torch.no_grad()
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
         """See `StoredLinear`."""
-        if self.leader.offloaded and not self.offloaded:
+        if self.dictionary_owner.offloaded and not self.offloaded:
             raise RocketError(
                 f"{self.layer_name}: the dictionary it shares is offloaded; load the model without offloading"
             )
-        return compose_weight(self.leader.weight_u.T, self._rows().T, dtype or self.stored.dtype)
+        return compose_weight(self.dictionary_owner.weight_u.T, self._rows().T, dtype or self.stored.dtype)
 
     def forward(self, input: Tensor, *, dictionary_only: bool = False) -> Tensor:  # noqa: A002 (callers may name it)
         """Multiply with the dictionary, then with the coefficients.
 
         Args:
             input: x.
-            dictionary_only: return the first product, as followers request from their leader.
+            dictionary_only: return the first product, as followers request from the owner.
         """
         product = self._product(input)
         return product if dictionary_only else functional.linear(product, self._rows(), self.bias)
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows of this layer."""
-        followed = f", dictionary of {self.leader.layer_name}" if self._leader is not None else ""
+        followed = f", dictionary of {self.dictionary_owner.layer_name}" if self._dictionary_owner is not None else ""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, rank={self.rank}, nnz={self.nnz}, "
             f"bias={self.bias is not None}, packed={self.packed}{followed}"
         )
 
     def _product(self, input: Tensor) -> Tensor:  # noqa: A002
-        leader = self.leader
-        dictionary, shared = leader.weight_u, leader._shared
-        shares = leader.followers > 0 and shared.is_possible(input, dictionary)
+        owner = self.dictionary_owner
+        dictionary, shared = owner.weight_u, owner._shared
+        shares = owner.followers > 0 and shared.is_possible(input, dictionary)
         product = shared.take(input, dictionary) if shares else None
-        if product is None and leader is self:
+        if product is None and owner is self:
             product = functional.linear(input, dictionary)
             if shares:
                 shared.leave(input, dictionary, product, uses=self.followers)
         elif product is None:
             # Call its forward, which accelerate wraps to load the weights and offload them again.
-            product = leader.forward(input, dictionary_only=True).to(input.device)
+            product = owner.forward(input, dictionary_only=True).to(input.device)
         return product
 
 

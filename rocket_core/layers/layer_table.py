@@ -29,7 +29,7 @@ class LayerEntry(FrozenModel):
     nnz: _Count
     """number of stored coefficients."""
     dictionary: str | None = None
-    """name in the files of the leader, the layer with which the dictionary is stored; None if it is stored with this
+    """name in the files of the dictionary owner, with which the dictionary is stored; None if it is stored with this
     layer, or the layer is sparse.
     """
 
@@ -83,7 +83,7 @@ def read_entries(layers: object, version: int) -> dict[str, LayerEntry]:
                 f"{_REMEDY}"
             )
         if entry.dictionary is not None:
-            _check_leader(name, entry, entry.dictionary, entries.get(entry.dictionary))
+            _check_dictionary_owner(name, entry, entry.dictionary, entries.get(entry.dictionary))
     return entries
 
 
@@ -98,15 +98,15 @@ def _read_entry(name: str, entry: object) -> LayerEntry:
         ) from error
 
 
-def _check_leader(name: str, entry: LayerEntry, leader_name: str, leader: LayerEntry | None) -> None:
+def _check_dictionary_owner(name: str, entry: LayerEntry, owner_name: str, owner: LayerEntry | None) -> None:
     if entry.rank is None:
         reason = "has a dictionary and no rank"
-    elif leader is None:
-        reason = f"takes the dictionary of {leader_name!r}, which is not in the table"
-    elif leader.is_sparse or leader.is_follower:
-        reason = f"takes the dictionary of {leader_name!r}, which has none"
-    elif leader.rank != entry.rank:
-        reason = f"has rank {entry.rank}, and the dictionary of {leader_name!r} that it takes {leader.rank}"
+    elif owner is None:
+        reason = f"takes the dictionary of {owner_name!r}, which is not in the table"
+    elif owner.is_sparse or owner.is_follower:
+        reason = f"takes the dictionary of {owner_name!r}, which has none"
+    elif owner.rank != entry.rank:
+        reason = f"has rank {entry.rank}, and the dictionary of {owner_name!r} that it takes {owner.rank}"
     else:
         return
     raise CheckpointFormatError(f"quantization_config: layer {name!r} {reason}; {_REMEDY}")

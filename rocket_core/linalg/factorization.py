@@ -370,8 +370,8 @@ def weight_distance(
     return _relative(float(torch.linalg.matrix_norm(difference)), float(torch.linalg.matrix_norm(weight)))
 
 
-def _relative(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else 0.0
+def _relative(part: float, total: float) -> float:
+    return part / total if total > 0 else 0.0
 
 
 def _regularised_cholesky(gram: Float[Tensor, "rank rank"], ridge: float) -> Float[Tensor, "rank rank"]:

@@ -10,7 +10,7 @@ from rocket_core import config
 from rocket_core.config import CompressionConfig
 from rocket_core.methods.base import Method
 from rocket_core.methods.cospadi import Cospadi
-from rocket_core.methods.layer_problem import Compressed, LayerProblem, column_weights, output_errors
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors, output_weights
 from rocket_core.methods.magnitude import Magnitude
 from rocket_core.methods.rocket import Rocket
 from rocket_core.methods.rocket_uniform import RocketUniform
@@ -37,4 +37,4 @@ def method_for(settings: CompressionConfig, itemsize: int) -> Method:
     return METHODS[settings.method](settings, itemsize)
 
 
-__all__ = ["METHODS", "Compressed", "LayerProblem", "Method", "column_weights", "method_for", "output_errors"]
+__all__ = ["METHODS", "CompressedLayer", "LayerProblem", "Method", "method_for", "output_errors", "output_weights"]

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RATIOS, CompressionConfig
-from rocket_core.methods.layer_problem import Compressed, LayerProblem
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.target import ByRatio
 
 
@@ -60,7 +60,7 @@ class Method(ABC):
         """
 
     @abstractmethod
-    def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Compress a layer as specified by a candidate.
 
         Args:
@@ -71,17 +71,19 @@ class Method(ABC):
             The factors, in the problem's precision and on its device, and their errors.
         """
 
-    def share(self, problem: LayerProblem, owner: str, alone: Sequence[Sequence[Candidate]]) -> list[SharedCandidate]:
+    def share(
+        self, problem: LayerProblem, dictionary_owner: str, per_layer_candidates: Sequence[Sequence[Candidate]]
+    ) -> list[SharedCandidate]:
         """Return candidates for all layers of an input group, by decreasing size; called only if it `shares`.
 
         Args:
             problem: the members' weights, concatenated by columns.
-            owner: name of the first member, which owns the dictionary.
-            alone: the candidates that `profile` returned for each member.
+            dictionary_owner: name of the first member, which owns the dictionary.
+            per_layer_candidates: the candidates that `profile` returned for each member.
         """
-        raise NotImplementedError(owner)
+        raise NotImplementedError(dictionary_owner)
 
-    def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> Compressed:
+    def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> CompressedLayer:
         """Compress all layers of an input group; called only if it `shares`.
 
         Args:

@@ -8,7 +8,7 @@ from rocket_core.linalg.dictionary_learning import learn_dictionary
 from rocket_core.linalg.factorization import Factorization, FactorizerSettings, PreparedLayer, with_best_dictionary
 from rocket_core.methods import dictionary
 from rocket_core.methods.base import Method
-from rocket_core.methods.layer_problem import Compressed, LayerProblem
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 
 _RANK_NNZ_RATIO = 2.0
 # Five more iterations lower the error by only another hundredth.
@@ -44,7 +44,7 @@ class Cospadi(Method):
             if nnz >= d_out
         ]
 
-    def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Learn the dictionary; the nonzeros per column are rounded down, and the remainder is not used."""
         assert candidate.rank is not None
         assert candidate.nnz is not None

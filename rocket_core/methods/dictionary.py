@@ -17,7 +17,7 @@ from rocket_core.linalg.factorization import (
     prepare_layer,
     with_best_dictionary,
 )
-from rocket_core.methods.layer_problem import Compressed, LayerProblem
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 from rocket_core.methods.rank_search import best_factorizations
 
 
@@ -52,8 +52,9 @@ def profile(
     ratios: Sequence[float],
     shapes: Sequence[float],
     objective: Objective,
-    itemsizes: tuple[int, int | None],
-    rivals: Sequence[float] = (),
+    stored_itemsize: int,
+    budget_itemsize: int | None,
+    competing_errors: Sequence[float] = (),
 ) -> list[Candidate]:
     """Return the best factorization of a layer at each ratio.
 
@@ -63,12 +64,15 @@ def profile(
         ratios: compression ratios of the layer, ascending.
         shapes: numbers of atoms per nonzero of a column to choose from.
         objective: error that the search minimises.
-        itemsizes: bytes of a stored number; then the same if ratios are of bytes, or None if they are of parameters.
-        rivals: relative error at each ratio for the best alternative kind of candidate; see `best_factorizations`.
+        stored_itemsize: bytes of a stored number.
+        budget_itemsize: the same if ratios are of bytes; None if they are of parameters.
+        competing_errors: relative error at each ratio of the best other kind of candidate; see `best_factorizations`.
     """
     layer = prepare(problem, settings)
-    found = best_factorizations(layer, ratios, shapes, objective=objective, itemsize=itemsizes[1], rivals=rivals)
-    return [candidate(problem, factorization, itemsizes[0]) for factorization in found][::-1]
+    factorizations = best_factorizations(
+        layer, ratios, shapes, objective=objective, itemsize=budget_itemsize, competing_errors=competing_errors
+    )
+    return [candidate(problem, factorization, stored_itemsize) for factorization in factorizations][::-1]
 
 
 def share(
@@ -77,30 +81,33 @@ def share(
     *,
     ratios: Sequence[float],
     shapes: Sequence[float],
-    owner: str,
-    itemsizes: tuple[int, int | None],
-    rivals: Sequence[Sequence[float]] = (),
+    dictionary_owner: str,
+    stored_itemsize: int,
+    budget_itemsize: int | None,
+    competing_errors: Sequence[Sequence[float]] = (),
 ) -> list[SharedCandidate]:
     """Return the best factorization of a group's concatenated weights at each ratio.
 
-    Arguments are as for `profile`, except that `rivals` has a list per member; all are empty if one is.
+    Arguments are as for `profile`, except that `competing_errors` has a list per member; all are empty if one is.
     """
     layer = prepare(problem, settings)
-    together = _together(rivals, _output_energies(problem, layer)) if rivals else ()
-    found = best_factorizations(layer, ratios, shapes, objective="whitened", itemsize=itemsizes[1], rivals=together)
+    together = _together(competing_errors, _output_energies(problem, layer)) if competing_errors else ()
+    factorizations = best_factorizations(
+        layer, ratios, shapes, objective="whitened", itemsize=budget_itemsize, competing_errors=together
+    )
     return [
-        _shared_candidate(problem, _serving_all(problem, factorization), owner, itemsizes[0])
-        for factorization in found
-        if factorization.nnz >= len(problem.members)
+        _shared_candidate(problem, _serving_all(problem, factorization), dictionary_owner, stored_itemsize)
+        for factorization in factorizations
+        if factorization.nnz >= len(problem.output_widths)
     ][::-1]
 
 
-def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz: int) -> Compressed:
+def compress(problem: LayerProblem, settings: FactorizerSettings, rank: int, nnz: int) -> CompressedLayer:
     """Compute dictionary and coefficients of a layer, or of a group's concatenated weights."""
     return compressed(problem, factorize_layer(prepare(problem, settings), rank, nnz))
 
 
-def compressed(problem: LayerProblem, factorization: Factorization) -> Compressed:
+def compressed(problem: LayerProblem, factorization: Factorization) -> CompressedLayer:
     """Convert a factorization to a compressed weight."""
     factorization = _serving_all(problem, factorization)
     factors = LayerFactors(
@@ -108,7 +115,7 @@ def compressed(problem: LayerProblem, factorization: Factorization) -> Compresse
         coefficients=problem.unscaled(factorization.coefficients),
         support=factorization.support,
     )
-    return Compressed(factors=factors, errors=factorization.column_errors())
+    return CompressedLayer(factors=factors, errors=factorization.column_errors())
 
 
 def candidate(problem: LayerProblem, factorization: Factorization, itemsize: int) -> Candidate:
@@ -130,7 +137,7 @@ def candidate(problem: LayerProblem, factorization: Factorization, itemsize: int
         stored_bytes=budget.factored_bytes(d_in, d_out, rank, nnz, itemsize),
         reconstruction_error=error,
         weight_error=factorization.weight_error(),
-        loss=problem.loss(error**2 * factorization.layer.whitened_energy),
+        loss=problem.predicted_loss_increase(error**2 * factorization.layer.whitened_energy),
     )
 
 
@@ -139,7 +146,7 @@ def _serving_all(problem: LayerProblem, factorization: Factorization) -> Factori
 
     The coefficient that helps most is added, and in exchange the smallest of all coefficients is removed.
     """
-    if factorization.support is None or len(problem.members) == 1:
+    if factorization.support is None or len(problem.output_widths) == 1:
         return factorization
     parts = _parts(problem)
     forgotten = [part for part in parts if not bool(factorization.support[:, part].any())]
@@ -164,15 +171,15 @@ def _serving_all(problem: LayerProblem, factorization: Factorization) -> Factori
 
 def _parts(problem: LayerProblem) -> list[slice]:
     """Return the output columns of each member."""
-    ends = list(itertools.accumulate(problem.members))
-    return [slice(end - width, end) for end, width in zip(ends, problem.members, strict=True)]
+    ends = list(itertools.accumulate(problem.output_widths))
+    return [slice(end - width, end) for end, width in zip(ends, problem.output_widths, strict=True)]
 
 
 def _together(errors: Sequence[Sequence[float]], energies: Sequence[float]) -> list[float]:
     """Return a group's relative error at each ratio, from its members' errors and the energies of their outputs."""
-    whole = sum(energies)
+    total = sum(energies)
     return [
-        _root_of_share(sum(error**2 * energy for error, energy in zip(at_ratio, energies, strict=True)), whole)
+        _root_of_share(sum(error**2 * energy for error, energy in zip(at_ratio, energies, strict=True)), total)
         for at_ratio in zip(*errors, strict=True)
     ]
 
@@ -184,7 +191,7 @@ def _output_energies(problem: LayerProblem, layer: PreparedLayer) -> list[float]
 
 
 def _shared_candidate(
-    problem: LayerProblem, factorization: Factorization, owner: str, itemsize: int
+    problem: LayerProblem, factorization: Factorization, dictionary_owner: str, itemsize: int
 ) -> SharedCandidate:
     d_in, _ = problem.shape
     layer, rank = factorization.layer, factorization.rank
@@ -194,7 +201,7 @@ def _shared_candidate(
     lengths = layer.weight.square().sum(dim=0)
     members = []
     dense = factorization.support is None
-    for index, (part, d_out) in enumerate(zip(_parts(problem), problem.members, strict=True)):
+    for index, (part, d_out) in enumerate(zip(_parts(problem), problem.output_widths, strict=True)):
         nnz = rank * d_out if factorization.support is None else int(factorization.support[:, part].sum())
         atoms = rank * d_in if index == 0 else 0
         error = float(errors[part].sum())
@@ -203,17 +210,17 @@ def _shared_candidate(
                 kind="low_rank" if dense else "factored",
                 rank=rank,
                 nnz=nnz,
-                dictionary=owner,
+                dictionary=dictionary_owner,
                 kept_parameters=atoms + nnz,
                 # Supports are chosen jointly; with as many nonzeros in total, this member may need its mask.
                 stored_bytes=(atoms + nnz) * itemsize + (0 if dense else budget.mask_bytes(rank, d_out)),
                 reconstruction_error=_root_of_share(error, energies[index]),
                 weight_error=_root_of_share(float(removed[part].sum()), float(lengths[part].sum())),
-                loss=problem.loss(error),
+                loss=problem.predicted_loss_increase(error),
             )
         )
     return SharedCandidate(members=tuple(members))
 
 
-def _root_of_share(part: float, whole: float) -> float:
-    return (max(0.0, part) / whole) ** 0.5 if whole > 0 else 0.0
+def _root_of_share(part: float, total: float) -> float:
+    return (max(0.0, part) / total) ** 0.5 if total > 0 else 0.0

@@ -15,7 +15,7 @@ _LEAST_SENSITIVITY = 1e-20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compressed:
+class CompressedLayer:
     """A compressed weight.
 
     Attributes:
@@ -31,7 +31,7 @@ class Compressed:
 class LayerProblem:
     """A weight to compress: that of one layer, or the concatenated weights of an input group.
 
-    The error to minimise is ‖S(W - W̃)diag(w)‖², with w the column weights. A method scales W's columns by w, minimises
+    The error to minimise is ‖S(W - W̃)diag(w)‖², with w the output weights. A method scales W's columns by w, minimises
     the unweighted error, and scales its result back.
 
     Attributes:
@@ -39,9 +39,9 @@ class LayerProblem:
         statistics: calibration statistics of the layer.
         shrinkage: strength of the shrinkage of the Gram matrix towards its diagonal.
         precision: dtype in which supports and least squares are computed.
-        column_weights: w = √E[g²] with g the gradient of the loss by each output, > 0; None if all outputs count
+        output_weights: w = √E[g²] with g the gradient of the loss by each output, > 0; None if all outputs count
             equally and errors do not estimate losses.
-        members: output features of each layer whose weight is a part of W.
+        output_widths: output features of each layer whose weight is a part of W.
         basis: the eigenbasis of S W diag(w), computed in float64; None until it is first needed.
     """
 
@@ -49,13 +49,13 @@ class LayerProblem:
     statistics: GramStatistics
     shrinkage: float
     precision: torch.dtype
-    column_weights: Float[Tensor, " d_out"] | None = None
-    members: tuple[int, ...] = ()
+    output_weights: Float[Tensor, " d_out"] | None = None
+    output_widths: tuple[int, ...] = ()
     basis: Eigenbasis | None = None
     _gram: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.members = self.members or (self.weight.shape[1],)
+        self.output_widths = self.output_widths or (self.weight.shape[1],)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -67,11 +67,11 @@ class LayerProblem:
     def scaled_weight(self) -> Float[Tensor, "d_in d_out"]:
         """W diag(w), in float64."""
         weight = self.weight.double()
-        return weight if self.column_weights is None else weight * self.column_weights.double()
+        return weight if self.output_weights is None else weight * self.output_weights.double()
 
     def unscaled(self, columns: Float[Tensor, "rows d_out"]) -> Float[Tensor, "rows d_out"]:
-        """Divide columns by the column weights."""
-        return columns if self.column_weights is None else columns / self.column_weights.to(columns.dtype)
+        """Divide columns by the output weights."""
+        return columns if self.output_weights is None else columns / self.output_weights.to(columns.dtype)
 
     def eigenbasis(self) -> Eigenbasis:
         """Return the eigenbasis of S W diag(w), rounded as on disk, so profiling and compression use equal numbers.
@@ -94,22 +94,22 @@ class LayerProblem:
             self._gram = gram.to(self.precision)
         return self._gram
 
-    def loss(self, error: float) -> float | None:
+    def predicted_loss_increase(self, error: float) -> float | None:
         """Return the expected increase of the model's loss for ‖S(W - W̃)diag(w)‖² = error, in nats per token.
 
         This is half the error divided by the tokens: the second-order term of the loss, with the diagonal of its Fisher
-        information with respect to the layer's outputs. None without column weights.
+        information with respect to the layer's outputs. None without output weights.
 
         References:
             LeCun et al., "Optimal brain damage", 1990, with the Fisher information for the Hessian.
         """
-        return None if self.column_weights is None else max(0.0, error) / (2 * self.statistics.tokens)
+        return None if self.output_weights is None else max(0.0, error) / (2 * self.statistics.tokens)
 
     def _scaled_statistics(self) -> GramStatistics:
         output_gram = self.statistics.output_gram
-        if output_gram is None or self.column_weights is None:
+        if output_gram is None or self.output_weights is None:
             return self.statistics
-        scale = self.column_weights.to(output_gram.dtype)
+        scale = self.output_weights.to(output_gram.dtype)
         return GramStatistics(
             tokens=self.statistics.tokens,
             gram=self.statistics.gram,
@@ -123,18 +123,18 @@ def output_errors(gram: Float[Tensor, "d_in d_in"], removed: Float[Tensor, "d_in
     return (removed * (gram @ removed)).sum(dim=0, dtype=torch.float64).clamp_min(0)
 
 
-def column_weights(sensitivity: Float[Tensor, " d_out"], *, by_column: bool) -> Float[Tensor, " d_out"]:
-    """Compute column weights from sensitivities: their roots, or the root of their mean for every column.
+def output_weights(fisher_diagonal: Float[Tensor, " d_out"], *, per_output: bool) -> Float[Tensor, " d_out"]:
+    """Compute output weights from the Fisher diagonal: its roots, or the root of its mean for every output.
 
-    A column that the loss did not depend on in a few windows may matter in others, so each weight is at least a
+    An output that the loss did not depend on in a few windows may matter in others, so each weight is at least a
     hundredth of that of the mean. If the loss depends on no column, all weights are tiny but positive, so that relative
     errors stay defined and squares of weighted errors stay within the range of float32.
 
     Args:
-        sensitivity: E[g²] of each output, >= 0.
-        by_column: weight each output by its own sensitivity.
+        fisher_diagonal: E[g²] of each output, >= 0.
+        per_output: weight each output by its own entry.
     """
-    mean = max(_LEAST_SENSITIVITY, float(sensitivity.double().mean()))
-    if not by_column:
-        return torch.full_like(sensitivity, math.sqrt(mean), dtype=torch.float64)
-    return sensitivity.double().clamp_min(1e-4 * mean).sqrt()
+    mean = max(_LEAST_SENSITIVITY, float(fisher_diagonal.double().mean()))
+    if not per_output:
+        return torch.full_like(fisher_diagonal, math.sqrt(mean), dtype=torch.float64)
+    return fisher_diagonal.double().clamp_min(1e-4 * mean).sqrt()

@@ -8,7 +8,7 @@ from rocket_core.candidates import Candidate
 from rocket_core.linalg.pruning import prune_at_once
 from rocket_core.methods import sparse
 from rocket_core.methods.base import Method
-from rocket_core.methods.layer_problem import Compressed, LayerProblem, output_errors
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 
 
 class Magnitude(Method):
@@ -30,14 +30,14 @@ class Magnitude(Method):
         weight = problem.weight.to(problem.precision)
         gram = problem.gram()
         energy = float((weight * (gram @ weight)).sum(dtype=torch.float64))
-        found = []
+        candidates = []
         for nnz in sparse.counts(*problem.shape, self.ratios, self.budget_itemsize):
             pruned = weight.masked_fill(~self.support(problem, nnz), 0)
             error = float(output_errors(gram, weight - pruned).sum())
-            found.append(sparse.candidate(problem, weight, pruned, nnz, (error, energy), self.itemsize))
-        return found
+            candidates.append(sparse.candidate(problem, weight, pruned, nnz, (error, energy), self.itemsize))
+        return candidates
 
-    def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Set all entries that are not kept to zero."""
         assert candidate.nnz is not None
         support = self.support(problem, candidate.nnz)

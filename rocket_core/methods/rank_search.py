@@ -9,7 +9,7 @@ from rocket_core.linalg.factorization import Factorization, PreparedLayer, facto
 
 # At a fixed budget the error falls and then rises with the rank, so a coarse and then a fine descent find its minimum.
 _STRIDES = (2, 1)
-# Heuristic bounds, as multiples of the rival's error. Sweeps have not been observed to lower an error by more than a
+# Heuristic bounds, as multiples of the competing error. Sweeps have not been observed to lower an error by more than a
 # sixth, so above the first bound sweeps cannot help. Dictionaries fall further short of pruned weights as the ratio
 # decreases, so above the second bound smaller ratios need not be tried.
 _SWEPT_WITHIN = 1.25
@@ -23,7 +23,7 @@ def best_factorizations(
     *,
     objective: Objective,
     itemsize: int | None = None,
-    rivals: Sequence[float] = (),
+    competing_errors: Sequence[float] = (),
 ) -> Iterator[Factorization]:
     """Find the best factorization of a layer at each ratio.
 
@@ -38,8 +38,9 @@ def best_factorizations(
         rank_nnz_ratios: numbers of atoms per nonzero of a coefficient column to choose from, ascending, >= 1.
         objective: error to minimise: in the original space if `weight`, else that of the output.
         itemsize: bytes per stored number if ratios are of bytes; None if they are of parameters.
-        rivals: relative output error at each ratio of the alternative to a dictionary; empty without alternative. A
-            factorization is not swept if its error is over 1.25 times that, and is the last one if over 1.5 times.
+        competing_errors: relative output error at each ratio of the alternative to a dictionary; empty without
+            alternative. A factorization is not swept if its error is over 1.25 times that, and is the last one if over
+            1.5 times.
 
     Yields:
         One factorization for each ratio that some shape of this layer meets, by decreasing ratio.
@@ -49,14 +50,16 @@ def best_factorizations(
     """
     d_in, d_out = layer.weight.shape
     previous: budget.Shape | None = None
-    for ratio, rival in zip(reversed(ratios), reversed(rivals or [math.inf] * len(ratios)), strict=True):
+    for ratio, competing_error in zip(
+        reversed(ratios), reversed(competing_errors or [math.inf] * len(ratios)), strict=True
+    ):
         shapes = budget.candidate_shapes(d_in, d_out, ratio, rank_nnz_ratios, itemsize=itemsize)
         if shapes:
             factorization = _descend(layer, shapes, _start(shapes, previous), objective)
             previous = factorization.rank, factorization.nnz
-            error = factorization.reconstruction_error() if rivals else 0.0
-            yield factorization if error > _SWEPT_WITHIN * rival else improve(factorization)
-            if error > _CONTINUED_WITHIN * rival:
+            error = factorization.reconstruction_error() if competing_errors else 0.0
+            yield factorization if error > _SWEPT_WITHIN * competing_error else improve(factorization)
+            if error > _CONTINUED_WITHIN * competing_error:
                 return
 
 
@@ -90,5 +93,5 @@ def _start(shapes: list[budget.Shape], previous: budget.Shape | None) -> int:
     """Return the index of the shape closest in rank per nonzero to the neighbouring ratio's best; else the middle."""
     if previous is None:
         return len(shapes) // 2
-    wanted = previous[0] / previous[1]
-    return min(range(len(shapes)), key=lambda index: abs(shapes[index][0] / shapes[index][1] - wanted))
+    requested = previous[0] / previous[1]
+    return min(range(len(shapes)), key=lambda index: abs(shapes[index][0] / shapes[index][1] - requested))

@@ -6,7 +6,7 @@ from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS
 from rocket_core.methods import dictionary, sparse
 from rocket_core.methods.base import Method
-from rocket_core.methods.layer_problem import Compressed, LayerProblem
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 
 
 class Rocket(Method):
@@ -24,45 +24,52 @@ class Rocket(Method):
 
     def profile(self, problem: LayerProblem) -> list[Candidate]:
         """Return the best factorization at each ratio, then pruned weights."""
-        found: list[Candidate] = []
-        pruned = sparse.profile(problem, (self.itemsize, self.budget_itemsize)) if "sparse" in self.config.kinds else []
+        factored: list[Candidate] = []
+        pruned: list[Candidate] = []
+        if "sparse" in self.config.kinds:
+            pruned = sparse.profile(problem, stored_itemsize=self.itemsize, budget_itemsize=self.budget_itemsize)
         shapes = dictionary.rank_nnz_ratios(self.config)
         if shapes:
-            found += dictionary.profile(
+            factored = dictionary.profile(
                 problem,
                 dictionary.settings_of(self.config),
                 ratios=self.ratios,
                 shapes=shapes,
                 objective=self.config.objective,
-                itemsizes=(self.itemsize, self.budget_itemsize),
-                rivals=self._rivals(pruned, problem.shape),
+                stored_itemsize=self.itemsize,
+                budget_itemsize=self.budget_itemsize,
+                competing_errors=self._competing_errors(pruned, problem.shape),
             )
-        return found + pruned
+        return factored + pruned
 
     def share(
-        self, problem: LayerProblem, owner: str, alone: Sequence[Sequence[Candidate]] = ()
+        self, problem: LayerProblem, dictionary_owner: str, per_layer_candidates: Sequence[Sequence[Candidate]] = ()
     ) -> list[SharedCandidate]:
         """Return the best shared dictionary at each ratio."""
         d_in, _ = problem.shape
-        rivals = [self._rivals(own, (d_in, d_out)) for own, d_out in zip(alone, problem.members, strict=False)]
+        competing_errors = [
+            self._competing_errors(own, (d_in, d_out))
+            for own, d_out in zip(per_layer_candidates, problem.output_widths, strict=False)
+        ]
         return dictionary.share(
             problem,
             dictionary.settings_of(self.config),
             ratios=self.ratios,
             shapes=PROFILE_RANK_NNZ_RATIOS,
-            owner=owner,
-            itemsizes=(self.itemsize, self.budget_itemsize),
-            rivals=rivals if all(rivals) else (),
+            dictionary_owner=dictionary_owner,
+            stored_itemsize=self.itemsize,
+            budget_itemsize=self.budget_itemsize,
+            competing_errors=competing_errors if all(competing_errors) else (),
         )
 
-    def _rivals(self, candidates: Sequence[Candidate], shape: tuple[int, int]) -> list[float]:
+    def _competing_errors(self, candidates: Sequence[Candidate], shape: tuple[int, int]) -> list[float]:
         """Return the errors of pruned weights at each ratio, to compare with a dictionary's; empty to not compare."""
         pruned = [candidate for candidate in candidates if candidate.kind == "sparse"]
         if not pruned or self.config.objective == "weight":
             return []
         return sparse.errors_at(pruned, shape, self.ratios, self.budget_itemsize)
 
-    def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Compress the layer by the method for the candidate's kind."""
         assert candidate.nnz is not None
         if candidate.kind == "sparse":
@@ -70,6 +77,6 @@ class Rocket(Method):
         assert candidate.rank is not None
         return dictionary.compress(problem, dictionary.settings_of(self.config), candidate.rank, candidate.nnz)
 
-    def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> Compressed:
+    def compress_shared(self, problem: LayerProblem, rank: int, nnz: int) -> CompressedLayer:
         """Compute one dictionary for all members."""
         return dictionary.compress(problem, dictionary.settings_of(self.config), rank, nnz)

@@ -13,7 +13,7 @@ from rocket_core.candidates import Candidate
 from rocket_core.layers import LayerFactors
 from rocket_core.linalg.least_squares import UnitGram
 from rocket_core.linalg.pruning import prune, prune_path
-from rocket_core.methods.layer_problem import Compressed, LayerProblem, output_errors
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 
 SPARSE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 """Ratios of the candidates; between them the allocation adds single entries."""
@@ -33,7 +33,7 @@ def counts(d_in: int, d_out: int, ratios: Sequence[float], itemsize: int | None)
     return [nnz for ratio in ratios if (nnz := budget.sparse_nnz(d_in, d_out, ratio, itemsize=itemsize)) >= 1]
 
 
-def profile(problem: LayerProblem, itemsizes: tuple[int, int | None]) -> list[Candidate]:
+def profile(problem: LayerProblem, *, stored_itemsize: int, budget_itemsize: int | None) -> list[Candidate]:
     """Return a candidate at each of `SPARSE_RATIOS`.
 
     Errors are measured at some ratios, for wide layers on a sample of the outputs, and interpolated linearly between
@@ -42,9 +42,9 @@ def profile(problem: LayerProblem, itemsizes: tuple[int, int | None]) -> list[Ca
 
     Args:
         problem: the layer.
-        itemsizes: bytes of a stored number; then the same if ratios are of bytes, or None if they are of parameters.
+        stored_itemsize: bytes of a stored number.
+        budget_itemsize: the same if ratios are of bytes; None if they are of parameters.
     """
-    itemsize, budget_itemsize = itemsizes
     weight = problem.scaled_weight.to(problem.precision)
     energies = (weight * (problem.gram() @ weight)).sum(dim=0, dtype=torch.float64)
     stops = counts(*problem.shape, _MEASURED_RATIOS, budget_itemsize)
@@ -55,10 +55,10 @@ def profile(problem: LayerProblem, itemsizes: tuple[int, int | None]) -> list[Ca
             kind="sparse",
             nnz=nnz,
             kept_parameters=nnz,
-            stored_bytes=budget.sparse_bytes(*problem.shape, nnz, itemsize),
+            stored_bytes=budget.sparse_bytes(*problem.shape, nnz, stored_itemsize),
             reconstruction_error=error,
             weight_error=distance,
-            loss=problem.loss(error**2 * float(energies.sum())),
+            loss=problem.predicted_loss_increase(error**2 * float(energies.sum())),
         )
         for nnz, (error, distance) in zip(wanted, _read_off(measured, stops, wanted, weight.numel()), strict=True)
     ]
@@ -146,16 +146,16 @@ def candidate(
         stored_bytes=budget.sparse_bytes(*problem.shape, nnz, itemsize),
         reconstruction_error=(error / energy) ** 0.5 if energy > 0 else 0.0,
         weight_error=float(removed / length) if float(length) > 0 else 0.0,
-        loss=problem.loss(error),
+        loss=problem.predicted_loss_increase(error),
     )
 
 
-def compress(problem: LayerProblem, nnz: int) -> Compressed:
+def compress(problem: LayerProblem, nnz: int) -> CompressedLayer:
     """Prune the weight to a number of nonzeros."""
     weight = problem.scaled_weight.to(problem.precision)
     pruned = prune(weight, UnitGram.of(problem.gram()), nnz)
     factors = LayerFactors(dictionary=None, coefficients=problem.unscaled(pruned.weight), support=pruned.support)
-    return Compressed(factors=factors, errors=pruned.errors)
+    return CompressedLayer(factors=factors, errors=pruned.errors)
 
 
 def errors_at(
@@ -182,7 +182,7 @@ def stored(
     weight: Float[Tensor, "d_in d_out"],
     pruned: Float[Tensor, "d_in d_out"],
     support: Bool[Tensor, "d_in d_out"],
-) -> Compressed:
-    """Return the compressed form of a pruned weight; `weight` and `pruned` include the column weights."""
+) -> CompressedLayer:
+    """Return the compressed form of a pruned weight; `weight` and `pruned` include the output weights."""
     factors = LayerFactors(dictionary=None, coefficients=problem.unscaled(pruned), support=support)
-    return Compressed(factors=factors, errors=output_errors(problem.gram(), weight - pruned))
+    return CompressedLayer(factors=factors, errors=output_errors(problem.gram(), weight - pruned))

@@ -4,7 +4,7 @@ from rocket_core.candidates import Candidate
 from rocket_core.linalg.factorization import FactorizerSettings
 from rocket_core.methods import dictionary
 from rocket_core.methods.base import Method
-from rocket_core.methods.layer_problem import Compressed, LayerProblem
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 
 
 class SvdLlm(Method):
@@ -24,10 +24,11 @@ class SvdLlm(Method):
             ratios=self.ratios,
             shapes=(1.0,),
             objective="whitened",
-            itemsizes=(self.itemsize, self.budget_itemsize),
+            stored_itemsize=self.itemsize,
+            budget_itemsize=self.budget_itemsize,
         )
 
-    def compress(self, problem: LayerProblem, candidate: Candidate) -> Compressed:
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Truncate the decomposition at the candidate's rank."""
         assert candidate.rank is not None
         assert candidate.nnz is not None

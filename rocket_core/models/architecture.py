@@ -182,7 +182,7 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
         init_empty_weights(include_buffers=False),
     ):
         model = _build(config, dtype)
-        _require_readable(model)
+        _check_readable(model)
     model.eval()
     model.requires_grad_(requires_grad=False)
     if model.main_input_name not in _KINDS:
@@ -272,7 +272,7 @@ def _quantizations(config: Mapping[Any, Any]) -> Iterator[Any]:
             yield from _quantizations(value)
 
 
-def _require_readable(model: PreTrainedModel) -> None:
+def _check_readable(model: PreTrainedModel) -> None:
     """Access attributes of the model that are needed later, so that wrong types in its configuration raise now."""
     text = model.config.get_text_config()
     if int(getattr(text, "vocab_size", 0) or 0) < 0:
@@ -303,16 +303,16 @@ def _build(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _find_lists(model: PreTrainedModel) -> tuple[BlockList, ...]:
-    found = _find_block_names(model)
+    names = _find_block_names(model)
     name = type(model).__name__
-    wanted = 2 if model.config.is_encoder_decoder else 1
-    if len(found) != wanted:
-        what = f"{len(found)} lists of blocks ({', '.join(found)})" if found else "no list of repeated blocks"
+    expected = 2 if model.config.is_encoder_decoder else 1
+    if len(names) != expected:
+        what = f"{len(names)} lists of blocks ({', '.join(names)})" if names else "no list of repeated blocks"
         raise UnsupportedArchitectureError(
             f"{name} has {what}; only decoders, encoders (one list) and encoder-decoders (two) can be compressed"
         )
     lists: list[BlockList] = []
-    for prefix in found:
+    for prefix in names:
         length = len(list(model.get_submodule(prefix).children()))
         lists.append(BlockList(name=prefix, first=lists[-1].stop if lists else 0, length=length))
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
@@ -329,9 +329,9 @@ def _find_block_names(model: PreTrainedModel) -> list[str]:
     lists: dict[str, nn.ModuleList] = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)
     }
-    found = [name for name, module in lists.items() if any(type(block).__name__ in block_classes for block in module)]
-    if found:
-        return found
+    names = [name for name, module in lists.items() if any(type(block).__name__ in block_classes for block in module)]
+    if names:
+        return names
     # For the few models that name no block class, use the outermost lists of equal modules with linear layers.
     alike = [name for name, blocks in lists.items() if len({type(block) for block in blocks}) == 1]
     alike = [name for name in alike if any(type(module) in _LINEAR_TYPES for module in lists[name].modules())]

@@ -166,8 +166,8 @@ def record_block_inputs(
     """
     activations = Activations(hidden=[], calls=[], first=passed[1].first + len(passed[0]) if passed else 0)
     loaded = False
-    for number, given in enumerate(batches):
-        batch = {"input_ids": given} if isinstance(given, Tensor) else given
+    for number, arguments in enumerate(batches):
+        batch = {"input_ids": arguments} if isinstance(arguments, Tensor) else arguments
         with handing_on(passed, number):
             recording = _record(model, blocks, batch, None)
         if len(recording.calls) < len(blocks):

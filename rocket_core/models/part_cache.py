@@ -23,7 +23,7 @@ class FinishedParts:
 
     def __init__(self, block: nn.Module, layers: Collection[str]) -> None:
         self._parts = [part for name, part in _parts(block) if any(layer.startswith(f"{name}.") for layer in layers)]
-        self._kept: dict[tuple[int, int], Any] = {}
+        self._cached: dict[tuple[int, int], Any] = {}
         self._room: dict[int, int] = {}
         self._open = False
 
@@ -43,13 +43,13 @@ class FinishedParts:
             # A part may be called more than once; only the first call is known to have the same arguments in each pass.
             first = number not in called
             called.add(number)
-            if first and (number, batch) in self._kept:
+            if first and (number, batch) in self._cached:
                 # A copy, as blocks may modify it in place.
-                return replace_tensors(self._kept[number, batch], Tensor.clone)
+                return replace_tensors(self._cached[number, batch], Tensor.clone)
             output = run(*args, **kwargs)
             size = _size(output)
             if first and self._open and size is not None and size <= self._room[batch]:
-                self._kept[number, batch] = replace_tensors(output, Tensor.clone)
+                self._cached[number, batch] = replace_tensors(output, Tensor.clone)
                 self._room[batch] -= size
             return output
 

@@ -31,11 +31,11 @@ from rocket_core.errors import (
     RocketError,
     UnsupportedArchitectureError,
 )
-from rocket_core.inspection.model_fields import refuse_fields
+from rocket_core.inspection.model_fields import check_fields
 from rocket_core.inspection.model_files import CONFIG_NAME, read_file, read_start
-from rocket_core.inspection.normalizers import refuse_expansion
+from rocket_core.inspection.normalizers import check_expansion
 from rocket_core.inspection.preconditions import MAX_CONFIG_BYTES, parse_config
-from rocket_core.inspection.unsafe_settings import refuse_redirections, without_code
+from rocket_core.inspection.unsafe_settings import check_redirections, without_code
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _SPECIAL_TOKENS = "special_tokens_map.json"
@@ -100,8 +100,8 @@ def load_config(folder: Path) -> PreTrainedConfig:
         raise ModelNotFoundError(f"{folder} has no {CONFIG_NAME}; give the folder of a transformers checkpoint")
     name = str(folder / CONFIG_NAME)
     fields = parse_config(read_start(folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), str(folder))
-    refuse_redirections(fields, name)
-    refuse_fields(fields, str(folder))
+    check_redirections(fields, name)
+    check_fields(fields, str(folder))
     fields = {key: value for key, value in without_code(fields).items() if key not in _OUTPUTS}
     family = fields.get("model_type")
     if family == "mistral" and "layer_types" in fields:
@@ -117,7 +117,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
         known: type[PreTrainedConfig] = CONFIG_MAPPING[family]
         config = known.from_dict(fields | {"model_type": family}, name_or_path=str(folder))
         # Check settings added by the class as well.
-        refuse_redirections(config.to_dict(), name)
+        check_redirections(config.to_dict(), name)
     return config
 
 
@@ -135,11 +135,11 @@ def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
     with interpreting(f"the tokenizer of {folder}"):
         settings = _read_json(folder, _TOKENIZER_CONFIG)
         for declared in (settings.get("tokenizer_class"), getattr(config, "tokenizer_class", None)):
-            _refuse_other_class(declared, PreTrainedTokenizerBase, f"{folder / _TOKENIZER_CONFIG}: tokenizer_class")
+            _check_class(declared, PreTrainedTokenizerBase, f"{folder / _TOKENIZER_CONFIG}: tokenizer_class")
         overrides = _without_paths(settings, folder)
         for key in _paths(_read_json(folder, _SPECIAL_TOKENS)):
             raise CheckpointFormatError(f"{folder / _SPECIAL_TOKENS}: {key} is not a special token; remove it")
-        refuse_expansion(_read_json(folder, _TOKENIZER), str(folder / _TOKENIZER))
+        check_expansion(_read_json(folder, _TOKENIZER), str(folder / _TOKENIZER))
         tokenizer = AutoTokenizer.from_pretrained(
             folder, config=config, local_files_only=True, trust_remote_code=False, **overrides
         )
@@ -184,7 +184,7 @@ def load_processor(reader: Any, what: str, folder: Path, **options: Any) -> Any:
         for file in _PROCESSOR_CONFIGS:
             for key, value in _class_names(_read_json(folder, file)):
                 kinds = (FeatureExtractionMixin, ImageProcessingMixin)
-                _refuse_other_class(value, kinds, f"{folder / file}: {key}")
+                _check_class(value, kinds, f"{folder / file}: {key}")
         return reader.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
 
 
@@ -244,17 +244,17 @@ def _class_names(settings: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
             yield from _class_names(value)
 
 
-def _refuse_other_class(name: object, kind: type | tuple[type, ...], where: str) -> None:
+def _check_class(name: object, kind: type | tuple[type, ...], where: str) -> None:
     """Reject a class name that would make transformers load something of another kind, such as a whole model."""
     if name is None:
         return
     if not isinstance(name, str):
         raise CheckpointFormatError(f"{where} is not a name of a class; correct or remove it")
-    found = getattr(transformers, name, None) if name.isidentifier() else None
+    candidate = getattr(transformers, name, None) if name.isidentifier() else None
     # If a library is missing, transformers has a placeholder that raises an error when used.
-    if found is None or type(found).__name__ == "DummyObject":
+    if candidate is None or type(candidate).__name__ == "DummyObject":
         return
-    if not isinstance(found, type) or not issubclass(found, kind):
+    if not isinstance(candidate, type) or not issubclass(candidate, kind):
         raise CheckpointFormatError(f"{where} names {_shown(name)}, which is of another kind; correct or remove it")
 
 

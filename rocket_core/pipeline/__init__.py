@@ -8,6 +8,6 @@ later runs.
 
 from rocket_core.pipeline.progress import Progress
 from rocket_core.pipeline.run import compress, profile_model
-from rocket_core.pipeline.state.profile_cache import KeptProfiles
+from rocket_core.pipeline.state.profile_cache import ProfileCache
 
-__all__ = ["KeptProfiles", "Progress", "compress", "profile_model"]
+__all__ = ["ProfileCache", "Progress", "compress", "profile_model"]

@@ -65,7 +65,7 @@ class BlockWalk:
             shapes = {name: self._run.architecture.shape(name) for name in layers}
             groups = find_input_groups(modules, shapes, lambda: states.run(block, index, 0))
             if input_grams:
-                groups = tuple(InputGroup(members=group.members, from_output=False) for group in groups)
+                groups = tuple(InputGroup(layers=group.layers, from_output=False) for group in groups)
             statistics = collect_statistics(
                 modules,
                 groups,
@@ -74,7 +74,7 @@ class BlockWalk:
                 dtype=self._run.precision,
             )
         self._position = index + 1
-        return statistics, _leaders(groups)
+        return statistics, _group_names(groups)
 
     def block(self, index: int) -> AbstractContextManager[nn.Module]:
         """Return a context manager that yields a block with its weights loaded."""
@@ -186,5 +186,5 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
                 module._buffers[name] = buffer.to(device)
 
 
-def _leaders(groups: tuple[InputGroup, ...]) -> dict[str, str]:
-    return {name: group.members[0] for group in groups for name in group.members}
+def _group_names(groups: tuple[InputGroup, ...]) -> dict[str, str]:
+    return {name: group.layers[0] for group in groups for name in group.layers}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rocket_core.errors import CorruptCheckpointError, IllConditionedGramError
 from rocket_core.linalg.whitening import Eigenbasis, GramStatistics
-from rocket_core.methods import LayerProblem, column_weights
+from rocket_core.methods import LayerProblem, output_weights
 from rocket_core.models.architecture import oriented_weight
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.state.work_folder import WorkFolder
@@ -43,8 +43,8 @@ def layer_problem(
         statistics=statistics,
         shrinkage=run.config.shrinkage,
         precision=run.precision,
-        column_weights=_column_weights(run, work, names),
-        members=tuple(run.architecture.shape(name)[1] for name in names),
+        output_weights=_output_weights(run, work, names),
+        output_widths=tuple(run.architecture.shape(name)[1] for name in names),
         basis=None if basis is None else _on_device(basis, run.device),
     )
 
@@ -71,14 +71,14 @@ def naming_the_layer(name: str) -> Iterator[None]:
         raise IllConditionedGramError(f"layer {name}: {error}") from error
 
 
-def _column_weights(run: Run, work: WorkFolder, names: Sequence[str]) -> Float[Tensor, " d_out"] | None:
+def _output_weights(run: Run, work: WorkFolder, names: Sequence[str]) -> Float[Tensor, " d_out"] | None:
     if not run.config.measures_sensitivities:
         return None
     parts = []
     for name in names:
         sensitivity = work.sensitivity(name)
         assert sensitivity is not None, name
-        parts.append(column_weights(sensitivity.curvature, by_column=run.config.column_weights))
+        parts.append(output_weights(sensitivity.fisher_diagonal, per_output=run.config.column_weights))
     return torch.cat(parts).to(run.device)
 
 

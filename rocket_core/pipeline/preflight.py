@@ -18,14 +18,14 @@ from rocket_core.errors import (
 )
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.inspection.footprint import sample_positions
-from rocket_core.inspection.model_fields import refuse_sizes
+from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, read_start
 from rocket_core.inspection.preconditions import (
     DEFAULT_WINDOW_LENGTH,
     MAX_CONFIG_BYTES,
+    check_calibration,
+    check_config,
     parse_config,
-    refuse_calibration,
-    refuse_config,
 )
 from rocket_core.inspection.safetensors_headers import storage_dtype
 from rocket_core.models.architecture import (
@@ -37,7 +37,7 @@ from rocket_core.models.architecture import (
 )
 from rocket_core.models.pretrained import check_settings
 from rocket_core.pipeline.context import FLOATS, Run
-from rocket_core.pipeline.requirements import require_target
+from rocket_core.pipeline.requirements import check_target
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.system.devices import resolve_device
 
@@ -56,7 +56,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     device = resolve_device(config.device)
     checkpoint = _open_judged_checkpoint(source)
     model_config = read_config(source.folder)
-    refuse_config(model_config.to_dict(), source.name)
+    check_config(model_config.to_dict(), source.name)
     dtype = _storage_dtype(checkpoint, config)
     architecture = build_architecture(model_config, dtype)
     loader = WeightLoader(architecture.model, checkpoint, device)
@@ -65,7 +65,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     check_settings(source.folder)
     layers, skipped = _select(architecture, loader, config)
     local_path_of(config.calibration.dataset)
-    refuse_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
+    check_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
     length, positions = _lengths(architecture, config.calibration.sequence_length)
     run = Run(
         config=config,
@@ -81,7 +81,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         layers=layers,
         skipped=skipped,
     )
-    require_target(run)
+    check_target(run)
     return run
 
 
@@ -116,13 +116,13 @@ def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) 
         CalibrationError: the data has too few samples, or tokens that the model does not have.
         WorkFolderError: the data has changed since the run that is resumed.
     """
-    kept = work.inputs()
+    cached = work.inputs()
     settings = run.config.calibration
-    if kept is not None and settings.dataset in HUB_DATASETS:
-        return kept
+    if cached is not None and settings.dataset in HUB_DATASETS:
+        return cached
     inputs = run.inputs.draw(settings, token=token)
-    _refuse_unknown_tokens(run, inputs)
-    if kept is not None and not kept.equals(inputs):
+    _check_token_ids(run, inputs)
+    if cached is not None and not cached.equals(inputs):
         raise WorkFolderError(
             f"{work.path} was started with other calibration data of {settings.dataset!r}; give those back, or remove "
             "the folder to start afresh"
@@ -130,7 +130,7 @@ def calibration_inputs(run: Run, work: WorkFolder, *, token: str | None = None) 
     return inputs
 
 
-def _refuse_unknown_tokens(run: Run, inputs: CalibrationInputs) -> None:
+def _check_token_ids(run: Run, inputs: CalibrationInputs) -> None:
     highest = max((int(ids.max()) for ids in inputs.tensors.values() if not ids.is_floating_point()), default=-1)
     if highest < 0:
         return
@@ -157,9 +157,9 @@ def _open_judged_checkpoint(source: ModelSource) -> Checkpoint:
     if not (source.folder / CONFIG_NAME).is_file():
         raise ModelNotFoundError(f"{source.folder} has no config.json; give the folder of a transformers checkpoint")
     config = parse_config(read_start(source.folder, CONFIG_NAME, MAX_CONFIG_BYTES + 1), source.name)
-    refuse_config(config, source.name)
+    check_config(config, source.name)
     checkpoint = open_checkpoint(source.folder)
-    refuse_sizes(config, checkpoint.weights, source.name)
+    check_sizes(config, checkpoint.weights, source.name)
     return checkpoint
 
 

@@ -7,13 +7,13 @@ from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.errors import InsufficientDiskError
 from rocket_core.inspection.footprint import ResourceEstimate
 from rocket_core.pipeline.context import Run
-from rocket_core.pipeline.requirements import require_resources
-from rocket_core.pipeline.state.profile_cache import KeptProfiles
+from rocket_core.pipeline.requirements import check_resources
+from rocket_core.pipeline.state.profile_cache import ProfileCache
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileOfRun:
+class RunProfileCache:
     """The cached profile of one run; all methods are no-ops without a cache.
 
     Attributes:
@@ -21,31 +21,31 @@ class ProfileOfRun:
         identity: see `profile_identity`.
     """
 
-    profiles: KeptProfiles | None
+    profiles: ProfileCache | None
     identity: RunIdentity
 
     def inputs(self, work: WorkFolder) -> CalibrationInputs | None:
         """Return the calibration inputs of the cached profile, for a run that has not drawn any yet."""
         return None if self.profiles is None or work.is_claimed else self.profiles.inputs(self.identity)
 
-    def require_resources(self, run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
+    def check_resources(self, run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
         """Call the function of that name; remove cached profiles if the disk is too small for both."""
         while True:
             try:
-                return require_resources(run, windows, output, held=held)
+                return check_resources(run, windows, output, held=held)
             except InsufficientDiskError:
-                if self.profiles is None or not self.profiles.drop_oldest():
+                if self.profiles is None or not self.profiles.evict_oldest():
                     raise
 
-    def lend(self, work: WorkFolder, inputs: CalibrationInputs) -> None:
+    def restore_into(self, work: WorkFolder, inputs: CalibrationInputs) -> None:
         """Copy the cached profile to the work folder if it has the same inputs and the run has not allocated yet."""
         if self.profiles is None or work.allocation() is not None:
             return
-        found = self.profiles.inputs(self.identity)
-        if found is not None and found.equals(inputs):
-            self.profiles.lend(self.identity, work)
+        cached_inputs = self.profiles.inputs(self.identity)
+        if cached_inputs is not None and cached_inputs.equals(inputs):
+            self.profiles.restore_into(self.identity, work)
 
-    def keep(self, work: WorkFolder) -> None:
+    def store(self, work: WorkFolder) -> None:
         """Cache the profile of the run."""
         if self.profiles is not None:
-            self.profiles.keep(self.identity, work)
+            self.profiles.store(self.identity, work)

@@ -4,23 +4,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.config import STAGES, Stage, stage_label
 from rocket_core.errors import CompressionCancelledError
 from rocket_core.pipeline.stage_costs import Costs
-
-Stage = Literal[
-    "downloading",
-    "preflight",
-    "differentiating",
-    "calibrating",
-    "allocating",
-    "factorizing",
-    "exporting",
-    "evaluating",
-]
 
 # Share of a run's time by stage, measured on a 20 M parameter model; only the progress bar depends on it.
 _SHARES: dict[Stage, float] = {
@@ -36,7 +25,7 @@ _SHARES: dict[Stage, float] = {
     # Only if an evaluation is requested; added to the others.
     "evaluating": 0.25,
 }
-_BEHIND_PROFILES: frozenset[Stage] = frozenset({"allocating", "factorizing", "exporting", "evaluating"})
+_AFTER_PROFILING = frozenset(STAGES[STAGES.index("calibrating") + 1 :])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +33,7 @@ class Progress:
     """Progress of a run.
 
     Attributes:
-        stage: downloading (only for a model on the Hub), preflight, differentiating (only with the objective `fisher`),
-            calibrating, allocating, factorizing, exporting, or evaluating (only if requested).
+        stage: the current stage.
         layer: the layer being processed; None between layers.
         fraction: fraction of the whole run, [0, 1], never decreasing.
         seconds_left: estimate from the speed so far; None while no estimate is possible.
@@ -87,19 +75,19 @@ class Monitor:
         evaluates: bool = False,
         compresses: bool = True,
     ) -> None:
-        left_out = set() if evaluates else {"evaluating"}
+        left_out: set[Stage] = set() if evaluates else {"evaluating"}
         if not compresses:
-            left_out |= _BEHIND_PROFILES
+            left_out |= _AFTER_PROFILING
         played = {stage: share for stage, share in _SHARES.items() if stage not in left_out}
-        whole = sum(played.values())
-        self._shares = {stage: share / whole for stage, share in played.items()}
+        total = sum(played.values())
+        self._shares = {stage: share / total for stage, share in played.items()}
         self._callbacks = callbacks
         self.costs = costs
         self._anchor: tuple[float, float] | None = None
         self._fraction = 0.0
         self._stage: Stage = "downloading"
         self._last: Progress | None = None
-        self._told_at = 0.0
+        self._reported_at = 0.0
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
@@ -123,14 +111,14 @@ class Monitor:
             CompressionCancelledError: the caller has cancelled the run.
         """
         self.check()
-        self.costs.keep_if_due()
+        self.costs.save_if_due()
         stages = list(self._shares)
         before = sum(self._shares[stage] for stage in stages[: stages.index(self._stage)])
         self._fraction = max(self._fraction, min(1.0, before + share * self._shares[self._stage]))
         self._last = Progress(
             stage=self._stage, layer=layer, fraction=self._fraction, seconds_left=self._seconds_left()
         )
-        self._told_at = time.monotonic()
+        self._reported_at = time.monotonic()
         self._callbacks.on_progress(self._last)
 
     def pulse(self) -> None:
@@ -140,12 +128,12 @@ class Monitor:
             CompressionCancelledError: the caller has cancelled the run.
         """
         self.check()
-        self.costs.keep_if_due()
+        self.costs.save_if_due()
         if self._last is None:
             return
         left = self._last.seconds_left
         if left is not None:
-            left = max(0.0, left - (time.monotonic() - self._told_at))
+            left = max(0.0, left - (time.monotonic() - self._reported_at))
         self._callbacks.on_progress(replace(self._last, seconds_left=left))
 
     def check(self) -> None:
@@ -156,7 +144,7 @@ class Monitor:
         """
         if self._callbacks.should_cancel():
             raise CompressionCancelledError(
-                f"cancelled while {self._stage}; finished layers are kept; resume to continue from there"
+                f"cancelled while {stage_label(self._stage)}; finished layers are kept; resume to continue from there"
             )
 
     def skip_to(self, share: float) -> None:

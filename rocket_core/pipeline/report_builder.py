@@ -43,14 +43,15 @@ def _without_folder(dataset: str) -> str:
 
 def allocation_report(allocation: Allocation) -> AllocationReport:
     """Return the report on the knapsack's result."""
-    return AllocationReport.model_validate({name: getattr(allocation, name) for name in AllocationReport.model_fields})
+    shared = AllocationReport.model_fields.keys() & Allocation.model_fields.keys()
+    return AllocationReport(measure=allocation.budget_unit, **allocation.model_dump(include=shared))
 
 
 def totals_report(run: Run, layers: Sequence[LayerReport], exports: Sequence[ExportReport]) -> TotalsReport:
     """Return the report on sizes before and after."""
     compressible = sum(layer.d_in * layer.d_out for layer in layers)
     kept = sum(layer.kept_parameters for layer in layers)
-    whole = run.architecture.parameters
+    total = run.architecture.parameters
     return TotalsReport(
         compressible_parameters=compressible,
         kept_parameters=kept,
@@ -58,8 +59,8 @@ def totals_report(run: Run, layers: Sequence[LayerReport], exports: Sequence[Exp
         achieved_byte_ratio=budget.achieved_ratio(
             sum(run.stored_bytes(layer.name) for layer in layers), sum(layer.stored_bytes for layer in layers)
         ),
-        model_parameters=whole,
-        model_compression_ratio=budget.achieved_ratio(whole, whole - compressible + kept),
+        model_parameters=total,
+        model_compression_ratio=budget.achieved_ratio(total, budget.remaining_parameters(total, compressible, kept)),
         stored_bytes=min(export.stored_bytes for export in exports),
         dense_bytes=run.checkpoint.stored_bytes,
     )

@@ -51,7 +51,7 @@ def _model_shape(run: Run) -> ModelShape:
     )
 
 
-def require_resources(run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
+def check_resources(run: Run, windows: int, output: Path, *, held: int) -> ResourceEstimate:
     """Raise an error if this machine has too few resources to finish a run.
 
     Args:
@@ -81,7 +81,7 @@ def require_resources(run: Run, windows: int, output: Path, *, held: int) -> Res
     return estimate
 
 
-def require_target(run: Run) -> None:
+def check_target(run: Run) -> None:
     """Raise an error if no choice of candidates reaches the target, before long work starts.
 
     Raises:
@@ -94,7 +94,7 @@ def require_target(run: Run) -> None:
         reach_of_layers(shapes, itemsize=run.dtype.itemsize, other_bytes=bytes_beside(run, names)).check(target)
 
 
-def require_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int:
+def check_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int:
     """Raise an error if this machine cannot finish the evaluation, before the compression starts.
 
     Args:

@@ -27,20 +27,20 @@ from rocket_core.errors import (
 from rocket_core.inspection.hub import HubAccess, offline
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.preflight import calibration_inputs, prepare_run, run_identity
-from rocket_core.pipeline.profile_reuse import ProfileOfRun
+from rocket_core.pipeline.profile_reuse import RunProfileCache
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.report_builder import allocation_report, calibration_report, totals_report, without_paths
-from rocket_core.pipeline.requirements import require_evaluation
+from rocket_core.pipeline.requirements import check_evaluation
 from rocket_core.pipeline.stage_costs import Costs
-from rocket_core.pipeline.stages.compress import compress_layers, units_of
+from rocket_core.pipeline.stages.compress import compress_layers, group_units
 from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan, evaluate_export, plan_evaluation
 from rocket_core.pipeline.stages.export import bytes_beside, stored_bytes, write_export
 from rocket_core.pipeline.stages.profile import allocate_layers, objective_of, profile_layers
-from rocket_core.pipeline.stages.publish import finished_report, publish, refuse_another_evaluation, refuse_occupied
+from rocket_core.pipeline.stages.publish import check_output_free, check_same_evaluation, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
-from rocket_core.pipeline.state.profile_cache import KeptProfiles, profile_identity
+from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.report.schema import CompressionReport, ExportReport, StageReport, layer_report
 from rocket_core.system.devices import map_large_tensors, resolve_device
@@ -49,7 +49,7 @@ from rocket_core.target import Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Begun:
+class _PreparedRun:
     """A validated run with its claimed work folder.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Begun:
         monitor: notified of every step.
         calibration: calibration inputs.
         plan: the planned evaluation; None if the result is not evaluated.
-        kept: the cached profile that the run uses or creates.
+        profile_cache: the cached profile that the run uses or creates.
     """
 
     run: Run
@@ -70,7 +70,7 @@ class _Begun:
     monitor: Monitor
     calibration: CalibrationInputs
     plan: EvaluationPlan | None
-    kept: ProfileOfRun
+    profile_cache: RunProfileCache
 
 
 def compress(
@@ -81,7 +81,7 @@ def compress(
     revision: str | None = None,
     resume: bool = False,
     hub: HubAccess = HubAccess(),
-    profiles: KeptProfiles | None = None,
+    profiles: ProfileCache | None = None,
     meter: EnergyMeter | None = None,
     download: StageReport | None = None,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
@@ -136,20 +136,20 @@ def compress(
         on_allocation=on_allocation,
         should_cancel=should_cancel,
     )
-    with _opened(output, config, callbacks, meter, download) as (work, monitor):
-        source = _found(model, revision, hub, config, monitor)
+    with _open_run(output, config, callbacks, meter, download) as (work, monitor):
+        source = _find_source(model, revision, hub, config, monitor)
         with monitor.stage("preflight"):
             with offline():
                 run = prepare_run(source, config)
             identity = run_identity(run)
             finished = finished_report(output, identity, resume=resume)
             if finished is not None:
-                refuse_another_evaluation(finished, config, output)
+                check_same_evaluation(finished, config, output)
                 return finished
-            begun = _begin(run, identity, output, work, monitor, resume=resume, token=hub.token, profiles=profiles)
+            prepared = _prepare(run, identity, output, work, monitor, resume=resume, token=hub.token, profiles=profiles)
         with offline():
             on_offline()
-            report = _compress(begun, target)
+            report = _compress(prepared, target)
         monitor.finish()
         return report
 
@@ -159,7 +159,7 @@ def profile_model(
     output: Path,
     config: CompressionConfig,
     *,
-    profiles: KeptProfiles,
+    profiles: ProfileCache,
     revision: str | None = None,
     resume: bool = False,
     hub: HubAccess = HubAccess(),
@@ -204,31 +204,31 @@ def profile_model(
     callbacks = Callbacks(
         on_progress=on_progress, on_requirements=on_requirements, on_profile=on_profile, should_cancel=should_cancel
     )
-    with _opened(output, config, callbacks, meter, download) as (work, monitor):
-        source = _found(model, revision, hub, config, monitor)
+    with _open_run(output, config, callbacks, meter, download) as (work, monitor):
+        source = _find_source(model, revision, hub, config, monitor)
         with monitor.stage("preflight"):
             with offline():
                 run = prepare_run(source, config)
-            begun = _begin(
+            prepared = _prepare(
                 run, run_identity(run), output, work, monitor, resume=resume, token=hub.token, profiles=profiles
             )
         with offline():
             on_offline()
-            profile, _ = _profile(begun)
+            profile, _ = _profile(prepared)
         monitor.finish()
         on_costs(monitor.costs.stages)
         work.remove()
         return profile
 
 
-def _found(
+def _find_source(
     model: str | ModelSource, revision: str | None, hub: HubAccess, config: CompressionConfig, monitor: Monitor
 ) -> ModelSource:
     return model if isinstance(model, ModelSource) else obtain_model(model, revision, hub, config, monitor)
 
 
 @contextmanager
-def _opened(
+def _open_run(
     output: Path,
     config: CompressionConfig,
     callbacks: Callbacks,
@@ -242,19 +242,19 @@ def _opened(
     map_large_tensors()
     work = WorkFolder(output / WORK_FOLDER_NAME)
 
-    def keep(stages: tuple[StageReport, ...]) -> None:
+    def save(stages: tuple[StageReport, ...]) -> None:
         if work.is_ours and work.is_claimed:
             work.save_stages(stages)
 
-    costs = Costs(device, work.stages(), meter=meter, keep=keep)
+    costs = Costs(device, work.stages(), meter=meter, save=save)
     if download is not None:
         costs.include(download)
     monitor = Monitor(callbacks, costs, evaluates=config.evaluate is not None, compresses=config.target is not None)
-    with _resource_errors(output), _tidying(work, monitor):
+    with _resource_errors(output), _release_work_folder(work, monitor):
         yield work, monitor
 
 
-def _begin(
+def _prepare(
     run: Run,
     identity: RunIdentity,
     output: Path,
@@ -263,19 +263,19 @@ def _begin(
     *,
     resume: bool,
     token: str | None,
-    profiles: KeptProfiles | None,
-) -> _Begun:
+    profiles: ProfileCache | None,
+) -> _PreparedRun:
     """Raise an error if the run cannot be finished, otherwise claim the work folder."""
     work.check(identity, resume=resume)
-    refuse_occupied(output, work, run.config)
-    kept = ProfileOfRun(profiles, profile_identity(identity, run.method))
-    calibration = kept.inputs(work) or calibration_inputs(run, work, token=token)
+    check_output_free(output, work, run.config)
+    profile_cache = RunProfileCache(profiles, profile_identity(identity, run.method))
+    calibration = profile_cache.inputs(work) or calibration_inputs(run, work, token=token)
     plan = plan_evaluation(run, token=token)
-    needed = kept.require_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
-    monitor.requires(max(needed, require_evaluation(run, plan, output)))
+    needed = profile_cache.check_resources(run, len(calibration), output, held=work.stored_bytes).memory_bytes
+    monitor.requires(max(needed, check_evaluation(run, plan, output)))
     work.claim(identity, calibration)
-    kept.lend(work, calibration)
-    return _Begun(
+    profile_cache.restore_into(work, calibration)
+    return _PreparedRun(
         run=run,
         identity=identity,
         output=output,
@@ -283,12 +283,12 @@ def _begin(
         monitor=monitor,
         calibration=calibration,
         plan=plan,
-        kept=kept,
+        profile_cache=profile_cache,
     )
 
 
 @contextmanager
-def _tidying(work: WorkFolder, monitor: Monitor) -> Iterator[None]:
+def _release_work_folder(work: WorkFolder, monitor: Monitor) -> Iterator[None]:
     """Save a run's costs and release its work folder; remove that if the run failed before any layer was finished."""
     try:
         yield
@@ -302,26 +302,26 @@ def _tidying(work: WorkFolder, monitor: Monitor) -> Iterator[None]:
         work.release()
 
 
-def _profile(begun: _Begun) -> tuple[ModelProfile, dict[str, str]]:
+def _profile(prepared: _PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
     """Return all layer profiles, after caching and reporting them, and the layers that cannot be compressed."""
-    run, work, monitor = begun.run, begun.work, begun.monitor
+    run, work, monitor = prepared.run, prepared.work, prepared.monitor
     if run.config.measures_sensitivities:
         with monitor.stage("differentiating"):
             windows = run.config.sensitivity_samples
             # Evenly spaced, because the first windows may all be from one document.
-            stride = max(1, len(begun.calibration) // windows)
-            measure_sensitivities(run, begun.calibration[::stride], work, monitor, windows=windows)
+            stride = max(1, len(prepared.calibration) // windows)
+            measure_sensitivities(run, prepared.calibration[::stride], work, monitor, windows=windows)
     with monitor.stage("calibrating"):
-        profiled = profile_layers(run, begun.calibration, work, monitor)
-        begun.kept.keep(work)
-    identity = begun.kept.identity
+        profiled = profile_layers(run, prepared.calibration, work, monitor)
+        prepared.profile_cache.store(work)
+    identity = prepared.profile_cache.identity
     profile = ModelProfile(
         fingerprint=identity.fingerprint,
         model=identity.model,
         revision=identity.revision,
         settings=identity.settings,
         objective=objective_of(run.config),
-        measure=run.config.budget,
+        budget_unit=run.config.budget,
         cap_slack=run.config.cap_slack,
         itemsize=run.dtype.itemsize,
         model_parameters=run.architecture.parameters,
@@ -333,20 +333,20 @@ def _profile(begun: _Begun) -> tuple[ModelProfile, dict[str, str]]:
     return profile, profiled.skipped
 
 
-def _compress(begun: _Begun, target: Target) -> CompressionReport:
-    run, work, monitor = begun.run, begun.work, begun.monitor
-    profile, skipped = _profile(begun)
+def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
+    run, work, monitor = prepared.run, prepared.work, prepared.monitor
+    profile, skipped = _profile(prepared)
     with monitor.stage("allocating"):
         allocation = allocate_layers(target, profile, work)
         selected = chosen(profile.layers, allocation, itemsize=run.dtype.itemsize)
         monitor.allocated(selected)
     with monitor.stage("factorizing"):
-        units = units_of(selected)
+        units = group_units(selected)
         if run.config.sequential:
-            SequentialCompression(run, begun.calibration, work, units, monitor).complete()
+            SequentialCompression(run, prepared.calibration, work, units, monitor).complete()
         else:
-            compress_layers(run, begun.calibration, work, units, monitor)
-    frontiers = layer_frontiers(profile.layers, allocation.objective, allocation.measure)
+            compress_layers(run, prepared.calibration, work, units, monitor)
+    frontiers = layer_frontiers(profile.layers, allocation.objective, allocation.budget_unit)
     layers = tuple(
         layer_report(layer, candidate, work.outcome(layer.name), frontiers[layer.name]) for layer, candidate in selected
     )
@@ -354,20 +354,20 @@ def _compress(begun: _Begun, target: Target) -> CompressionReport:
         by_name = {layer.name: layer for layer in layers}
         folders = {kind: write_export(run, work, kind, by_name, monitor) for kind in run.config.export}
     evaluation = None
-    if begun.plan is not None:
+    if prepared.plan is not None:
         with monitor.stage("evaluating"):
-            evaluation = evaluate_export(run, begun.plan, folders, work, monitor)
+            evaluation = evaluate_export(run, prepared.plan, folders, work, monitor)
     exports = tuple(
         ExportReport(kind=kind, folder=kind, stored_bytes=stored_bytes(folder)) for kind, folder in folders.items()
     )
     report = CompressionReport(
         rocket_version=__version__,
-        fingerprint=begun.identity.fingerprint,
-        model=begun.identity.model,
+        fingerprint=prepared.identity.fingerprint,
+        model=prepared.identity.model,
         model_class=run.architecture.class_name,
-        revision=begun.identity.revision,
+        revision=prepared.identity.revision,
         settings=without_paths(run.config),
-        calibration=calibration_report(run, begun.calibration),
+        calibration=calibration_report(run, prepared.calibration),
         stages=monitor.costs.stages,
         allocation=allocation_report(allocation),
         totals=totals_report(run, layers, exports),
@@ -376,7 +376,7 @@ def _compress(begun: _Begun, target: Target) -> CompressionReport:
         skipped=run.skipped | skipped,
         evaluation=evaluation,
     )
-    publish(run, begun.output, work, report, folders)
+    publish(run, prepared.output, work, report, folders)
     return report
 
 

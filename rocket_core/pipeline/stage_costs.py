@@ -16,13 +16,13 @@ from rocket_core.system.devices import device_name, peak_memory, reset_peak_memo
 from rocket_core.system.energy import EnergyMeter, EnergyReading
 
 # A killed run loses at most the costs of this many seconds.
-_KEEP_SECONDS = 10.0
+_SAVE_SECONDS = 10.0
 # A hundredth of a joule.
 _KWH_DIGITS = 11
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Begun:
+class _OpenStage:
     """A stage in progress.
 
     Attributes:
@@ -43,7 +43,7 @@ class Costs:
         device: compute device.
         earlier: costs of the stages in runs that this one resumes.
         meter: measures the energy; None leaves it out.
-        keep: called with all costs so far every few seconds, to store them for a later run.
+        save: called with all costs so far every few seconds, to store them for a later run.
     """
 
     def __init__(
@@ -52,20 +52,24 @@ class Costs:
         earlier: Mapping[str, StageReport],
         *,
         meter: EnergyMeter | None = None,
-        keep: Callable[[tuple[StageReport, ...]], None] = lambda _stages: None,
+        save: Callable[[tuple[StageReport, ...]], None] = lambda _stages: None,
     ) -> None:
         self._device = device
         self._device_name = device_name(device)
         self._costs = dict(earlier)
         self._meter = meter
-        self._keep = keep
-        self._begun: _Begun | None = None
-        self._kept_at = time.monotonic()
+        self._save = save
+        self._open_stage: _OpenStage | None = None
+        self._saved_at = time.monotonic()
 
     @property
     def stages(self) -> tuple[StageReport, ...]:
         """Cost of each stage, including the stage in progress so far."""
-        costs = self._costs if self._begun is None else self._costs | {self._begun.name: self._charge(self._begun)}
+        costs = (
+            self._costs
+            if self._open_stage is None
+            else self._costs | {self._open_stage.name: self._charge(self._open_stage)}
+        )
         return tuple(costs.values())
 
     def include(self, stage: StageReport) -> None:
@@ -84,25 +88,25 @@ class Costs:
     def of(self, stage: str) -> Iterator[None]:
         """Charge the block to a stage, even if it is interrupted."""
         _reset_peak(self._device)
-        self._begun = _Begun(name=stage, energy=self._energy(), at=time.monotonic())
+        self._open_stage = _OpenStage(name=stage, energy=self._energy(), at=time.monotonic())
         try:
             yield
         finally:
-            self._costs[stage] = self._charge(self._begun)
-            self._begun = None
+            self._costs[stage] = self._charge(self._open_stage)
+            self._open_stage = None
 
-    def keep_if_due(self) -> None:
+    def save_if_due(self) -> None:
         """Store all costs if some time has passed since they were last stored."""
-        if time.monotonic() - self._kept_at >= _KEEP_SECONDS:
-            self._keep(self.stages)
-            self._kept_at = time.monotonic()
+        if time.monotonic() - self._saved_at >= _SAVE_SECONDS:
+            self._save(self.stages)
+            self._saved_at = time.monotonic()
 
-    def _charge(self, begun: _Begun) -> StageReport:
-        before = self._costs.get(begun.name)
-        seconds = time.monotonic() - begun.at
-        spent = _spent(begun.energy, self._energy(), accelerated=self._device.type != "cpu")
+    def _charge(self, open_stage: _OpenStage) -> StageReport:
+        before = self._costs.get(open_stage.name)
+        seconds = time.monotonic() - open_stage.at
+        spent = _spent(open_stage.energy, self._energy(), accelerated=self._device.type != "cpu")
         return StageReport(
-            name=begun.name,
+            name=open_stage.name,
             seconds=round(seconds + (before.seconds if before else 0.0), 3),
             peak_memory_bytes=max(_peak_resident_bytes(), before.peak_memory_bytes if before else 0),
             peak_device_bytes=_larger(peak_memory(self._device), before.peak_device_bytes if before else None),

@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from rocket_core.budget import kept_fraction, sparsity
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import Objective
 from rocket_core.report.schema import CompressionReport, LayerReport
@@ -84,7 +85,7 @@ def allocation_map(layers: Iterable[LayerReport]) -> Figure:
             "projection": place.projection,
             "layer": layer.name,
             "kind": _kind_name(layer.kind, layer.dictionary),
-            "kept_fraction": layer.kept_parameters / (layer.d_in * layer.d_out),
+            "kept_fraction": kept_fraction(layer.d_in, layer.d_out, layer.kept_parameters),
             "rank": layer.rank,
             "sparsity": layer.sparsity,
             "error": layer.reconstruction_error if layer.achieved_error is None else layer.achieved_error,
@@ -108,7 +109,7 @@ def predicted_map(chosen: Iterable[tuple[LayerProfile, Candidate]]) -> Figure:
             "projection": place.projection,
             "layer": layer.name,
             "kind": _kind_name(candidate.kind, candidate.dictionary),
-            "kept_fraction": candidate.kept_parameters / layer.parameters,
+            "kept_fraction": kept_fraction(layer.d_in, layer.d_out, candidate.kept_parameters),
             "rank": candidate.rank,
             "sparsity": _sparsity(layer, candidate),
             "error": candidate.reconstruction_error,
@@ -125,7 +126,7 @@ def errors_by_size(layers: Iterable[LayerReport]) -> Figure:
             "layer": layer.name,
             "kind": layer.kind,
             "kept_parameters": layer.kept_parameters,
-            "kept_fraction": layer.kept_parameters / (layer.d_in * layer.d_out),
+            "kept_fraction": kept_fraction(layer.d_in, layer.d_out, layer.kept_parameters),
             "error": layer.achieved_error,
         }
         for layer in layers
@@ -245,7 +246,10 @@ def allocation_difference(jobs: Sequence[tuple[str, Sequence[LayerReport]]]) -> 
     Args:
         jobs: a name and the layers of each; layers that are not in all of them are left out.
     """
-    kept = [{layer.name: layer.kept_parameters / (layer.d_in * layer.d_out) for layer in layers} for _, layers in jobs]
+    kept = [
+        {layer.name: kept_fraction(layer.d_in, layer.d_out, layer.kept_parameters) for layer in layers}
+        for _, layers in jobs
+    ]
     common = [name for name in kept[0] if all(name in other for other in kept)] if kept else []
     return Figure(
         name="allocation-difference",
@@ -329,7 +333,7 @@ def _sparsity(layer: LayerProfile, candidate: Candidate) -> float | None:
     if candidate.nnz is None:
         return None
     rows = layer.d_in if candidate.rank is None else candidate.rank
-    return 1 - candidate.nnz / (rows * layer.d_out)
+    return sparsity(rows, layer.d_out, candidate.nnz)
 
 
 def _cell(value: Value) -> Value:

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from rocket_core.config import stage_label
 from rocket_core.report.cost_table import cost_comparison
 from rocket_core.report.figures import ColumnKind, Figure, Value, report_figures
 from rocket_core.report.formatting import bytes_text, duration_text, kwh_text, percent_text
@@ -50,7 +51,13 @@ def environment(*loaders: BaseLoader) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"bytes": bytes_text, "percent": percent_text, "duration": duration_text, "cell": cell_text}
+    made.filters |= {
+        "bytes": bytes_text,
+        "percent": percent_text,
+        "duration": duration_text,
+        "cell": cell_text,
+        "stage_label": stage_label,
+    }
     made.globals |= {"headlines": headlines, "loading_snippet": loading_snippet, "quality_rows": quality_rows}
     return made
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import assert_never
 
+from rocket_core.budget import remaining_parameters
 from rocket_core.config import SYNTHETIC_DATASET, ExportKind
 from rocket_core.inspection.model_files import read_start
 from rocket_core.report.formatting import percent_text
@@ -127,7 +128,7 @@ def _samples(calibration: CalibrationReport) -> str:
 
 def _model_parameters(report: CompressionReport) -> int:
     totals = report.totals
-    return totals.model_parameters - totals.compressible_parameters + totals.kept_parameters
+    return remaining_parameters(totals.model_parameters, totals.compressible_parameters, totals.kept_parameters)
 
 
 def _licence(source: Path) -> str | None:

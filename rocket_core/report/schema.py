@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rocket_core.budget import achieved_ratio
+from rocket_core.budget import achieved_ratio, sparsity
 from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
-from rocket_core.config import Budget, CompressionConfig, ExportKind, InputKind, Objective
+from rocket_core.config import BudgetUnit, CompressionConfig, ExportKind, InputKind, Objective
 from rocket_core.report.formatting import kwh_text
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
@@ -59,7 +59,7 @@ class AllocationReport(FrozenModel):
 
     objective: Objective
     """what was summed over layers."""
-    measure: Budget = "parameters"
+    measure: BudgetUnit = "parameters"
     """what the budget counts: parameters or bytes."""
     budget: int
     """kept parameters, or stored bytes of the compressible layers, allowed."""
@@ -297,7 +297,7 @@ def layer_report(
         d_out=profile.d_out,
         rank=candidate.rank,
         nnz=nnz,
-        sparsity=None if nnz is None else 1 - nnz / (rows * profile.d_out),
+        sparsity=None if nnz is None else sparsity(rows, profile.d_out, nnz),
         rank_nnz_ratio=None if nnz is None or candidate.rank is None else rows * profile.d_out / nnz,
         kept_parameters=kept,
         stored_bytes=candidate.stored_bytes if outcome is None else outcome.stored_bytes,

@@ -14,7 +14,7 @@ _NO_LIMIT = 2**60
 
 def free_disk(folder: Path) -> int:
     """Return the bytes that may still be written below a folder, which need not exist yet."""
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+    existing = next(ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.is_dir())
     return shutil.disk_usage(existing).free
 
 
@@ -76,7 +76,7 @@ def _groups(controller: str, cgroups: Path, proc: Path) -> list[Path]:
         mount = cgroups / controller if controllers else cgroups
         own = mount / path.lstrip("/")
         # In a container the path may be the machine's, although only its end is mounted, as the root.
-        groups |= {place for place in (own, *own.parents) if place.is_relative_to(mount)}
+        groups |= {ancestor for ancestor in (own, *own.parents) if ancestor.is_relative_to(mount)}
     return sorted(groups)
 
 

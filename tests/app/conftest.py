@@ -148,7 +148,7 @@ def model_profile(profile):
         revision="sha256:0",
         settings={"seed": 0},
         objective="whitened",
-        measure="parameters",
+        budget_unit="parameters",
         cap_slack=0.0,
         itemsize=4,
         model_parameters=153,

@@ -21,21 +21,21 @@ def layer(name, *candidates):
 
 
 @pytest.fixture
-def what_if():
+def predictor():
     layers = (
         layer("blocks.0.up", candidate("sparse", 12, 0.1), candidate("sparse", 8, 0.4)),
         layer("blocks.0.down", candidate("sparse", 12, 0.01), candidate("sparse", 8, 0.02)),
     )
     return ModelProfile(
-        fingerprint="f", model="m", revision="r", settings={}, objective="fisher", measure="parameters", cap_slack=0,
-        itemsize=2, model_parameters=32, dense_bytes=64, other_bytes=0, layers=layers,
-    ).what_if()  # fmt: skip
+        fingerprint="f", model="m", revision="r", settings={}, objective="fisher", budget_unit="parameters",
+        cap_slack=0, itemsize=2, model_parameters=32, dense_bytes=64, other_bytes=0, layers=layers,
+    ).predictor()  # fmt: skip
 
 
-def test_equal_profiles_draw_equal_figures(what_if, tmp_path):
+def test_equal_profiles_draw_equal_figures(predictor, tmp_path):
     alone = {"low_rank": layer("blocks.0.down", candidate("low_rank", 8, 0.3))}
     for name in ("one", "two"):
-        draw(what_if, what_if.at_ratio(0.25), tmp_path / name, alone)
+        draw(predictor, predictor.at_ratio(0.25), tmp_path / name, alone)
     drawn = {file.name: file.read_text() for file in (tmp_path / "one").iterdir()}
     assert set(drawn) == {"candidates.svg", "allocation.svg", "frontier.svg"}
     assert drawn == {file.name: file.read_text() for file in (tmp_path / "two").iterdir()}
@@ -45,9 +45,9 @@ def test_equal_profiles_draw_equal_figures(what_if, tmp_path):
     assert ">ratio 0.25<" in drawn["frontier.svg"]
 
 
-def test_uniform_takes_each_layers_best_candidate(what_if):
-    assert uniform_error(what_if.profile.layers, 0.25) == pytest.approx(0.11)
-    assert uniform_error(what_if.profile.layers, 0.5) == pytest.approx(0.42)
+def test_uniform_takes_each_layers_best_candidate(predictor):
+    assert uniform_error(predictor.profile.layers, 0.25) == pytest.approx(0.11)
+    assert uniform_error(predictor.profile.layers, 0.5) == pytest.approx(0.42)
 
 
 def test_the_lower_hull_is_convex_and_decreasing():

@@ -45,7 +45,7 @@ def compress(model, output, config, *, on_progress, **options):
     raise ValueError("two\\nlines")
 
 library.compress = compress
-library.KeptProfiles = lambda folder, quota_bytes: None
+library.ProfileCache = lambda folder, quota_bytes: None
 sys.modules["rocket_core.pipeline"] = library
 from worker.compute import main
 main()

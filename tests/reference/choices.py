@@ -11,8 +11,8 @@ ITEMSIZE = 2
 KINDS = ("low_rank", "factored", "sparse")
 
 
-def cost(candidate, measure):
-    return candidate.stored_bytes if measure == "bytes" else candidate.kept_parameters
+def cost(candidate, budget_unit):
+    return candidate.stored_bytes if budget_unit == "bytes" else candidate.kept_parameters
 
 
 def error(candidate, objective):
@@ -38,12 +38,12 @@ def every_choice(profiles):
         yield tuple(found)
 
 
-def least_error(profiles, allowed, measure, objective):
+def least_error(profiles, allowed, budget_unit, objective):
     """Return the least error of all choices within a budget; None if no choice fits."""
     sums = [
         sum(error(candidate, objective) for candidate in choice)
         for choice in every_choice(profiles)
-        if sum(cost(candidate, measure) for candidate in choice) <= allowed
+        if sum(cost(candidate, budget_unit) for candidate in choice) <= allowed
     ]
     return min(sums, default=None)
 

@@ -47,13 +47,13 @@ def mixed_factors(model, seed=0):
     A full layer is a sparse one that stores every coefficient; so does one factored layer of each group.
     """
     generator = torch.Generator().manual_seed(seed)
-    factors, leaders, singles = {}, {}, 0
+    factors, owners, singles = {}, {}, 0
     for name, module in block_linears(model).items():
         d_in, d_out = module.weight.shape if type(module) is Conv1D else reversed(module.weight.shape)
         parent, leaf = name.rsplit(".", 1)
         group = next((group for group in GROUPS if leaf in group), ())
-        first = leaders.setdefault((parent, group), name) if group else name
-        leader = None if first == name else first
+        first = owners.setdefault((parent, group), name) if group else name
+        owner = None if first == name else first
         kind = "factored" if group else ("sparse", "full", "factored", "dense")[singles % 4]
         singles += not group
         if kind == "dense":
@@ -61,7 +61,7 @@ def mixed_factors(model, seed=0):
         dictionary = None
         if kind == "factored":
             rank = int(torch.randint(3, 21, (), generator=generator))
-            dictionary = factors[leader].dictionary if leader else _normal(generator, d_in, rank) / d_in**0.5
+            dictionary = factors[owner].dictionary if owner else _normal(generator, d_in, rank) / d_in**0.5
         rows = d_in if dictionary is None else dictionary.shape[1]
         coefficients = _normal(generator, rows, d_out) * 0.3
         support = torch.rand(rows, d_out, generator=generator) < 0.5
@@ -71,7 +71,7 @@ def mixed_factors(model, seed=0):
             dictionary=dictionary,
             coefficients=coefficients if support is None else coefficients * support,
             support=support,
-            shared_dictionary_of=leader,
+            dictionary_owner=owner,
         )
     return factors
 

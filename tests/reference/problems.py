@@ -21,7 +21,7 @@ class Example:
 
     def errors(self, approximation, part=slice(None)):
         """Return ‖S(W - W̃)diag(w)‖² and its relative root, ‖(W - W̃)diag(w)‖ / ‖W diag(w)‖, and the loss."""
-        weights = self.problem.column_weights
+        weights = self.problem.output_weights
         scale = torch.ones(approximation.shape[1], dtype=torch.float64) if weights is None else weights[part].double()
         weight = self.problem.weight[:, part].double()
         removed = (weight - approximation.double()) * scale
@@ -31,7 +31,7 @@ class Example:
         return error, (error / energy) ** 0.5, relative, None if weights is None else error / (2 * TOKENS)
 
 
-def example(d_in, members, *, seed=0, weights=None, output_gram=False, precision=torch.float64, spread=1.0):
+def example(d_in, widths, *, seed=0, weights=None, output_gram=False, precision=torch.float64, spread=1.0):
     """Return a random problem.
 
     Args:
@@ -39,7 +39,7 @@ def example(d_in, members, *, seed=0, weights=None, output_gram=False, precision
         output_gram: use that instead of the input's.
     """
     generator = torch.Generator().manual_seed(seed)
-    d_out = sum(members)
+    d_out = sum(widths)
     tokens = torch.randn(TOKENS, d_in, generator=generator, dtype=torch.float64)
     rotation = torch.linalg.qr(torch.randn(d_in, d_in, generator=generator, dtype=torch.float64)).Q
     tokens = tokens * torch.logspace(0, -spread, d_in, dtype=torch.float64) @ rotation
@@ -60,7 +60,7 @@ def example(d_in, members, *, seed=0, weights=None, output_gram=False, precision
         statistics=statistics,
         shrinkage=SHRINKAGE,
         precision=precision,
-        column_weights=columns,
-        members=tuple(members),
+        output_weights=columns,
+        output_widths=tuple(widths),
     )
     return Example(problem=problem, inputs=torch.cat([tokens, torch.diag(pull.sqrt())]))

@@ -20,14 +20,16 @@ def make_coefficients(rank, d_out, density, seed, dtype=torch.float32):
 
 
 def make_factors(kind, dtype=torch.float32, seed=3):
-    """Return factors of a layer of `D_IN` inputs and `D_OUT` outputs; a follower's leader is called `leader`."""
+    """Return factors of a `D_IN` x `D_OUT` layer; a follower's owner is called `dictionary_owner`."""
     dictionary = None
     if kind in ("factored", "low rank", "follower"):
         dictionary = torch.randn(D_IN, RANK, generator=torch.Generator().manual_seed(4)).to(dtype)
     rows = D_IN if dictionary is None else RANK
     coefficients, support = make_coefficients(rows, D_OUT, 1 if kind in ("low rank", "full") else 0.5, seed, dtype)
-    leader = "leader" if kind == "follower" else None
-    return LayerFactors(dictionary=dictionary, coefficients=coefficients, support=support, shared_dictionary_of=leader)
+    dictionary_owner = "dictionary_owner" if kind == "follower" else None
+    return LayerFactors(
+        dictionary=dictionary, coefficients=coefficients, support=support, dictionary_owner=dictionary_owner
+    )
 
 
 def dense_weight(factors):
@@ -36,8 +38,8 @@ def dense_weight(factors):
     return (coefficients if factors.dictionary is None else factors.dictionary.double() @ coefficients).T
 
 
-def make_layer(kind="factored", dtype=torch.float32, *, bias=True, leader=None, seed=3):
-    """Return a packed layer and its dense weight in float64; a follower gets a new leader unless given one."""
+def make_layer(kind="factored", dtype=torch.float32, *, bias=True, dictionary_owner=None, seed=3):
+    """Return a packed layer and its dense weight in float64; a follower gets a new owner unless given one."""
     factors = make_factors(kind, dtype, seed)
     tensors = layer_tensors(factors, dtype)
     if bias:
@@ -47,17 +49,17 @@ def make_layer(kind="factored", dtype=torch.float32, *, bias=True, leader=None, 
         layer = SparseLinear(D_IN, D_OUT, **options)
     else:
         if kind == "follower":
-            options["leader"] = leader or make_layer("factored", dtype, seed=5)[0]
+            options["dictionary_owner"] = dictionary_owner or make_layer("factored", dtype, seed=5)[0]
         layer = FactorizedLinear(D_IN, D_OUT, rank=RANK, **options)
     layer.load_state_dict(tensors)
     return layer, dense_weight(factors)
 
 
 def make_group(dtype=torch.float32, *, followers=2):
-    """Return a leader and its followers, unpacked, and the dense weights of all in float64."""
-    leader, weight = make_layer("factored", dtype)
-    made = [make_layer("follower", dtype, leader=leader, seed=10 + index) for index in range(followers)]
-    return [each.unpack_() for each in (leader, *(layer for layer, _ in made))], [weight, *(dense for _, dense in made)]
+    """Return an owner and its followers, unpacked, and the dense weights of all in float64."""
+    owner, weight = make_layer("factored", dtype)
+    made = [make_layer("follower", dtype, dictionary_owner=owner, seed=10 + index) for index in range(followers)]
+    return [each.unpack_() for each in (owner, *(layer for layer, _ in made))], [weight, *(dense for _, dense in made)]
 
 
 def as_tensors(state):

@@ -29,7 +29,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch, report: CompressionReport) -> Fake
     fake = FakePipeline(answer=report)
     module = ModuleType("rocket_core.pipeline")
     module.compress = fake.compress
-    module.KeptProfiles = lambda folder: ("kept in", folder)
+    module.ProfileCache = lambda folder: ("kept in", folder)
     monkeypatch.setitem(sys.modules, "rocket_core.pipeline", module)
     monkeypatch.setattr("rocket_cli.commands.compress.hide_library_bars", lambda: None)
     return fake

@@ -22,9 +22,9 @@ def test_there_is_a_line_for_each_stage_and_every_ten_seconds(capsys: pytest.Cap
         view.show("calibrating" if second < 23 else "allocating", f"layer{second}", second / 100, None)
 
     assert capsys.readouterr().err.splitlines() == [
-        "rocket: 0%: calibrating layer0",
-        "rocket: 10%: calibrating layer10",
-        "rocket: 20%: calibrating layer20",
+        "rocket: 0%: profiling layer0",
+        "rocket: 10%: profiling layer10",
+        "rocket: 20%: profiling layer20",
         "rocket: 23%: allocating layer23",
     ]
 
@@ -38,7 +38,7 @@ def test_bar_shows_stage_layer_percentage_and_time_left() -> None:
         view._progress.refresh()
     drawn = stream.getvalue()
 
-    assert "calibrating" in drawn
+    assert "profiling" in drawn
     assert "model.layers.3.mlp.down_proj" in drawn
     assert "42%" in drawn
     assert "12:35 left" in drawn

@@ -119,7 +119,7 @@ def test_a_terminal_shows_a_bar_and_the_notice(tmp_path: Path) -> None:
     os.close(terminal)
 
     assert process.returncode == 130
-    assert b"calibrating" in drawn
+    assert b"profiling" in drawn
     assert b"0:09 left" in drawn
     assert b"rocket compress --resume slow" in drawn
 

@@ -83,3 +83,9 @@ def test_a_shared_dictionary_is_counted_once(d_in, d_out, rank, nnz, itemsize):
 
 def test_the_achieved_ratio_is_the_removed_fraction():
     assert budget.achieved_ratio(200, 150) == 0.25
+
+
+def test_a_layer_reports_what_is_left_and_what_is_zero():
+    assert budget.kept_fraction(10, 20, 50) == 0.25
+    assert budget.sparsity(10, 20, 50) == 0.75
+    assert budget.remaining_parameters(1000, 200, 50) == 850

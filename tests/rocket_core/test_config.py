@@ -1,6 +1,6 @@
 import pytest
 
-from rocket_core.config import CompressionConfig, compression_config
+from rocket_core.config import STAGES, CompressionConfig, compression_config, stage_label
 from rocket_core.errors import InvalidConfigError
 
 
@@ -80,3 +80,9 @@ def test_contradictory_settings_are_refused():
 def test_an_unknown_preset_is_refused_by_name():
     with pytest.raises(InvalidConfigError, match="preset"):
         compression_config(ratio=0.3, preset="bset")
+
+
+def test_people_see_stages_by_other_names_than_programs():
+    labels = [stage_label(stage) for stage in STAGES]
+    assert labels[1:4] == ["preflight", "measuring sensitivity", "profiling"]
+    assert stage_label("queued") == "queued"

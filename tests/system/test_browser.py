@@ -104,7 +104,7 @@ def test_a_job_made_on_an_empty_page_gives_a_loadable_model(browser, service, tm
         fill_in(page, 0.3)
         look_at(page, "new-job")
         page.get_by_role("button", name="Compress", exact=True).click()
-        expect(page.locator(".stages")).to_contain_text("calibrating")
+        expect(page.locator(".stages")).to_contain_text("profiling")
         expect(page.locator(".log")).to_contain_text("running")
         look_at(page, "running")
         finish(page)

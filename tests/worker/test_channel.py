@@ -1,14 +1,12 @@
 import contextlib
 import socket
 import threading
-from typing import get_args
 
 import pytest
 from pydantic import TypeAdapter
 
-from rocket_core.pipeline.progress import Stage
 from worker.channel import Channel, ChannelClosedError, ChannelError, Message
-from worker.messages import FROM_COMPUTE, Advanced, Finished, StageName
+from worker.messages import FROM_COMPUTE, Advanced, Finished
 
 
 class Note(Message):
@@ -107,7 +105,3 @@ def test_the_kind_identifies_a_message(ends):
 def test_an_invalid_fraction_is_refused(fraction):
     with pytest.raises(ValueError, match="fraction"):
         Advanced(stage="calibrating", layer=None, fraction=fraction, seconds_left=None)
-
-
-def test_stages_match_the_library():
-    assert get_args(StageName) == get_args(Stage)

@@ -1,14 +1,14 @@
 """The data folder of one machine: its database, its lock, and its work folders."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from app.shared.errors import DataFolderLockedError, StorageError
 from app.shared.storage.store import KEY, storage_errors
+from rocket_core.system.files import lock, locked
 
 _OWNER = "database"
 
@@ -88,7 +88,7 @@ def is_bound_to(folder: Path, database: str) -> bool:
     """
     with storage_errors(folder), (folder / _OWNER).open("a+", encoding="utf-8") as stream:
         # Several machines may share the folder; one that dies at this point leaves an empty file, which has no owner.
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        lock(stream.fileno(), wait=True)
         stream.seek(0)
         owner = stream.read()
         if not owner:
@@ -110,18 +110,14 @@ def data_folder_lock(data_dir: Path, *, shared: bool = False) -> Iterator[None]:
         DataFolderLockedError: another service holds it.
         StorageError: the folder cannot be written.
     """
-    path = data_dir / "lock"
-    with storage_errors(data_dir):
-        data_dir.mkdir(parents=True, exist_ok=True)
-        # Not inheritable, so that a job that outlives the service does not keep the folder locked.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataFolderLockedError(
-                f"another service uses {data_dir}; stop it, or choose another folder (--data-dir, ROCKET_DATA_DIR)"
-            ) from None
+    with ExitStack() as stack:
+        with storage_errors(data_dir):
+            data_dir.mkdir(parents=True, exist_ok=True)
+            try:
+                # Not inheritable, so that a job that outlives the service does not keep the folder locked.
+                stack.enter_context(locked(data_dir / "lock", shared=shared))
+            except BlockingIOError:
+                raise DataFolderLockedError(
+                    f"another service uses {data_dir}; stop it, or choose another folder (--data-dir, ROCKET_DATA_DIR)"
+                ) from None
         yield
-    finally:
-        os.close(descriptor)

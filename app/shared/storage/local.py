@@ -21,6 +21,7 @@ from app.shared.storage.store import (
     new_key,
     storage_errors,
 )
+from rocket_core.system.files import sync_folder
 
 _TEMPORARY = ".tmp"
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
@@ -115,7 +116,7 @@ class LocalStore(ArtifactStore):
                     size = stream.tell()
                     os.fsync(stream.fileno())
                 temporary.replace(self._folder / key)
-                _sync_folder(self._folder)
+                sync_folder(self._folder)
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -138,11 +139,3 @@ def _link_or_copy(source: Path, target: Path) -> None:
         if error.errno not in _NO_LINKS:
             raise
         shutil.copyfile(source, target, follow_symlinks=False)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,7 +1,6 @@
 """The interface of all artifact stores."""
 
 import hashlib
-import os
 import re
 import secrets
 from abc import ABC, abstractmethod
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.shared.errors import DiskFullError, OverQuotaError, StorageError, is_disk_full
+from rocket_core.system.files import atomic_write
 
 KEY = re.compile(r"[0-9a-f]{32}")
 """Format of keys."""
@@ -135,21 +135,14 @@ class ArtifactStore(ABC):
             DiskFullError: the target's disk is full.
             StorageError: the file is missing or damaged, or the target cannot be written.
         """
-        partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
+        temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
         digest = hashlib.sha256()
-        try:
-            with storage_errors(target.parent), partial.open("xb") as stream:
-                for chunk in self.read(stored.key, 0, stored.size):
-                    digest.update(chunk)
-                    stream.write(chunk)
-                stream.flush()
-                os.fsync(stream.fileno())
+        with storage_errors(target.parent), atomic_write(target, temporary=temporary) as stream:
+            for chunk in self.read(stored.key, 0, stored.size):
+                digest.update(chunk)
+                stream.write(chunk)
             if digest.hexdigest() != stored.sha256:
                 raise StorageError(f"artifact file {stored.key} is damaged in the store; restore it or retry the job")
-            with storage_errors(target.parent):
-                partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.layers import LayerFactors, layer_tensors
 from rocket_core.linalg.whitening import GramStatistics
-from rocket_core.methods import Compressed, LayerProblem, Method
+from rocket_core.methods import CompressedLayer, LayerProblem, Method
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
@@ -23,7 +23,7 @@ from rocket_core.system.devices import return_freed_memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unit:
+class CompressionUnit:
     """A layer to compress, or layers that share a dictionary.
 
     Attributes:
@@ -42,24 +42,24 @@ class Unit:
         return sum(candidate.nnz or 0 for candidate in self.candidates)
 
 
-def units_of(chosen: Sequence[tuple[LayerProfile, Candidate]]) -> list[Unit]:
+def group_units(chosen: Sequence[tuple[LayerProfile, Candidate]]) -> list[CompressionUnit]:
     """Return the units to compress, in the order of their first layers; layers that stay dense are left out."""
-    members: dict[str, list[tuple[LayerProfile, Candidate]]] = {}
+    layers: dict[str, list[tuple[LayerProfile, Candidate]]] = {}
     for profile, candidate in chosen:
         if candidate.kind != "dense":
-            members.setdefault(candidate.dictionary or profile.name, []).append((profile, candidate))
+            layers.setdefault(candidate.dictionary or profile.name, []).append((profile, candidate))
     return [
-        Unit(
+        CompressionUnit(
             names=tuple(profile.name for profile, _ in unit),
             input_group=unit[0][0].input_group,
             candidates=tuple(candidate for _, candidate in unit),
         )
-        for unit in members.values()
+        for unit in layers.values()
     ]
 
 
 def compress_layers(
-    run: Run, inputs: CalibrationInputs, work: WorkFolder, units: Sequence[Unit], monitor: Monitor
+    run: Run, inputs: CalibrationInputs, work: WorkFolder, units: Sequence[CompressionUnit], monitor: Monitor
 ) -> None:
     """Compress every layer that the allocation does not leave dense, block by block.
 
@@ -91,19 +91,19 @@ def compress_layers(
             with naming_the_layer(unit.names[0]):
                 problem = _problem(run, work, unit, statistics)
                 result = compress_unit(method, problem, unit)
-                achieved = Achieved(errors=result.errors.cpu(), energies=_output_energies(problem))
+                achieved = AchievedErrors(errors=result.errors.cpu(), energies=_output_energies(problem))
                 save(run, work, unit, result.factors, achieved)
             del problem
             return_freed_memory()
             done += 1
 
 
-def is_finished(work: WorkFolder, unit: Unit) -> bool:
+def is_finished(work: WorkFolder, unit: CompressionUnit) -> bool:
     """Return whether all layers of a unit are compressed."""
     return all(work.outcome(name) is not None for name in unit.names)
 
 
-def compress_unit(method: Method, problem: LayerProblem, unit: Unit) -> Compressed:
+def compress_unit(method: Method, problem: LayerProblem, unit: CompressionUnit) -> CompressedLayer:
     """Compress a unit according to its candidates."""
     [candidate, *others] = unit.candidates
     if candidate.dictionary is not None:
@@ -114,7 +114,7 @@ def compress_unit(method: Method, problem: LayerProblem, unit: Unit) -> Compress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Achieved:
+class AchievedErrors:
     """Achieved errors for each output of a unit's layers, weighted as in the profile, in float64.
 
     Attributes:
@@ -131,7 +131,7 @@ class Achieved:
         return (max(0.0, float(self.errors[part].sum())) / energy) ** 0.5 if energy > 0 else 0.0
 
 
-def save(run: Run, work: WorkFolder, unit: Unit, factors: LayerFactors, achieved: Achieved) -> None:
+def save(run: Run, work: WorkFolder, unit: CompressionUnit, factors: LayerFactors, achieved: AchievedErrors) -> None:
     """Store the factors of a unit's layers, and the outcome of each.
 
     Args:
@@ -150,7 +150,7 @@ def save(run: Run, work: WorkFolder, unit: Unit, factors: LayerFactors, achieved
         work.save_outcome(name, _outcome(tensors, achieved.relative(part)))
 
 
-def _split(run: Run, unit: Unit, factors: LayerFactors) -> Iterator[LayerFactors]:
+def _split(run: Run, unit: CompressionUnit, factors: LayerFactors) -> Iterator[LayerFactors]:
     """Yield the factors of each layer of a unit."""
     if len(unit.names) == 1:
         yield factors
@@ -163,12 +163,12 @@ def _split(run: Run, unit: Unit, factors: LayerFactors) -> Iterator[LayerFactors
             dictionary=factors.dictionary,
             coefficients=factors.coefficients[:, part],
             support=None if factors.support is None else factors.support[:, part],
-            shared_dictionary_of=unit.names[0] if index else None,
+            dictionary_owner=unit.names[0] if index else None,
         )
 
 
 def _output_energies(problem: LayerProblem) -> Tensor:
-    """Return ‖S w_j‖² of each output j, with column weights, in float64."""
+    """Return ‖S w_j‖² of each output j, with output weights, in float64."""
     if problem.statistics.gram is None:
         basis = problem.eigenbasis()
         return (basis.directions.double().square() @ basis.singular_values.double().square()).cpu()
@@ -187,23 +187,23 @@ def _outcome(tensors: dict[str, Tensor], error: float) -> LayerOutcome:
     )
 
 
-def _has_statistics(work: WorkFolder, unit: Unit) -> bool:
+def _has_statistics(work: WorkFolder, unit: CompressionUnit) -> bool:
     if unit.candidates[0].kind == "sparse":
         return work.has_gram(unit.input_group)
     return work.has_basis(_basis_name(unit))
 
 
-def _basis_name(unit: Unit) -> str:
+def _basis_name(unit: CompressionUnit) -> str:
     return unit.names[0] if unit.candidates[0].dictionary is None else shared_name(unit.names[0])
 
 
-def _problem(run: Run, work: WorkFolder, unit: Unit, statistics: dict[str, GramStatistics]) -> LayerProblem:
-    found = statistics.get(unit.names[0])
-    if found is None:
+def _problem(run: Run, work: WorkFolder, unit: CompressionUnit, statistics: dict[str, GramStatistics]) -> LayerProblem:
+    sums = statistics.get(unit.names[0])
+    if sums is None:
         profile = work.profile(unit.names[0])
         assert profile is not None
         gram = work.gram(unit.input_group) if unit.candidates[0].kind == "sparse" else None
         gram = None if gram is None else gram.to(run.device)
         energy = torch.empty(0) if gram is None else gram.diagonal()
-        found = GramStatistics(tokens=profile.tokens, gram=gram, output_gram=None, input_energy=energy)
-    return layer_problem(run, work, unit.names, found, basis=work.basis(_basis_name(unit)))
+        sums = GramStatistics(tokens=profile.tokens, gram=gram, output_gram=None, input_energy=energy)
+    return layer_problem(run, work, unit.names, sums, basis=work.basis(_basis_name(unit)))

@@ -28,7 +28,7 @@ from rocket_core.pipeline.block_walk import begin_walk, loaded_block, split_inpu
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages.compress import Achieved, Unit, compress_unit, is_finished, save
+from rocket_core.pipeline.stages.compress import AchievedErrors, CompressionUnit, compress_unit, is_finished, save
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.devices import return_freed_memory
 
@@ -140,7 +140,7 @@ class SequentialCompression:
         run: Run,
         inputs: CalibrationInputs,
         work: WorkFolder,
-        units: Sequence[Unit],
+        units: Sequence[CompressionUnit],
         monitor: Monitor,
     ) -> None:
         self._run = run
@@ -161,7 +161,7 @@ class SequentialCompression:
             return
         lists = self._run.architecture.lists
         # Nothing after the last layer to compress needs to be run.
-        last = max(index for index, names in enumerate(self._run.layers) if self._units_of(names))
+        last = max(index for index, names in enumerate(self._run.layers) if self._units_in(names))
         streams = self._begin()
         for position, blocks in enumerate(lists):
             if blocks.first > last:
@@ -204,22 +204,22 @@ class SequentialCompression:
         del sides, dense, compressed
         return_freed_memory()
 
-    def _units_of(self, names: Sequence[str]) -> list[Unit]:
+    def _units_in(self, names: Sequence[str]) -> list[CompressionUnit]:
         return [unit for unit in self._units if unit.names[0] in names]
 
     def _compress_block(self, index: int, dense: _Side, compressed: _Side, *, onwards: bool) -> bool:
         """Compress the units of a block; return whether the dense stream has reached the next block in the process."""
-        units = self._units_of(self._run.layers[index])
+        units = self._units_in(self._run.layers[index])
         if not units:
             return False
         record = self._work.block(index)
         assert record is not None, index
-        groups = [(group[0], found) for group in record.groups if (found := self._units_of(group))]
+        groups = [(group[0], found) for group in record.groups if (found := self._units_in(group))]
         passed = False
-        for position, (leader, found) in enumerate(groups):
+        for position, (group, found) in enumerate(groups):
             if not all(is_finished(self._work, unit) for unit in found):
                 passed = onwards and position == len(groups) - 1
-                sums = self._sums(leader, dense, compressed, for_good=passed)
+                sums = self._sums(group, dense, compressed, for_good=passed)
                 for unit in found:
                     self._compress_unit(unit, dense.layers, sums)
             else:
@@ -243,7 +243,7 @@ class SequentialCompression:
                 sums.add(*(part.to(self._run.precision) for part in both))
         return sums
 
-    def _compress_unit(self, unit: Unit, dense: Mapping[str, nn.Module], sums: _CrossSums) -> None:
+    def _compress_unit(self, unit: CompressionUnit, dense: Mapping[str, nn.Module], sums: _CrossSums) -> None:
         if is_finished(self._work, unit):
             return
         self._monitor.step(self._done / len(self._units), unit.names[0])
@@ -259,7 +259,7 @@ class SequentialCompression:
         energies = torch.cat([self._work.output_energies(name) for name in unit.names]).to(run.device)
         save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums, energies))
 
-    def _install(self, name: str, twin: nn.Module, unit: Unit) -> None:
+    def _install(self, name: str, twin: nn.Module, unit: CompressionUnit) -> None:
         """Copy the stored weight of a layer into the compressed copy of the model."""
         factors = self._work.factors(name)
         assert factors is not None, name
@@ -335,11 +335,11 @@ def _achieved(
     factors: LayerFactors,
     sums: _CrossSums,
     energies: Float[Tensor, " d_out"],
-) -> Achieved:
+) -> AchievedErrors:
     """Return ‖XW - X'W̃‖² and ‖XW‖² by output; the error includes uncompensated errors of earlier layers."""
     stored = factors.coefficients if factors.dictionary is None else factors.dictionary @ factors.coefficients
     stored = stored.double()
     common = (stored * (sums.cross @ weight)).sum(dim=0)
     errors = energies - 2 * common + (stored * (sums.gram @ stored)).sum(dim=0)
-    scale = 1.0 if problem.column_weights is None else problem.column_weights.double().square()
-    return Achieved(errors=(errors * scale).cpu(), energies=(energies * scale).cpu())
+    scale = 1.0 if problem.output_weights is None else problem.output_weights.double().square()
+    return AchievedErrors(errors=(errors * scale).cpu(), energies=(energies * scale).cpu())

@@ -13,7 +13,6 @@ from rocket_core.checkpoint import (
     header_bytes,
     plan_copy,
     plan_tensor,
-    write_atomically,
     write_checkpoint,
 )
 from rocket_core.checkpoint.reader import DTYPES
@@ -25,6 +24,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerReport
+from rocket_core.system.files import atomic_write
 
 # Files that may name code: classes shipped with the model.
 _SETTINGS = frozenset(
@@ -102,8 +102,8 @@ def bytes_beside(run: Run, layers: Collection[str]) -> int:
         else:
             tensors.append((key, entry.shape))
             others += _plan_untouched(run, entry).nbytes
-    whole = others + sum(run.stored_bytes(name) for name in layers)
-    return others + header_bytes(tensors, whole, run.config.max_shard_bytes)
+    total = others + sum(run.stored_bytes(name) for name in layers)
+    return others + header_bytes(tensors, total, run.config.max_shard_bytes)
 
 
 def _plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
@@ -127,8 +127,8 @@ def _plan_composed(run: Run, work: WorkFolder, layer: LayerReport, entry: Tensor
         )
         dictionary = None
         if layer.rank is not None:
-            leader = _leader(layer)
-            atoms = tensors["weight_u"] if leader is None else _factors(work, leader)["weight_u"].read()
+            owner = _dictionary_owner(layer)
+            atoms = tensors["weight_u"] if owner is None else _factors(work, owner)["weight_u"].read()
             dictionary = atoms.T
         weight = compose_weight(dictionary, coefficients, run.dtype)
         module = run.architecture.model.get_submodule(layer.name)
@@ -143,15 +143,15 @@ def _factors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
     return entries
 
 
-def _leader(layer: LayerReport) -> str | None:
+def _dictionary_owner(layer: LayerReport) -> str | None:
     """Return the other layer whose dictionary this one uses; None if it has its own, or does not have one."""
     return None if layer.dictionary == layer.name else layer.dictionary
 
 
 def _table_entry(run: Run, work: WorkFolder, layer: LayerReport) -> LayerEntry:
-    leader = _leader(layer)
+    owner = _dictionary_owner(layer)
     (nnz,) = _factors(work, layer.name)["weight"].shape
-    return LayerEntry(rank=layer.rank, nnz=nnz, dictionary=None if leader is None else run.disk_name(leader))
+    return LayerEntry(rank=layer.rank, nnz=nnz, dictionary=None if owner is None else run.disk_name(owner))
 
 
 def _write_config(run: Run, folder: Path, entries: dict[str, LayerEntry] | None) -> None:
@@ -161,7 +161,7 @@ def _write_config(run: Run, folder: Path, entries: dict[str, LayerEntry] | None)
         config["dtype"] = run.config.dtype
     if entries is not None:
         config["quantization_config"] = quantization_config(entries)
-    with write_atomically(folder / CONFIG_NAME) as stream:
+    with atomic_write(folder / CONFIG_NAME) as stream:
         stream.write(_json(config))
 
 

@@ -58,9 +58,9 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
         monitor.step(done / total, names[0] if names else None)
         record = work.block(index)
         if record is None:
-            begun = functools.partial(_report_layer, monitor, done, total)
-            finished = functools.partial(_hand_over, monitor, profiles)
-            record = _profile_block(run, walk, work, index, begun, finished)
+            on_layer = functools.partial(_report_layer, monitor, done, total)
+            on_profile = functools.partial(_hand_over, monitor, profiles)
+            record = _profile_block(run, walk, work, index, on_layer, on_profile)
             work.save_block(index, record)
         else:
             for name in record.layers:
@@ -86,7 +86,7 @@ def allocate_layers(target: Target, profile: ModelProfile, work: WorkFolder) -> 
     """
     allocation = work.allocation()
     if allocation is None:
-        allocation = profile.what_if().allocate(target)
+        allocation = profile.predictor().allocate(target)
         work.save_allocation(allocation)
     return allocation
 
@@ -110,31 +110,31 @@ class _Calibrated:
     """Results of calibrating a block, removed layer by layer."""
 
     statistics: dict[str, GramStatistics]
-    leaders: dict[str, str]
+    group_of: dict[str, str]
     called: tuple[str, ...]
-    members: dict[str, tuple[str, ...]] = field(init=False)
+    layers: dict[str, tuple[str, ...]] = field(init=False)
     groups: tuple[tuple[str, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         # Groups are named after their first layer in model order, whichever is called first.
-        first = {leader: name for name, leader in reversed(list(self.leaders.items()))}
-        self.leaders = {name: first[leader] for name, leader in self.leaders.items()}
-        self.members = {
-            leader: tuple(name for name, other in self.leaders.items() if other == leader)
-            for leader in self.leaders.values()
+        first = {group: name for name, group in reversed(list(self.group_of.items()))}
+        self.group_of = {name: first[group] for name, group in self.group_of.items()}
+        self.layers = {
+            group: tuple(name for name, other in self.group_of.items() if other == group)
+            for group in self.group_of.values()
         }
-        self.groups = tuple(self.members[first[leader]] for leader in self.called)
+        self.groups = tuple(self.layers[first[group]] for group in self.called)
 
     def take(self, name: str) -> GramStatistics:
         """Remove and return a layer's statistics; a Gram matrix is freed with the last layer that needs it."""
         return self.statistics.pop(name)
 
-    def leaders_last(self, names: Sequence[str]) -> list[str]:
-        """Return the names with each leader after its group, because sharing is judged by all members' results."""
+    def first_layers_last(self, names: Sequence[str]) -> list[str]:
+        """Return the names, each group's first layer after its others, because sharing depends on all their results."""
         order = list(names)
-        for leader, members in self.members.items():
-            order.remove(leader)
-            order.insert(max((order.index(name) + 1 for name in members[1:]), default=names.index(leader)), leader)
+        for first, layers in self.layers.items():
+            order.remove(first)
+            order.insert(max((order.index(name) + 1 for name in layers[1:]), default=names.index(first)), first)
         return order
 
 
@@ -150,16 +150,16 @@ def _profile_block(
     if not names:
         return BlockRecord(layers=(), groups=(), skipped={})
     method = run.method
-    statistics, leaders = walk.statistics(index, names, input_grams=method.needs_input_gram)
+    statistics, group_of = walk.statistics(index, names, input_grams=method.needs_input_gram)
     calibrated = _Calibrated(
         statistics=statistics,
-        leaders={name: leaders[name] for name in names if name in leaders},
-        called=tuple(dict.fromkeys(leaders.values())),
+        group_of={name: group_of[name] for name in names if name in group_of},
+        called=tuple(dict.fromkeys(group_of.values())),
     )
-    skipped = {name: "never called through forward" for name in names if name not in calibrated.leaders}
+    skipped = {name: "never called through forward" for name in names if name not in calibrated.group_of}
     called = [name for name in names if name not in skipped]
     finished: list[str] = []
-    for position, name in enumerate(calibrated.leaders_last(called) if method.shares else called):
+    for position, name in enumerate(calibrated.first_layers_last(called) if method.shares else called):
         on_layer(position, name)
         if work.profile(name) is None:
             _profile_one(run, work, method, name, calibrated)
@@ -173,13 +173,13 @@ def _profile_block(
 
 def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrated: _Calibrated) -> LayerProfile:
     statistics = calibrated.take(name)
-    leader = calibrated.leaders[name]
+    group = calibrated.group_of[name]
     with naming_the_layer(name):
         problem = layer_problem(run, work, (name,), statistics)
         candidates = method.profile(problem)
         shared: tuple[SharedCandidate, ...] = ()
-        if leader == name and method.shares:
-            shared = _share(run, work, calibrated.members[leader], statistics, candidates)
+        if group == name and method.shares:
+            shared = _share(run, work, calibrated.layers[group], statistics, candidates)
     if run.config.sequential:  # sequential compression computes its own statistics
         work.save_output_energies(name, statistics.output_energies(problem.weight.double()).cpu())
     else:
@@ -187,7 +187,7 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
         if problem.basis is not None:
             work.save_basis(name, problem.basis, quota=quota)
         if method.needs_input_gram and statistics.gram is not None:
-            work.save_gram(leader, statistics.gram, quota=quota)
+            work.save_gram(group, statistics.gram, quota=quota)
     d_in, d_out = problem.shape
     dense = Candidate(
         kind="dense",
@@ -195,13 +195,13 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
         stored_bytes=run.stored_bytes(name),
         reconstruction_error=0.0,
         weight_error=0.0,
-        loss=problem.loss(0.0),
+        loss=problem.predicted_loss_increase(0.0),
     )
     profile = LayerProfile(
         name=name,
         d_in=d_in,
         d_out=d_out,
-        input_group=leader,
+        input_group=group,
         tokens=statistics.tokens,
         candidates=(dense, *candidates),
         shared=shared,
@@ -213,25 +213,25 @@ def _profile_one(run: Run, work: WorkFolder, method: Method, name: str, calibrat
 def _share(
     run: Run,
     work: WorkFolder,
-    members: tuple[str, ...],
+    layers: tuple[str, ...],
     statistics: GramStatistics,
     own: Sequence[Candidate],
 ) -> tuple[SharedCandidate, ...]:
     """Return the shared candidates of a group, given the own candidates of its first layer; the others are on disk."""
-    if len(members) < 2:
+    if len(layers) < 2:
         return ()
-    problem = layer_problem(run, work, members, statistics)
-    alone = [own]
-    for name in members[1:]:
+    problem = layer_problem(run, work, layers, statistics)
+    per_layer_candidates = [own]
+    for name in layers[1:]:
         profile = work.profile(name)
         assert profile is not None, name
-        alone.append(profile.candidates)
-    shared = tuple(run.method.share(problem, members[0], alone))
+        per_layer_candidates.append(profile.candidates)
+    shared = tuple(run.method.share(problem, layers[0], per_layer_candidates))
     if not run.config.sequential and problem.basis is not None:
-        work.save_basis(shared_name(members[0]), problem.basis, quota=run.config.statistics_quota_bytes)
+        work.save_basis(shared_name(layers[0]), problem.basis, quota=run.config.statistics_quota_bytes)
     return shared
 
 
-def shared_name(owner: str) -> str:
+def shared_name(dictionary_owner: str) -> str:
     """Return the name under which the statistics of a group's concatenated weights are stored."""
-    return f"{owner}.shared"
+    return f"{dictionary_owner}.shared"

@@ -31,7 +31,7 @@ def publish(
         write_text(folder / "README.md", model_card(report, export.kind, run.source.folder))
         write_text(folder / REPORT_NAME, text)
         write_text(folder / PAGE_NAME, page)
-    refuse_occupied(output, work, run.config)
+    check_output_free(output, work, run.config)
     work.begin_publishing()
     for export in report.exports:
         # A run killed between these moves may have left its own artifact, which has been made again since.
@@ -62,21 +62,21 @@ def finished_report(output: Path, identity: RunIdentity, *, resume: bool) -> Com
     )
 
 
-def refuse_another_evaluation(finished: CompressionReport, config: CompressionConfig, output: Path) -> None:
+def check_same_evaluation(finished: CompressionReport, config: CompressionConfig, output: Path) -> None:
     """Raise an error if a finished run has a different evaluation than requested.
 
     Raises:
         InvalidConfigError: the run was evaluated with other settings, or not at all.
     """
-    wanted = without_paths(config).evaluate
-    if wanted is not None and wanted != finished.settings.evaluate:
+    requested = without_paths(config).evaluate
+    if requested is not None and requested != finished.settings.evaluate:
         raise InvalidConfigError(
             f"the compression in {output} is finished and its evaluation was another one, or none; measure the "
             "artifact with `rocket evaluate`, or leave evaluate out"
         )
 
 
-def refuse_occupied(output: Path, work: WorkFolder, config: CompressionConfig) -> None:
+def check_output_free(output: Path, work: WorkFolder, config: CompressionConfig) -> None:
     """Raise an error if folders that this run would write to exist and are not its own."""
     occupied = [kind for kind in config.export if (output / kind).exists()]
     if occupied and not work.is_publishing:

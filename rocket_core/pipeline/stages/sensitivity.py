@@ -280,7 +280,7 @@ class _ReversePass:
                 totals = gradients.sides[batch]
                 gradients.sides[batch] = [total.added(new) for total, new in zip(totals, of_sides, strict=True)]
         for name in names:
-            self._work.save_sensitivity(name, Sensitivity(curvature=squares.total(name) / tokens))
+            self._work.save_sensitivity(name, Sensitivity(fisher_diagonal=squares.total(name) / tokens))
 
     def _squares(self, names: Sequence[str]) -> SquaredGradients:
         architecture = self._run.architecture

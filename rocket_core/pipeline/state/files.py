@@ -9,16 +9,17 @@ from typing import TypeVar
 import torch
 from pydantic import BaseModel, ValidationError
 
-from rocket_core.checkpoint import TensorEntry, plan_tensor, write_atomically, write_safetensors
+from rocket_core.checkpoint import TensorEntry, plan_tensor, write_safetensors
 from rocket_core.checkpoint.reader import read_header
 from rocket_core.errors import CorruptCheckpointError, RocketError
+from rocket_core.system.files import atomic_write
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def write_text(file: Path, text: str) -> None:
     """Write a text file atomically."""
-    with write_atomically(file) as stream:
+    with atomic_write(file) as stream:
         stream.write(text.encode())
 
 
@@ -43,7 +44,7 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         plan_tensor(key, tensor.dtype, tensor.shape, functools.partial(tensors.__getitem__, key))
         for key, tensor in tensors.items()
     ]
-    with write_atomically(file) as stream:
+    with atomic_write(file) as stream:
         write_safetensors(stream, plans)
 
 

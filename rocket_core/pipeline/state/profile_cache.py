@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rocket_core.calibration.inputs import CalibrationInputs
-from rocket_core.config import BEHIND_THE_PROFILE, CompressionConfig
+from rocket_core.config import SETTINGS_NOT_IN_PROFILE, CompressionConfig
 from rocket_core.errors import CorruptCheckpointError
 from rocket_core.methods import Method
 from rocket_core.pipeline.state.files import read_model, read_tensors, write_model
@@ -30,8 +30,8 @@ _SMALL = ("inputs.safetensors", "sensitivities", "energies", "profiles", "blocks
 _STATISTICS = ("bases", "grams")
 _RECORD = "profile.json"
 # Prefix of profiles being written or removed, which are never read.
-_PASSING = "passing-"
-_SECONDS_OF_PASSING = 24 * 3600
+_TEMPORARY = "passing-"
+_TEMPORARY_SECONDS = 24 * 3600
 
 
 class ProfileRecord(FrozenModel):
@@ -50,12 +50,12 @@ def profile_identity(identity: RunIdentity, method: Method) -> RunIdentity:
         identity: identity of the run.
         method: its method; a uniform method profiles all layers only at the run's ratio.
     """
-    left_out = BEHIND_THE_PROFILE - ({"ratio"} if method.uniform else set())
+    left_out = SETTINGS_NOT_IN_PROFILE - ({"ratio"} if method.uniform else set())
     settings = {name: value for name, value in identity.settings.items() if name not in left_out}
     return identity.model_copy(update={"settings": settings})
 
 
-class KeptProfiles:
+class ProfileCache:
     """A folder of cached profiles.
 
     Args:
@@ -74,34 +74,34 @@ class KeptProfiles:
         Args:
             identity: see `profile_identity`.
         """
-        place = self._find(identity)
-        if place is None:
+        entry = self._find(identity)
+        if entry is None:
             return None
         try:
-            return CalibrationInputs(tensors=read_tensors(place / "inputs.safetensors"))
+            return CalibrationInputs(tensors=read_tensors(entry / "inputs.safetensors"))
         except (OSError, CorruptCheckpointError):
             return None
 
-    def lend(self, identity: RunIdentity, work: WorkFolder) -> bool:
-        """Copy a cached profile into a work folder, and return whether it existed.
+    def restore_into(self, identity: RunIdentity, work: WorkFolder) -> bool:
+        """Link a cached profile into a work folder, and return whether it existed.
 
         Args:
             identity: see `profile_identity`.
             work: the claimed work folder, with the same inputs.
         """
-        place = self._find(identity)
-        if place is None:
+        entry = self._find(identity)
+        if entry is None:
             return False
         try:
-            for file in _files(place, (*_STATISTICS, *_SMALL)):
-                _share(file, work.path / file.relative_to(place))
-            os.utime(place)
+            for file in _files(entry, (*_STATISTICS, *_SMALL)):
+                _link(file, work.path / file.relative_to(entry))
+            os.utime(entry)
         except FileNotFoundError:
             # Removed meanwhile. The files copied so far are complete; the run computes the rest.
             return False
         return True
 
-    def keep(self, identity: RunIdentity, work: WorkFolder) -> None:
+    def store(self, identity: RunIdentity, work: WorkFolder) -> None:
         """Store the profile of a run, unless it is cached already.
 
         Args:
@@ -111,100 +111,100 @@ class KeptProfiles:
         if self._find(identity) is not None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        making = self.folder / f"{_PASSING}{uuid.uuid4().hex}"
+        unfinished = self.folder / f"{_TEMPORARY}{uuid.uuid4().hex}"
         sizes: dict[str, int] = {}
         try:
             for file in _files(work.path, (*_SMALL, *_STATISTICS)):
                 name, size = file.relative_to(work.path), file.stat().st_size
                 if name.parts[0] in _STATISTICS and sum(sizes.values()) + size > self._quota:
                     continue
-                _share(file, making / name)
+                _link(file, unfinished / name)
                 sizes[name.as_posix()] = size
-            write_model(making / _RECORD, ProfileRecord(identity=identity, sizes=sizes))
+            write_model(unfinished / _RECORD, ProfileRecord(identity=identity, sizes=sizes))
             self._make_room(sum(sizes.values()))
             # Another run may have stored the same one meanwhile.
             with suppress(OSError):
-                making.rename(self._place(identity))
+                unfinished.rename(self._entry(identity))
         finally:
-            shutil.rmtree(making, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
 
-    def drop_oldest(self) -> bool:
+    def evict_oldest(self) -> bool:
         """Remove the least recently used profile, to free disk for a run; return False if the cache is empty."""
-        kept = self._kept()
-        if kept:
-            self._remove(kept[0][1])
-        return bool(kept)
+        entries = self._entries()
+        if entries:
+            self._remove(entries[0][1])
+        return bool(entries)
 
-    def _make_room(self, wanted: int) -> None:
-        """Remove leftovers of crashes, and least recently used profiles until the wanted bytes fit the quota."""
-        for place in self.folder.iterdir():
+    def _make_room(self, needed: int) -> None:
+        """Remove leftovers of crashes, and least recently used profiles until the bytes needed fit the quota."""
+        for entry in self.folder.iterdir():
             with suppress(OSError):
-                if place.name.startswith(_PASSING) and place.stat().st_mtime < time.time() - _SECONDS_OF_PASSING:
-                    shutil.rmtree(place, ignore_errors=True)
-        kept = self._kept()
-        held = sum(size for size, _ in kept)
-        for size, place in kept:
-            if held + wanted <= self._quota:
+                if entry.name.startswith(_TEMPORARY) and entry.stat().st_mtime < time.time() - _TEMPORARY_SECONDS:
+                    shutil.rmtree(entry, ignore_errors=True)
+        entries = self._entries()
+        total = sum(size for size, _ in entries)
+        for size, entry in entries:
+            if total + needed <= self._quota:
                 break
-            self._remove(place)
-            held -= size
+            self._remove(entry)
+            total -= size
 
-    def _kept(self) -> list[tuple[int, Path]]:
+    def _entries(self) -> list[tuple[int, Path]]:
         """Return the size and path of each profile, least recently used first."""
-        found = []
-        for place in self.folder.glob("[!.]*"):
+        entries = []
+        for entry in self.folder.glob("[!.]*"):
             # Other processes may add and remove profiles meanwhile.
             with suppress(OSError):
-                if not place.name.startswith(_PASSING):
-                    found.append((place.stat().st_mtime, _disk(place), place))
-        return [(size, place) for _, size, place in sorted(found)]
+                if not entry.name.startswith(_TEMPORARY):
+                    entries.append((entry.stat().st_mtime, _bytes_of(entry), entry))
+        return [(size, entry) for _, size, entry in sorted(entries)]
 
     def _find(self, identity: RunIdentity) -> Path | None:
-        place = self._place(identity)
-        if not place.is_dir():
+        entry = self._entry(identity)
+        if not entry.is_dir():
             return None
         try:
-            record = read_model(place / _RECORD, ProfileRecord)
-            whole = all((place / name).stat().st_size == size for name, size in record.sizes.items())
+            record = read_model(entry / _RECORD, ProfileRecord)
+            complete = all((entry / name).stat().st_size == size for name, size in record.sizes.items())
         except (FileNotFoundError, CorruptCheckpointError):
-            record, whole = None, False
-        if record is None or not whole or record.identity != identity:
-            self._remove(place)
+            record, complete = None, False
+        if record is None or not complete or record.identity != identity:
+            self._remove(entry)
             return None
-        return place
+        return entry
 
-    def _remove(self, place: Path) -> None:
-        leaving = self.folder / f"{_PASSING}{uuid.uuid4().hex}"
+    def _remove(self, entry: Path) -> None:
+        discarded = self.folder / f"{_TEMPORARY}{uuid.uuid4().hex}"
         with suppress(FileNotFoundError):
-            place.rename(leaving)
-            shutil.rmtree(leaving, ignore_errors=True)
+            entry.rename(discarded)
+            shutil.rmtree(discarded, ignore_errors=True)
 
-    def _place(self, identity: RunIdentity) -> Path:
+    def _entry(self, identity: RunIdentity) -> Path:
         return self.folder / identity.fingerprint
 
 
 def _files(folder: Path, names: Iterable[str]) -> Iterator[Path]:
     for name in names:
-        place = folder / name
-        found = sorted(place.iterdir()) if place.is_dir() else [place]
+        path = folder / name
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
         # Skip what a killed process was writing.
-        yield from (file for file in found if file.suffix in {".safetensors", ".json"})
+        yield from (file for file in files if file.suffix in {".safetensors", ".json"})
 
 
-def _share(file: Path, place: Path) -> None:
-    """Link or copy a finished file, which is never modified, to another place."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+def _link(file: Path, target: Path) -> None:
+    """Link or copy a finished file, which is never modified."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        place.unlink(missing_ok=True)
-        place.hardlink_to(file)
+        target.unlink(missing_ok=True)
+        target.hardlink_to(file)
     except FileNotFoundError:
         raise
     except OSError:
         # Another file system, or one without hard links. An interrupted copy must not look complete.
-        copy = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
+        copy = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         shutil.copyfile(file, copy)
-        copy.replace(place)
+        copy.replace(target)
 
 
-def _disk(place: Path) -> int:
-    return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+def _bytes_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,12 +1,11 @@
 """Finished work of a run on disk: each file is written atomically, so that a killed run can be resumed."""
 
-import fcntl
 import hashlib
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 
@@ -33,6 +32,7 @@ from rocket_core.pipeline.state.files import (
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.report.schema import LayerOutcome, StageReport
 from rocket_core.schema import FrozenModel
+from rocket_core.system.files import locked
 
 _LOCK_NAME = "lock"
 
@@ -86,7 +86,7 @@ class WorkFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: BinaryIO | None = None
+        self._lock: ExitStack | None = None
 
     def check(self, identity: RunIdentity, *, resume: bool) -> None:
         """Raise an error if the folder holds work that this run must not continue.
@@ -104,7 +104,7 @@ class WorkFolder:
                 raise InvalidConfigError(
                     f"{self.path} holds the work of an unfinished run; resume it, or remove that folder to start afresh"
                 )
-            _refuse_another(self.path, read_model(self._identity_file, RunIdentity), identity)
+            _check_identity(self.path, read_model(self._identity_file, RunIdentity), identity)
 
     def claim(self, identity: RunIdentity, inputs: CalibrationInputs) -> None:
         """Lock the folder for this process, and create it if needed.
@@ -115,7 +115,14 @@ class WorkFolder:
             WorkFolderBusyError: another process is using the folder.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.path / _LOCK_NAME)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / _LOCK_NAME))
+            except BlockingIOError as error:
+                raise WorkFolderBusyError(
+                    f"another process works in {self.path}; wait for it to end, or choose another output folder"
+                ) from error
+            self._lock = stack.pop_all()
         if not self.is_claimed:
             # Remains without an identity belong to no run: a run was killed while it removed its folder.
             for remains in self.path.iterdir():
@@ -185,11 +192,11 @@ class WorkFolder:
     def sensitivity(self, layer: str) -> Sensitivity | None:
         """Return the Fisher diagonal of a layer's output, if it has been measured."""
         file = self.path / "sensitivities" / f"{layer}.safetensors"
-        return Sensitivity(curvature=read_tensors(file)["curvature"]) if file.is_file() else None
+        return Sensitivity(fisher_diagonal=read_tensors(file)["curvature"]) if file.is_file() else None
 
     def save_sensitivity(self, layer: str, sensitivity: Sensitivity) -> None:
         """Store the Fisher diagonal of a layer's output."""
-        write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", {"curvature": sensitivity.curvature})
+        write_tensors(self.path / "sensitivities" / f"{layer}.safetensors", {"curvature": sensitivity.fisher_diagonal})
 
     def output_energies(self, layer: str) -> torch.Tensor:
         """Return the squared norms of a layer's outputs over the calibration tokens, in float64, from profiling."""
@@ -318,11 +325,11 @@ class WorkFolder:
         path.mkdir()
         return path
 
-    def evaluation(self, wanted: EvaluationRecord) -> EvaluationReport | None:
+    def evaluation(self, requested: EvaluationRecord) -> EvaluationReport | None:
         """Return the result of a finished evaluation with the same settings on the same text."""
         file = self.path / "evaluation.json"
         record = read_model(file, EvaluationRecord) if file.is_file() else None
-        if record is None or record.model_copy(update={"report": None}) != wanted:
+        if record is None or record.model_copy(update={"report": None}) != requested:
             return None
         return record.report
 
@@ -331,28 +338,16 @@ class WorkFolder:
         write_model(self.path / "evaluation.json", record.model_copy(update={"report": report}))
 
 
-def _lock(file: Path) -> BinaryIO:
-    stream = file.open("wb")
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        stream.close()
-        raise WorkFolderBusyError(
-            f"another process works in {file.parent}; wait for it to end, or choose another output folder"
-        ) from error
-    return stream
-
-
-def _refuse_another(path: Path, found: RunIdentity, wanted: RunIdentity) -> None:
+def _check_identity(path: Path, stored: RunIdentity, requested: RunIdentity) -> None:
     differences = [
-        f"{name} was {getattr(found, name)!r} and is now {getattr(wanted, name)!r}"
+        f"{name} was {getattr(stored, name)!r} and is now {getattr(requested, name)!r}"
         for name in ("rocket_version", "model", "revision")
-        if getattr(found, name) != getattr(wanted, name)
+        if getattr(stored, name) != getattr(requested, name)
     ]
     differences += [
-        f"{name} was {found.settings.get(name)!r} and is now {value!r}"
-        for name, value in wanted.settings.items()
-        if found.settings.get(name) != value
+        f"{name} was {stored.settings.get(name)!r} and is now {value!r}"
+        for name, value in requested.settings.items()
+        if stored.settings.get(name) != value
     ]
     if differences:
         raise WorkFolderError(

@@ -47,8 +47,8 @@ class Worker:
         model = self.model_profile
         if fingerprint is not None:
             model = model.model_copy(update={"fingerprint": fingerprint})
-        what_if, most = model.what_if(), self.context.settings.max_profiles
-        return self.do(profiles.save_profile, lease, model, what_if.frontier(), what_if.reachable_ratio, most=most)
+        predictor, most = model.predictor(), self.context.settings.max_profiles
+        return self.do(profiles.save_profile, lease, model, predictor.frontier(), predictor.reachable_ratio, most=most)
 
     def succeed(self, job_id, files, *, retention=timedelta(days=7)):
         lease = self.claim(job_id)

@@ -50,7 +50,7 @@ def test_a_running_job_shows_its_progress(page, worker, submitted):
     worker.do(outputs.report_progress, lease, stage="calibrating", progress=0.25)
     text = page("GET", f"/ui/jobs/{submitted}").text
     assert 'value="0.25"' in text
-    assert re.search(r'<li class="current" aria-current="step"><span class="name">calibrating', text)
+    assert re.search(r'<li class="current" aria-current="step"><span class="name">profiling', text)
     assert re.search(r'<li class="pending"><span class="name">exporting', text)
     live = page("GET", f"/ui/jobs/{submitted}/live?shown=running", headers={"HX-Request": "true"})
     assert "HX-Refresh" not in live.headers

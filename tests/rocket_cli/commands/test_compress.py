@@ -137,7 +137,7 @@ def test_progress_goes_to_stderr_only(rocket: Callable, pipeline: FakePipeline, 
 
     assert outcome.err.splitlines() == [
         "rocket: 0%: preflight",
-        "rocket: 25%, 1:30 left: calibrating model.layers.0.q_proj",
+        "rocket: 25%, 1:30 left: profiling model.layers.0.q_proj",
     ]
     assert "rocket:" not in outcome.out
 

@@ -134,7 +134,7 @@ def test_a_log_has_a_line_for_each_stage_and_warning(remote, server, service):
     assert outcome.err.splitlines() == [
         "rocket: 0%: running",
         "rocket: warning: few samples",
-        "rocket: 25%, 1:30 left: calibrating",
+        "rocket: 25%, 1:30 left: profiling",
         "rocket: 100%: succeeded",
     ]
 
@@ -210,7 +210,7 @@ def test_a_terminal_shows_a_bar_with_stage_layer_and_time_left(server, service):
         process.wait(timeout=30)
     os.close(terminal)
 
-    assert b"calibrating" in drawn
+    assert b"profiling" in drawn
     assert b"42%" in drawn
     assert process.returncode == 0
     assert "succeeded" in out

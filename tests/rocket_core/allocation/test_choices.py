@@ -18,8 +18,8 @@ RATIOS = st.one_of(st.floats(0, 0.95), st.sampled_from([0.0, 0.2, 0.5]))
 MEASURES = st.sampled_from(["parameters", "bytes"])
 
 
-def allocated(profiles, ratio, measure, objective, slack=0.01):
-    return allocate(profiles, ratio, objective=objective, cap_slack=slack, measure=measure, itemsize=ITEMSIZE)
+def allocated(profiles, ratio, budget_unit, objective, slack=0.01):
+    return allocate(profiles, ratio, objective=objective, cap_slack=slack, budget_unit=budget_unit, itemsize=ITEMSIZE)
 
 
 def taken(profiles, allocation):
@@ -30,33 +30,33 @@ def taken(profiles, allocation):
 
 @many
 @given(models(), RATIOS, MEASURES, st.sampled_from(["whitened", "fisher"]))
-def test_the_choice_is_the_best_of_all_that_fit(profiles, ratio, measure, objective):
-    whole = sum(reference.cost(profile.candidates[0], measure) for profile in profiles)
+def test_the_choice_is_the_best_of_all_that_fit(profiles, ratio, budget_unit, objective):
+    whole = sum(reference.cost(profile.candidates[0], budget_unit) for profile in profiles)
     allowed = parameter_budget(whole, ratio)
-    best = reference.least_error(profiles, allowed, measure, objective)
+    best = reference.least_error(profiles, allowed, budget_unit, objective)
     if best is None:
         with pytest.raises(InfeasibleBudgetError):
-            allocated(profiles, ratio, measure, objective)
+            allocated(profiles, ratio, budget_unit, objective)
         return
-    allocation = allocated(profiles, ratio, measure, objective)
+    allocation = allocated(profiles, ratio, budget_unit, objective)
     candidates = taken(profiles, allocation)
     assert tuple(candidates) in set(reference.every_choice(profiles))
     assert allocation.total_error == pytest.approx(best, abs=1e-12)
     assert sum(reference.error(candidate, objective) for candidate in candidates) == pytest.approx(best, abs=1e-12)
-    assert (allocation.budget, allocation.compressible, allocation.measure) == (allowed, whole, measure)
-    assert sum(reference.cost(candidate, measure) for candidate in candidates) <= allowed
+    assert (allocation.budget, allocation.compressible, allocation.budget_unit) == (allowed, whole, budget_unit)
+    assert sum(reference.cost(candidate, budget_unit) for candidate in candidates) <= allowed
     assert allocation.proven
 
 
 @many
 @given(models(), RATIOS, MEASURES, st.sampled_from(["whitened", "fisher"]))
-def test_spending_uses_the_budget_and_never_exceeds_it(profiles, ratio, measure, objective):
+def test_spending_uses_the_budget_and_never_exceeds_it(profiles, ratio, budget_unit, objective):
     try:
-        allocation = allocated(profiles, ratio, measure, objective)
+        allocation = allocated(profiles, ratio, budget_unit, objective)
     except InfeasibleBudgetError:
         return
     enlarged = [candidate for _, candidate in chosen(profiles, allocation, itemsize=ITEMSIZE)]
-    kept = sum(reference.cost(candidate, measure) for candidate in enlarged)
+    kept = sum(reference.cost(candidate, budget_unit) for candidate in enlarged)
     assert kept == allocation.kept <= allocation.budget
     widths = {}
     for profile in profiles:
@@ -80,31 +80,31 @@ def test_spending_uses_the_budget_and_never_exceeds_it(profiles, ratio, measure,
         assert after.nnz == before.nnz + extra
         assert after.kept_parameters == before.kept_parameters + extra
         assert after.stored_bytes == before.stored_bytes + extra * ITEMSIZE
-    assert room == 0 or allocation.budget - kept < (ITEMSIZE if measure == "bytes" else 1)
+    assert room == 0 or allocation.budget - kept < (ITEMSIZE if budget_unit == "bytes" else 1)
 
 
 @many
 @given(models(sharing=False), RATIOS, MEASURES, st.sampled_from([0.0, 0.5]))
-def test_the_paper_objective_respects_its_cap_and_spends_nothing(profiles, ratio, measure, slack):
-    whole = sum(reference.cost(profile.candidates[0], measure) for profile in profiles)
+def test_the_paper_objective_respects_its_cap_and_spends_nothing(profiles, ratio, budget_unit, slack):
+    whole = sum(reference.cost(profile.candidates[0], budget_unit) for profile in profiles)
     allowed = parameter_budget(whole, ratio)
     fitting = [
         [candidate.weight_error for candidate in choice]
         for choice in reference.every_choice(profiles)
-        if sum(reference.cost(candidate, measure) for candidate in choice) <= allowed
+        if sum(reference.cost(candidate, budget_unit) for candidate in choice) <= allowed
     ]
     if not fitting:
         return
     cap = min(map(max, fitting)) * (1 + slack)
-    allocation = allocated(profiles, ratio, measure, "weight", slack)
+    allocation = allocated(profiles, ratio, budget_unit, "weight", slack)
     assert allocation.total_error == pytest.approx(min(sum(errors) for errors in fitting if max(errors) <= cap))
     assert not any(allocation.extra_nonzeros)
 
 
 @many
 @given(models(), MEASURES, st.sampled_from(["whitened", "fisher", "weight"]))
-def test_frontiers_omit_dominated_candidates(profiles, measure, objective):
-    frontiers = layer_frontiers(profiles, objective, measure)
+def test_frontiers_omit_dominated_candidates(profiles, budget_unit, objective):
+    frontiers = layer_frontiers(profiles, objective, budget_unit)
     assert list(frontiers) == [profile.name for profile in profiles]
     for profile in profiles:
         expected = []
@@ -114,7 +114,7 @@ def test_frontiers_omit_dominated_candidates(profiles, measure, objective):
         ):
             points = [
                 (
-                    sum(reference.cost(member, measure) for member in members),
+                    sum(reference.cost(member, budget_unit) for member in members),
                     sum(reference.error(member, objective) for member in members),
                 )
                 for members in ways
@@ -132,12 +132,13 @@ def test_frontiers_omit_dominated_candidates(profiles, measure, objective):
 
 @many
 @given(models(), MEASURES)
-def test_the_reachable_ratio_is_reachable_and_the_next_is_not(profiles, measure):
-    nearest = reachable_ratio(profiles, measure)
+def test_the_reachable_ratio_is_reachable_and_the_next_is_not(profiles, budget_unit):
+    nearest = reachable_ratio(profiles, budget_unit)
     smallest = min(
-        sum(reference.cost(candidate, measure) for candidate in choice) for choice in reference.every_choice(profiles)
+        sum(reference.cost(candidate, budget_unit) for candidate in choice)
+        for choice in reference.every_choice(profiles)
     )
-    whole = sum(reference.cost(profile.candidates[0], measure) for profile in profiles)
+    whole = sum(reference.cost(profile.candidates[0], budget_unit) for profile in profiles)
     assert smallest <= parameter_budget(whole, nearest)
     assert nearest >= 0.9999 or smallest > parameter_budget(whole, round(nearest + 1e-4, 4))
 
@@ -187,8 +188,8 @@ def test_an_unmeasured_loss_is_refused_only_if_needed():
     assert allocated([unmeasured], 0.3, "parameters", "whitened").choices == (1,)
 
 
-@pytest.mark.parametrize("measure", ["parameters", "bytes"])
-def test_a_large_model_with_shared_layers_is_allocated_quickly(measure):
+@pytest.mark.parametrize("budget_unit", ["parameters", "bytes"])
+def test_a_large_model_with_shared_layers_is_allocated_quickly(budget_unit):
     profiles = []
     for block in range(36):
         for name, leader, d_out in (("q", "q", 32), ("k", "q", 8), ("v", "q", 8), ("o", "o", 32)):
@@ -197,7 +198,7 @@ def test_a_large_model_with_shared_layers_is_allocated_quickly(measure):
             profiles.append(_profile(block, name, leader, d_out, widths=(96, 96)))
     assert len(profiles) == 252
     began = time.process_time()
-    allocation = allocated(profiles, 0.4, measure, "fisher")
+    allocation = allocated(profiles, 0.4, budget_unit, "fisher")
     # Some 25 ms; a few combinations too many would be seconds.
     assert time.process_time() - began < 1
     assert allocation.proven

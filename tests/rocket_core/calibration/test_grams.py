@@ -111,7 +111,7 @@ def test_blockwise_statistics_equal_those_of_the_whole_model(family):
             weight = oriented_weight(model.get_submodule(name))
             torch.testing.assert_close(found.output_gram, weight.T @ gram @ weight)
     for found, expected in (groups[0], GROUPS[family]), (groups[-1], CROSS_ATTENTION.get(family, GROUPS[family])):
-        assert [{name.rsplit(".", 1)[1] for name in group.members} for group in found] == expected
+        assert [{name.rsplit(".", 1)[1] for name in group.layers} for group in found] == expected
 
 
 def test_the_last_block_outputs_what_the_model_computes():
@@ -195,14 +195,14 @@ def test_non_finite_activations_name_layer_and_batch(value):
 def test_an_uncalled_layer_is_in_no_group():
     used, unused = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     groups = find_input_groups({"used": used, "unused": unused}, {"used": (4, 4)}, lambda: used(torch.ones(2, 4)))
-    assert groups == (InputGroup(members=("used",), from_output=False),)
+    assert groups == (InputGroup(layers=("used",), from_output=False),)
 
 
 def test_equal_values_in_different_tensors_are_different_inputs():
     one, two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     shapes = {"one": (4, 4), "two": (4, 4)}
     groups = find_input_groups({"one": one, "two": two}, shapes, lambda: (one(torch.ones(2, 4)), two(torch.ones(2, 4))))
-    assert [group.members for group in groups] == [("one",), ("two",)]
+    assert [group.layers for group in groups] == [("one",), ("two",)]
 
 
 def test_a_tensor_changed_in_place_is_another_input():
@@ -219,7 +219,7 @@ def test_a_layer_with_two_inputs_is_summed_and_not_shared():
     layers, shapes = {"one": one, "two": two}, {"one": (4, 4), "two": (4, 4)}
     run = lambda _batch=0: (one(first), two(first), one(second))  # noqa: E731
     groups = find_input_groups(layers, shapes, run)
-    assert [group.members for group in groups] == [("one",), ("two",)]
+    assert [group.layers for group in groups] == [("one",), ("two",)]
     statistics = collect_statistics(layers, groups, run, batches=1, dtype=torch.float64)
     torch.testing.assert_close(statistics["one"].gram, first.T @ first + second.T @ second)
     torch.testing.assert_close(statistics["two"].gram, first.T @ first)

@@ -254,4 +254,4 @@ def test_a_model_without_head_uses_the_loss_of_hidden_states():
 
 
 def test_the_scale_is_half_the_mean_curvature():
-    assert Sensitivity(curvature=torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)).scale == 1.5
+    assert Sensitivity(fisher_diagonal=torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)).scale == 1.5

@@ -1,13 +1,12 @@
 import json
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from rocket_core.checkpoint import open_checkpoint, plan_copy, plan_tensor, write_atomically, write_checkpoint
+from rocket_core.checkpoint import open_checkpoint, plan_copy, plan_tensor, write_checkpoint
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.float64, torch.int64]
 
@@ -83,30 +82,6 @@ def test_a_copied_tensor_is_identical_and_may_be_renamed(tmp_path):
     write_checkpoint(target, [plan_copy(entry, key="new")], max_shard_bytes=10**9)
     copied = open_checkpoint(target).entries["new"]
     assert b"".join(copied.chunks()) == b"".join(entry.chunks()) == weight.numpy().tobytes()
-
-
-def test_an_interrupted_write_leaves_nothing(tmp_path):
-    def interrupted():
-        with write_atomically(tmp_path / "file") as stream:
-            stream.write(b"half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interrupted_rewrite_leaves_the_old_file(tmp_path):
-    (tmp_path / "file").write_bytes(b"old")
-
-    def interrupted():
-        with write_atomically(tmp_path / "file") as stream:
-            stream.write(b"ne")
-            raise OSError(28, "no space")
-
-    with pytest.raises(OSError, match="no space"):
-        interrupted()
-    assert (tmp_path / "file").read_bytes() == b"old"
 
 
 def test_only_one_tensor_is_created_at_a_time(tmp_path):

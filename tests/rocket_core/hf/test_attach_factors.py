@@ -17,7 +17,7 @@ from tests.reference.factored_models import block_linears, logits, mixed_factors
 from tests.reference.tiny_models import FAMILIES
 
 LAYER = "model.layers.1.mlp.up_proj"
-LEADER = "model.layers.0.self_attn.q_proj"
+OWNER = "model.layers.0.self_attn.q_proj"
 FOLLOWER = "model.layers.0.self_attn.k_proj"
 SPARSE = "model.layers.0.self_attn.o_proj"
 
@@ -66,7 +66,7 @@ class TestAttachFactors:
         model, _ = artifacts[name]
         twin = copy.deepcopy(model)
         with torch.no_grad():
-            twin.get_submodule(LEADER).get_parameter(tensor).zero_()
+            twin.get_submodule(OWNER).get_parameter(tensor).zero_()
         assert not torch.equal(logits(twin), logits(model))
 
     def test_factors_without_a_coefficient_are_refused(self):
@@ -85,10 +85,10 @@ class TestAttachFactors:
 
 
 class TestSharedDictionaries:
-    def test_they_can_use_a_leader_attached_before(self, artifacts):
+    def test_they_can_use_a_owner_attached_before(self, artifacts):
         model = FAMILIES["llama"]()
         factors = mixed_factors(model)
-        followers = {name: one for name, one in factors.items() if one.shared_dictionary_of is not None}
+        followers = {name: one for name, one in factors.items() if one.dictionary_owner is not None}
         attach_factors(model, {name: one for name, one in factors.items() if name not in followers})
         attach_factors(model, followers)
         assert torch.equal(logits(model), logits(artifacts["llama, all kinds"][0]))
@@ -98,37 +98,37 @@ class TestSharedDictionaries:
         attach_factors(model, dict(reversed(mixed_factors(model).items())))
         assert torch.equal(logits(model), logits(artifacts["llama, all kinds"][0]))
 
-    @pytest.mark.parametrize("leader", ["model.layers.9.mlp.up_proj", FOLLOWER, SPARSE, LAYER])
-    def test_they_need_a_leader_with_a_dictionary(self, leader):
+    @pytest.mark.parametrize("owner", ["model.layers.9.mlp.up_proj", FOLLOWER, SPARSE, LAYER])
+    def test_they_need_a_owner_with_a_dictionary(self, owner):
         model = FAMILIES["llama"]()
         factors = mixed_factors(model)
-        factors[FOLLOWER] = dataclasses.replace(factors[FOLLOWER], shared_dictionary_of=leader)
-        with pytest.raises(InvalidConfigError, match=f"{FOLLOWER}.*{leader}"):
+        factors[FOLLOWER] = dataclasses.replace(factors[FOLLOWER], dictionary_owner=owner)
+        with pytest.raises(InvalidConfigError, match=f"{FOLLOWER}.*{owner}"):
             attach_factors(model, factors)
         assert not stored_layers(model)
 
     def test_they_cannot_use_the_dictionary_of_a_follower(self):
         model = FAMILIES["llama"]()
         factors = mixed_factors(model)
-        last = dataclasses.replace(factors.pop(FOLLOWER), shared_dictionary_of=LAYER)
+        last = dataclasses.replace(factors.pop(FOLLOWER), dictionary_owner=LAYER)
         attach_factors(model, factors)
         with pytest.raises(InvalidConfigError, match=f"{FOLLOWER}.*{LAYER}"):
             attach_factors(model, {FOLLOWER: last})
 
-    def test_a_different_dictionary_than_the_leaders_is_refused(self):
+    def test_a_different_dictionary_than_the_owners_is_refused(self):
         model = FAMILIES["llama"]()
         factors = mixed_factors(model)
-        factors[FOLLOWER] = dataclasses.replace(factors[FOLLOWER], dictionary=factors[LEADER].dictionary * 2)
-        with pytest.raises(InvalidConfigError, match=f"{FOLLOWER}.*another dictionary than '{LEADER}'"):
+        factors[FOLLOWER] = dataclasses.replace(factors[FOLLOWER], dictionary=factors[OWNER].dictionary * 2)
+        with pytest.raises(InvalidConfigError, match=f"{FOLLOWER}.*another dictionary than '{OWNER}'"):
             attach_factors(model, factors)
 
-    def test_they_cannot_be_saved_without_the_leader(self, artifacts, tmp_path):
+    def test_they_cannot_be_saved_without_the_owner(self, artifacts, tmp_path):
         model = copy.deepcopy(artifacts["llama, all kinds"][0])
         expected = logits(model)
-        leader = model.get_submodule(LEADER)
-        stock = torch.nn.Linear(leader.in_features, leader.out_features, bias=False)
-        stock.weight = torch.nn.Parameter(leader.dense_weight())
-        model.set_submodule(LEADER, stock)
+        owner = model.get_submodule(OWNER)
+        stock = torch.nn.Linear(owner.in_features, owner.out_features, bias=False)
+        stock.weight = torch.nn.Parameter(owner.dense_weight())
+        model.set_submodule(OWNER, stock)
         torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
-        with pytest.raises(RocketError, match=f"{FOLLOWER}.*{LEADER}"):
+        with pytest.raises(RocketError, match=f"{FOLLOWER}.*{OWNER}"):
             model.save_pretrained(tmp_path)

@@ -69,11 +69,11 @@ class TestEveryFamily:
             expected = {"nnz": stored}
             if one.dictionary is not None:
                 expected["rank"] = one.dictionary.shape[1]
-            if one.shared_dictionary_of is not None:
-                expected["dictionary"] = disk[one.shared_dictionary_of]
+            if one.dictionary_owner is not None:
+                expected["dictionary"] = disk[one.dictionary_owner]
             assert entry == expected
             assert tensors[f"{stem}.weight"].shape == (stored,)
-            owns = one.dictionary is not None and one.shared_dictionary_of is None
+            owns = one.dictionary is not None and one.dictionary_owner is None
             assert (f"{stem}.weight_u" in tensors) is owns
             mask = tensors.get(f"{stem}.weight_mask")
             assert (mask is None) is (one.dictionary is not None and one.support is None)

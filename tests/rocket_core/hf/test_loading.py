@@ -103,7 +103,7 @@ class TestLoading:
 
     @pytest.mark.parametrize("elsewhere", ["q_proj", "k_proj"])
     @pytest.mark.parametrize("order", ["qkv", "vkq"])
-    def test_loading_a_leader_or_a_follower_onto_the_disk(self, artifacts, elsewhere, order, tmp_path):
+    def test_loading_a_owner_or_a_follower_onto_the_disk(self, artifacts, elsewhere, order, tmp_path):
         model, folder = artifacts["llama, all kinds"]
         device_map = {name: "cpu" for name, module in model.named_modules() if not list(module.children())}
         device_map[f"model.layers.1.self_attn.{elsewhere}"] = "disk"
@@ -160,21 +160,23 @@ class TestLoading:
         class Counting:
             @staticmethod
             def linear(x, weight, bias=None):
-                products.extend(layer for layer in inside if layer.leader is layer and layer.weight_u is weight)
+                products.extend(
+                    layer for layer in inside if layer.dictionary_owner is layer and layer.weight_u is weight
+                )
                 return torch.nn.functional.linear(x, weight, bias)
 
         monkeypatch.setattr(kinds, "functional", Counting)
         logits(loaded)
         assert len(products) == len(set(products)) < len(inside)
-        assert set(products) == {layer.leader for layer in inside}
-        assert all(layer.leader._shared._entry is None for layer in inside)
+        assert set(products) == {layer.dictionary_owner for layer in inside}
+        assert all(layer.dictionary_owner._shared._entry is None for layer in inside)
 
     def test_an_encoder_can_have_shared_dictionaries(self, tmp_path):
         config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
         model = BertModel(config).eval()
         factors = mixed_factors(model)
-        leaders = {one.shared_dictionary_of for one in factors.values()} - {None}
-        assert leaders == {f"encoder.layer.{index}.attention.self.query" for index in range(2)}
+        owners = {one.dictionary_owner for one in factors.values()} - {None}
+        assert owners == {f"encoder.layer.{index}.attention.self.query" for index in range(2)}
         attach_factors(model, factors)
         model.save_pretrained(tmp_path)
         loaded = AutoModel.from_pretrained(tmp_path)
@@ -185,7 +187,7 @@ class TestLoading:
         with_head.save_pretrained(tmp_path / "head")
         table = json.loads((tmp_path / "head" / "config.json").read_text())["quantization_config"]["layers"]
         assert {entry["dictionary"] for entry in table.values() if "dictionary" in entry} == {
-            f"bert.{leader}" for leader in leaders
+            f"bert.{owner}" for owner in owners
         }
         dense = loaded.dequantize()
         torch.testing.assert_close(dense(INPUT_IDS).last_hidden_state, expected, rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ from tests.reference.factored_models import load, logits
 from tests.reference.tiny_models import FAMILIES, HIDDEN_SIZE
 
 LAYER = "model.layers.1.mlp.up_proj"
-LEADER = "model.layers.0.self_attn.q_proj"
+OWNER = "model.layers.0.self_attn.q_proj"
 FIRST_FOLLOWER = "model.layers.0.self_attn.k_proj"
 FOLLOWER = "model.layers.0.self_attn.v_proj"
 SPARSE = "model.layers.0.self_attn.o_proj"
@@ -125,11 +125,11 @@ class TestRefusalsOfFormat2:
             (set_entry(FOLLOWER, rank=50), FOLLOWER, "rank 50"),
             (set_entry(FOLLOWER, nnz=10**6), FOLLOWER, "leave room for"),
             (set_entry(FOLLOWER, dictionary=1), FOLLOWER, "'dictionary'"),
-            (lambda q: q["layers"].pop(LEADER), FIRST_FOLLOWER, "not in the table"),
-            (set_entry(LEADER, dictionary=LAYER), LEADER, "which has none|has rank"),
-            (set_entry(SPARSE, dictionary=LEADER), SPARSE, "no rank"),
+            (lambda q: q["layers"].pop(OWNER), FIRST_FOLLOWER, "not in the table"),
+            (set_entry(OWNER, dictionary=LAYER), OWNER, "which has none|has rank"),
+            (set_entry(SPARSE, dictionary=OWNER), SPARSE, "no rank"),
             (set_entry(SPARSE, nnz=HIDDEN_SIZE**2 + 1), SPARSE, "leave room for 1024"),
-            (lambda q: q["layers"][FULL].update(q["layers"][LEADER] | {"dictionary": LEADER}), FULL, "80 inputs"),
+            (lambda q: q["layers"][FULL].update(q["layers"][OWNER] | {"dictionary": OWNER}), FULL, "80 inputs"),
         ],
     )
     def test_an_invalid_table_is_refused(self, mixed_artifact, edit, layer, message):
@@ -141,8 +141,8 @@ class TestRefusalsOfFormat2:
     @pytest.mark.parametrize(
         ("edit", "layer"),
         [
-            (lambda t: t.pop(f"{LEADER}.weight_u"), LEADER),
-            (lambda t: t.update({f"{FOLLOWER}.weight_u": t[f"{LEADER}.weight_u"].clone()}), FOLLOWER),
+            (lambda t: t.pop(f"{OWNER}.weight_u"), OWNER),
+            (lambda t: t.update({f"{FOLLOWER}.weight_u": t[f"{OWNER}.weight_u"].clone()}), FOLLOWER),
             (lambda t: t.pop(f"{FOLLOWER}.weight_mask"), FOLLOWER),
             (lambda t: t.pop(f"{FOLLOWER}.weight"), FOLLOWER),
             (lambda t: t.pop(f"{SPARSE}.weight_mask"), SPARSE),

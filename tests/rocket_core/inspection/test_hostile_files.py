@@ -24,14 +24,14 @@ from rocket_core.inspection.footprint import (
     sample_positions,
     vocabulary,
 )
-from rocket_core.inspection.model_fields import refuse_fields, refuse_sizes
+from rocket_core.inspection.model_fields import check_fields, check_sizes
 from rocket_core.inspection.preconditions import (
     MAX_CONFIG_BYTES,
+    check_config,
+    check_ignore,
+    check_weights,
     input_kind,
     parse_config,
-    refuse_config,
-    refuse_ignore,
-    refuse_weights,
     window_length,
 )
 from rocket_core.inspection.safetensors_headers import header_length, parse_header, sum_summaries, summarize
@@ -64,12 +64,12 @@ def weights_of(raw):
 def judge(raw_config, raw_file, *, ratio=0.3, ignore=()):
     """Run all checks that the service makes on a model without loading it."""
     config = parse_config(raw_config, "m")
-    refuse_config(config, "m")
+    check_config(config, "m")
     weights = weights_of(raw_file)
-    refuse_weights(weights, "m")
+    check_weights(weights, "m")
     check_any_selection(weights, ByRatio(ratio=ratio))
-    refuse_sizes(config, weights, "m")
-    refuse_ignore(config, weights, ignore, "m")
+    check_sizes(config, weights, "m")
+    check_ignore(config, weights, ignore, "m")
     model = describe_model(config, weights, ignore=ignore)
     assert reach_of_model(model).ratio < 1
     length = window_length(positions(config), None)
@@ -137,7 +137,7 @@ def test_ignore_patterns_have_limits(name, bounded):
 def test_a_hint_for_a_long_pattern_is_not_quadratic(bounded):
     # What a caller of the library may pass beyond the limits of the settings.
     with pytest.raises(UnmatchedIgnoreError, match="layers are called like"):
-        refuse_ignore(LLAMA, weights_of(GOOD_FILE), ("q" * 100_000,), "m")
+        check_ignore(LLAMA, weights_of(GOOD_FILE), ("q" * 100_000,), "m")
 
 
 def test_the_maximum_number_of_shapes_is_judged_in_time(bounded):
@@ -211,15 +211,15 @@ def test_any_config_and_header_is_judged_or_refused(fields, tensors, ignore):
     started = time.thread_time()
     for judged in (
         lambda: parse_config(json.dumps(fields).encode(), "m"),
-        lambda: refuse_config(config, "m"),
-        lambda: refuse_fields(config, "m"),
+        lambda: check_config(config, "m"),
+        lambda: check_fields(config, "m"),
         lambda: positions(config),
         lambda: window_length(positions(config), 64),
         lambda: [sample_positions(config, kind, 64) for kind in ("text", "images", "audio", input_kind(config))],
         lambda: [input_bytes(config, kind) for kind in ("text", "images", "audio")],
-        lambda: weights and (refuse_weights(weights, "m"), check_any_selection(weights, ByRatio(ratio=0.5))),
-        lambda: weights and refuse_sizes(config, weights, "m"),
-        lambda: weights and refuse_ignore(config, weights, ignore, "m"),
+        lambda: weights and (check_weights(weights, "m"), check_any_selection(weights, ByRatio(ratio=0.5))),
+        lambda: weights and check_sizes(config, weights, "m"),
+        lambda: weights and check_ignore(config, weights, ignore, "m"),
         lambda: weights and described(config, weights, ignore),
     ):
         is_refused(judged, most=800)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rocket_core.calibration.inputs import open_source
 from rocket_core.checkpoint import WeightLoader, open_checkpoint
 from rocket_core.errors import RocketError
-from rocket_core.inspection.model_fields import refuse_sizes
-from rocket_core.inspection.preconditions import parse_config, refuse_config
+from rocket_core.inspection.model_fields import check_sizes
+from rocket_core.inspection.preconditions import check_config, parse_config
 from rocket_core.models.architecture import build_architecture, read_config
 from rocket_core.models.pretrained import check_settings, tokenize
 from tests.reference.tiny_models import save_tiny_model
@@ -60,9 +60,9 @@ def folder(ordinary, tmp_path_factory):
 def interpret(folder):
     """Interpret a model's files as a run does before long work, in the same order."""
     config = parse_config((folder / "config.json").read_bytes(), "the model")
-    refuse_config(config, "the model")
+    check_config(config, "the model")
     checkpoint = open_checkpoint(folder)
-    refuse_sizes(config, checkpoint.weights, "the model")
+    check_sizes(config, checkpoint.weights, "the model")
     architecture = build_architecture(read_config(folder), torch.float32)
     WeightLoader(architecture.model, checkpoint, torch.device("cpu"))
     check_settings(folder)

@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from rocket_core.errors import UnsupportedArchitectureError
-from rocket_core.inspection.model_fields import find_number, longer_side, refuse_fields, refuse_sizes
-from rocket_core.inspection.preconditions import parse_config, refuse_config
+from rocket_core.inspection.model_fields import check_fields, check_sizes, find_number, longer_side
+from rocket_core.inspection.preconditions import check_config, parse_config
 from rocket_core.inspection.safetensors_headers import (
     WeightSummary,
     local_weight_files,
@@ -101,8 +101,8 @@ def test_a_real_model_agrees_with_its_config(family, tmp_path):
     stored, weights = parse_config((tmp_path / "config.json").read_bytes(), "m"), weights_of(tmp_path)
     whole = json.loads(config.to_json_string(use_diff=False))
     for fields in (stored, whole):
-        refuse_config(fields, "m")
-        refuse_sizes(fields, weights, "m")
+        check_config(fields, "m")
+        check_sizes(fields, weights, "m")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -113,7 +113,7 @@ def test_no_default_field_of_a_family_is_refused():
             config = AutoConfig.for_model(name)
         except Exception:  # noqa: BLE001, S112 - a few need arguments, and each refuses in its own way
             continue
-        refuse_fields(json.loads(config.to_json_string(use_diff=False)), "m")
+        check_fields(json.loads(config.to_json_string(use_diff=False)), "m")
         made += 1
     assert made > 0.95 * len(CONFIG_MAPPING_NAMES)
 
@@ -138,9 +138,9 @@ def test_no_default_field_of_a_family_is_refused():
     ],
 )
 def test_sizes_beyond_the_weights_are_refused_by_name(fields, named, llama):
-    refuse_sizes(LLAMA, llama, "m")
+    check_sizes(LLAMA, llama, "m")
     with pytest.raises(UnsupportedArchitectureError) as caught:
-        refuse_sizes(LLAMA | fields, llama, "m")
+        check_sizes(LLAMA | fields, llama, "m")
     assert str(caught.value).startswith("the config.json of m has ")
     assert named in str(caught.value)
 
@@ -158,19 +158,19 @@ def test_sizes_beyond_the_weights_are_refused_by_name(fields, named, llama):
     ],
 )
 def test_unusual_but_valid_fields_are_accepted(fields, llama):
-    refuse_fields(LLAMA | fields, "m")
-    refuse_sizes(LLAMA | fields, llama, "m")
+    check_fields(LLAMA | fields, "m")
+    check_sizes(LLAMA | fields, llama, "m")
 
 
 def test_empty_tensors_do_not_justify_a_dimension():
     weights = WeightSummary(dtype_bytes={"F32": 4}, block_shapes={}, tensors=2, largest_dimension=1, largest_tensor=1)
     with pytest.raises(UnsupportedArchitectureError, match="no dimension above 1"):
-        refuse_sizes({"model_type": "llama", "hidden_size": 2}, weights, "m")
+        check_sizes({"model_type": "llama", "hidden_size": 2}, weights, "m")
 
 
 def test_a_message_contains_only_known_field_names(llama):
     with pytest.raises(UnsupportedArchitectureError) as caught:
-        refuse_sizes(LLAMA | {"config": {"my canary": {"n_layers": HUGE}, "x": {"n_layers": HUGE}}}, llama, "m")
+        check_sizes(LLAMA | {"config": {"my canary": {"n_layers": HUGE}, "x": {"n_layers": HUGE}}}, llama, "m")
     assert "canary" not in str(caught.value)
 
 

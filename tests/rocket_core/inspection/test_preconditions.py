@@ -22,15 +22,15 @@ from rocket_core.hf.names import disk_names
 from rocket_core.inspection import preconditions
 from rocket_core.inspection.feasibility import check_any_selection, check_feasible, reach_of_layers
 from rocket_core.inspection.layer_names import PREFIXES
-from rocket_core.inspection.model_fields import refuse_sizes
+from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.preconditions import (
     UNSUPPORTED,
+    check_calibration,
+    check_config,
+    check_ignore,
+    check_weights,
     input_kind,
     parse_config,
-    refuse_calibration,
-    refuse_config,
-    refuse_ignore,
-    refuse_weights,
 )
 from rocket_core.inspection.safetensors_headers import (
     WeightSummary,
@@ -102,10 +102,10 @@ def verdict(judge, *arguments):
 
 
 def inspect(folder, ratio):
-    refuse_config(parse_config((folder / "config.json").read_bytes(), "m"), "m")
+    check_config(parse_config((folder / "config.json").read_bytes(), "m"), "m")
     files = local_weight_files(folder, "m")
     weights = sum_summaries(summarize(read_header(file, file.name)) for file in files)
-    refuse_weights(weights, "m")
+    check_weights(weights, "m")
     check_any_selection(weights, ByRatio(ratio=ratio))
 
 
@@ -134,7 +134,7 @@ def test_it_never_refuses_what_the_library_accepts(family, tmp_path):
         assert early in {None, late, InfeasibleBudgetError if late else None}, ratio
     assert verdict(inspect, folder, 0.95) is InfeasibleBudgetError
     # The library calls this as well, so both agree in any case.
-    refuse_sizes(*described(folder), "m")
+    check_sizes(*described(folder), "m")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_the_input_kind_can_be_read_from_the_config(family, tmp_path):
 )
 def test_data_of_another_kind_is_refused_with_the_right_kind(kind, dataset, wanted):
     with pytest.raises(UnknownDatasetError, match=wanted):
-        refuse_calibration(kind, dataset, None, "m")
+        check_calibration(kind, dataset, None, "m")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_data_of_another_kind_is_refused_with_the_right_kind(kind, dataset, want
     [("images", "synthetic"), ("audio", "."), ("text", "c4"), ("text", "upload/0"), ("text", "a.txt")],
 )
 def test_data_of_the_right_kind_is_accepted(kind, dataset):
-    refuse_calibration(kind, dataset, None, "m")
+    check_calibration(kind, dataset, None, "m")
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"1", b"\xff", b"[" * 100_000])
@@ -223,7 +223,7 @@ def test_an_invalid_config_is_refused(raw):
 def test_a_model_without_blocks_has_nothing_to_compress():
     weights = WeightSummary(dtype_bytes={"F32": 8}, block_shapes={(0, 4): 1})
     with pytest.raises(UnsupportedArchitectureError, match="nothing to compress"):
-        refuse_weights(weights, "m")
+        check_weights(weights, "m")
 
 
 def test_quantized_weights_are_reported_before_the_ratio():
@@ -261,9 +261,9 @@ def test_families_with_custom_code_are_not_in_transformers():
 
     assert not preconditions.OWN_CODE_ONLY & set(CONFIG_MAPPING_NAMES)
     # A known family may bring code too, which is ignored.
-    preconditions.refuse_config({"model_type": "phi3", "auto_map": {"AutoConfig": "a.B"}}, "m")
+    preconditions.check_config({"model_type": "phi3", "auto_map": {"AutoConfig": "a.B"}}, "m")
     with pytest.raises(UnsupportedArchitectureError, match="its own code"):
-        preconditions.refuse_config({"model_type": "chatglm", "auto_map": {"AutoConfig": "a.B"}}, "m")
+        preconditions.check_config({"model_type": "chatglm", "auto_map": {"AutoConfig": "a.B"}}, "m")
 
 
 def described(folder):
@@ -286,7 +286,7 @@ def test_patterns_that_the_library_accepts_are_never_refused(family, tmp_path):
         first, last = name.split(".", 1)[0], name.rsplit(".", 1)[-1]
         patterns = (name, f"*.{last}", f"{first}.*", f"*{name[3:]}")
         ignored_layers(names, patterns)
-        refuse_ignore(config, weights, patterns, "m")
+        check_ignore(config, weights, patterns, "m")
 
 
 @pytest.mark.parametrize("family", sorted(set(ALL_FAMILIES) & set(PREFIXES)))
@@ -300,7 +300,7 @@ def test_an_unmatched_pattern_is_refused_by_position_only(family, tmp_path):
         with pytest.raises(UnmatchedIgnoreError) as late:
             ignored_layers(names, patterns)
         with pytest.raises(UnmatchedIgnoreError) as early:
-            refuse_ignore(config, weights, patterns, "m")
+            check_ignore(config, weights, patterns, "m")
         assert early.value.position == late.value.position == 1
         assert "canary" not in str(early.value)
         assert str(early.value).startswith("ignore pattern 2 of 2 matches no layer of m; ")
@@ -312,16 +312,16 @@ def test_an_almost_matching_pattern_gets_a_suggestion():
     with pytest.raises(
         UnmatchedIgnoreError, match=r"the ignore pattern matches no layer of m; did you mean '\*.c_attn'"
     ):
-        refuse_ignore({"model_type": "gpt2"}, weights, ("*.c_atn",), "m")
+        check_ignore({"model_type": "gpt2"}, weights, ("*.c_atn",), "m")
     # As the built model calls it.
-    refuse_ignore({"model_type": "gpt2"}, weights, ("transformer.h.0.*", "*.c_attn"), "m")
+    check_ignore({"model_type": "gpt2"}, weights, ("transformer.h.0.*", "*.c_attn"), "m")
 
 
 def test_expensive_or_unknown_comparisons_are_left_to_preflight():
     weights = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(2, 2): 1}, matrices=(("h.0.attn.c_attn", (2, 2)),))
-    refuse_ignore({"model_type": "gpt2"}, weights, ("none",) * 5_000_000, "m")
+    check_ignore({"model_type": "gpt2"}, weights, ("none",) * 5_000_000, "m")
     for kind in ("mixtral", "of_a_newer_transformers"):
-        refuse_ignore({"model_type": kind}, weights, ("none",), "m")
+        check_ignore({"model_type": kind}, weights, ("none",), "m")
 
 
 @pytest.mark.filterwarnings("ignore")

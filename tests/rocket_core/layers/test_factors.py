@@ -95,7 +95,7 @@ def test_the_bytes_formula_equals_the_stored_bytes(d_in, rank, d_out, density, s
     nnz = int(support.sum())
     assert stored(own) == budget.factored_bytes(d_in, d_out, rank, nnz, size)
     shared = LayerFactors(
-        dictionary=own.dictionary, coefficients=coefficients, support=support, shared_dictionary_of="leader"
+        dictionary=own.dictionary, coefficients=coefficients, support=support, dictionary_owner="dictionary_owner"
     )
     assert stored(shared) == budget.coefficient_bytes(d_out, rank, nnz, size)
     assert stored(own) - stored(shared) == budget.dictionary_bytes(d_in, rank, size)
@@ -105,6 +105,6 @@ def test_the_bytes_formula_equals_the_stored_bytes(d_in, rank, d_out, density, s
     assert stored(sparse) == budget.sparse_bytes(d_in, d_out, int(support.sum()), size)
 
 
-def test_a_leader_without_its_dictionary_is_refused():
+def test_a_dictionary_owner_without_its_dictionary_is_refused():
     with pytest.raises(InvalidConfigError, match="q_proj"):
-        LayerFactors(dictionary=None, coefficients=torch.ones(2, 2), shared_dictionary_of="q_proj")
+        LayerFactors(dictionary=None, coefficients=torch.ones(2, 2), dictionary_owner="q_proj")

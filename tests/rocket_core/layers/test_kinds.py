@@ -19,8 +19,8 @@ MASKED = [kind for kind, parts in PARTS.items() if "weight_mask" in parts]
 
 
 def to_all(layer, dtype):
-    """Cast a layer, and its leader if it has one."""
-    getattr(layer, "leader", layer).to(dtype)
+    """Cast a layer, and its owner if it has one."""
+    getattr(layer, "dictionary_owner", layer).to(dtype)
     return layer.to(dtype)
 
 
@@ -132,7 +132,7 @@ def test_both_states_have_the_same_gradients(kind):
     support = packing.unpack_bits(unpacked.weight_mask, unpacked.width)
     torch.testing.assert_close(unpacked.coefficients.grad[support], packed.weight.grad)
     if kind != "sparse":
-        torch.testing.assert_close(unpacked.leader.weight_u.grad, packed.leader.weight_u.grad)
+        torch.testing.assert_close(unpacked.dictionary_owner.weight_u.grad, packed.dictionary_owner.weight_u.grad)
 
 
 @pytest.mark.parametrize("kind", MASKED)
@@ -176,7 +176,7 @@ def test_the_repr_describes_the_layer(kind, expected):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gpu_computes_the_same(kind):
     layer, weight = make_layer(kind, torch.float64)
-    getattr(layer, "leader", layer).cuda()
+    getattr(layer, "dictionary_owner", layer).cuda()
     layer.cuda()
     x = torch.randn(3, D_IN, dtype=torch.float64, device="cuda")
     expected = x @ weight.T.cuda() + layer.bias

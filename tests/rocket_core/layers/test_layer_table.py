@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rocket_core.errors import CheckpointFormatError
 from rocket_core.layers import LayerEntry, format_version, quantization_config, read_entries
 
-LEADER = {"rank": 4, "nnz": 9}
+OWNER = {"rank": 4, "nnz": 9}
 FOLLOWER = {"rank": 4, "nnz": 7, "dictionary": "q"}
 SPARSE = {"nnz": 5}
 
@@ -27,7 +27,7 @@ def test_reading_reverses_writing(ranks, sparse, follows, nnz):
 
 @pytest.mark.parametrize(
     ("layers", "version"),
-    [({}, 1), ({"q": LEADER}, 1), ({"q": LEADER, "k": FOLLOWER}, 2), ({"o": SPARSE}, 2)],
+    [({}, 1), ({"q": OWNER}, 1), ({"q": OWNER, "k": FOLLOWER}, 2), ({"o": SPARSE}, 2)],
 )
 def test_the_earliest_sufficient_version_is_written(layers, version):
     entries = read_entries(layers, 2)
@@ -57,7 +57,7 @@ def test_the_earliest_sufficient_version_is_written(layers, version):
     ],
 )
 def test_an_invalid_entry_is_refused_by_its_name(layer, entry, reason):
-    layers = {"q": LEADER, "v": FOLLOWER, "s": SPARSE}
+    layers = {"q": OWNER, "v": FOLLOWER, "s": SPARSE}
     with pytest.raises(CheckpointFormatError, match=f"layer '{layer}'.*{reason}.*fetch it again"):
         read_entries(layers | {layer: entry}, 2)
 
@@ -65,10 +65,10 @@ def test_an_invalid_entry_is_refused_by_its_name(layer, entry, reason):
 @pytest.mark.parametrize(("layer", "entry"), [("k", FOLLOWER), ("s", SPARSE)])
 def test_format_1_has_only_layers_with_separate_dictionaries(layer, entry):
     with pytest.raises(CheckpointFormatError, match=f"layer '{layer}'.*format 1.*fetch it again"):
-        read_entries({"q": LEADER, layer: entry}, 1)
+        read_entries({"q": OWNER, layer: entry}, 1)
 
 
-@pytest.mark.parametrize("layers", [None, [], [LEADER], 3, "q"])
+@pytest.mark.parametrize("layers", [None, [], [OWNER], 3, "q"])
 def test_an_invalid_table_is_refused(layers):
     with pytest.raises(CheckpointFormatError, match="must be a table"):
         read_entries(layers, 2)

@@ -1,4 +1,4 @@
-"""A leader and two followers, called with one input."""
+"""An owner and two followers, called with one input."""
 
 import copy
 import gc
@@ -114,7 +114,7 @@ class TestOneProduct:
 
 
 class TestChanges:
-    """Changes between the leader's call and the follower's."""
+    """Changes between the owner's call and the follower's."""
 
     def apply(self, group, products, change, x):
         group[0](x)
@@ -242,21 +242,21 @@ class TestOtherModes:
 
 
 class TestReference:
-    """A follower refers to its leader, and does not own it."""
+    """A follower refers to its dictionary owner, and does not own it."""
 
-    def test_the_leader_is_not_a_submodule_of_the_follower(self):
-        leader, follower, _ = make_group()[0]
+    def test_the_owner_is_not_a_submodule_of_the_follower(self):
+        owner, follower, _ = make_group()[0]
         assert list(follower.children()) == []
         assert {name for name, _ in follower.named_parameters()} == {"coefficients", "weight_mask", "bias"}
-        assert follower.leader is leader
-        assert leader.leader is leader
+        assert follower.dictionary_owner is owner
+        assert owner.dictionary_owner is owner
 
     def test_a_copy_refers_to_the_copied_leader(self, group):
         x = new_input()
         group[0](x)
         model = torch.nn.ModuleList(reversed(group))  # the followers first
         twin = copy.deepcopy(model)
-        assert twin[0].leader is twin[1].leader is twin[2]
+        assert twin[0].dictionary_owner is twin[1].dictionary_owner is twin[2]
         assert twin[2].followers == 2
         assert not is_left([twin[2]])
         twin[2].weight_u.mul_(2)
@@ -279,9 +279,9 @@ class TestReference:
         gc.collect()
         assert [reference() for reference in references] == [None] * 3
 
-    def test_a_leader_must_fit(self):
-        leader, follower, _ = make_group()[0]
-        with pytest.raises(AssertionError, match="leads no layer"):
-            FactorizedLinear(D_IN, D_OUT, rank=RANK, nnz=3, leader=follower)
+    def test_a_owner_must_fit(self):
+        owner, follower, _ = make_group()[0]
+        with pytest.raises(AssertionError, match="owns no dictionary"):
+            FactorizedLinear(D_IN, D_OUT, rank=RANK, nnz=3, dictionary_owner=follower)
         with pytest.raises(AssertionError, match="does not fit"):
-            FactorizedLinear(D_IN + 1, D_OUT, rank=RANK, nnz=3, leader=leader)
+            FactorizedLinear(D_IN + 1, D_OUT, rank=RANK, nnz=3, dictionary_owner=owner)

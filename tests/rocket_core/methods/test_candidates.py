@@ -76,20 +76,20 @@ def test_candidates_match_the_result_of_compression(shape, weights, settings):
 @pytest.mark.parametrize("name", UNIFORM)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("ratio", [0.1, 0.37, 0.6])
-@pytest.mark.parametrize("measure", ["parameters", "bytes"])
-def test_uniform_methods_have_one_candidate_within_the_ratio(name, shape, ratio, measure):
+@pytest.mark.parametrize("budget_unit", ["parameters", "bytes"])
+def test_uniform_methods_have_one_candidate_within_the_ratio(name, shape, ratio, budget_unit):
     layer = example(shape[0], shape[1:])
-    uniform = method(name, ratio=ratio, budget=measure)
+    uniform = method(name, ratio=ratio, budget=budget_unit)
     found = uniform.profile(layer.problem)
     size = shape[0] * shape[1]
     for candidate in found:
         check(candidate, layer, uniform.compress(layer.problem, candidate).factors, 2)
         assert candidate.kept_parameters <= budget.parameter_budget(size, ratio)
-        if measure == "bytes":
+        if budget_unit == "bytes":
             assert candidate.stored_bytes <= budget.parameter_budget(2 * size, ratio)
     assert len(found) == 1
     # At least what the next atom, or the next nonzero of every output, would take.
-    cost = found[0].stored_bytes / 2 if measure == "bytes" else found[0].kept_parameters
+    cost = found[0].stored_bytes / 2 if budget_unit == "bytes" else found[0].kept_parameters
     assert cost > budget.parameter_budget(size, ratio) - sum(shape) - 1
 
 
@@ -154,28 +154,33 @@ def test_output_gram_and_gram_give_the_same_factors(shape, weights):
 
 
 @pytest.mark.parametrize("weights", [None, 2])
-@pytest.mark.parametrize("measure", ["parameters", "bytes"])
-def test_shared_candidates_match_compression_of_each_member(weights, measure):
-    members = (16, 8, 12)
-    layer = example(20, members, weights=weights)
-    rocket = method(kinds=("shared",), sweeps=1, budget=measure)
-    sizes = (2, rocket.budget_itemsize)
+@pytest.mark.parametrize("budget_unit", ["parameters", "bytes"])
+def test_shared_candidates_match_compression_of_each_member(weights, budget_unit):
+    widths = (16, 8, 12)
+    layer = example(20, widths, weights=weights)
+    rocket = method(kinds=("shared",), sweeps=1, budget=budget_unit)
     found = rocket.share(layer.problem, "q")
     found += dictionary.share(
-        layer.problem, FactorizerSettings(), ratios=(0.3,), shapes=(1.0,), owner="q", itemsizes=sizes
+        layer.problem,
+        FactorizerSettings(),
+        ratios=(0.3,),
+        shapes=(1.0,),
+        dictionary_owner="q",
+        stored_itemsize=2,
+        budget_itemsize=rocket.budget_itemsize,
     )
     assert {candidate.kind for candidate in found} == {"low_rank", "factored"}
     for shared in found:
         compressed = rocket.compress_shared(layer.problem, shared.rank, shared.nnz)
         begin = 0
-        for index, (member, width) in enumerate(zip(shared.members, members, strict=True)):
+        for index, (member, width) in enumerate(zip(shared.members, widths, strict=True)):
             part = slice(begin, begin + width)
             begin += width
             factors = LayerFactors(
                 dictionary=compressed.factors.dictionary,
                 coefficients=compressed.factors.coefficients[:, part],
                 support=None if compressed.factors.support is None else compressed.factors.support[:, part],
-                shared_dictionary_of="q" if index else None,
+                dictionary_owner="q" if index else None,
             )
             if shared.kind == "factored" and bool(factors.support.all()):
                 continue  # written without the mask that is counted for it
@@ -189,7 +194,7 @@ def test_shared_candidates_match_compression_of_each_member(weights, measure):
 
 def test_an_unimportant_member_keeps_one_coefficient():
     layer = example(20, (16, 8, 8), weights=0)
-    layer.problem.column_weights[16:] *= 1e-4
+    layer.problem.output_weights[16:] *= 1e-4
     rocket = method(kinds=("shared",), sweeps=2)
     found = rocket.share(layer.problem, "q")
     assert len(found) == 14
@@ -221,10 +226,10 @@ def test_shared_candidates_stay_within_their_ratio():
 def test_column_weights_lower_the_error_they_weight(kind):
     weighted = example(24, (24,), weights=3)
     rocket = method(kinds=(kind,))
-    plain = rocket.profile(replace(weighted.problem, column_weights=None, basis=None))
+    plain = rocket.profile(replace(weighted.problem, output_weights=None, basis=None))
     better = 0
     for candidate, unaware in zip(rocket.profile(weighted.problem), plain, strict=True):
-        without = rocket.compress(replace(weighted.problem, column_weights=None, basis=None), unaware)
+        without = rocket.compress(replace(weighted.problem, output_weights=None, basis=None), unaware)
         ignorant, aware = (
             weighted.errors(dense(factors))[1]
             for factors in (without.factors, rocket.compress(weighted.problem, candidate).factors)
@@ -237,7 +242,7 @@ def test_column_weights_lower_the_error_they_weight(kind):
 @pytest.mark.parametrize("weights", [None, 2])
 def test_low_rank_candidates_are_the_best_of_their_rank(weights):
     layer = example(20, (14,), weights=weights)
-    scale = torch.ones(14, dtype=torch.float64) if weights is None else layer.problem.column_weights
+    scale = torch.ones(14, dtype=torch.float64) if weights is None else layer.problem.output_weights
     values = torch.linalg.svdvals(layer.inputs @ (layer.problem.weight * scale))
     for candidate in method(kinds=("low_rank",)).profile(layer.problem):
         best = float(values[candidate.rank :].square().sum() / values.square().sum()) ** 0.5
@@ -247,7 +252,7 @@ def test_low_rank_candidates_are_the_best_of_their_rank(weights):
 @pytest.mark.parametrize("weight", [1e-3, 1e3])
 def test_equal_column_weights_change_only_the_loss(weight):
     layer = example(24, (24,))
-    scaled = replace(layer.problem, column_weights=torch.full((24,), weight, dtype=torch.float64), basis=None)
+    scaled = replace(layer.problem, output_weights=torch.full((24,), weight, dtype=torch.float64), basis=None)
     rocket = method()
     for candidate, other in zip(rocket.profile(layer.problem), rocket.profile(scaled), strict=True):
         assert (candidate.kind, candidate.rank, candidate.nnz) == (other.kind, other.rank, other.nnz)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rocket_core.config import CompressionConfig
-from rocket_core.methods import column_weights, method_for, output_errors
+from rocket_core.methods import method_for, output_errors, output_weights
 from tests.reference.problems import example
 
 
@@ -14,7 +14,7 @@ from tests.reference.problems import example
 def test_the_eigenbasis_is_that_of_the_weighted_whitened_weight(output_gram, weights):
     layer = example(20, (12,), weights=weights, output_gram=output_gram)
     basis = layer.problem.eigenbasis()
-    scale = torch.ones(12, dtype=torch.float64) if weights is None else layer.problem.column_weights
+    scale = torch.ones(12, dtype=torch.float64) if weights is None else layer.problem.output_weights
     whitened = layer.inputs @ (layer.problem.weight * scale)
     torch.testing.assert_close(basis.singular_values, torch.linalg.svdvals(whitened), rtol=1e-7, atol=1e-9)
     gram = basis.directions @ torch.diag(basis.singular_values**2) @ basis.directions.T
@@ -27,7 +27,7 @@ def test_scaling_and_unscaling_are_inverse():
     torch.testing.assert_close(problem.unscaled(problem.scaled_weight), problem.weight, rtol=1e-12, atol=0)
     plain = example(6, (9,)).problem
     assert torch.equal(plain.scaled_weight, plain.weight)
-    assert plain.loss(3.0) is None
+    assert plain.predicted_loss_increase(3.0) is None
 
 
 def test_output_errors_equal_those_of_the_tokens():
@@ -38,24 +38,24 @@ def test_output_errors_equal_those_of_the_tokens():
 
 
 def test_column_weights_are_roots_of_sensitivities():
-    sensitivity = torch.tensor([0.0, 1e-9, 0.04, 4.0])
-    mean = float(sensitivity.double().mean())
-    by_column = column_weights(sensitivity, by_column=True)
+    fisher_diagonal = torch.tensor([0.0, 1e-9, 0.04, 4.0])
+    mean = float(fisher_diagonal.double().mean())
+    per_output = output_weights(fisher_diagonal, per_output=True)
     # The first two are raised to a ten-thousandth of the mean.
     expected = torch.tensor([math.sqrt(1e-4 * mean)] * 2 + [0.2, 2.0], dtype=torch.float64)
-    torch.testing.assert_close(by_column, expected, rtol=1e-6, atol=0)
-    equal = column_weights(sensitivity, by_column=False)
+    torch.testing.assert_close(per_output, expected, rtol=1e-6, atol=0)
+    equal = output_weights(fisher_diagonal, per_output=False)
     torch.testing.assert_close(equal, torch.full((4,), math.sqrt(mean), dtype=torch.float64), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("sensitivity", [0.0, 1e-37])
-@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize("fisher_diagonal", [0.0, 1e-37])
+@pytest.mark.parametrize("per_output", [False, True])
 @pytest.mark.parametrize("kind", ["low_rank", "factored", "sparse"])
-def test_tiny_sensitivities_do_not_harm_float32(sensitivity, by_column, kind):
+def test_tiny_sensitivities_do_not_harm_float32(fisher_diagonal, per_output, kind):
     plain = example(32, (32,), precision=torch.float32).problem
     plain.weight.mul_(3e-3)
-    weights = column_weights(torch.full((32,), sensitivity), by_column=by_column)
-    weighted = replace(plain, column_weights=weights, basis=None)
+    weights = output_weights(torch.full((32,), fisher_diagonal), per_output=per_output)
+    weighted = replace(plain, output_weights=weights, basis=None)
     rocket = method_for(CompressionConfig(ratio=0.3, kinds=(kind,), objective="whitened", sweeps=1), 2)
     for candidate, other in zip(rocket.profile(weighted), rocket.profile(plain), strict=True):
         assert candidate.reconstruction_error == pytest.approx(other.reconstruction_error, rel=3e-2)

@@ -132,8 +132,8 @@ def test_only_the_best_of_each_ratio_is_swept(monkeypatch):
 def test_hopeless_shapes_are_not_swept_and_end_the_search(part, count, swept):
     ratios = (0.2, 0.4, 0.6)
     plain = profile(prepared(*random_layer(48, 48)), "whitened", ratios)
-    rivals = [part * factorization.reconstruction_error() for factorization in plain]
-    found = profile(prepared(*random_layer(48, 48), sweeps=1), "whitened", ratios, rivals=rivals)
+    competing_errors = [part * factorization.reconstruction_error() for factorization in plain]
+    found = profile(prepared(*random_layer(48, 48), sweeps=1), "whitened", ratios, competing_errors=competing_errors)
     assert len(found) == count
     for before, after in zip(plain[-count:], found, strict=True):
         assert (after.rank, after.nnz) == (before.rank, before.nnz)

@@ -35,7 +35,7 @@ def nonzeros(layer, ratio):
 def pruned_in_turn(layer, ratios):
     """Return error, relative error and relative distance of weights pruned to these ratios in turn."""
     problem = layer.problem
-    scale = 1 if problem.column_weights is None else problem.column_weights
+    scale = 1 if problem.output_weights is None else problem.output_weights
     way = prune_path(problem.scaled_weight, UnitGram.of(problem.gram()), [nonzeros(layer, ratio) for ratio in ratios])
     return [layer.errors(pruned.weight / scale)[:3] for pruned in way]
 

@@ -44,13 +44,13 @@ def bytes_of(kind, layer):
 
 
 def report_of(name, shape, input_group, factors):
-    """Return a layer's report; leaders of shared dictionaries name themselves as the dictionary's layer, or none."""
+    """Return a layer's report; owners of shared dictionaries name themselves as the dictionary's layer, or none."""
     kind, (d_in, d_out) = kind_of(factors), shape
     layer = {"name": name, "d_in": d_in, "d_out": d_out, "rank": None, "nnz": None, "dictionary": None}
     if factors is not None:
         support = factors.support
         layer["nnz"] = factors.coefficients.numel() if support is None else int(support.sum())
-        layer["dictionary"] = factors.shared_dictionary_of or (name if "0" in name else None)
+        layer["dictionary"] = factors.dictionary_owner or (name if "0" in name else None)
         if factors.dictionary is None:
             layer["dictionary"] = None
         else:

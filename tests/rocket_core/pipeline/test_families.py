@@ -174,7 +174,7 @@ def test_block_walk_matches_the_whole_encoder_decoder(family, model_folder, sett
         with torch.no_grad():
             expected = collect_statistics(
                 modules,
-                [rocket_core.calibration.grams.InputGroup(members=(name,), from_output=False) for name in names],
+                [rocket_core.calibration.grams.InputGroup(layers=(name,), from_output=False) for name in names],
                 lambda _batch: whole(**inputs.tensors),
                 batches=1,
                 dtype=torch.float64,

@@ -3,33 +3,33 @@
 import pytest
 
 from rocket_core.errors import CompressionCancelledError, InvalidConfigError
-from rocket_core.pipeline import KeptProfiles, compress, profile_model
+from rocket_core.pipeline import ProfileCache, compress, profile_model
 from rocket_core.pipeline.block_walk import BlockWalk
 
 FAST = {"preset": "fast", "sensitivity_samples": 4, "export": ("factored",), "cap_slack": 0.01}
 
 
 @pytest.fixture
-def kept(tmp_path):
-    return KeptProfiles(tmp_path / "profiles")
+def profile_cache(tmp_path):
+    return ProfileCache(tmp_path / "profiles")
 
 
 @pytest.fixture
-def profile(tmp_path, model_folder, settings, kept):
+def profile(tmp_path, model_folder, settings, profile_cache):
     def run(**hooks):
         config = settings(**FAST, ratio=None)
-        return profile_model(str(model_folder("llama")), tmp_path / "work", config, profiles=kept, **hooks)
+        return profile_model(str(model_folder("llama")), tmp_path / "work", config, profiles=profile_cache, **hooks)
 
     return run
 
 
 def test_a_compression_matches_its_profile_without_calibration(
-    profile, tmp_path, model_folder, settings, kept, fingerprint, monkeypatch
+    profile, tmp_path, model_folder, settings, profile_cache, fingerprint, monkeypatch
 ):
-    predicted = profile().what_if().at_ratio(0.4)
+    predicted = profile().predictor().at_ratio(0.4)
     compress(str(model_folder("llama")), tmp_path / "alone", settings(**FAST, ratio=0.4))
     monkeypatch.setattr(BlockWalk, "statistics", lambda *_args, **_options: pytest.fail("calibrated again"))
-    report = compress(str(model_folder("llama")), tmp_path / "out", settings(**FAST, ratio=0.4), profiles=kept)
+    report = compress(str(model_folder("llama")), tmp_path / "out", settings(**FAST, ratio=0.4), profiles=profile_cache)
     assert fingerprint(tmp_path / "out") == fingerprint(tmp_path / "alone")
     assert report.allocation.total_error == predicted.total_error
     assert report.allocation.kept == predicted.kept
@@ -56,11 +56,11 @@ def test_only_the_profile_is_left(profile, tmp_path):
     assert fractions[-2] > 0.8
 
 
-def test_a_cancelled_profile_resumes_where_it_stopped(profile, kept, model_folder, settings, tmp_path):
+def test_a_cancelled_profile_resumes_where_it_stopped(profile, profile_cache, model_folder, settings, tmp_path):
     layers = []
     with pytest.raises(CompressionCancelledError):
         profile(on_profile=lambda _place, layer: layers.append(layer), should_cancel=lambda: len(layers) > 3)
-    assert not kept.folder.exists()
+    assert not profile_cache.folder.exists()
     with pytest.raises(InvalidConfigError, match="resume"):
         profile()
     again = []
@@ -69,6 +69,6 @@ def test_a_cancelled_profile_resumes_where_it_stopped(profile, kept, model_folde
     assert again == list(model.layers)
 
 
-def test_a_target_is_refused(tmp_path, model_folder, settings, kept):
+def test_a_target_is_refused(tmp_path, model_folder, settings, profile_cache):
     with pytest.raises(InvalidConfigError, match="leave the target out"):
-        profile_model(str(model_folder("llama")), tmp_path / "work", settings(**FAST), profiles=kept)
+        profile_model(str(model_folder("llama")), tmp_path / "work", settings(**FAST), profiles=profile_cache)

@@ -148,11 +148,11 @@ def test_costs_of_a_running_stage_are_saved_periodically(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("rocket_core.pipeline.stage_costs.time.monotonic", lambda: clock[0])
     kept = []
-    costs = Costs(CPU, {}, meter=CountingMeter(), keep=kept.append)
+    costs = Costs(CPU, {}, meter=CountingMeter(), save=kept.append)
     with costs.of("calibrating"):
         for _ in range(12):
             clock[0] += 2.5
-            costs.keep_if_due()
+            costs.save_if_due()
         # Saved costs are counted only once.
         clock[0] += 1
     assert [stages[0].seconds for stages in kept] == [10.0, 20.0, 30.0]
@@ -166,7 +166,7 @@ def test_a_processor_is_named_with_its_threads():
 
 
 def test_costs_are_saved_before_a_run_can_end(monkeypatch, run, tmp_path):
-    monkeypatch.setattr("rocket_core.pipeline.stage_costs._KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("rocket_core.pipeline.stage_costs._SAVE_SECONDS", 0.0)
     told = []
 
     def look(progress):

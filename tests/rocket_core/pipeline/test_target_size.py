@@ -4,7 +4,7 @@ import pytest
 
 from rocket_core.config import compression_config
 from rocket_core.errors import InfeasibleBudgetError, InvalidConfigError
-from rocket_core.pipeline import KeptProfiles, compress
+from rocket_core.pipeline import ProfileCache, compress
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.report.schema import CompressionReport
 
@@ -56,11 +56,11 @@ def test_shards_and_another_dtype_are_counted(run, model_folder):
 
 
 def test_a_size_reuses_the_profile_of_a_ratio(run, tmp_path, model_folder, settings, monkeypatch):
-    kept = KeptProfiles(tmp_path / "profiles")
+    profile_cache = ProfileCache(tmp_path / "profiles")
     model = str(model_folder("llama"))
-    compress(model, tmp_path / "first", settings(preset="fast", sensitivity_samples=4), profiles=kept)
+    compress(model, tmp_path / "first", settings(preset="fast", sensitivity_samples=4), profiles=profile_cache)
     monkeypatch.setattr(BlockWalk, "statistics", lambda *_args, **_options: pytest.fail("calibrated again"))
-    output, _report = run(round(0.7 * size_of(model_folder("llama"))), profiles=kept)
+    output, _report = run(round(0.7 * size_of(model_folder("llama"))), profiles=profile_cache)
     assert size_of(output / "factored") <= round(0.7 * size_of(model_folder("llama")))
 
 

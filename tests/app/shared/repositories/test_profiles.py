@@ -24,8 +24,8 @@ class Profiling:
 
     def __init__(self, database, submit, model_profile):
         self.database, self.submit, self.model_profile = database, submit, model_profile
-        what_if = model_profile.what_if()
-        self._told = what_if.frontier(), what_if.reachable_ratio
+        predictor = model_profile.predictor()
+        self._told = predictor.frontier(), predictor.reachable_ratio
 
     def do(self, function, *arguments, **options):
         with self.database.transaction() as session:

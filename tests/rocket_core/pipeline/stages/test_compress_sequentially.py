@@ -61,9 +61,9 @@ def test_layers_with_dense_inputs_match_independent_compression(run_with):
     in_sequence, report = run_with(kinds=("sparse",))
     apart, _ = run_with(kinds=("sparse",), sequential=False)
     first, second = tensors(in_sequence), tensors(apart)
-    leader = report.layers[0].name
+    group = report.layers[0].name
     for layer in report.layers:
-        if layer.input_group == leader and layer.kind == "sparse":
+        if layer.input_group == group and layer.kind == "sparse":
             torch.testing.assert_close(
                 first[f"{layer.name}.weight"], second[f"{layer.name}.weight"], rtol=1e-3, atol=1e-4
             )

@@ -245,11 +245,11 @@ def test_too_little_memory_for_the_whole_model_is_refused_early(
     with monkeypatch.context() as patch:
         patch.setattr(requirements, "free_disk", lambda _folder: logits - 1)
         with pytest.raises(InsufficientDiskError, match=r"evaluate\.samples"):
-            requirements.require_evaluation(run, plan_evaluation(run), tmp_path)
+            requirements.check_evaluation(run, plan_evaluation(run), tmp_path)
     monkeypatch.setattr(requirements, "free_memory", lambda _device: 2**30)
     with pytest.raises(InsufficientMemoryError, match="whole model"):
-        requirements.require_evaluation(run, plan_evaluation(run), tmp_path)
-    requirements.require_evaluation(run, None, tmp_path)
+        requirements.check_evaluation(run, plan_evaluation(run), tmp_path)
+    requirements.check_evaluation(run, None, tmp_path)
 
 
 def test_zero_shot_tasks_are_in_the_report(tmp_path, model_folder, settings, evaluation):

@@ -9,7 +9,7 @@ import pytest
 
 from rocket_core.checkpoint import ModelSource
 from rocket_core.errors import InsufficientDiskError
-from rocket_core.pipeline import KeptProfiles, compress
+from rocket_core.pipeline import ProfileCache, compress
 from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.preflight import prepare_run, run_identity
 from rocket_core.pipeline.state.profile_cache import profile_identity
@@ -36,7 +36,7 @@ def made(tmp_path_factory, model_folder, settings, fingerprint):
     """Return a folder with the profile of a run, and the fingerprint of a run at another ratio without it."""
     folder = tmp_path_factory.mktemp("kept")
     model = str(model_folder("llama"))
-    compress(model, folder / "out", settings(**FAST), profiles=KeptProfiles(folder / "profiles"))
+    compress(model, folder / "out", settings(**FAST), profiles=ProfileCache(folder / "profiles"))
     compress(model, folder / "alone", settings(**FAST, ratio=0.45))
     return folder / "profiles", fingerprint(folder / "alone")
 
@@ -67,10 +67,10 @@ def run(tmp_path, model_folder, settings):
 
 @pytest.mark.parametrize("preset", ["paper", "fast", "best"])
 def test_another_ratio_reuses_the_profile_with_identical_bytes(run, tmp_path, fingerprint, passes, preset):
-    kept = KeptProfiles(tmp_path / "profiles")
-    run(kept, preset=preset, ratio=0.3)
+    profile_cache = ProfileCache(tmp_path / "profiles")
+    run(profile_cache, preset=preset, ratio=0.3)
     passes.clear()
-    output, report = run(kept, preset=preset, ratio=0.45)
+    output, report = run(profile_cache, preset=preset, ratio=0.45)
     assert passes == []
     alone, without = run(preset=preset, ratio=0.45)
     assert passes != []
@@ -133,17 +133,17 @@ def test_a_single_ratio_profile_is_not_reused_for_another_ratio(identity):
 
 def test_the_least_recently_used_profile_makes_room(run, tmp_path, passes):
     folder = tmp_path / "profiles"
-    run(KeptProfiles(folder), family="llama")
+    run(ProfileCache(folder), family="llama")
     [first] = folder.iterdir()
     size = sum(file.stat().st_size for file in first.rglob("*") if file.is_file())
-    kept = KeptProfiles(folder, quota_bytes=round(2.5 * size))
-    run(kept, family="llama", calibration={"dataset": "builtin", "samples": 12, "sequence_length": 32})
+    profile_cache = ProfileCache(folder, quota_bytes=round(2.5 * size))
+    run(profile_cache, family="llama", calibration={"dataset": "builtin", "samples": 12, "sequence_length": 32})
     [second] = set(folder.iterdir()) - {first}
     os.utime(first, (1, 1))
     os.utime(second, (2, 2))
     # Using it makes it the most recent.
-    run(kept, ratio=0.4)
-    run(kept, shrinkage=0.1)
+    run(profile_cache, ratio=0.4)
+    run(profile_cache, shrinkage=0.1)
     left = set(folder.iterdir())
     assert len(left) == 2
     assert first in left
@@ -151,10 +151,10 @@ def test_the_least_recently_used_profile_makes_room(run, tmp_path, passes):
 
 
 def test_statistics_beyond_the_quota_are_collected_again(run, tmp_path, fingerprint, alone, passes):
-    kept = KeptProfiles(tmp_path / "none", quota_bytes=0)
-    run(kept)
+    profile_cache = ProfileCache(tmp_path / "none", quota_bytes=0)
+    run(profile_cache)
     passes.clear()
-    output, _ = run(kept, ratio=0.45)
+    output, _ = run(profile_cache, ratio=0.45)
     # Once for the factors, but not for profiles.
     assert passes
     assert passes == sorted(set(passes))
@@ -172,7 +172,7 @@ def test_a_damaged_profile_is_recreated(run, profiles, fingerprint, alone, harm)
         file.unlink()
         if harm == "cut":
             file.write_bytes(data[:100])
-    output, _ = run(KeptProfiles(profiles), ratio=0.45)
+    output, _ = run(ProfileCache(profiles), ratio=0.45)
     assert fingerprint(output) == alone
     [place] = profiles.iterdir()
     sizes = json.loads((place / "profile.json").read_text())["sizes"]
@@ -192,7 +192,7 @@ def test_a_profile_removed_during_reuse_is_recreated(run, profiles, fingerprint,
         hardlink(self, file)
 
     monkeypatch.setattr(type(place), "hardlink_to", vanish)
-    output, _ = run(KeptProfiles(profiles), ratio=0.45)
+    output, _ = run(ProfileCache(profiles), ratio=0.45)
     assert len(taken) > 9
     assert fingerprint(output) == alone
 
@@ -202,7 +202,7 @@ def test_without_hard_links_files_are_copied(run, profiles, fingerprint, alone, 
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(type(profiles), "hardlink_to", refuse)
-    output, _ = run(KeptProfiles(profiles), ratio=0.45)
+    output, _ = run(ProfileCache(profiles), ratio=0.45)
     assert passes == []
     assert fingerprint(output) == alone
 
@@ -215,12 +215,12 @@ def test_profiles_are_removed_if_a_run_needs_the_disk(run, profiles, alone, fing
         return 0 if asked[-1] else 2**40
 
     monkeypatch.setattr("rocket_core.pipeline.requirements.free_disk", free_disk)
-    output, _ = run(KeptProfiles(profiles), ratio=0.45)
+    output, _ = run(ProfileCache(profiles), ratio=0.45)
     assert asked[:2] == [1, 0]
     assert fingerprint(output) == alone
     monkeypatch.setattr("rocket_core.pipeline.requirements.free_disk", lambda _folder: 0)
     with pytest.raises(InsufficientDiskError):
-        run(KeptProfiles(profiles), ratio=0.4)
+        run(ProfileCache(profiles), ratio=0.4)
     assert list(profiles.iterdir()) == []
 
 
@@ -229,6 +229,6 @@ def test_remains_of_crashes_are_removed_in_time(run, tmp_path):
     for name in ("passing-old", "passing-new"):
         (folder / name).mkdir(parents=True)
     os.utime(folder / "passing-old", (1, 1))
-    run(KeptProfiles(folder))
+    run(ProfileCache(folder))
     assert not (folder / "passing-old").exists()
     assert (folder / "passing-new").exists()
