@@ -63,9 +63,9 @@ def run(kinds: list[str], points: list[Failpoint]) -> None:
 def _victims(kind: str, point: Failpoint) -> tuple[str, ...]:
     if point.where not in ATTEMPT_PROCESSES - {"worker"}:
         return (point.where,)
-    below = (point.where, "worker") if point.where == "job" else (point.where, "job", "worker")
+    below = dict.fromkeys((point.where, "job", "template", "worker"))
     # In the embedded service, API and worker are one process.
-    return below if kind == "embedded" else (*below, "api")
+    return tuple(below) if kind == "embedded" else (*below, "api")
 
 
 def _strike(

@@ -26,6 +26,7 @@ from pathlib import Path
 import httpx2
 import psutil
 
+from tests.e2e.service_process import runs_job
 from tests.reference.tiny_models import save_tiny_model
 
 ROCKET = Path(sys.executable).parent / "rocket"
@@ -80,7 +81,7 @@ class Stack:
 
     def kill_job(self, chance: random.Random) -> bool:
         """Kill a job's process, if one is running."""
-        running = [job for worker in self.workers for job in self._jobs_of(worker)]
+        running = [child for worker in self.workers for child in self._descendants(worker) if runs_job(child)]
         if running:
             with suppress(psutil.NoSuchProcess):
                 chance.choice(running).kill()
@@ -89,7 +90,7 @@ class Stack:
     def kill_worker(self, chance: random.Random) -> None:
         """Kill a worker and start another; its job's process must exit by itself."""
         number = chance.randrange(len(self.workers))
-        self._jobs += self._jobs_of(self.workers[number])
+        self._jobs += self._descendants(self.workers[number])
         self.workers[number].kill()
         self._end(self.workers[number])
         self.workers[number] = self._start("worker", "--queue", "cpu")[0]
@@ -98,7 +99,7 @@ class Stack:
         """Stop all processes in order, and return what went wrong."""
         wrong = []
         for worker in self.workers:
-            self._jobs += self._jobs_of(worker)
+            self._jobs += self._descendants(worker)
         # Including one that was just being started.
         running = [process for process in self._started if process.returncode is None]
         for process in running:
@@ -114,9 +115,9 @@ class Stack:
         """Return the end of their log."""
         return self._log.read_text()[-5000:]
 
-    def _jobs_of(self, worker: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    def _descendants(self, worker: "subprocess.Popen[bytes]") -> list[psutil.Process]:
         try:
-            return psutil.Process(worker.pid).children()
+            return psutil.Process(worker.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Protocol
@@ -75,31 +75,47 @@ class Launcher(Protocol):
         """
 
 
+class OwnProcess(Protocol):
+    """A child of this process, as `subprocess.Popen` controls it."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, or the negative number of the signal that ended it; None while it is running."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal if it is still running."""
+
+    def kill(self) -> None:
+        """Send SIGKILL if it is still running."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code; raise `subprocess.TimeoutExpired` after the timeout."""
+
+
 class ChildProcess:
     """A process in the session of this one, whose output is forwarded to standard error.
 
     Args:
-        program: interpreter arguments.
-        environment: all variables.
-        name: last argument of the program.
+        process: the process.
+        connection: socket connected to it.
+        output: what it prints.
+        spared: returns the process ids that survive when this process is killed with all its descendants.
     """
 
-    def __init__(self, program: Sequence[str], environment: Mapping[str, str], name: str) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            arguments = [str(theirs.fileno()), str(os.getpid()), name]
-            # It stays in the process group of this one, so that killing the group kills it too.
-            self._process = subprocess.Popen(  # noqa: S603  # our own interpreter, module and arguments
-                [sys.executable, "-P", *program, *arguments],
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-            )
-        self.channel = Channel(ours)
-        assert self._process.stdout is not None
-        self._output = _Output(self._process.stdout)
+    def __init__(
+        self,
+        process: OwnProcess,
+        connection: socket.socket,
+        output: IO[bytes],
+        *,
+        spared: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        self._process = process
+        self._spared = spared
+        self.channel = Channel(connection)
+        self._output = _Output(output)
 
     @property
     def pid(self) -> int:
@@ -120,10 +136,28 @@ class ChildProcess:
         """Kill it, and what it has started."""
         self.channel.close()
         self._process.kill()
-        self._process.wait()
-        kill_orphans()
+        exit_code = self._process.wait()
+        kill_orphans(spared=self._spared())
         self._output.finish()
-        return Ending(exit_code=self._process.returncode, last_words=self._output.last_words())
+        return Ending(exit_code=exit_code, last_words=self._output.last_words())
+
+
+def start_program(program: Sequence[str], environment: Mapping[str, str], name: str) -> ChildProcess:
+    """Start a process that imports what it needs; a `Launcher`."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        arguments = [str(theirs.fileno()), str(os.getpid()), name]
+        # It stays in the process group of this one, so that killing the group kills it too.
+        process = subprocess.Popen(  # noqa: S603  # our own interpreter, module and arguments
+            [sys.executable, "-P", *program, *arguments],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(theirs.fileno(),),
+        )
+    assert process.stdout is not None
+    return ChildProcess(process, ours, process.stdout)
 
 
 class _Output:

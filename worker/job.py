@@ -38,7 +38,7 @@ from rocket_core.errors import (
 )
 from rocket_core.report.schema import CompressionReport
 from worker.artifacts import REPORT_NAME, StoredResult, read_report, result_files, store_files
-from worker.children import ChildProcess, Launcher
+from worker.children import Launcher, start_program
 from worker.confinement import check_isolation
 from worker.delegation import Delegation
 from worker.failures import ReportedError, failure_of
@@ -78,7 +78,7 @@ class Attempt:
         stop: threading.Event,
         device: str = "auto",
         *,
-        launch: Launcher = ChildProcess,
+        launch: Launcher = start_program,
     ) -> None:
         self._settings = settings
         self._device = device
@@ -316,8 +316,13 @@ def _home() -> Path:
     return Path("~")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one attempt and return the exit code of the process."""
+def main(arguments: Sequence[str] | None = None, *, launch: Launcher = start_program) -> int:
+    """Run one attempt and return the exit code of the process.
+
+    Args:
+        arguments: of the command line; None means those of this process.
+        launch: starts the processes that read the model.
+    """
     parser = argparse.ArgumentParser(prog="python -m worker.job", description=__doc__)
     parser.add_argument("job", help="id of the job")
     parser.add_argument("fence", help="proves that the job was claimed for this process")
@@ -338,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     database = Database(settings.database)
     try:
         lease = Lease(job_id=parsed.job, fence=parsed.fence)
-        Attempt(settings, database, lease, stop, parsed.device).run(parsed.parent)
+        Attempt(settings, database, lease, stop, parsed.device, launch=launch).run(parsed.parent)
     except FencedOutError as error:
         _log.warning("%s", error)
         return EXIT_FENCED_OUT

@@ -16,9 +16,10 @@ from app.shared.repositories import sweeps
 from app.shared.settings import Settings
 from worker.confinement import check_isolation, log_missing_isolation
 from worker.failures import log_failures
+from worker.job_processes import FORKED_PROGRAM, JOB_PROGRAM
 from worker.metrics import MetricsServer
 from worker.reconciler import Reconciler
-from worker.runner import ALL_ROUND, JOB_PROGRAM, Equipment, Runner
+from worker.runner import ALL_ROUND, Equipment, Runner
 from worker.tasks import register_tasks
 
 _CONSUMER_STOP_SECONDS = 10.0
@@ -52,7 +53,9 @@ class Worker:
         self._registry = create_registry() if registry is None else registry
         self._metrics_server: MetricsServer | None = None
         metrics = WorkerMetrics(self._registry)
-        self._runner = Runner(settings, self._database, program, equipment, metrics=metrics)
+        # Other programs than that of a job cannot be forked.
+        is_warm = settings.preload_library and tuple(program) == FORKED_PROGRAM
+        self._runner = Runner(settings, self._database, program, equipment, metrics=metrics, is_warm=is_warm)
         self._reconciler = Reconciler(settings, self._database, metrics=metrics)
         self._relay = OutboxRelay(settings, self._database, self._celery, queues=self._queues, guard=log_failures)
         register_tasks(self._celery, self._runner)
@@ -96,6 +99,7 @@ class Worker:
         if self._serves_metrics:
             self._metrics_server = MetricsServer(self._settings, self._registry)
             _log.info("metrics are served", extra={"port": self._metrics_server.port})
+        self._runner.prepare()
         self._consumer.start()
         self._relay.start()
         for thread in self._threads:
@@ -111,6 +115,7 @@ class Worker:
         self._stopped.set()
         for thread in self._threads:
             thread.join()
+        self._runner.close()
         self._relay.stop()
         # This is how Celery stops a consumer from another thread.
         celery_state.should_stop = 0

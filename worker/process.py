@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
@@ -56,14 +57,18 @@ def adopt_orphans() -> None:
     _set_attribute(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def kill_orphans() -> None:
-    """Kill all descendants of this process if it called `adopt_orphans`; others may have unrelated children."""
+def kill_orphans(*, spared: Collection[int] = ()) -> None:
+    """Kill all descendants of this process if it called `adopt_orphans`; others may have unrelated children.
+
+    Args:
+        spared: ids of processes to leave alone, which have started none themselves.
+    """
     if not _adopts_orphans():
         return
     import psutil
 
     # Repeated, because a process may start another before it dies.
-    while found := psutil.Process().children(recursive=True):
+    while found := [child for child in psutil.Process().children(recursive=True) if child.pid not in spared]:
         for process in found:
             with suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -4,8 +4,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -30,11 +28,9 @@ from app.shared.settings import Settings
 from app.shared.storage import WorkFolders
 from worker.device import Kind, device_environment
 from worker.failures import ended, lost
+from worker.job_processes import JOB_PROGRAM, FreshJobs, JobProcess, JobProcesses, JobStart, WarmJobs
 from worker.memory import group_name
 from worker.metrics import AttemptMeter
-
-JOB_PROGRAM = ("-m", "worker.job")
-"""Interpreter arguments for a job, followed by the job's id, the fence and this process's id."""
 
 # How soon the end of a process, or a request to stop, is noticed.
 _LOOK_SECONDS = 0.1
@@ -101,6 +97,8 @@ class Runner:
         program: interpreter arguments of a job's process.
         equipment: which jobs it takes.
         metrics: where attempts are counted; None does not expose them.
+        is_warm: whether to fork the processes of jobs from one that has imported the library; they run `worker.job`
+            then, and where that is not supported, processes are started as programs.
     """
 
     def __init__(
@@ -111,10 +109,10 @@ class Runner:
         equipment: Equipment = ALL_ROUND,
         *,
         metrics: WorkerMetrics | None = None,
+        is_warm: bool = False,
     ) -> None:
         self._settings = settings
         self._database = database
-        self._program = program
         self._equipment = equipment
         self._meter = AttemptMeter(database, metrics or WorkerMetrics(CollectorRegistry()))
         self._work = WorkFolders(settings.data_dir / "work")
@@ -123,6 +121,17 @@ class Runner:
         # Not an `Event`: a signal handler that sets one could deadlock on a lock that its own thread holds.
         self._is_stopping = False
         self._grace_seconds = settings.cancel_grace_seconds
+        self._processes: JobProcesses = FreshJobs(program)
+        if is_warm and WarmJobs.is_supported():
+            self._processes = WarmJobs(self._environment())
+
+    def prepare(self) -> None:
+        """Get ready in the background to start jobs faster; `close` must be called then."""
+        self._processes.prepare()
+
+    def close(self) -> None:
+        """End what `prepare` started; no job may be running."""
+        self._processes.close()
 
     def run(self, job_id: str | None = None) -> bool:
         """Run one attempt at a job.
@@ -139,6 +148,9 @@ class Runner:
         if not self._slot.acquire(blocking=False):
             return False
         try:
+            # A job that is claimed is not delayed by a process that is still importing.
+            while not self._is_stopping and not self._processes.is_ready():
+                time.sleep(_LOOK_SECONDS)
             lease = None if self._is_stopping else self._claim(job_id)
             if lease is None:
                 return False
@@ -179,33 +191,23 @@ class Runner:
                 result = self._watch(child, lease)
             finally:
                 # No process of this job may run once the slot is free.
-                _kill(child)
+                exit_code = _kill(child)
                 # A killed attempt cannot remove it itself.
                 MemoryGroup.remove_left(group_name(lease.fence))
-            _log.info("ended", extra={"child": child.pid, "exit_code": child.returncode})
-            fault = ended(child.returncode) if result is _WatchResult.ENDED else None
+            _log.info("ended", extra={"child": child.pid, "exit_code": exit_code})
+            fault = ended(exit_code) if result is _WatchResult.ENDED else None
             if result is _WatchResult.STALLED:
                 fault = _stalled(self._settings.stall_seconds)
             self._record_outcome(lease, fault)
 
-    def _start(self, job: Job, lease: Lease) -> "subprocess.Popen[bytes]":
+    def _start(self, job: Job, lease: Lease) -> JobProcess:
         assert job.work_key is not None
         # Empty, because transformers mistakes a folder in the working directory for a repository of that name.
         empty = self._work.path(job.work_key) / "empty"
         empty.mkdir(exist_ok=True)
-        arguments = [
-            lease.job_id,
-            lease.fence,
-            str(os.getpid()),
-            *(f"--request={name}" for name in _request_of(job).values()),
-        ]
-        return subprocess.Popen(  # noqa: S603  # our own interpreter and module; the arguments are our ids
-            [sys.executable, "-P", *self._program, *arguments, *self._device()],
-            cwd=empty,
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-            # The terminal's Ctrl-C must not reach it: the service decides when its jobs stop.
-            start_new_session=True,
+        options = (*(f"--request={name}" for name in _request_of(job).values()), *self._device())
+        return self._processes.start(
+            JobStart(arguments=(lease.job_id, lease.fence, *options), folder=empty, environment=self._environment())
         )
 
     def _device(self) -> tuple[str, ...]:
@@ -219,14 +221,13 @@ class Runner:
         device = {} if self._equipment.device is None else device_environment(self._equipment.device)
         return {**inherited, **quiet, **safe, **device, **self._settings.environment()}
 
-    def _watch(self, child: "subprocess.Popen[bytes]", lease: Lease) -> _WatchResult:
+    def _watch(self, child: JobProcess, lease: Lease) -> _WatchResult:
         """Wait until the process ends or must be killed, which is up to the caller."""
         progress = _Progress()
         check_at = time.monotonic() + self._settings.poll_seconds
         stopped_at: float | None = None
         while True:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_LOOK_SECONDS)
+            if child.wait(_LOOK_SECONDS) is not None:
                 return _WatchResult.ENDED if stopped_at is None else _WatchResult.STOPPED
             now = time.monotonic()
             if stopped_at is not None:
@@ -289,9 +290,12 @@ def _stalled(seconds: float) -> JobError:
     )
 
 
-def _kill(child: "subprocess.Popen[bytes]") -> None:
-    """Kill a process and everything that it has started, by the process group that it leads."""
+def _kill(child: JobProcess) -> int:
+    """Kill a process and everything that it has started, by the process group that it leads; return its exit code."""
     # The process no longer exists, which macOS reports as a permission error.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    exit_code = child.wait()
+    child.close()
+    assert exit_code is not None
+    return exit_code

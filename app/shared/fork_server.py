@@ -123,10 +123,19 @@ class ForkServer:
         preload: further modules for the template to import.
         environment: the full environment of the template and its children; only PYTHONPATH is added, so that they
             import from the same places as this process.
+        scratch: a folder that the template removes when it ends, also when this process was killed.
     """
 
-    def __init__(self, entry: str, *, preload: Sequence[str] = (), environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        entry: str,
+        *,
+        preload: Sequence[str] = (),
+        environment: Mapping[str, str],
+        scratch: Path | None = None,
+    ) -> None:
         self._entry = entry
+        self._scratch = scratch
         self._preload = tuple(preload)
         self._environment = dict(environment)
         self._lock = threading.Lock()
@@ -196,7 +205,7 @@ class ForkServer:
         program = [sys.executable, "-P", "-m", "app.shared.fork_template"]
         try:
             self._template = subprocess.Popen(  # noqa: S603  # our own interpreter and module
-                [*program, str(theirs.fileno()), self._entry, *self._preload],
+                [*program, str(theirs.fileno()), self._entry, str(self._scratch or ""), *self._preload],
                 env={**self._environment, "PYTHONPATH": paths},
                 cwd="/",
                 stdin=subprocess.DEVNULL,

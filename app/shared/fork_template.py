@@ -8,6 +8,7 @@ import gc
 import importlib
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -174,9 +175,10 @@ def main(arguments: Sequence[str]) -> None:
     """Import, then fork on request.
 
     Args:
-        arguments: descriptor of the socket, `module:function`, further modules to import.
+        arguments: descriptor of the socket, `module:function`, a folder to remove at the end or "", further modules to
+            import.
     """
-    descriptor, entry, *preload = arguments
+    descriptor, entry, scratch, *preload = arguments
     os.set_inheritable(int(descriptor), False)
     with socket.socket(fileno=int(descriptor)) as control:
         module, _, name = entry.partition(":")
@@ -188,6 +190,8 @@ def main(arguments: Sequence[str]) -> None:
         # Otherwise children would copy the pages of objects that garbage collection marks.
         gc.freeze()
         Template(control, function).serve()
+    if scratch:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ class Deployment(Service):
         """Return the process id of a part."""
         return self._processes[name].pid
 
-    def children(self) -> list[psutil.Process]:
-        """Return the living processes of jobs."""
+    def descendants(self) -> list[psutil.Process]:
+        """Return all processes that its parts have started, including those that wait for a job."""
         found = []
         for process in self._processes.values():
             try:
@@ -67,7 +67,7 @@ class Deployment(Service):
 
     def kill(self) -> None:
         """Kill all of it; the processes of jobs end with their worker."""
-        orphans = self.children()
+        orphans = self.descendants()
         for process in self._processes.values():
             process.kill()
         self._ended()

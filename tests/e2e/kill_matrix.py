@@ -16,6 +16,7 @@ from app.shared.repositories import jobs
 from app.shared.settings import Settings
 from rocket_core.config import compression_config
 from rocket_core.pipeline import compress
+from tests.e2e.service_process import command_line
 from tests.reference.tiny_models import save_tiny_model
 from worker.reconciler import Reconciler
 
@@ -29,7 +30,8 @@ KEY = {"Idempotency-Key": "kill-matrix"}
 MAX_ATTEMPTS = 20
 _DAY = 86400.0
 # How many levels below the worker a process is.
-_DEPTHS = {"worker": 0, "job": 1, "compute": 2, "fetch": 2}
+_DEPTHS = {"worker": 0, "template": 1, "job": 2, "compute": 3, "fetch": 3}
+GENERATIONS = ("self", "parent", "grandparent", "great-grandparent")
 ATTEMPT_PROCESSES = frozenset(_DEPTHS)
 
 
@@ -58,7 +60,7 @@ class Failpoint:
         if victim is None or victim == self.where:
             victim = "self"
         elif victim in _DEPTHS:
-            victim = ("self", "parent", "grandparent")[_DEPTHS[self.where] - _DEPTHS[victim]]
+            victim = GENERATIONS[_DEPTHS[self.where] - _DEPTHS[victim]]
         fields = {field: getattr(self, field) for field in ("name", "function", "when", "call", "with_answer")}
         return fields | {"victim": victim}
 
@@ -211,9 +213,7 @@ def assert_promise(service, job_id: str, expected: dict[str, str]) -> None:
     stored = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in _files(settings, "artifacts")}
     assert stored == artifacts
     assert _files(settings, "work") == []
-    assert [
-        process.pid for process in psutil.process_iter(["cmdline"]) if job_id in (process.info["cmdline"] or ())
-    ] == []
+    assert [process.pid for process in psutil.process_iter() if job_id in command_line(process)] == []
 
 
 def _files(settings: Settings, folder: str) -> list[Path]:

@@ -1,5 +1,6 @@
 """The real service in a separate process, as a user starts it, with methods to kill it."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ QUICK = {
     # Costs each process of a job one CPU second; `test_service` has one that measures.
     "ROCKET_MEASURE_ENERGY": "false",
 }
+JOB_MODULES = frozenset({"worker.job", "worker.compute", "worker.fetch"})
 
 
 class Service:
@@ -51,6 +53,10 @@ class Service:
 
     def children(self) -> list[psutil.Process]:
         """Return the living processes of jobs."""
+        return [child for child in self.descendants() if runs_job(child)]
+
+    def descendants(self) -> list[psutil.Process]:
+        """Return all processes that the service has started, including those that wait for a job."""
         try:
             return [child for child in psutil.Process(self.process.pid).children(recursive=True) if child.is_running()]
         except psutil.NoSuchProcess:
@@ -65,7 +71,7 @@ class Service:
 
     def kill(self) -> None:
         """Kill the service itself, and check that its jobs' processes end too."""
-        orphans = self.children()
+        orphans = self.descendants()
         self.process.kill()
         self._ended()
         psutil.wait_procs(orphans, timeout=10)
@@ -123,3 +129,23 @@ class Service:
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
+
+
+def runs_job(process: psutil.Process) -> bool:
+    """Return whether a process works for a job, and does not only wait for one."""
+    return any(runs(process, module) for module in JOB_MODULES)
+
+
+def runs(process: psutil.Process, module: str) -> bool:
+    """Return whether a process is an interpreter that runs a module."""
+    words = command_line(process)
+    return ("-m", module) in itertools.pairwise(words)
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Return the words of a process's command line; none if it has ended."""
+    try:
+        # A process that has changed its title has only one argument.
+        return " ".join(process.cmdline()).split()
+    except psutil.NoSuchProcess:
+        return []

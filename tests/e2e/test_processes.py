@@ -9,7 +9,7 @@ import httpx2
 import psutil
 import pytest
 
-from tests.e2e.service_process import QUICK, ROCKET
+from tests.e2e.service_process import QUICK, ROCKET, runs
 from tests.e2e.watching import LAYERS
 from tests.servers import Redis
 
@@ -97,7 +97,9 @@ def test_job_moved_between_workers_produces_identical_bytes(stack):
         job_id = client.post("/jobs", json=REQUEST).raise_for_status().json()["id"]
         wait(job_id, lambda job: events(job_id, 10))
         # The attempt's process, which is in between, hides its environment.
-        computing = psutil.Process(first.pid).children(recursive=True)[-1]
+        [computing] = [
+            child for child in psutil.Process(first.pid).children(recursive=True) if runs(child, "worker.compute")
+        ]
         assert computing.environ()["CUDA_VISIBLE_DEVICES"] == ""
         # Killed; the next has another disk, and finds no checkpoint on it.
         first.kill()

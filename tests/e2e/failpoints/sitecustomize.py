@@ -2,9 +2,9 @@
 
 So the product itself has no code for that. A file `failpoints.json` next to the copy holds the `folder` of the marks,
 and `points`, each with its `name`, the `function` (`module:Class.function`), `when` (before or after it), at which
-`call` of a process, and the `victim`: `self`, `parent`, `grandparent`, or the name of a file in `folder` that holds a
-process id. Each strikes once, whatever process comes there first: it leaves a file of its name. It is a file, because
-the processes that read models have no variables but those that they need.
+`call` of a process, and the `victim`: `self`, an ancestor (see GENERATIONS), or the name of a file in `folder` that
+holds a process id. Each strikes once, whatever process comes there first: it leaves a file of its name. The plan is a
+file, because the processes that read models have no variables but those that they need.
 
 Those processes can neither leave marks nor kill: a fork of each, made before it is confined, does so in its place.
 
@@ -23,8 +23,7 @@ from pathlib import Path
 
 PLAN = Path(__file__).parent / "failpoints.json"
 STAND_IN = "STAND_IN"
-CONFINED = {"worker.compute", "worker.fetch"}
-GENERATIONS = {"self": 0, "parent": 1, "grandparent": 2}
+GENERATIONS = {"self": 0, "parent": 1, "grandparent": 2, "great-grandparent": 3}
 
 
 def _strike_as(pid, folder, point):
@@ -72,6 +71,27 @@ def _striker(points, folder):
         os.read(told, 1)
 
     return strike
+
+
+def _arm_before_confinement(module, points, folder, strike):
+    """Have a process strike through a fork of it, made before it is confined."""
+    confine = module.enter_confinement
+
+    def enter_confinement(channel):
+        strike.by = _striker(points, folder)
+        return confine(channel)
+
+    module.enter_confinement = enter_confinement
+
+
+class _Strike:
+    """How this process strikes: `by` itself, or through a fork once it is confined."""
+
+    def __init__(self):
+        self.by = _strike
+
+    def __call__(self, folder, point):
+        self.by(folder, point)
 
 
 def _wrap(module, folder, point, strike):
@@ -124,14 +144,18 @@ def _install():
     folder = Path(given["folder"])
     # A failpoint that has struck does not strike again.
     points = [point for point in given["points"] if not (folder / point["name"]).exists()]
-    strike = _striker(points, folder) if points and CONFINED.intersection(sys.orig_argv) else _strike
+    strike = _Strike()
     changes = {}
+    if points:
+        arm = functools.partial(_arm_before_confinement, points=points, folder=folder, strike=strike)
+        changes["worker.confinement"] = [arm]
     for point in points:
         change = functools.partial(_wrap, folder=folder, point=point, strike=strike)
         changes.setdefault(point["function"].partition(":")[0], []).append(change)
     if STAND_IN in os.environ:
         program = (os.environ[STAND_IN],)
-        changes["worker.runner"] = [*changes.get("worker.runner", ()), lambda m: setattr(m, "JOB_PROGRAM", program)]
+        name = "worker.job_processes"
+        changes[name] = [*changes.get(name, ()), lambda m: setattr(m, "JOB_PROGRAM", program)]
     for name in changes.keys() & sys.modules.keys():
         for change in changes[name]:
             change(sys.modules[name])

@@ -1,0 +1,214 @@
+"""Jobs whose processes are forked from one that has imported the library."""
+
+import json
+import os
+import signal
+import sys
+import threading
+
+import psutil
+import pytest
+
+from tests.e2e.service_process import command_line, runs
+from tests.worker.waiting import eventually
+from worker.job_processes import FreshJobs, JobStart, WarmJobs
+from worker.runner import Runner
+
+pytestmark = pytest.mark.skipif(not WarmJobs.is_supported(), reason="this system cannot fork such processes")
+
+CANARY = "canary-0123456789"
+KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+CALIBRATION = {"samples": 2, "sequence_length": 16}
+# Imported by every interpreter that is started with it on PYTHONPATH; replaces what reads the model.
+CURIOUS = """
+import json, os
+import worker.computation
+
+def look(self):
+    request = self._request
+    found = dict(os.environ), os.getcwd(), os.getsid(0), [os.readlink(f"/proc/self/fd/{n}") for n in (0, 1, 2)]
+    (request.output / "found.json").write_text(json.dumps(found))
+    try:
+        (request.output.parent / "job.txt").write_text("x")
+    except OSError as error:
+        (request.output / "refused.json").write_text(json.dumps(type(error).__name__))
+    os.kill(os.getpid(), 9)
+
+worker.computation.Computation._work = look
+"""
+
+
+@pytest.fixture
+def warm(configure, database):
+    """A runner whose jobs are forked."""
+    runners = []
+
+    def warm(**changes):
+        runner = Runner(configure(**changes), database, is_warm=True)
+        runners.append(runner)
+        runner.prepare()
+        return runner
+
+    yield warm
+    for runner in runners:
+        runner.close()
+
+
+def family(process=None):
+    return (process or psutil.Process()).children(recursive=True)
+
+
+def named(module):
+    return [process for process in family() if runs(process, module)]
+
+
+def template():
+    [found] = [
+        process
+        for process in psutil.Process().children()
+        if "worker.warm_job:run" in process.cmdline() and process.ppid() == os.getpid()
+    ]
+    return found
+
+
+def test_warm_jobs_produce_the_bytes_of_fresh_ones(warm, settings, database, submit, model, look, published):
+    first, second, third = (submit(calibration=CALIBRATION) for _ in range(3))
+    runner = warm()
+    assert runner.run(first)
+    pid = template().pid
+    assert runner.run(second)
+    assert template().pid == pid
+    assert Runner(settings, database).run(third)
+    assert [look(job).status for job in (first, second, third)] == ["succeeded"] * 3
+    hashes = [
+        {name: file for name, file in published(job).items() if name.endswith(".safetensors")}
+        for job in (first, second, third)
+    ]
+    assert hashes[0]
+    assert hashes[0] == hashes[1] == hashes[2]
+
+
+def test_processes_that_wait_hold_no_secret_and_no_thread(warm):
+    warm(secret_key=KEY)
+    eventually(lambda: len(family(template())) == 3, within=60)
+    for process in (template(), *family(template())):
+        assert process.num_threads() == 1
+        assert not [name for name in process.environ() if name.startswith("ROCKET_")]
+
+
+def test_a_forked_process_is_confined_like_a_fresh_one(warm, submit, model, look, tmp_path, monkeypatch, settings):
+    (tmp_path / "curious").mkdir()
+    (tmp_path / "curious" / "sitecustomize.py").write_text(CURIOUS)
+    monkeypatch.syspath_prepend(tmp_path / "curious")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
+    job = submit(max_attempts=1, calibration=CALIBRATION)
+    assert warm(hf_token=CANARY).run(job)
+    assert look(job).status == "failed"
+    work = settings.data_dir / "work" / look(job).work_key
+    environment, folder, session, standard = json.loads((work / "out" / "found.json").read_text())
+    assert CANARY not in str(environment)
+    assert folder == str(work / "empty")
+    assert session != os.getsid(0)
+    assert standard[0] == "/dev/null"
+    assert all(name.startswith("pipe:") for name in standard[1:])
+    assert json.loads((work / "out" / "refused.json").read_text()) == "PermissionError"
+    assert not (work / "job.txt").exists()
+
+
+def test_each_job_has_its_own_home(warm, submit, model, settings, look):
+    runner = warm()
+    job = submit(calibration=CALIBRATION)
+    thread = threading.Thread(target=runner.run, args=(job,), daemon=True)
+    thread.start()
+    eventually(lambda: named("worker.compute"), within=60)
+    [computing] = named("worker.compute")
+    assert job in command_line(computing)
+    home = computing.environ()["HOME"]
+    assert os.path.realpath(home) == str((settings.data_dir / "work" / look(job).work_key / "home").resolve())
+    thread.join(60)
+    runner.close()
+    assert not os.path.lexists(home)
+
+
+def test_cancelling_stops_a_forked_job(warm, submit, model, look, cancel):
+    runner = warm(cancel_grace_seconds=60)
+    job = submit(calibration=CALIBRATION)
+    thread = threading.Thread(target=runner.run, args=(job,), daemon=True)
+    thread.start()
+    eventually(lambda: look(job).stage == "calibrating", within=60)
+    cancel(job)
+    thread.join(60)
+    assert (look(job).status, look(job).error) == ("cancelled", None)
+    assert named("worker.job") == named("worker.compute") == []
+
+
+def test_a_job_outlives_the_loss_of_its_template(warm, submit, model, look):
+    runner = warm()
+    job = submit(calibration=CALIBRATION)
+    thread = threading.Thread(target=runner.run, args=(job,), daemon=True)
+    thread.start()
+    eventually(lambda: named("worker.compute"), within=60)
+    lost = family(template())
+    template().kill()
+    thread.join(60)
+    assert psutil.wait_procs(lost, timeout=10)[1] == []
+    assert (look(job).status, look(job).attempt) == ("queued", 1)
+    assert runner.run(job)
+    assert (look(job).status, look(job).attempt) == ("succeeded", 2)
+
+
+def test_killing_a_forked_job_ends_its_processes(warm, submit, model, look):
+    runner = warm()
+    job = submit(calibration=CALIBRATION)
+    thread = threading.Thread(target=runner.run, args=(job,), daemon=True)
+    thread.start()
+    eventually(lambda: named("worker.compute"), within=60)
+    [process] = named("worker.job")
+    below = family(process)
+    process.kill()
+    thread.join(60)
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+    assert (look(job).status, look(job).attempt) == ("queued", 1)
+
+
+def test_a_template_that_cannot_start_is_not_needed(tmp_path, caplog):
+    jobs = WarmJobs({"PATH": os.environ["PATH"]})
+    missing = str(tmp_path / "python")
+    executable, sys.executable = sys.executable, missing
+    try:
+        jobs.prepare()
+    finally:
+        sys.executable = executable
+    assert "the next job starts more slowly" in caplog.text
+    assert jobs.is_ready()
+    start = JobStart(arguments=("job_0", "fence"), folder=tmp_path, environment=dict(os.environ))
+    process = FreshJobs(("-c", "pass")).start(start)
+    assert process.wait() == 0
+    jobs.close()
+
+
+def test_closing_ends_the_template_and_what_waits(warm):
+    runner = warm()
+    eventually(lambda: len(family(template())) == 3, within=60)
+    waiting = [template(), *family(template())]
+    runner.close()
+    assert psutil.wait_procs(waiting, timeout=10)[1] == []
+
+
+def test_killing_a_worker_ends_its_template():
+    code = (
+        "import time, worker.job_processes as p; w = p.WarmJobs({}); w.prepare(); print('on', flush=1); time.sleep(60)"
+    )
+    process = psutil.Popen([sys.executable, "-c", code], stdout=-1)
+    try:
+        process.stdout.readline()
+        eventually(lambda: len(process.children(recursive=True)) == 4, within=60)
+        below = process.children(recursive=True)
+        [home] = {child.environ()["HOME"] for child in below}
+        assert os.path.lexists(home)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+    assert not os.path.lexists(home)

@@ -1,0 +1,50 @@
+"""Process of a job's attempt, forked from a process that has imported the library; see `worker.job_processes`.
+
+Compared with `python -m worker.job`, everything is the same but for the imports: the process leads a session, runs in
+the job's folder, and receives its arguments and settings, with all secrets, only after it has forked the processes
+that will read the model.
+"""
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+from worker import job
+from worker.channel import Channel, ChannelClosedError
+from worker.job_processes import JOB_START
+from worker.spares import Spares, adopt_environment, end_with
+
+# One for the download and one for the computation; further ones are started as programs.
+_SPARES = 2
+
+
+def run(descriptors: Sequence[int]) -> None:
+    """Wait for a job and run one attempt at it.
+
+    Args:
+        descriptors: the socket that the supervisor sends a `JobStart` to.
+    """
+    end_with(lambda: _run(descriptors))
+
+
+def _run(descriptors: Sequence[int]) -> int:
+    parent = os.getppid()
+    # The terminal's Ctrl-C must not reach it, and killing its group must reach everything that it starts.
+    os.setsid()
+    connection = socket.socket(fileno=descriptors[0])
+    spares = Spares(_SPARES, unneeded=(connection,))
+    channel = Channel(connection)
+    try:
+        start = channel.receive(JOB_START)
+    except ChannelClosedError:
+        return 0
+    assert start is not None
+    channel.close()
+    arguments = [*start.arguments[:2], str(parent), *start.arguments[2:]]
+    adopt_environment(start.environment, " ".join([sys.executable, "-P", "-m", "worker.job", *arguments]))
+    os.chdir(start.folder)
+    code = job.main(arguments, launch=spares)
+    logging.shutdown()
+    return code
