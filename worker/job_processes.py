@@ -167,7 +167,7 @@ class WarmJobs:
         return True
 
     def prepare(self) -> None:
-        """Have the template fork a process, and start the template if necessary."""
+        """Request a process from the template, and start the template if necessary."""
         if self._next is not None:
             return
         ours, theirs = socket.socketpair()

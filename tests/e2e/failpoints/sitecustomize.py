@@ -74,7 +74,7 @@ def _striker(points, folder):
 
 
 def _arm_before_confinement(module, points, folder, strike):
-    """Have a process strike through a fork of it, made before it is confined."""
+    """Make a process strike through a fork of it, created before it is confined."""
     confine = module.enter_confinement
 
     def enter_confinement(channel):
