@@ -35,6 +35,7 @@ from rocket_core.inspection.model_files import CONFIG_NAME, vet_folder
 from rocket_core.inspection.safetensors_headers import local_weight_files, read_header, sum_summaries, summarize
 from rocket_core.models.architecture import named_class, named_classes
 from rocket_core.models.pretrained import check_settings, interpreting, load_config, load_tokenizer
+from rocket_core.system.devices import compute_dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +85,7 @@ def open_model(path: Path) -> ModelFolder:
 
 
 def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
-    """Load a model for inference, in its stored dtype and from safetensors only.
+    """Load a model for inference from safetensors only, in its stored dtype (see `compute_dtype` for exceptions).
 
     Args:
         folder: the model.
@@ -120,6 +121,9 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
             f"another {CONFIG_NAME}"
         )
     model = cast("PreTrainedModel", nn.Module.to(loaded, device))
+    dtype = compute_dtype(model.dtype, device)
+    if dtype != model.dtype:
+        nn.Module.to(model, dtype)
     model.eval()
     return model
 

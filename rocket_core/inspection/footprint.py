@@ -32,6 +32,8 @@ _HEADROOM = 256 * 2**20
 # One batch of an evaluation, in the model's dtype and upcast, and the float64 copies of a chunk.
 _LOGITS_IN_MEMORY = 768 * 2**20
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+# As `system.devices.compute_dtype` says.
+_COMPUTE_BYTES = {"F16": 4, "float16": 4}
 # These store a weight as `(d_in, d_out)`; all other families store the transpose.
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 # These count positions from after the padding token's id, so that some of their position embeddings are never read.
@@ -55,7 +57,8 @@ class ModelShape:
         block_parameters: parameters of each block.
         parameters: parameters of the whole model.
         hidden_size: numbers per token between two blocks.
-        itemsize: bytes of a number, in memory and in the artifacts.
+        itemsize: bytes of a number in the artifacts.
+        compute_itemsize: bytes of a number in memory.
         stored_bytes: bytes of the checkpoint.
     """
 
@@ -64,6 +67,7 @@ class ModelShape:
     parameters: int
     hidden_size: int
     itemsize: int
+    compute_itemsize: int
     stored_bytes: int
 
     @property
@@ -143,20 +147,20 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
         work: the work to be done.
     """
     prelude = model.parameters - sum(model.block_parameters)
-    hidden = work.tokens * model.hidden_size * model.itemsize
-    block = max(model.block_parameters) * model.itemsize
+    hidden = work.tokens * model.hidden_size * model.compute_itemsize
+    block = max(model.block_parameters) * model.compute_itemsize
     shapes = [shape for block in model.layers for shape in block]
     # Layers that read the same input share a Gram matrix; which ones do is not known from shapes.
     grams = max(sum(_gram_bytes(shape, work) for shape in block) for block in model.layers)
     solver = max(_solver_bytes(*shape, pruning=work.input_grams) for shape in shapes)
     batch = min(work.tokens, max(TOKENS_PER_BATCH, work.sequence_length))
-    activations = batch * max(max(shape) for shape in shapes) * (3 * model.itemsize + 2 * work.itemsize)
+    activations = batch * max(max(shape) for shape in shapes) * (3 * model.compute_itemsize + 2 * work.itemsize)
     working = block + grams + max(solver, activations) + 2 * hidden
     if work.config.sequential:
         sums = 2 * max(d_in for d_in, _ in shapes) ** 2 * _FLOAT64
         working = max(working, 2 * block + sums + max(solver, 2 * activations) + 6 * hidden)
     inputs = work.windows * work.input_bytes
-    memory = max(2 * prelude * model.itemsize + 2 * hidden, working) + inputs + _HEADROOM
+    memory = max(2 * prelude * model.compute_itemsize + 2 * hidden, working) + inputs + _HEADROOM
     disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, _least_ratio(work.config.target))
     return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + len(work.config.export) * model.stored_bytes)
 
@@ -172,7 +176,7 @@ def sensitivity_disk_bytes(model: ModelShape, *, windows: int, sequence_length: 
         sequence_length: tokens per window.
     """
     boundaries = len(model.block_parameters) + 2
-    return boundaries * windows * sequence_length * model.hidden_size * model.itemsize
+    return boundaries * windows * sequence_length * model.hidden_size * model.compute_itemsize
 
 
 def evaluation_footprint(model: ModelShape, *, tokens: int, vocabulary: int) -> ResourceEstimate:
@@ -186,8 +190,8 @@ def evaluation_footprint(model: ModelShape, *, tokens: int, vocabulary: int) -> 
         tokens: number of tokens predicted.
         vocabulary: logits per token.
     """
-    memory = model.parameters * model.itemsize * 3 // 2 + _LOGITS_IN_MEMORY + _HEADROOM
-    return ResourceEstimate(memory_bytes=memory, disk_bytes=tokens * vocabulary * model.itemsize)
+    memory = model.parameters * model.compute_itemsize * 3 // 2 + _LOGITS_IN_MEMORY + _HEADROOM
+    return ResourceEstimate(memory_bytes=memory, disk_bytes=tokens * vocabulary * model.compute_itemsize)
 
 
 def factored_export_bytes(model: ModelShape, ratio: float) -> int:
@@ -215,7 +219,8 @@ def describe_model(
         config: the content of config.json.
         weights: summary of the safetensors headers.
         ignore: glob patterns of layers to leave alone.
-        dtype: dtype of memory and artifacts; `auto` is the checkpoint's own.
+        dtype: dtype of the artifacts; `auto` is the checkpoint's own. Memory is that of a CPU, on which float16 models
+            run in float32.
 
     Raises:
         AlreadyQuantizedError: most weights are not plain floating-point numbers.
@@ -223,7 +228,7 @@ def describe_model(
         InvalidConfigError: matching the patterns with the names would take too much work.
     """
     stored = storage_dtype(weights, "the model")
-    itemsize = _ITEM_BYTES[stored if dtype == "auto" else dtype]
+    dtype = stored if dtype == "auto" else dtype
     lists = _block_lists(config, weights)
     if is_costly((name for name, _ in weights.matrices), ignore):
         raise InvalidConfigError(
@@ -247,7 +252,8 @@ def describe_model(
         parameters=weights.parameters,
         hidden_size=find_number(config, HIDDEN_SIZES)
         or max(min(shape) for block in layers.values() for shape in block),
-        itemsize=itemsize,
+        itemsize=_ITEM_BYTES[dtype],
+        compute_itemsize=_COMPUTE_BYTES.get(dtype, _ITEM_BYTES[dtype]),
         stored_bytes=weights.stored_bytes,
     )
 

@@ -142,7 +142,7 @@ def split_inputs(
     if positions_per_batch is None:
         positions_per_batch = TOKENS_PER_BATCH_ON_CPU if run.device.type == "cpu" else TOKENS_PER_BATCH
     size = max(1, positions_per_batch // run.positions)
-    return inputs.batches(size, run.device, run.dtype)
+    return inputs.batches(size, run.device, run.compute_dtype)
 
 
 def begin_walk(

@@ -10,6 +10,7 @@ from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader
 from rocket_core.config import CompressionConfig
 from rocket_core.methods import Method, method_for
 from rocket_core.models.architecture import Architecture
+from rocket_core.system.devices import compute_dtype
 
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -26,7 +27,7 @@ class Run:
         loader: loads weights into the model's modules.
         inputs: source of the calibration inputs.
         device: compute device.
-        dtype: dtype in which the model runs and is stored.
+        dtype: dtype in which the model is stored; see `compute_dtype` for that in which it runs.
         sequence_length: tokens per calibration window; for images, positions of one image.
         positions: positions of a sample that pass through blocks, summed over all lists of blocks.
         layers: compressible layers of each block, without the ignored ones.
@@ -45,6 +46,11 @@ class Run:
     positions: int
     layers: tuple[tuple[str, ...], ...]
     skipped: dict[str, str]
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Dtype in which the model runs."""
+        return compute_dtype(self.dtype, self.device)
 
     @property
     def precision(self) -> torch.dtype:

@@ -39,7 +39,7 @@ from rocket_core.models.pretrained import check_settings
 from rocket_core.pipeline.context import FLOATS, Run
 from rocket_core.pipeline.requirements import check_target
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
-from rocket_core.system.devices import resolve_device
+from rocket_core.system.devices import compute_dtype, resolve_device
 
 
 def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
@@ -58,7 +58,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     model_config = read_config(source.folder)
     check_config(model_config.to_dict(), source.name)
     dtype = _storage_dtype(checkpoint, config)
-    architecture = build_architecture(model_config, dtype)
+    architecture = build_architecture(model_config, compute_dtype(dtype, device))
     loader = WeightLoader(architecture.model, checkpoint, device)
     # Files that will be copied into the artifacts are checked before long work, and again when they are copied.
     companions(source.folder, source.name)

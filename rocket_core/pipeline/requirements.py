@@ -47,6 +47,7 @@ def _model_shape(run: Run) -> ModelShape:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         hidden_size=int(model.config.get_text_config().hidden_size),
         itemsize=run.dtype.itemsize,
+        compute_itemsize=run.compute_dtype.itemsize,
         stored_bytes=run.checkpoint.stored_bytes,
     )
 

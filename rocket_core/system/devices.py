@@ -33,6 +33,19 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def compute_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype in which a model runs fast on a device.
+
+    CPUs convert float16 numbers one by one, which takes 4 to 20 times as long as computing in float32, of which every
+    float16 number is an exact value. Every other dtype runs as it is stored.
+
+    Args:
+        stored: dtype of the weights in the checkpoint.
+        device: device that the model runs on.
+    """
+    return torch.float32 if stored == torch.float16 and device.type == "cpu" else stored
+
+
 def free_memory(device: torch.device) -> int:
     """Return the bytes that a computation on the device may still use."""
     if device.type == "cpu":
