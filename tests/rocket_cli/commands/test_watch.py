@@ -122,7 +122,7 @@ def test_a_log_has_a_line_for_each_stage_and_warning(remote, server, service):
     service.warn(lease, "few samples")
     finish_at = datetime.now(UTC) + timedelta(seconds=90)
     steps = [
-        lambda: wait_for(lambda: server.application.state.streams._places._taken),
+        lambda: wait_for(lambda: server.application.state.streams._slots._taken),
         lambda: service.progress(lease, "calibrating", 0.25, finish_at),
         lambda: time.sleep(0.3),
         lambda: service.succeed(lease, {}),
