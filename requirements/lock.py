@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "requirements"
-EXTRAS = {"api": ("s3",), "worker": ("worker", "s3", "vision", "evaluation")}
+EXTRAS = {"api": ("service", "s3"), "worker": ("worker", "s3", "vision", "evaluation")}
 """Extras of the project in each image."""
 TARGETS = tuple(
     {
@@ -70,10 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def requirements_of(metadata: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
     """Return the project's requirements with these extras, without the project itself."""
-    optional = metadata["optional-dependencies"]
-    wanted = [*metadata["dependencies"], *(text for extra in extras for text in optional[extra])]
-    # An extra that includes another names the project, which is built from source.
-    return [text for text in wanted if Requirement(text).name != metadata["name"]]
+    wanted: dict[str, None] = dict.fromkeys(metadata["dependencies"])
+    for extra in extras:
+        for text in metadata["optional-dependencies"][extra]:
+            requirement = Requirement(text)
+            if requirement.name == metadata["name"]:
+                # An extra that includes others names the project itself, which is built from source.
+                wanted |= dict.fromkeys(requirements_of(metadata, sorted(requirement.extras)))
+            else:
+                wanted[text] = None
+    return list(wanted)
 
 
 def lock(

@@ -72,17 +72,35 @@ _SERVICE_CODES: Mapping[str, ExitCode] = {
 }
 
 # Packages of the `worker` extra, which a base install does not have.
-_WORKER_PACKAGES = frozenset(
-    {
+_EXTRAS = {
+    # Packages that the base install lacks, and what brings them; a service needs all of `worker`.
+    "torch": (
         "accelerate",
+        "codecarbon",
         "datasets",
+        "numpy",
         "psutil",
         "safetensors",
         "tokenizers",
         "torch",
         "transformers",
-    }
-)
+    ),
+    "worker": (
+        "alembic",
+        "celery",
+        "cryptography",
+        "fastapi",
+        "limits",
+        "prometheus_client",
+        "psycopg",
+        "pydantic_settings",
+        "redis",
+        "setproctitle",
+        "sqlalchemy",
+        "uvicorn",
+    ),
+}
+_EXTRA_OF = {package: extra for extra, packages in _EXTRAS.items() for package in packages}
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # Outcomes that the user asked for.
 _NO_ERRORS = frozenset({ExitCode.INTERRUPTED, ExitCode.CANCELLED})
@@ -149,6 +167,19 @@ def report_failure(failure: Failure, *, as_json: bool) -> None:
     typer.echo(f"rocket: {severity}{failure.message}", err=True)
 
 
+def missing_extra(error: ImportError) -> Failure | None:
+    """Return the failure of a command whose packages an extra brings; None if none of them does."""
+    package = _top_level(error)
+    if package not in _EXTRA_OF:
+        return None
+    return Failure(
+        code="missing_extra",
+        message=f"this command needs {package}, which is not installed or too old; "
+        f"run: pip install 'rocket-compress[{_EXTRA_OF[package]}]'",
+        exit_code=ExitCode.INVALID,
+    )
+
+
 def describe(error: BaseException) -> Failure | None:
     """Return the failure that an error is reported as; None if the error is a bug."""
     failure: Failure | None
@@ -161,8 +192,8 @@ def describe(error: BaseException) -> Failure | None:
             failure = Failure(code=error.code, message=str(error), exit_code=error.exit_code)
         case KeyboardInterrupt():
             failure = Failure(code="cancelled", message="interrupted", exit_code=ExitCode.INTERRUPTED)
-        case ImportError() if _top_level(error) in _WORKER_PACKAGES:
-            failure = _missing_worker_extra(error)
+        case ImportError():
+            failure = missing_extra(error)
         case OSError() if error.errno in _DISK_FULL:
             failure = _too_small(errors.InsufficientDiskError, f"the disk is full ({_where(error)}); free some space")
         case OSError() if error.filename is not None and error.errno is not None:
@@ -214,15 +245,6 @@ def _problem(error: client_errors.ProblemError) -> Failure:
 
 def _top_level(error: ImportError) -> str:
     return (error.name or "").partition(".")[0]
-
-
-def _missing_worker_extra(error: ImportError) -> Failure:
-    return Failure(
-        code="missing_worker_extra",
-        message=f"this command needs {_top_level(error)}, which is not installed or too old; "
-        "run: pip install 'rocket-compress[worker]'",
-        exit_code=ExitCode.INVALID,
-    )
 
 
 def _too_small(kind: type[errors.ResourceError], message: str) -> Failure:

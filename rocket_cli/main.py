@@ -21,7 +21,7 @@ from rocket_cli.commands import (
     submit,
     watch,
 )
-from rocket_cli.exit_codes import MEANINGS
+from rocket_cli.exit_codes import MEANINGS, missing_extra, report_failure
 from rocket_cli.service import admin, api, migrate, serve, worker
 from rocket_core import __version__
 
@@ -99,4 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     values = sys.argv[1:] if arguments is None else list(arguments)
     # Commands get the arguments as `context.obj`, to print the command line that resumes an interrupted run.
-    app(args=values, prog_name="rocket", obj=tuple(values))
+    try:
+        app(args=values, prog_name="rocket", obj=tuple(values))
+    except ImportError as error:
+        # Service commands import what the base install lacks.
+        failure = missing_extra(error)
+        if failure is None:
+            raise
+        report_failure(failure, as_json="--json" in values)
+        sys.exit(failure.exit_code)

@@ -23,7 +23,7 @@ def loading_snippet(report: CompressionReport, kind: ExportKind, folder: str) ->
     """
     name, reader = _READERS[report.calibration.kind]
     quoted = json.dumps(folder)
-    first = ["import rocket_core.hf  # pip install 'rocket-compress[worker]'"] if kind == "factored" else []
+    first = ["import rocket_core.hf  # pip install 'rocket-compress[torch]'"] if kind == "factored" else []
     return "\n".join(
         [
             *first,

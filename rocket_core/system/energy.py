@@ -90,7 +90,7 @@ class EnergyMeter:
         try:
             tracker, counted = _tracker_to(self._keep)
         except ImportError as error:
-            _log.warning("%s; install it with: pip install 'rocket-compress[worker]'", error)
+            _log.warning("%s; install it with: pip install 'rocket-compress[torch]'", error)
             return
         tracker.start()
         self._tracker, self._counted = tracker, counted

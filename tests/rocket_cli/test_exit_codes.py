@@ -180,8 +180,8 @@ def test_an_unlisted_class_has_the_exit_code_of_its_base() -> None:
         (OSError(errno.ENOSPC, "No space left on device", "/out"), "insufficient_disk", 5),
         (PermissionError(errno.EACCES, "Permission denied", "/out"), "file_error", 2),
         (OSError(errno.EROFS, "Read-only file system", "/out"), "file_error", 2),
-        (ModuleNotFoundError("no torch", name="torch"), "missing_worker_extra", 2),
-        (ImportError("cannot import", name="transformers.utils"), "missing_worker_extra", 2),
+        (ModuleNotFoundError("no torch", name="torch"), "missing_extra", 2),
+        (ImportError("cannot import", name="transformers.utils"), "missing_extra", 2),
     ],
 )
 def test_expected_error_becomes_a_message(error: BaseException, code: str, exit_code: int) -> None:

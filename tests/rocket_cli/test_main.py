@@ -1,9 +1,12 @@
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import typer
@@ -13,22 +16,33 @@ from rocket_cli.exit_codes import MEANINGS
 from rocket_cli.main import app
 from rocket_core import __version__
 
+ROOT = Path(rocket_client.__file__).parents[1]
+
 BASE_INSTALL = """
 import sys
 
-class WorkerExtraIsMissing:
+class ExtrasAreMissing:
     names = set(sys.argv.pop(1).split(","))
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-sys.meta_path.insert(0, WorkerExtraIsMissing())
+sys.meta_path.insert(0, ExtrasAreMissing())
 from rocket_cli.main import main
 main(sys.argv[1:])
 """
 
-WORKER_PACKAGES = "accelerate,datasets,psutil,safetensors,tokenizers,torch,transformers"
+
+def left_out(*extras: str) -> str:
+    """Return the modules that extras bring and the base install lacks."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = [text for extra in extras for text in project["optional-dependencies"][extra]]
+    names = {re.split(r"[\[<>=;]", text)[0] for text in texts} - {project["name"]}
+    return ",".join(sorted(name.replace("-", "_") for name in names))
+
+
+OPTIONAL = left_out("service", "torch", "worker")
 
 IMPORTED_BY_HELP = """
 import atexit, sys
@@ -60,21 +74,40 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("compress", "model", "out", "--ratio", "0.3"), ("evaluate", "model", "--text", "text.txt")],
+    [
+        ("compress", "model", "out", "--ratio", "0.3"),
+        ("evaluate", "model", "--text", "text.txt"),
+        ("serve",),
+        ("api",),
+        ("worker",),
+        ("migrate",),
+        ("admin", "keys", "list"),
+    ],
     ids=lambda arguments: arguments[0],
 )
 def test_base_install_names_the_missing_packages(arguments: tuple[str, ...]) -> None:
-    process = python(BASE_INSTALL, WORKER_PACKAGES, *arguments)
+    process = python(BASE_INSTALL, OPTIONAL, *arguments)
 
     assert process.returncode == 2
-    assert "pip install 'rocket-compress[worker]'" in process.stderr
+    extra = "torch" if arguments[0] in {"compress", "evaluate"} else "worker"
+    assert f"pip install 'rocket-compress[{extra}]'" in process.stderr
     assert "Traceback" not in process.stderr
     assert process.stdout == ""
 
 
 def test_base_install_has_help_and_version() -> None:
-    assert python(BASE_INSTALL, WORKER_PACKAGES, "--help").returncode == 0
-    assert python(BASE_INSTALL, WORKER_PACKAGES, "--version").stdout == f"rocket {__version__}\n"
+    assert python(BASE_INSTALL, OPTIONAL, "--help").returncode == 0
+    assert python(BASE_INSTALL, OPTIONAL, "--version").stdout == f"rocket {__version__}\n"
+    for command in ("jobs", "submit", "frontier", "download", "push", "compress"):
+        assert python(BASE_INSTALL, OPTIONAL, command, "--help").returncode == 0
+
+
+def test_base_install_talks_to_a_server() -> None:
+    process = python(BASE_INSTALL, OPTIONAL, "jobs", "--server", "http://127.0.0.1:9")
+
+    assert process.returncode == 75
+    assert "127.0.0.1:9" in process.stderr
+    assert "Traceback" not in process.stderr
 
 
 def test_version_is_that_of_the_library(rocket: Callable) -> None:

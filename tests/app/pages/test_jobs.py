@@ -124,9 +124,9 @@ def test_buttons_cancel_retry_and_delete(page, client, submitted):
         ({"ratio": None, "target_bytes": 4_000_000}, {"target": "size", "size": "4000000"}),
     ],
 )
-def test_another_job_like_one_has_the_same_target(page, client, target, fields):
+def test_a_new_job_with_these_settings_has_the_same_target(page, client, target, fields):
     job = client.post("/jobs", json=BODY | target).json()["id"]
-    link = re.search(r'href="(/ui/new\?[^"]+)">Another one like this', page("GET", f"/ui/jobs/{job}").text)
+    link = re.search(r'href="(/ui/new\?[^"]+)">New job with these settings', page("GET", f"/ui/jobs/{job}").text)
     asked = dict(parse_qsl(urlsplit(unescape(link[1])).query))
     assert {name: asked.get(name) for name in fields} == fields
 

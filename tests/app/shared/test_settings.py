@@ -70,6 +70,7 @@ def test_every_setting_is_read_from_its_variable(monkeypatch, tmp_path):
         "ROCKET_RATE_LIMIT": "7/second",
         "ROCKET_SUBMIT_RATE_LIMIT": "7/second",
         "ROCKET_JOB_ISOLATION": "required",
+        "ROCKET_PRELOAD_LIBRARY": "false",
         "ROCKET_MAX_JOB_MEMORY_BYTES": "2147483648",
         "ROCKET_METRICS_PORT": "7",
         "ROCKET_METRICS_HOST": "10.0.0.7",

@@ -87,7 +87,7 @@ def test_without_codecarbon_the_log_says_how_to_install_it(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING), EnergyMeter() as meter:
         assert meter.reading() is None
         assert meter.reading() is None
-    assert "pip install 'rocket-compress[worker]'" in caplog.text
+    assert "pip install 'rocket-compress[torch]'" in caplog.text
     assert caplog.text.count("cannot be measured") == 1
 
 
