@@ -19,12 +19,12 @@ from datetime import timedelta
 from pathlib import Path
 
 from app.shared.database import Database
-from app.shared.errors import AppError, DiskFullError, FencedOutError, StorageError
+from app.shared.errors import AppError, FencedOutError
 from app.shared.lifecycle import Status
 from app.shared.logging import configure_logging, log_uncaught_errors
 from app.shared.models import Job
-from app.shared.outcomes import JobResult, NewArtifact, NewEvent
-from app.shared.repositories import leases, outputs, sweeps
+from app.shared.outcomes import NewEvent
+from app.shared.repositories import leases, outputs
 from app.shared.repositories.leases import Lease
 from app.shared.requests import LOCAL, JobRequest
 from app.shared.settings import Settings, load_settings
@@ -37,7 +37,7 @@ from rocket_core.errors import (
     WorkFolderError,
 )
 from rocket_core.report.schema import CompressionReport
-from worker.artifacts import REPORT_NAME, StoredResult, read_report, result_files, store_files
+from worker.artifacts import REPORT_NAME, StoredResult, read_report
 from worker.children import Launcher, start_program
 from worker.confinement import check_isolation
 from worker.delegation import Delegation
@@ -49,6 +49,7 @@ from worker.lease import LeaseKeeper
 from worker.memory import MemoryLimit, group_name
 from worker.messages import ComputeRequest, Downloaded, Logging
 from worker.process import EXIT_FENCED_OUT, adopt_orphans, die_with, hide_memory, set_on_sigterm
+from worker.publisher import ArtifactPublisher
 
 _PROFILES = "profiles"
 _EXIT_UNSAID = 75
@@ -91,6 +92,14 @@ class Attempt:
         )
         self._store = open_store(settings)
         self._work = WorkFolders(settings.data_dir / "work")
+        self._publisher = ArtifactPublisher(
+            self._store,
+            self._work,
+            database,
+            lease,
+            self._writer,
+            retention=timedelta(days=settings.artifact_retention_days),
+        )
         self._finished: StoredResult | None = None
 
     def run(self, parent: int) -> None:
@@ -169,7 +178,7 @@ class Attempt:
         delegation.compute(request, readable=inputs.readable, network=inputs.needs_network)
         if request.task == "compression":
             report = read_report(request.output)
-            self._finished = StoredResult(report=report, artifacts=self._stored(report, request.output))
+            self._finished = self._stored(report, request.output)
 
     def _request(
         self,
@@ -224,71 +233,21 @@ class Attempt:
         # Keep the folder that contains it, which holds the working directory of this process.
         shutil.rmtree(output, ignore_errors=True)
 
-    def _stored(self, report: CompressionReport, output: Path) -> tuple[NewArtifact, ...]:
+    def _stored(self, report: CompressionReport, output: Path) -> StoredResult:
         def before_each() -> None:
             if self._stop.is_set():
                 raise CompressionCancelledError("cancelled while storing the artifacts")
             self._writer.on_stored_file()
 
-        artifacts: list[NewArtifact] = []
-        try:
-            for artifact in store_files(self._store, result_files(report, output), output, before_each=before_each):
-                artifacts.append(artifact)  # those before an error are removed
-        except BaseException:
-            self._remove(artifacts)
-            raise
-        return tuple(artifacts)
+        return self._publisher.store(report, output, before_each=before_each)
 
     def _succeed(self, work_key: str) -> None:
         if self._finished is not None:
-            self._publish(self._finished, work_key)
+            self._publisher.publish(self._finished, work_key)
             return
         status = self._writer.write_with_retry(lambda session: outputs.succeed_profile(session, self._lease))
         self._work.remove(work_key)
         _log.info("the job has %s", status)
-
-    def _publish(self, finished: StoredResult, work_key: str) -> None:
-        totals = finished.report.totals
-        result = JobResult(**{name: getattr(totals, name) for name in JobResult.model_fields})
-        retention = timedelta(days=self._settings.artifact_retention_days)
-        try:
-            status = self._writer.write_with_retry(
-                lambda session: outputs.succeed_job(
-                    session,
-                    self._lease,
-                    result=result,
-                    report=finished.report,
-                    artifacts=finished.artifacts,
-                    retention=retention,
-                )
-            )
-        except FencedOutError:
-            self._remove_unpublished(finished.artifacts)
-            raise
-        except DiskFullError:
-            # If the database did not answer, it is unknown whether the artifacts are published; a sweep finds out.
-            self._remove(finished.artifacts)
-            raise
-        if status == Status.SUCCEEDED:
-            self._work.remove(work_key)
-        else:
-            self._remove(finished.artifacts)
-        _log.info("the job has %s", status)
-
-    def _remove_unpublished(self, artifacts: Sequence[NewArtifact]) -> None:
-        # If the answer to a commit was lost, the job has ended and a retry is refused, but the artifacts are published.
-        keys = {artifact.storage_key for artifact in artifacts}
-        with self._database.snapshot() as session:
-            orphans = sweeps.find_orphans(session, storage_keys=keys, work_keys=())
-        self._remove([artifact for artifact in artifacts if artifact.storage_key in orphans])
-
-    def _remove(self, artifacts: Sequence[NewArtifact]) -> None:
-        try:
-            for artifact in artifacts:
-                self._store.remove(artifact.storage_key)
-        except StorageError as error:
-            # The outcome of the attempt matters more.
-            _log.warning("cannot remove unused artifacts; the reconciler will: %s", error)
 
     def _hidden_folders(self, folders: JobFolders) -> dict[str, str]:
         names = {

@@ -201,10 +201,10 @@ def test_a_job_cancelled_while_running_publishes_nothing(quick, attempt, cancel,
 
 def test_a_job_cancelled_while_storing_keeps_no_artifacts(quick, settings, database, claim, look, stored, cancel):
     class Cancelled(Attempt):
-        def _publish(self, finished, work_key):
-            assert len(stored()) == len(finished.artifacts)
+        def _succeed(self, work_key):
+            assert len(stored()) == len(self._finished.artifacts)
             cancel(quick)
-            super()._publish(finished, work_key)
+            super()._succeed(work_key)
 
     Cancelled(settings, database, claim(quick), threading.Event()).run(os.getppid())
     assert look(quick).status == "cancelled"
@@ -335,9 +335,9 @@ def test_a_retry_with_useless_checkpoints_starts_over(
     quick, alter, retry, cancel, messages, published, database, settings, claim, look, ended
 ):
     class CancelledAtTheEnd(Attempt):
-        def _publish(self, finished, work_key):
+        def _succeed(self, work_key):
             cancel(quick)
-            super()._publish(finished, work_key)
+            super()._succeed(work_key)
 
     class Afresh(Attempt):
         def _start_afresh(self, output, reason):
@@ -365,10 +365,10 @@ def test_a_retry_with_useless_checkpoints_starts_over(
 
 def test_a_job_reclaimed_from_its_worker_publishes_nothing(quick, settings, database, claim, stored, look):
     class Reclaimed(Attempt):
-        def _publish(self, finished, work_key):
+        def _succeed(self, work_key):
             with database.transaction() as session:
                 sweeps.reclaim_from(session)
-            super()._publish(finished, work_key)
+            super()._succeed(work_key)
 
     with pytest.raises(FencedOutError):
         Reclaimed(settings, database, claim(quick), threading.Event()).run(os.getppid())
@@ -429,7 +429,7 @@ def test_a_job_killed_while_publishing_succeeds_next_time(
     killed = program(
         """
         from worker import job
-        job.Attempt._publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        job.ArtifactPublisher.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         job.main()
         """
     )
