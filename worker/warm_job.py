@@ -5,11 +5,14 @@ the job's folder, and receives its arguments and settings, with all secrets, onl
 that will read the model.
 """
 
+import importlib
 import logging
 import os
 import socket
 import sys
 from collections.abc import Sequence
+
+from huggingface_hub import constants
 
 from worker import job
 from worker.channel import Channel, ChannelClosedError
@@ -44,6 +47,8 @@ def _run(descriptors: Sequence[int]) -> int:
     channel.close()
     arguments = [*start.arguments[:2], str(parent), *start.arguments[2:]]
     adopt_environment(start.environment, " ".join([sys.executable, "-P", "-m", "worker.job", *arguments]))
+    # The Hub's client reads variables when it is imported: here, those of the template.
+    importlib.reload(constants)
     os.chdir(start.folder)
     code = job.main(arguments, launch=spares)
     logging.shutdown()

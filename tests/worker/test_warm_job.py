@@ -10,6 +10,8 @@ import psutil
 import pytest
 
 from tests.e2e.service_process import command_line, runs
+from tests.reference.fake_hub import FakeHub
+from tests.reference.tiny_models import save_tiny_model
 from tests.worker.waiting import eventually
 from worker.job_processes import FreshJobs, JobStart, WarmJobs
 from worker.runner import Runner
@@ -113,6 +115,18 @@ def test_a_forked_process_is_confined_like_a_fresh_one(warm, submit, model, look
     assert all(name.startswith("pipe:") for name in standard[1:])
     assert json.loads((work / "out" / "refused.json").read_text()) == "PermissionError"
     assert not (work / "job.txt").exists()
+
+
+def test_models_of_the_hub_are_cached_for_all_jobs(warm, submit, look, tmp_path, monkeypatch):
+    folder = save_tiny_model("llama", tmp_path / "published")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    with FakeHub() as hub:
+        hub.repositories["org/model"] = {file.name: file.read_bytes() for file in folder.iterdir()}
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        job = submit(model_id="org/model", calibration=CALIBRATION)
+        assert warm().run(job)
+    assert (look(job).status, look(job).error) == ("succeeded", None)
+    assert [path.name for path in (tmp_path / "cache" / "hub").glob("models--*")] == ["models--org--model"]
 
 
 def test_each_job_has_its_own_home(warm, submit, model, settings, look):
