@@ -175,7 +175,7 @@ def test_a_worker_survives_an_unexpected_error(settings, start_worker, program, 
     start_worker(settings, program("pass"))
     eventually(lambda: "unexpected error while looking for jobs" in caplog.text)
     eventually(lambda: "unexpected error while sweeping" in caplog.text)
-    eventually(lambda: "unexpected error while ringing" in caplog.text)
+    eventually(lambda: "unexpected error while notifying workers" in caplog.text)
     with database.transaction() as session:
         session.execute(text("DROP TRIGGER bug"))
     eventually(lambda: look(job_id).status == "failed")
