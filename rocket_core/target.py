@@ -39,7 +39,7 @@ class ByError:
 Target = ByRatio | ByBytes
 
 
-def target_of(ratio: float | None, target_bytes: int | None) -> Target | None:
+def target_of(ratio: float | int | None, target_bytes: int | None) -> Target | None:
     """Return the target that two members of a request, a row or a command line specify; None if neither is given.
 
     Raises:
@@ -48,5 +48,5 @@ def target_of(ratio: float | None, target_bytes: int | None) -> Target | None:
     if ratio is not None and target_bytes is not None:
         raise ValueError("specify either ratio or target_bytes, not both")
     if ratio is not None:
-        return ByRatio(ratio=ratio)
+        return ByRatio(ratio=float(ratio))
     return None if target_bytes is None else ByBytes(target_bytes=target_bytes)

@@ -29,17 +29,17 @@ def count_text(count: int) -> str:
     return str(count)
 
 
-def percent_text(fraction: float, sign: str = "-") -> str:
+def percent_text(fraction: float | int, sign: str = "-") -> str:
     """Return a fraction as a percentage with one decimal, 30.5%; with `sign="+"` always signed."""
     return f"{100 * fraction:{sign}.1f}%"
 
 
-def progress_text(fraction: float) -> str:
+def progress_text(fraction: float | int) -> str:
     """Return the progress of a run as a whole percentage, rounded down so that 100% means done."""
     return f"{math.floor(100 * min(max(fraction, 0.0), 1.0))}%"
 
 
-def duration_text(seconds: float) -> str:
+def duration_text(seconds: float | int) -> str:
     """Return a duration to three digits or to the second: 0.042 s, 7.31 s, 5 min, 12 min 40 s, 3 h 05 min."""
     # What would be rounded to 60 s is a minute.
     if seconds < 59.95:
@@ -51,14 +51,14 @@ def duration_text(seconds: float) -> str:
     return f"{first} {unit} {second:02} {second_unit}" if second else f"{first} {unit}"
 
 
-def clock_text(seconds: float) -> str:
+def clock_text(seconds: float | int) -> str:
     """Return the time left as a clock shows it, with hours if there are any: 0:07, 12:40, 3:05:00."""
     minutes, rest = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def age_text(seconds: float) -> str:
+def age_text(seconds: float | int) -> str:
     """Return an age in its largest unit: 3d, 5h, 12m, 40s."""
     for unit, size in _AGE_UNITS:
         if seconds >= size:

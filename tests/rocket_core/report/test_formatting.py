@@ -60,7 +60,7 @@ def test_percentages_have_one_decimal(fraction: float, sign: str, text: str) -> 
     ("fraction", "text"), [(0, "0%"), (0.999, "99%"), (1, "100%"), (1 + 1e-9, "100%"), (-math.ulp(0), "0%")]
 )
 def test_hundred_per_cent_means_done(fraction: float, text: str) -> None:
-    assert progress_text(float(fraction)) == text
+    assert progress_text(fraction) == text
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_hundred_per_cent_means_done(fraction: float, text: str) -> None:
     ],
 )
 def test_durations_have_units(seconds: float, text: str) -> None:
-    assert duration_text(float(seconds)) == text
+    assert duration_text(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_durations_have_units(seconds: float, text: str) -> None:
     [(0, "0:00"), (6.2, "0:07"), (760, "12:40"), (3600 * 3 + 300, "3:05:00"), (360_000, "100:00:00")],
 )
 def test_time_left_is_that_of_a_clock(seconds: float, text: str) -> None:
-    assert clock_text(float(seconds)) == text
+    assert clock_text(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(-3, "0s"), (0.9, "0s"), (59, "59s"), (60, "1m"), (7199, "1h"), (90_000, "1d")]
 )
 def test_age_is_told_in_its_largest_unit(seconds, text):
-    assert age_text(float(seconds)) == text
+    assert age_text(seconds) == text
 
 
 def test_energies_have_three_digits() -> None:
