@@ -105,7 +105,8 @@ def test_a_job_made_on_an_empty_page_gives_a_loadable_model(browser, service, tm
         look_at(page, "new-job")
         page.get_by_role("button", name="Compress", exact=True).click()
         expect(page.locator(".stages")).to_contain_text("profiling")
-        expect(page.locator(".log")).to_contain_text("running")
+        # The first job waits until the worker has imported the library.
+        expect(page.locator(".log")).to_contain_text("running", timeout=PATIENCE)
         look_at(page, "running")
         finish(page)
         # The page has reloaded itself, and shows the result.
