@@ -153,10 +153,12 @@ class Outage:
         self._shelter = shelter
 
     def begin(self, *databases):
-        self._file.rename(self._shelter)
-        # It cannot be opened or created, and can be replaced atomically: a file that SQLite created in between would
-        # be taken for the database, and the rest of the journal next to it would be discarded.
-        self._file.symlink_to(self._file.parent / "unmounted" / self._file.name)
+        # It cannot be opened or created, and takes the place of the file in one step: a file that a connection created
+        # in between would be taken for the database, and the rest of the journal next to it would be discarded.
+        dead_link = self._shelter.with_suffix(".dead")
+        dead_link.symlink_to(self._file.parent / "unmounted" / self._file.name)
+        self._shelter.hardlink_to(self._file)
+        dead_link.replace(self._file)
         for database in databases:
             # Open connections would continue to use the moved file.
             database.close()
