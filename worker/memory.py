@@ -7,6 +7,7 @@ from pathlib import Path
 
 from app.shared.confinement import MemoryGroup
 from rocket_core.errors import InsufficientMemoryError
+from rocket_core.system.machine import gibibytes
 
 # The interpreter, torch and transformers, a tokenizer, and the calibration text: everything loaded before the
 # requirement is known. Each thread reserves memory for its stack and its heap.
@@ -17,7 +18,6 @@ _DRIVER_BYTES = 16 * 2**30
 _ACCELERATORS = ("nvidia[0-9]*", "kfd")
 # A heuristic: estimates are not exact, and the limit only has to stop a process that takes many times as much.
 _MARGIN = 2
-_GIB = 2**30
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ class MemoryLimit:
         """
         if self._cap is not None and memory_bytes > self._cap:
             raise InsufficientMemoryError(
-                f"the job needs about {memory_bytes / _GIB:.2f} GiB of memory, and this service allows a job "
-                f"{self._cap / _GIB:.2f} GiB; use fewer or shorter samples, or raise ROCKET_MAX_JOB_MEMORY_BYTES"
+                f"the job needs about {gibibytes(memory_bytes)} of memory, and this service allows a job "
+                f"{gibibytes(self._cap)}; use fewer or shorter samples, or raise ROCKET_MAX_JOB_MEMORY_BYTES"
             )
         limit = self._capped(self._base + _MARGIN * memory_bytes)
         if self._group is not None:

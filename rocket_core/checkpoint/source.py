@@ -19,7 +19,7 @@ from rocket_core.inspection.feasibility import check_feasible
 from rocket_core.inspection.hub import HubAccess, Repository, check_repository_id, find_repository, hub_errors
 from rocket_core.inspection.model_files import check_adapter, vet_folder
 from rocket_core.inspection.preconditions import check_config, parse_config
-from rocket_core.system.machine import free_disk
+from rocket_core.system.machine import free_disk, gibibytes
 
 if TYPE_CHECKING:
     from rocket_core.checkpoint.reader import Checkpoint
@@ -131,8 +131,8 @@ def _fetch(repository: Repository, hub: HubAccess, transfer: Transfer) -> Path:
     free = free_disk(cache)
     if transfer.total > free:
         raise InsufficientDiskError(
-            f"downloading {repository.model} takes {transfer.total / 2**30:.2f} GiB of disk in {cache}, "
-            f"{free / 2**30:.2f} GiB are free; free some, or set HF_HOME to a folder on a larger disk"
+            f"downloading {repository.model} takes {gibibytes(transfer.total)} of disk in {cache}, "
+            f"{gibibytes(free)} are free; free some, or set HF_HOME to a folder on a larger disk"
         )
     with hub_errors(repository.subject):
         folder = snapshot_download(

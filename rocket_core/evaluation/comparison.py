@@ -29,7 +29,7 @@ from rocket_core.evaluation.windows import Prediction, batch_size, counted_token
 from rocket_core.models.architecture import window_length
 from rocket_core.report.quality import Difference, ModelQuality
 from rocket_core.system.devices import return_freed_memory
-from rocket_core.system.machine import free_disk
+from rocket_core.system.machine import free_disk, gibibytes
 
 _SENTENCES_PER_BATCH = 32
 
@@ -224,8 +224,8 @@ class LogitStore:
 
     def _too_little(self, size: int) -> InsufficientDiskError:
         return InsufficientDiskError(
-            f"comparing the models takes {size / 2**30:.2f} GiB of disk at {self._folder} for the dense model's "
-            f"logits, {free_disk(self._folder) / 2**30:.2f} GiB are free; free some, or read fewer windows"
+            f"comparing the models takes {gibibytes(size)} of disk at {self._folder} for the dense model's "
+            f"logits, {gibibytes(free_disk(self._folder))} are free; free some, or read fewer windows"
         )
 
 

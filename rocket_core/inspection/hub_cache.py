@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rocket_core.errors import HubCacheBusyError, InsufficientDiskError
 from rocket_core.system.files import lock
+from rocket_core.system.machine import gibibytes
 
 # The Hub's client keeps its own locks in `.locks`, and does not treat anything there as a repository.
 _LOCKS = Path(".locks", "rocket")
@@ -84,8 +85,8 @@ def make_room(quota_bytes: int, room: Room) -> None:
     cache = room.repository.parent
     if room.missing and room.size > quota_bytes:
         raise InsufficientDiskError(
-            f"the model takes {_gib(room.size)} in the Hub cache {cache}, whose quota is {_gib(quota_bytes)}; choose a "
-            "smaller model, or have the operator raise ROCKET_HUB_CACHE_BYTES"
+            f"the model takes {gibibytes(room.size)} in the Hub cache {cache}, whose quota is "
+            f"{gibibytes(quota_bytes)}; choose a smaller model, or have the operator raise ROCKET_HUB_CACHE_BYTES"
         )
     with _deciding(cache):
         if room.missing:
@@ -94,9 +95,9 @@ def make_room(quota_bytes: int, room: Room) -> None:
         if over > 0 and room.missing:
             _reserve(room, remove=True)
             raise HubCacheBusyError(
-                f"the model takes {_gib(room.size)} in the Hub cache {cache}, {_gib(over)} more than running jobs "
-                f"leave of its quota of {_gib(quota_bytes)}; try again when they have ended, or have the operator "
-                "raise ROCKET_HUB_CACHE_BYTES"
+                f"the model takes {gibibytes(room.size)} in the Hub cache {cache}, "
+                f"{gibibytes(over)} more than running jobs leave of its quota of {gibibytes(quota_bytes)}; try again "
+                "when they have ended, or have the operator raise ROCKET_HUB_CACHE_BYTES"
             )
 
 
@@ -255,7 +256,3 @@ def _deciding(cache: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _gib(byte_count: int) -> str:
-    return f"{byte_count / 2**30:.2f} GiB"

@@ -16,7 +16,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
 from rocket_core.pipeline.stages.export import bytes_beside
 from rocket_core.system.devices import free_memory
-from rocket_core.system.machine import free_disk
+from rocket_core.system.machine import free_disk, gibibytes
 
 
 def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
@@ -69,14 +69,14 @@ def check_resources(run: Run, windows: int, output: Path, *, held: int) -> Resou
     memory = free_memory(run.device)
     if estimate.memory_bytes > memory:
         raise InsufficientMemoryError(
-            f"compressing {run.source.name} needs about {gigabytes(estimate.memory_bytes)} of memory on {run.device}, "
-            f"{gigabytes(memory)} are free; use fewer samples, a shorter sequence length or another device"
+            f"compressing {run.source.name} needs about {gibibytes(estimate.memory_bytes)} of memory on {run.device}, "
+            f"{gibibytes(memory)} are free; use fewer samples, a shorter sequence length or another device"
         )
     disk = free_disk(output)
     if estimate.disk_bytes - held > disk:
         raise InsufficientDiskError(
-            f"compressing {run.source.name} needs about {gigabytes(estimate.disk_bytes - held)} of disk at {output}, "
-            f"{gigabytes(disk)} are free; free some, write elsewhere, export one artifact only, or lower "
+            f"compressing {run.source.name} needs about {gibibytes(estimate.disk_bytes - held)} of disk at {output}, "
+            f"{gibibytes(disk)} are free; free some, write elsewhere, export one artifact only, or lower "
             "statistics_quota_bytes"
         )
     return estimate
@@ -118,17 +118,12 @@ def check_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int
     advice = "leave evaluate out and measure elsewhere with `rocket evaluate`"
     if estimate.memory_bytes > memory:
         raise InsufficientMemoryError(
-            f"evaluating {run.source.name} needs the whole model, about {gigabytes(estimate.memory_bytes)} of memory "
-            f"on {run.device}, {gigabytes(memory)} are free; {advice}"
+            f"evaluating {run.source.name} needs the whole model, about {gibibytes(estimate.memory_bytes)} of memory "
+            f"on {run.device}, {gibibytes(memory)} are free; {advice}"
         )
     if estimate.disk_bytes > disk:
         raise InsufficientDiskError(
-            f"evaluating {run.source.name} needs about {gigabytes(estimate.disk_bytes)} of disk at {output}, "
-            f"{gigabytes(disk)} are free; lower evaluate.samples, or {advice}"
+            f"evaluating {run.source.name} needs about {gibibytes(estimate.disk_bytes)} of disk at {output}, "
+            f"{gibibytes(disk)} are free; lower evaluate.samples, or {advice}"
         )
     return estimate.memory_bytes
-
-
-def gigabytes(size: int) -> str:
-    """Return a size as human-readable text."""
-    return f"{size / 2**30:.2f} GiB"

@@ -70,7 +70,7 @@ def _note(report: CompressionReport) -> str:
     small = " A model this small is not scaled up: most of its cost is the same for all." if is_small else ""
     return (
         f"{how_measured(report)} The paper's figures are those of its table on energy, from another machine and for "
-        f"another model.{small} What a kept profile has spared is not counted."
+        f"another model.{small} Time that a cached profile saved is not counted."
     )
 
 

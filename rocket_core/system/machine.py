@@ -18,6 +18,11 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
+def gibibytes(size: int) -> str:
+    """Return the size of memory or of files as human-readable text: 1.50 GiB."""
+    return f"{size / 2**30:.2f} GiB"
+
+
 def free_container_memory(cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int | None:
     """Return the bytes that this process's control groups still allow it; None without a limit.
 
