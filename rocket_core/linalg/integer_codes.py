@@ -1,0 +1,164 @@
+"""Weights as integers of a few bits, with a scale for every group of inputs of every output."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int8, Shaped
+from torch import Tensor
+
+CodeBits = Literal[2, 3, 4, 5, 6, 8]
+ScaleBits = Literal[6, 8, 16]
+
+# The smallest scale that the search tries, as a part of the one that represents the largest weight of the group.
+_LEAST_PART = 0.4
+# Logarithmic steps per octave, by the bits of a scale; for scales in float16 those of their unit.
+_STEPS_PER_OCTAVE: dict[ScaleBits, int] = {6: 6, 8: 12, 16: 1}
+# Scales in float16 that the search tries per octave.
+_TRIES_PER_OCTAVE = 16
+# The smallest part of a unit in float16.
+_LEAST_HALF = 2.0**-24
+_LEAST_UNIT = 2.0**-100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeFormat:
+    """How a rounded weight is stored.
+
+    Attributes:
+        bits: bits of a code: integers from -2^(bits - 1) to 2^(bits - 1) - 1. The sign of the scale decides on which
+            side of zero the additional integer is.
+        group_size: inputs that share a scale, >= 1; the last group of an output may have fewer.
+        scale_bits: bits of a scale: 16 for float16, 6 or 8 for a logarithmic scale.
+    """
+
+    bits: CodeBits
+    group_size: int
+    scale_bits: ScaleBits
+
+    def groups(self, d_in: int) -> int:
+        """Return the number of groups of an output."""
+        return math.ceil(d_in / self.group_size)
+
+    def nearest(self, parts: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Round parts of a scale to the integers that a code can be; returns a new tensor."""
+        half = 2 ** (self.bits - 1)
+        return parts.round().clamp_(-half, half - 1)
+
+    @property
+    def steps_per_octave(self) -> int:
+        """Logarithmic steps per octave: of scales, or of their unit if they are float16."""
+        return _STEPS_PER_OCTAVE[self.scale_bits]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scales:
+    """The scales of a layer, as they are stored.
+
+    Attributes:
+        codes: float16 parts of the unit; or, for logarithmic scales, in uint8, the number of steps below the unit plus,
+            for negative scales, 2^(scale_bits - 1).
+        exponent: logarithm of the unit, in steps: 2^(exponent / steps_per_octave). No logarithmic scale is larger.
+        format: bits of codes and scales, and the size of groups.
+    """
+
+    codes: Shaped[Tensor, "groups d_out"]
+    exponent: int
+    format: CodeFormat
+
+    @classmethod
+    def nearest(cls, values: Float[Tensor, "groups d_out"], exponent: int, code_format: CodeFormat) -> "Scales":
+        """Round scales to what can be stored; none becomes zero, so that every code has a meaning.
+
+        Logarithmic scales above the unit become the unit; those below the range of 5 (6 bits) or 10 octaves (8 bits)
+        become its lower end.
+
+        Args:
+            values: any finite numbers.
+            exponent: see the attribute.
+            code_format: see the attribute.
+        """
+        octave, bits = code_format.steps_per_octave, code_format.scale_bits
+        parts = (values.abs() / 2.0 ** (exponent / octave)).clamp_min(_LEAST_HALF)
+        if bits == 16:
+            return cls(codes=parts.copysign(values).half(), exponent=exponent, format=code_format)
+        sign = 2 ** (bits - 1)
+        steps = (-parts.log2() * octave).round().clamp_(0, sign - 1)
+        codes = (steps + sign * (values < 0)).to(torch.uint8)
+        return cls(codes=codes, exponent=exponent, format=code_format)
+
+    def values(self, dtype: torch.dtype) -> Float[Tensor, "groups d_out"]:
+        """Return the scales, computed in float64 and rounded once, so that equal bytes give equal numbers."""
+        octave, bits = self.format.steps_per_octave, self.format.scale_bits
+        if bits == 16:
+            return (2.0**self.exponent * self.codes.double()).to(dtype)
+        sign = 2 ** (bits - 1)
+        magnitudes = torch.exp2((self.exponent - (self.codes % sign).double()) / octave)
+        return torch.where(self.codes >= sign, -magnitudes, magnitudes).to(dtype)
+
+    def by_input(self, d_in: int, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
+        """Return the scale of every entry of the weight."""
+        return self.values(dtype).repeat_interleave(self.format.group_size, dim=0)[:d_in]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundedWeight:
+    """A weight W̃_ij = scale_gj · code_ij, where g is the group of input i.
+
+    Attributes:
+        codes: see `CodeFormat.bits`.
+        scales: a scale for each group and output.
+    """
+
+    codes: Int8[Tensor, "d_in d_out"]
+    scales: Scales
+
+    def weight(self, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
+        """Return W̃."""
+        return self.codes * self.scales.by_input(len(self.codes), dtype)
+
+
+def search_scales(
+    weight: Float[Tensor, "d_in d_out"], importance: Float[Tensor, " d_in"], code_format: CodeFormat
+) -> Scales:
+    """Return for each group and output the scale that minimises Σ_i h_i (w_i - w̃_i)², every w̃_i rounded to nearest.
+
+    Tried are scales of both signs, from the one that represents the largest weight of the group down to 0.4 of it.
+    Logarithmic scales are chosen among those that can be stored.
+
+    Args:
+        weight: W.
+        importance: h, >= 0, for instance the diagonal of the Gram matrix.
+        code_format: how the weight will be stored.
+    """
+    grouped = by_group(weight, code_format)
+    weights = by_group((importance / importance.mean().clamp_min(1e-30))[:, None], code_format)
+    largest = grouped.abs().amax(dim=1) / 2 ** (code_format.bits - 1)
+    octave = code_format.steps_per_octave
+    # Steps, so that outputs have the same scales whatever other outputs the layer has.
+    exponent = math.ceil(math.log2(max(float(largest.max()), _LEAST_UNIT)) * octave)
+    tries = _TRIES_PER_OCTAVE if code_format.scale_bits == 16 else octave
+    unit = 2.0 ** (exponent / octave)
+    last = math.inf if code_format.scale_bits == 16 else 2 ** (code_format.scale_bits - 1) - 1
+    # Tries below the unit of the next larger scale that can be stored.
+    first = (-torch.log2((largest / unit).clamp_min(_LEAST_HALF)) * tries).floor_()
+    least = torch.full_like(largest, math.inf)
+    best = torch.full_like(largest, unit)
+    for step in range(math.ceil(-math.log2(_LEAST_PART) * tries) + 1):
+        magnitude = unit * torch.exp2(-(first + step).clamp_max_(last) / tries)
+        for scale in (magnitude, -magnitude):
+            error = code_format.nearest(grouped / scale[:, None]).mul_(scale[:, None]).sub_(grouped).square_()
+            error = error.mul_(weights).sum(dim=1)
+            better = error < least
+            least = torch.where(better, error, least)
+            best = torch.where(better, scale, best)
+    return Scales.nearest(best, exponent, code_format)
+
+
+def by_group(rows: Float[Tensor, "d_in columns"], code_format: CodeFormat) -> Float[Tensor, "groups size columns"]:
+    """Return rows by the group of their input; the last group is filled up with zeros."""
+    missing = -len(rows) % code_format.group_size
+    if missing:
+        rows = torch.cat([rows, rows.new_zeros(missing, rows.shape[1])])
+    return rows.view(-1, code_format.group_size, rows.shape[1])
