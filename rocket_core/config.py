@@ -212,8 +212,9 @@ class MethodOptions(FrozenModel):
     export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ("factored", "dense")
     """artifacts to write, both by default; each costs disk space."""
     dtype: StorageDtype = "auto"
-    """dtype in which the model is stored; `auto` (default) is the checkpoint's own. It also runs in this dtype, but a
-    float16 model runs in float32 on a CPU. Costs memory and disk in proportion to its size.
+    """dtype in which the model is stored; `auto` (default) is the checkpoint's own. It also runs in this dtype, but on
+    a CPU in float32 instead of float16, and instead of bfloat16 unless the CPU multiplies bfloat16 matrices itself.
+    Costs memory and disk in proportion to its size.
     """
     precision: Precision = "float32"
     """dtype of supports and least squares, `float32` by default; `float64` is the reference that tests compare

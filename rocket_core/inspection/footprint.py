@@ -32,8 +32,8 @@ _HEADROOM = 256 * 2**20
 # One batch of an evaluation, in the model's dtype and upcast, and the float64 copies of a chunk.
 _LOGITS_IN_MEMORY = 768 * 2**20
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-# As `system.devices.compute_dtype` says.
-_COMPUTE_BYTES = {"F16": 4, "float16": 4}
+# On a CPU that computes in float32 for all of them; see `system.devices.compute_dtype`.
+_COMPUTE_BYTES = {"F16": 4, "float16": 4, "BF16": 4, "bfloat16": 4}
 # These store a weight as `(d_in, d_out)`; all other families store the transpose.
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 # These count positions from after the padding token's id, so that some of their position embeddings are never read.

@@ -1,4 +1,4 @@
-"""float16 checkpoints on a CPU: computed in float32, stored in float16."""
+"""Checkpoints of half precision on a CPU: computed in float32, stored as they were."""
 
 import json
 
@@ -9,18 +9,21 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from rocket_core.evaluation import evaluate_text
 from rocket_core.pipeline import compress
+from rocket_core.system import devices
 
 
-@pytest.fixture(scope="module")
-def half(tmp_path_factory, model_folder):
-    """Return a float16 checkpoint, and a float32 one of the same numbers."""
+@pytest.fixture(scope="module", params=[torch.float16, torch.bfloat16], ids=str)
+def half(request, tmp_path_factory, model_folder):
+    """Return a checkpoint of half precision, and a float32 one of the same numbers."""
     folders = []
-    for dtype in (torch.float16, torch.float32):
+    for dtype in (request.param, torch.float32):
         folder = tmp_path_factory.mktemp("half") / str(dtype)
         folder.mkdir()
         for file in model_folder("llama").iterdir():
             (folder / file.name).write_bytes(file.read_bytes())
-        weights = {name: tensor.half().to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+        weights = {
+            name: tensor.to(request.param).to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()
+        }
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"dtype": str(dtype).removeprefix("torch.")}))
@@ -42,24 +45,53 @@ def dtypes(monkeypatch):
     return seen
 
 
+@pytest.fixture(autouse=True)
+def cpu(monkeypatch):
+    """Compute as on a CPU without instructions for bfloat16."""
+    monkeypatch.setattr(devices, "_multiplies_bfloat16", lambda: False)
+
+
+def dtype_of(folder):
+    return getattr(torch, json.loads((folder / "config.json").read_text())["dtype"])
+
+
 @pytest.mark.parametrize("changes", [{}, {"sequential": True}, {"objective": "fisher"}], ids=str)
-def test_float16_models_run_in_float32_on_a_cpu(half, settings, tmp_path, dtypes, changes):
+def test_half_precision_runs_in_float32_on_a_cpu(half, settings, tmp_path, dtypes, changes):
     compress(str(half[0]), tmp_path / "out", settings(device="cpu", **changes))
     assert dtypes == {torch.float32}
     for export in ("factored", "dense"):
         stored = load_file(tmp_path / "out" / export / "model.safetensors")
-        assert {tensor.dtype for tensor in stored.values()} <= {torch.float16, torch.uint8}
+        assert {tensor.dtype for tensor in stored.values()} <= {dtype_of(half[0]), torch.uint8}
 
 
 def test_results_equal_those_of_the_same_numbers_in_float32(half, settings, tmp_path):
     for folder, name in zip(half, ("half", "single"), strict=True):
-        compress(str(folder), tmp_path / name, settings(device="cpu", dtype="float16"))
+        compress(
+            str(folder), tmp_path / name, settings(device="cpu", dtype=str(dtype_of(half[0])).removeprefix("torch."))
+        )
     one, other = (load_file(tmp_path / name / "factored" / "model.safetensors") for name in ("half", "single"))
     assert one.keys() == other.keys()
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def test_float16_models_are_evaluated_in_float32(half, dtypes, text):
+def test_half_precision_is_evaluated_in_float32(half, dtypes, text):
     result = evaluate_text(half[0], text, sequence_length=16, limit=4, device="cpu")
     assert dtypes == {torch.float32}
     assert result.dtype == "float32"
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)])
+def test_a_cpu_that_multiplies_bfloat16_computes_in_it(monkeypatch, dtype, expected):
+    monkeypatch.setattr(devices, "_multiplies_bfloat16", lambda: True)
+    assert devices.compute_dtype(dtype, torch.device("cpu")) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_accelerators_compute_in_the_stored_dtype(dtype):
+    assert devices.compute_dtype(dtype, torch.device("cuda")) == dtype
+
+
+def test_capabilities_of_this_cpu_are_known():
+    # Renamed keys would be taken for missing instructions.
+    known = torch.cpu.get_capabilities()
+    assert {"amx_bf16", "avx512_bf16"} <= known.keys() or "bf16" in known
