@@ -185,10 +185,10 @@ def quantized_bytes(d_in: int, d_out: int, bits: int, group_size: int, scale_bit
         scale_bits: bits of a scale: 16 for float16, 6 or 8 for a logarithmic scale.
     """
     scales = d_out * -(-d_in // group_size)
-    codes = _packed_bytes(d_in * d_out, bits)
-    return codes + (2 * scales if scale_bits == 16 else _packed_bytes(scales, scale_bits))
+    codes = packed_bytes(d_in * d_out, bits)
+    return codes + (2 * scales if scale_bits == 16 else packed_bytes(scales, scale_bits))
 
 
-def _packed_bytes(n: int, bits: int) -> int:
+def packed_bytes(n: int, bits: int) -> int:
     """Return the bytes of n packed integers, of which every 8 fill `bits` bytes."""
     return -(-n // 8) * bits

@@ -1,18 +1,13 @@
 """Packing of integers of 2 to 8 bits into bytes."""
 
-import math
-
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from rocket_core.budget import packed_bytes
+
 # Integers that fill a whole number of bytes.
 _WORD = 8
-
-
-def packed_bytes(n: int, bits: int) -> int:
-    """Return the bytes of n packed integers."""
-    return math.ceil(n / _WORD) * bits
 
 
 def pack_integers(values: UInt8[Tensor, " n"], bits: int) -> UInt8[Tensor, " bytes"]:
@@ -26,9 +21,9 @@ def pack_integers(values: UInt8[Tensor, " n"], bits: int) -> UInt8[Tensor, " byt
         bits: 2 to 8.
 
     Returns:
-        New memory of `packed_bytes` bytes, on the device of the values.
+        New memory of `budget.packed_bytes` bytes, on the device of the values.
     """
-    integers = values.new_zeros(math.ceil(len(values) / _WORD) * _WORD)
+    integers = values.new_zeros(packed_bytes(len(values), _WORD))
     integers[: len(values)] = values
     if bits == _WORD:
         return integers
@@ -45,7 +40,7 @@ def unpack_integers(packed: UInt8[Tensor, " bytes"], bits: int, n: int) -> UInt8
     Costs a few operations on each number of 64 bits, which contains 8 integers.
 
     Args:
-        packed: `packed_bytes` bytes.
+        packed: `budget.packed_bytes` bytes.
         bits: 2 to 8.
         n: number of integers.
 

@@ -142,7 +142,7 @@ class RoundedWeight:
         whole = d_in // size
         rows = torch.empty(d_out, d_in, dtype=exact, device=self.codes.device).copy_(self.codes.T)
         scales = self.scales.values(exact).T
-        rows[:, : whole * size].unflatten(1, (whole, size)).mul_(scales[:, :whole, None])
+        rows[:, : whole * size].view(d_out, whole, size).mul_(scales[:, :whole, None])
         rows[:, whole * size :].mul_(scales[:, whole:])
         return rows.to(dtype)
 

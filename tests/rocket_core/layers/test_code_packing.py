@@ -4,7 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_core.layers.code_packing import pack_integers, packed_bytes, unpack_integers
+from rocket_core.budget import packed_bytes
+from rocket_core.layers.code_packing import pack_integers, unpack_integers
 
 BITS = range(2, 9)
 
