@@ -18,13 +18,14 @@ is absent if all are stored, except that a sparse layer always has it; `L.weight
 on the shape, whereas it would initialise a layer with unknown tensor names randomly.
 """
 
-from rocket_core.layers.code_tensors import pack_codes, unpack_codes
+from rocket_core.layers.code_tensors import check_codes, pack_codes, unpack_codes
 from rocket_core.layers.coefficient_linear import CoefficientLinear
 from rocket_core.layers.factors import (
     CODE_NAMES,
     FACTOR_NAMES,
     LayerFactors,
     StoredWeight,
+    approximation,
     compose_weight,
     layer_tensors,
 )
@@ -55,6 +56,8 @@ __all__ = [
     "SparseLinear",
     "StoredLinear",
     "StoredWeight",
+    "approximation",
+    "check_codes",
     "compose_weight",
     "format_version",
     "layer_tensors",

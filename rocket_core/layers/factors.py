@@ -80,6 +80,14 @@ def compose_weight(
     return (_row_major(coefficients, exact) @ _row_major(dictionary, exact)).to(dtype)
 
 
+def approximation(stored: StoredWeight, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
+    """Return the weight that factors or codes represent, before they are rounded to the dtype they are stored in."""
+    if isinstance(stored, RoundedWeight):
+        return stored.weight(dtype)
+    dictionary, coefficients = stored.dictionary, stored.coefficients
+    return (coefficients if dictionary is None else dictionary @ coefficients).to(dtype)
+
+
 def layer_tensors(stored: StoredWeight, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the tensors of a stored layer on disk, without its bias, by the part of their name after `L.`.
 
