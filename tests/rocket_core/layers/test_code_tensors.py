@@ -1,5 +1,8 @@
+import json
 import math
+import re
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from rocket_core import budget
 from rocket_core.errors import CorruptCheckpointError
-from rocket_core.layers import layer_tensors, unpack_codes
+from rocket_core.layers import LayerEntry, layer_tensors, unpack_codes
 from rocket_core.layers.code_tensors import check_codes
 from rocket_core.linalg.integer_codes import CodeFormat, RoundedWeight, Scales
 from tests.reference.stored_layers import D_IN, D_OUT, EXPONENT, QUANTIZED, make_rounded, rounded_weight
@@ -120,15 +123,25 @@ def test_damage_is_detected_and_the_layer_named(kind, damage, message):
 
 
 def test_the_documented_example_is_what_is_stored():
-    code_format = CodeFormat(bits=3, group_size=2, scale_bits=6)
-    scales = torch.tensor([[0, 12], [38, 6]], dtype=torch.uint8).T
+    text = (Path(__file__).parents[3] / "docs/reference/artifact.md").read_text(encoding="utf-8")
+    example = text.partition("### Example")[2]
+    [entry] = re.findall(r"`(\{.*?\})`", example)
+    rows = dict(re.findall(r"^\| (.+?) \| (.+ \| .+) \|$", example, flags=re.MULTILINE))
+    numbers = {
+        title: [json.loads(f"[{cell}]") for cell in row.split(" | ")]
+        for title, row in rows.items()
+        if title != "scales"
+    }
+    stored = dict(re.findall(r"^- `(\w+)`: .*?: `([0-9a-f ]+)`\.", example, flags=re.MULTILINE))
+
+    entry = LayerEntry(**json.loads(entry))
+    scales = torch.tensor(numbers["stored scales"], dtype=torch.uint8).T
     rounded = RoundedWeight(
-        codes=torch.tensor([[1, -4, 0], [3, 2, -1]], dtype=torch.int8).T,
-        scales=Scales(codes=scales, exponent=-6, format=code_format),
+        codes=torch.tensor(numbers["codes"], dtype=torch.int8).T,
+        scales=Scales(codes=scales, exponent=entry.scale_exponent, format=entry.code_format),
     )
     tensors = layer_tensors(rounded, torch.float32)
-    assert {name: tensor.numpy().tobytes().hex(" ") for name, tensor in tensors.items()} == {
-        "weight": "05 ef 01",
-        "weight_scale": "00 63 1a 00 00 00",
-    }
-    assert rounded.rows(torch.float32).tolist() == [[0.5, -2.0, 0.0], [-0.75, -0.5, -0.25]]
+    assert {name: tensor.numpy().tobytes().hex(" ") for name, tensor in tensors.items()} == stored
+    assert stored.keys() == {"weight", "weight_scale"}
+    assert rounded.rows(torch.float32).tolist() == numbers["weights"]
+    assert (rounded.codes.T + 4).tolist() == numbers["stored with 4 added"]
