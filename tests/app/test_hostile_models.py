@@ -58,7 +58,7 @@ def service(settings):
         family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.terminate()
         process.wait(60)
-    _gone, left = psutil.wait_procs(family, timeout=20)
+    _gone, left = psutil.wait_procs(family, timeout=180)
     assert left == []
 
 
@@ -118,5 +118,5 @@ def test_a_killed_service_leaves_no_process(service, settings):
     assert family
     process.kill()
     process.wait(60)
-    _gone, left = psutil.wait_procs(family, timeout=20)
+    _gone, left = psutil.wait_procs(family, timeout=180)
     assert left == []

@@ -63,7 +63,7 @@ def server(settings, hub):
             text=True,
         ) as process:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            with httpx2.Client(base_url=url, timeout=30, trust_env=False) as client:
+            with httpx2.Client(base_url=url, timeout=180, trust_env=False) as client:
                 yield process, client
             process.kill()
 
@@ -115,5 +115,5 @@ def test_the_process_stays_small_and_loads_no_compression_code(server, worker):
     mapped = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
     assert not [name for name in ("libtorch", "_safetensors_rust", "libarrow") if name in mapped]
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=20)
+    printed, _ = process.communicate(timeout=180)
     assert not HEAVY & set(json.loads(printed))

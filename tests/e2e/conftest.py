@@ -1,35 +1,40 @@
-"""Services that offer the bundled model, on SQLite alone or on Postgres and Redis."""
+"""Services that offer a small model, on SQLite alone or on Postgres and Redis."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.e2e.deployment import Deployment
 from tests.e2e.service_process import Service
 from tests.e2e.watching import BLOCKS, REQUEST, events_of
 
 MODEL = Path(__file__).parents[2] / "examples" / "tiny-llama"
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 
 
 @pytest.fixture(scope="session")
-def half_model(tmp_path_factory):
-    """Return a folder with half of the bundled model's blocks, which is compressed in half of the time."""
-    folder = tmp_path_factory.mktemp("half") / "tiny-llama"
-    shutil.copytree(MODEL, folder)
-    beyond = tuple(f"model.layers.{block}." for block in range(BLOCKS, 6))
-    tensors = load_file(MODEL / "model.safetensors")
-    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(beyond)}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": BLOCKS}))
+def small_model(tmp_path_factory):
+    """Return a folder with the bundled model's tokenizer and a random model, which is compressed in seconds."""
+    folder = tmp_path_factory.mktemp("small") / "tiny-llama"
+    shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = LlamaConfig.from_pretrained(MODEL, num_hidden_layers=BLOCKS, **SMALL)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture
-def start_service(tmp_path, database_kind, half_model, request):
+def start_service(tmp_path, database_kind, small_model, request):
     """Start services on one data folder; all are stopped at the end of the test."""
     started, made = [], []
 
@@ -47,7 +52,7 @@ def start_service(tmp_path, database_kind, half_model, request):
     def start(name="data", **settings):
         data_dir = tmp_path / name
         if not (data_dir / "models" / "tiny-llama").exists():
-            shutil.copytree(half_model, data_dir / "models" / "tiny-llama")
+            shutil.copytree(small_model, data_dir / "models" / "tiny-llama")
         service = build(data_dir, settings)
         started.append(service)
         return service
@@ -60,11 +65,11 @@ def start_service(tmp_path, database_kind, half_model, request):
 
 
 @pytest.fixture(scope="module")
-def finished_job(tmp_path_factory, half_model):
+def finished_job(tmp_path_factory, small_model):
     """Return a service, still running, and one of its jobs that was not interrupted."""
     data_dir = tmp_path_factory.mktemp("uninterrupted") / "data"
     (data_dir / "models").mkdir(parents=True)
-    (data_dir / "models" / "tiny-llama").symlink_to(half_model)
+    (data_dir / "models" / "tiny-llama").symlink_to(small_model)
     service = Service(data_dir)
     try:
         job_id = service.submit(**REQUEST)

@@ -106,14 +106,14 @@ class Deployment(Service):
         self.url = line.removeprefix("Serving on ").strip()
         if hasattr(self, "client"):
             self.client.close()
-        self.client = httpx2.Client(base_url=self.url, timeout=60)
+        self.client = httpx2.Client(base_url=self.url, timeout=180)
         self.process = process
 
     def _ended(self) -> int:
         self.client.close()
         codes = []
         for process in self._processes.values():
-            codes.append(process.wait(timeout=60))
+            codes.append(process.wait(timeout=180))
             process.stdout.close()
         self._processes.clear()
         return max(codes, key=abs)

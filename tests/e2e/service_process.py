@@ -49,7 +49,7 @@ class Service:
         line = self.process.stdout.readline().decode()
         assert line.startswith("Serving on http://"), (line, self.log.read_text()[-2000:])
         self.url = line.removeprefix("Serving on ").strip()
-        self.client = httpx2.Client(base_url=self.url, timeout=60)
+        self.client = httpx2.Client(base_url=self.url, timeout=180)
 
     def children(self) -> list[psutil.Process]:
         """Return the living processes of jobs."""
@@ -125,7 +125,7 @@ class Service:
 
     def _ended(self) -> int:
         self.client.close()
-        code = self.process.wait(timeout=60)
+        code = self.process.wait(timeout=180)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code

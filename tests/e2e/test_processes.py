@@ -36,7 +36,7 @@ class Stack:
     def run(self, *arguments):
         environment = self._environment | {"ROCKET_DATA_DIR": str(self.folder / "operator")}
         return subprocess.run(
-            [ROCKET, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+            [ROCKET, *arguments], env=environment, capture_output=True, text=True, timeout=180, check=False
         )
 
     def start(self, data, *arguments):
@@ -58,9 +58,9 @@ class Stack:
 
 
 @pytest.fixture
-def stack(tmp_path, half_model):
+def stack(tmp_path, small_model):
     redis = Redis()
-    stack = Stack(tmp_path, half_model, redis.url)
+    stack = Stack(tmp_path, small_model, redis.url)
     yield stack
     stack.close()
     redis.close()
@@ -74,7 +74,7 @@ def test_job_moved_between_workers_produces_identical_bytes(stack):
     assert stack.run("migrate").returncode == 0
     _, told = stack.start("api", "api", "--port", "0")
     assert told.startswith("Serving on http://127.0.0.1:"), stack.log()
-    with httpx2.Client(base_url=told.removeprefix("Serving on "), timeout=60) as client:
+    with httpx2.Client(base_url=told.removeprefix("Serving on "), timeout=180) as client:
 
         def wait(job_id, until):
             deadline = time.monotonic() + 180

@@ -94,7 +94,7 @@ def test_an_error_found_in_preflight_ends_the_job_with_its_code(start_service):
 def test_two_services_do_not_share_a_data_folder(start_service):
     service = start_service()
     command = [ROCKET, "serve", "--port", "0", "--data-dir", service.data_dir]
-    second = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    second = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
     assert second.returncode == 2
     assert "another service uses" in second.stderr
     assert "Traceback" not in second.stderr
@@ -133,7 +133,7 @@ def test_api_processes_share_a_data_folder_but_not_with_serve(tmp_path):
 )
 def test_an_invalid_serve_command_fails_at_once(tmp_path, options, message):
     command = [ROCKET, "serve", "--data-dir", tmp_path / "data", *options]
-    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr

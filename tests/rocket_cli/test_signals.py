@@ -65,7 +65,7 @@ def test_the_first_signal_stops_between_layers_and_shows_resume(tmp_path: Path, 
     output = tmp_path / "my output"
     with running(output) as process:
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=180)
 
     assert process.returncode == 130
     assert out == ""
@@ -84,7 +84,7 @@ def test_the_second_signal_stops_at_once(tmp_path: Path) -> None:
         while "stopping" not in line:
             line = process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=180)
 
     assert process.returncode == 130
     assert "finished layers are kept in" in err
@@ -95,7 +95,7 @@ def test_the_second_signal_stops_at_once(tmp_path: Path) -> None:
 def test_an_interrupted_run_is_json_for_programs(tmp_path: Path) -> None:
     with running(tmp_path / "out", "slow", "--json") as process:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=180)
 
     assert process.returncode == 130
     assert json.loads(out)["error"]["code"] == "cancelled"
@@ -115,7 +115,7 @@ def test_a_terminal_shows_a_bar_and_the_notice(tmp_path: Path) -> None:
                 drawn += chunk
         except OSError:  # how Linux says that the other end is closed
             pass
-        process.wait(timeout=30)
+        process.wait(timeout=180)
     os.close(terminal)
 
     assert process.returncode == 130

@@ -53,7 +53,7 @@ def compose(tmp_path_factory):
             check=False,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
 
     return compose

@@ -231,7 +231,7 @@ class Background(threading.Thread):
         super().__init__(target=action, daemon=True)
         self.start()
 
-    def join(self, timeout=30):
+    def join(self, timeout=180):
         super().join(timeout)
         assert not self.is_alive(), "it has not ended"
 

@@ -22,7 +22,7 @@ from app.shared.repositories import outputs, sweeps
 from rocket_core.report.schema import CompressionReport
 from tests.reference.tiny_models import FAMILIES, byte_tokenizer
 from tests.worker.threads import ThreadedAttempt as Attempt
-from tests.worker.waiting import eventually
+from tests.worker.waiting import PATIENCE, eventually
 from worker.process import EXIT_FENCED_OUT
 from worker.reconciler import Reconciler
 from worker.runner import Runner
@@ -403,7 +403,7 @@ def test_a_process_without_a_claim_ends_at_once(settings, quick, claim, look, fa
     lease = claim(quick)
     fence, parent = ("0" * 32, os.getpid()) if fault == "fence" else (lease.fence, 1)
     command = [sys.executable, "-m", "worker.job", quick, fence, str(parent)]
-    ended = subprocess.run(command, env={**os.environ, **settings.environment()}, timeout=60, check=False)
+    ended = subprocess.run(command, env={**os.environ, **settings.environment()}, timeout=PATIENCE, check=False)
     assert ended.returncode == EXIT_FENCED_OUT
     assert look(quick).status == "running"
 
@@ -413,9 +413,9 @@ def test_a_cancelled_process_releases_its_job_in_time(configure, database, submi
     runner = Runner(configure(cancel_grace_seconds=60), database)
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
-    eventually(lambda: look(job_id).stage == "calibrating", within=60)
+    eventually(lambda: look(job_id).stage == "calibrating")
     cancel(job_id)
-    thread.join(60)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     job = look(job_id)
     assert (job.status, job.error) == ("cancelled", None)

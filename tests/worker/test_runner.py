@@ -320,7 +320,7 @@ def test_a_signal_handler_may_abort_a_stopping_runner(settings, database, progra
     signal.setitimer(signal.ITIMER_REAL, 0)
     """
     environment = {**os.environ, **settings.environment()}
-    subprocess.run([sys.executable, *program(code)], env=environment, check=True, timeout=30)
+    subprocess.run([sys.executable, *program(code)], env=environment, check=True, timeout=180)
 
 
 def test_several_runners_never_share_a_job(settings, submit, program, diary, in_background):

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.service_process import command_line, runs
 from tests.reference.fake_hub import FakeHub
 from tests.reference.tiny_models import save_tiny_model
-from tests.worker.waiting import eventually
+from tests.worker.waiting import PATIENCE, eventually
 from worker.job_processes import FreshJobs, JobStart, WarmJobs
 from worker.runner import Runner
 
@@ -92,7 +92,7 @@ def test_warm_jobs_produce_the_bytes_of_fresh_ones(warm, settings, database, sub
 
 def test_processes_that_wait_hold_no_secret_and_no_thread(warm):
     warm(secret_key=KEY)
-    eventually(lambda: len(family(template())) == 3, within=60)
+    eventually(lambda: len(family(template())) == 3)
     for process in (template(), *family(template())):
         assert process.num_threads() == 1
         assert not [name for name in process.environ() if name.startswith("ROCKET_")]
@@ -134,12 +134,12 @@ def test_each_job_has_its_own_home(warm, submit, model, settings, look):
     job = submit(calibration=CALIBRATION)
     thread = threading.Thread(target=runner.run, args=(job,), daemon=True)
     thread.start()
-    eventually(lambda: named("worker.compute"), within=60)
+    eventually(lambda: named("worker.compute"))
     [computing] = named("worker.compute")
     assert job in command_line(computing)
     home = computing.environ()["HOME"]
     assert os.path.realpath(home) == str((settings.data_dir / "work" / look(job).work_key / "home").resolve())
-    thread.join(60)
+    thread.join(PATIENCE)
     runner.close()
     assert not os.path.lexists(home)
 
@@ -149,9 +149,9 @@ def test_cancelling_stops_a_forked_job(warm, submit, model, look, cancel):
     job = submit(calibration=CALIBRATION)
     thread = threading.Thread(target=runner.run, args=(job,), daemon=True)
     thread.start()
-    eventually(lambda: look(job).stage == "calibrating", within=60)
+    eventually(lambda: look(job).stage == "calibrating")
     cancel(job)
-    thread.join(60)
+    thread.join(PATIENCE)
     assert (look(job).status, look(job).error) == ("cancelled", None)
     assert named("worker.job") == named("worker.compute") == []
 
@@ -161,10 +161,10 @@ def test_a_job_outlives_the_loss_of_its_template(warm, submit, model, look):
     job = submit(calibration=CALIBRATION)
     thread = threading.Thread(target=runner.run, args=(job,), daemon=True)
     thread.start()
-    eventually(lambda: named("worker.compute"), within=60)
+    eventually(lambda: named("worker.compute"))
     lost = family(template())
     template().kill()
-    thread.join(60)
+    thread.join(PATIENCE)
     assert psutil.wait_procs(lost, timeout=10)[1] == []
     assert (look(job).status, look(job).attempt) == ("queued", 1)
     assert runner.run(job)
@@ -176,11 +176,11 @@ def test_killing_a_forked_job_ends_its_processes(warm, submit, model, look):
     job = submit(calibration=CALIBRATION)
     thread = threading.Thread(target=runner.run, args=(job,), daemon=True)
     thread.start()
-    eventually(lambda: named("worker.compute"), within=60)
+    eventually(lambda: named("worker.compute"))
     [process] = named("worker.job")
     below = family(process)
     process.kill()
-    thread.join(60)
+    thread.join(PATIENCE)
     assert psutil.wait_procs(below, timeout=10)[1] == []
     assert (look(job).status, look(job).attempt) == ("queued", 1)
 
@@ -203,7 +203,7 @@ def test_a_template_that_cannot_start_is_not_needed(tmp_path, caplog):
 
 def test_closing_ends_the_template_and_what_waits(warm):
     runner = warm()
-    eventually(lambda: len(family(template())) == 3, within=60)
+    eventually(lambda: len(family(template())) == 3)
     waiting = [template(), *family(template())]
     runner.close()
     assert psutil.wait_procs(waiting, timeout=10)[1] == []
@@ -216,7 +216,7 @@ def test_killing_a_worker_ends_its_template():
     process = psutil.Popen([sys.executable, "-c", code], stdout=-1)
     try:
         process.stdout.readline()
-        eventually(lambda: len(process.children(recursive=True)) == 4, within=60)
+        eventually(lambda: len(process.children(recursive=True)) == 4)
         below = process.children(recursive=True)
         [home] = {child.environ()["HOME"] for child in below}
         assert os.path.lexists(home)

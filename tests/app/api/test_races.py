@@ -21,7 +21,7 @@ def at_once(url, bodies, key):
     together = threading.Barrier(len(bodies))
 
     def submit(body):
-        with httpx2.Client(base_url=url, timeout=60) as client:
+        with httpx2.Client(base_url=url, timeout=180) as client:
             client.get("/healthz")
             together.wait()
             end = time.monotonic() + 60

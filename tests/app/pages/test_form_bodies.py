@@ -32,7 +32,7 @@ def send(url, content_type, body):
     """Send a sign-in as it is, and return the status line."""
     address = urlsplit(url)
     head = f"POST /ui/sign-in HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: {content_type}\r\n"
-    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=180) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode())
         try:
             connection.sendall(body)
@@ -52,7 +52,7 @@ def test_a_body_in_a_slow_charset_blocks_no_other_request(url, content_type, bod
     answers = []
     sender = threading.Thread(target=lambda: answers.append(send(url, content_type, body)))
     waits = []
-    with httpx2.Client(base_url=url, timeout=60, trust_env=False) as client:
+    with httpx2.Client(base_url=url, timeout=180, trust_env=False) as client:
         client.get("/healthz")
         sender.start()
         while sender.is_alive() or len(waits) < 3:

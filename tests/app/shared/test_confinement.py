@@ -38,7 +38,7 @@ def run(code, *arguments, **options):
     command = [sys.executable, "-P", "-c", PRELUDE + textwrap.dedent(code), *map(str, arguments)]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"} | options.pop("env", {})
     result = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=60, env=environment, **options
+        command, check=False, capture_output=True, text=True, timeout=180, env=environment, **options
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
@@ -222,7 +222,7 @@ def eat(byte_count):
 def test_a_group_kills_a_process_beyond_its_limit(group):
     process = eat(2**29)
     group.add(process.pid)
-    process.communicate(b"\n", timeout=60)
+    process.communicate(b"\n", timeout=180)
     assert process.returncode == -9
     assert group.was_exceeded()
 
@@ -231,6 +231,6 @@ def test_a_process_within_the_raised_group_limit_survives(group):
     group.set_limit(2**30)
     process = eat(2**28)
     group.add(process.pid)
-    out, _ = process.communicate(b"\n", timeout=60)
+    out, _ = process.communicate(b"\n", timeout=180)
     assert (process.returncode, int(out)) == (0, 2**28)
     assert not group.was_exceeded()

@@ -232,12 +232,12 @@ def test_an_interrupted_push_resumes_at_the_next_call(server, hub, job_id, tmp_p
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         wait_for(lambda: hub.held)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=30)
+        _, told = process.communicate(timeout=180)
     hub.let_go()
     assert process.returncode == 130
     assert "Traceback" not in told
     assert hub.commits(REPO) == 0
 
-    subprocess.run(command, env=environment, check=True, timeout=60)
+    subprocess.run(command, env=environment, check=True, timeout=180)
     assert hub.files(REPO) == FACTORED
     assert len(hub.received) == 2

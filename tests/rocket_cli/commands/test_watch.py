@@ -159,7 +159,7 @@ def test_ctrl_c_leaves_the_job_running_and_shows_how_to_resume(server, service, 
         while "queued" not in process.stderr.readline():
             pass
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=180)
 
     assert (process.returncode, out) == (130, "")
     assert f"{job_id} continues" in err
@@ -180,7 +180,7 @@ def test_watching_survives_a_restart_of_the_server(service):
         server.start()
         service.progress(lease, "calibrating", 0.5)
         service.succeed(lease, {})
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=180)
 
     assert f"{server.url} does not answer" in gone
     assert "retrying for 5 min" in gone
@@ -207,7 +207,7 @@ def test_a_terminal_shows_a_bar_with_stage_layer_and_time_left(server, service):
             drawn += os.read(terminal, 4096)
         service.succeed(lease, {})
         out = process.stdout.read()
-        process.wait(timeout=30)
+        process.wait(timeout=180)
     os.close(terminal)
 
     assert b"profiling" in drawn
