@@ -95,10 +95,11 @@ class Scales:
         return cls(codes=codes, exponent=exponent, format=code_format)
 
     def values(self, dtype: torch.dtype) -> Float[Tensor, "groups d_out"]:
-        """Return the scales, computed in float64 and rounded once, so that equal bytes give equal numbers."""
+        """Return the scales, exact or computed in float64, rounded once, so that equal bytes give equal numbers."""
         octave, bits = self.format.steps_per_octave, self.format.scale_bits
         if bits == 16:
-            return (2.0**self.exponent * self.codes.double()).to(dtype)
+            exact = torch.float64 if dtype == torch.float64 else torch.float32
+            return (2.0**self.exponent * self.codes.to(exact)).to(dtype)
         # From a table, as exp2 has other last bits on other devices.
         magnitudes = [2.0 ** ((self.exponent - step) / octave) for step in range(2 ** (bits - 1))]
         signed = magnitudes + [-magnitude for magnitude in magnitudes]
