@@ -172,3 +172,23 @@ def sparse_bytes(d_in: int, d_out: int, nnz: int, itemsize: int) -> int:
 def dense_bytes(d_in: int, d_out: int, itemsize: int) -> int:
     """Return the bytes of a dense layer on disk, without its bias."""
     return d_in * d_out * itemsize
+
+
+def quantized_bytes(d_in: int, d_out: int, bits: int, group_size: int, scale_bits: int) -> int:
+    """Return the bytes of a quantized layer on disk without its bias: packed codes and scales.
+
+    Args:
+        d_in: input features.
+        d_out: output features.
+        bits: bits of a code.
+        group_size: inputs that share a scale.
+        scale_bits: bits of a scale: 16 for float16, 6 or 8 for a logarithmic scale.
+    """
+    scales = d_out * -(-d_in // group_size)
+    codes = packed_bytes(d_in * d_out, bits)
+    return codes + (2 * scales if scale_bits == 16 else packed_bytes(scales, scale_bits))
+
+
+def packed_bytes(n: int, bits: int) -> int:
+    """Return the bytes of n packed integers, of which every 8 fill `bits` bytes."""
+    return -(-n // 8) * bits

@@ -8,7 +8,7 @@ Importing this package registers the quantization method `rocket` with transform
     model = AutoModelForCausalLM.from_pretrained("path/to/artifact")
 
 The artifact's `config.json` lists its stored layers by their names in the files, since in some families these differ
-from the names of transformers' modules. To keep the coefficients packed in memory (smaller, slower), set
+from the names of transformers' modules. To keep coefficients and integer codes packed in memory (smaller, slower), set
 `config.quantization_config["keep_packed"] = True` and pass `config=config`.
 """
 

@@ -1,4 +1,4 @@
-"""Compression of a model in memory, by replacing layers with their factors."""
+"""Compression of a model in memory, by replacing layers with stored ones."""
 
 from collections.abc import Mapping
 
@@ -15,17 +15,20 @@ from rocket_core.layers import (
     LayerEntry,
     LayerFactors,
     StoredLinear,
+    StoredWeight,
     layer_tensors,
 )
+from rocket_core.linalg.integer_codes import RoundedWeight
 
 
-def attach_factors(model: PreTrainedModel, factors: Mapping[str, LayerFactors]) -> PreTrainedModel:
-    """Replace linear layers with their factors, in place, so that `save_pretrained` writes an artifact.
+def attach_factors(model: PreTrainedModel, factors: Mapping[str, StoredWeight]) -> PreTrainedModel:
+    """Replace linear layers with their factors or codes, in place, so that `save_pretrained` writes an artifact.
 
     Args:
         model: a model with plain weights, or one returned by this function.
-        factors: factors by module name; they are converted to dtype and device of the weight they replace. The
-            owner of a shared dictionary must be among them, or have been attached before.
+        factors: factors or a rounded weight by module name; they are moved to the device of the weight they replace,
+            and factors converted to its dtype. The owner of a shared dictionary must be among them, or have been
+            attached before.
 
     Returns:
         The same model.
@@ -53,15 +56,19 @@ def attach_factors(model: PreTrainedModel, factors: Mapping[str, LayerFactors]) 
     return model
 
 
-def _make_layers(model: PreTrainedModel, factors: Mapping[str, LayerFactors]) -> dict[str, StoredLinear]:
+def _make_layers(model: PreTrainedModel, factors: Mapping[str, StoredWeight]) -> dict[str, StoredLinear]:
     made: dict[str, StoredLinear] = {}
     attached = dict(stored_layers(model))
-    for name in sorted(factors, key=lambda each: factors[each].dictionary_owner is not None):  # owners first
-        owner_name = factors[name].dictionary_owner
-        owner = None
-        if owner_name is not None:
-            owner = _find_owner(name, factors[name], owner_name, (attached | made).get(owner_name))
-        made[name] = _make_layer(model, name, factors[name], owner)
+    followers = {
+        name: one for name, one in factors.items() if isinstance(one, LayerFactors) and one.dictionary_owner is not None
+    }
+    for name, stored in factors.items():
+        if name not in followers:
+            made[name] = _make_layer(model, name, stored, None)
+    for name, one in followers.items():
+        assert one.dictionary_owner is not None
+        owner = (attached | made).get(one.dictionary_owner)
+        made[name] = _make_layer(model, name, one, _find_owner(name, one, one.dictionary_owner, owner))
     return made
 
 
@@ -77,7 +84,7 @@ def _find_owner(name: str, factors: LayerFactors, owner_name: str, owner: Stored
 
 
 def _make_layer(
-    model: PreTrainedModel, name: str, factors: LayerFactors, owner: FactorizedLinear | None
+    model: PreTrainedModel, name: str, factors: StoredWeight, owner: FactorizedLinear | None
 ) -> StoredLinear:
     """Return the unpacked layer with these factors, and with dtype, device, mode and bias of the stock layer."""
     stock = stock_linear(model, name)
@@ -88,14 +95,20 @@ def _make_layer(
             f"layer {name!r} has {features(stock)} inputs and outputs, its factors {factors.shape}"
         )
     tensors = {key: value.to(stock.weight.device) for key, value in layer_tensors(factors, stock.weight.dtype).items()}
-    rank = None if factors.dictionary is None else factors.dictionary.shape[1]
-    if tensors["weight"].numel() == 0 or (rank is not None and rank != factors.coefficients.shape[0]):
-        raise InvalidConfigError(
-            f"layer {name!r} has {rank} atoms, coefficients for {factors.coefficients.shape[0]}, and stores "
-            f"{tensors['weight'].numel()} of them; the first two must agree, and the last be at least 1"
-        )
-    entry = LayerEntry(rank=rank, nnz=tensors["weight"].numel(), dictionary=factors.dictionary_owner)
-    layer = empty_layer(stock, entry, name, owner)
+    layer = empty_layer(stock, _entry(name, factors, tensors["weight"]), name, owner)
     layer.load_state_dict(tensors, strict=False, assign=True)
     layer.bias = stock.bias
     return layer.train(stock.training).unpack_()
+
+
+def _entry(name: str, factors: StoredWeight, weight: torch.Tensor) -> LayerEntry:
+    """Return the table's entry of a layer, given its stored coefficients or codes."""
+    if isinstance(factors, RoundedWeight):
+        return LayerEntry.of_codes(factors.scales.format, factors.scales.exponent)
+    rank = None if factors.dictionary is None else factors.dictionary.shape[1]
+    if weight.numel() == 0 or (rank is not None and rank != factors.coefficients.shape[0]):
+        raise InvalidConfigError(
+            f"layer {name!r} has {rank} atoms, coefficients for {factors.coefficients.shape[0]}, and stores "
+            f"{weight.numel()} of them; the first two must agree, and the last be at least 1"
+        )
+    return LayerEntry(rank=rank, nnz=weight.numel(), dictionary=factors.dictionary_owner)

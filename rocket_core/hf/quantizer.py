@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError, Ro
 from rocket_core.hf.names import find_modules, with_and_without
 from rocket_core.hf.replacement import empty_layer, stock_layer, stored_entries, stored_layers
 from rocket_core.layers import (
+    CODE_NAMES,
+    FACTOR_NAMES,
     FORMAT_VERSION,
     QUANT_METHOD,
     FactorizedLinear,
@@ -31,13 +34,37 @@ from rocket_core.layers import (
     read_entries,
 )
 
+# Tensors that a stock layer does not have.
+_PARTS = ({*FACTOR_NAMES} | {*CODE_NAMES}) - {"weight"}
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorForm:
+    """Shape of a tensor, and whether it consists of bytes; other dtypes are cast while loading."""
+
+    shape: tuple[int, ...]
+    is_bytes: bool
+
+    @classmethod
+    def of_slice(cls, part: Any) -> "_TensorForm":
+        """Return the form of a tensor in a safetensors file."""
+        return cls(tuple(part.get_shape()), part.get_dtype() == "U8")
+
+    @classmethod
+    def of_tensor(cls, tensor: torch.Tensor) -> "_TensorForm":
+        """Return the form of a tensor."""
+        return cls(tuple(tensor.shape), tensor.dtype == torch.uint8)
+
+    def __str__(self) -> str:
+        return f"shape {self.shape}{' of bytes' if self.is_bytes else ''}"
+
 
 class RocketConfig(QuantizationConfigMixin):
     """The `quantization_config` of a compressed model.
 
     Attributes:
         layers: the stored layers, by their name in the checkpoint files.
-        keep_packed: leave the coefficients packed in memory; written to disk only if set.
+        keep_packed: leave coefficients and codes packed in memory; written to disk only if set.
 
     Raises:
         CheckpointFormatError: the disk format is a newer version, keys are unknown, or the table is inconsistent.
@@ -93,7 +120,7 @@ class RocketHfQuantizer(HfQuantizer):
             layer = layers[name] = empty_layer(stock, entry, name, owner)
             extra = _nbytes(layer) - _nbytes(stock)
             packed += extra
-            unpacked += extra + (layer.width * layer.out_features - layer.nnz) * layer.weight.element_size()
+            unpacked += extra + layer.unpacking_bytes
             model.set_submodule(module_name, layer)
         self._packed_share = packed / unpacked if unpacked else 1.0
         _check_files(kwargs.get("checkpoint_files") or [], layers, model.base_model_prefix)
@@ -103,7 +130,7 @@ class RocketHfQuantizer(HfQuantizer):
             # Offloaded layers are on the meta device here: they stay packed.
             layers = [layer for _, layer in stored_layers(model) if not layer.offloaded]
             with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-                list(pool.map(StoredLinear.unpack_, layers))
+                list(pool.map(lambda layer: layer.unpack_(), layers))
         return model
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
@@ -153,7 +180,7 @@ class RocketHfQuantizer(HfQuantizer):
 
     @property
     def is_qat_trainable(self) -> bool:
-        """Whether the factors themselves may be trained."""
+        """Whether the factors themselves may be trained; integer codes cannot."""
         return True
 
     @property
@@ -168,29 +195,31 @@ def _nbytes(module: nn.Module) -> int:
 
 def _check_files(files: Iterable[str], layers: Mapping[str, StoredLinear], prefix: str) -> None:
     """Check the files against the table; for a missing tensor transformers only warns and uses random numbers."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    found: dict[str, _TensorForm] = {}
     for file in files:
         if Path(file).suffix != ".safetensors":
             return
         try:
             with safe_open(file, framework="pt") as tensors:
-                shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118 (no mapping)
+                found |= {key: _TensorForm.of_slice(tensors.get_slice(key)) for key in tensors.keys()}  # noqa: SIM118 (no mapping)
         except SafetensorError as error:
             raise CorruptCheckpointError(f"{file} cannot be read ({error}); copy it again") from error
     stems = set()
-    for name, layer in layers.items() if shapes else ():
+    for name, layer in layers.items() if found else ():
         candidates = with_and_without(prefix, name)
-        stem = next((candidate for candidate in candidates if f"{candidate}.weight" in shapes), name)
+        stem = next((candidate for candidate in candidates if f"{candidate}.weight" in found), name)
         stems.add(stem)
-        expected = {f"{stem}.{key}": tuple(tensor.shape) for key, tensor in layer.state_dict().items()}
-        for key in {f"{stem}.weight_mask", f"{stem}.weight_u", *expected}:
-            if shapes.get(key) != expected.get(key):
+        expected = {f"{stem}.{key}": _TensorForm.of_tensor(tensor) for key, tensor in layer.state_dict().items()}
+        for key in {*(f"{stem}.{part}" for part in _PARTS), *expected}:
+            if found.get(key) != expected.get(key):
                 raise CorruptCheckpointError(
-                    f"layer {name!r}: tensor {key} has shape {shapes.get(key)} in the files and {expected.get(key)} by "
-                    "config.json; copy the files again"
+                    f"layer {name!r}: tensor {key} has {found.get(key, 'no shape')} in the files and "
+                    f"{expected.get(key, 'no shape')} by config.json; copy the files again"
                 )
-    for stem in {key.rpartition(".")[0] for key in shapes if key.endswith((".weight_mask", ".weight_u"))} - stems:
-        if len(shapes.get(f"{stem}.weight", ())) == 1:
+    endings = tuple(f".{part}" for part in _PARTS)
+    for stem in {key.rpartition(".")[0] for key in found if key.endswith(endings)} - stems:
+        weight = found.get(f"{stem}.weight")
+        if weight is not None and len(weight.shape) == 1:
             raise CorruptCheckpointError(
                 f"layer {stem!r} is stored compressed, and config.json does not list it; copy the files again"
             )

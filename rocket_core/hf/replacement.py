@@ -9,7 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rocket_core.errors import CheckpointFormatError, RocketError
 from rocket_core.hf.names import disk_names
-from rocket_core.layers import FactorizedLinear, LayerEntry, SparseLinear, StoredLinear
+from rocket_core.layers import FactorizedLinear, LayerEntry, QuantizedLinear, SparseLinear, StoredLinear
 from rocket_core.layers.stored_linear import LayerOptions
 
 
@@ -51,6 +51,22 @@ def empty_layer(
         CheckpointFormatError: there are more coefficients than fit, or the dictionary has another number of inputs.
     """
     d_in, d_out = features(stock)
+    options = LayerOptions(
+        bias=stock.bias is not None,
+        transposed=isinstance(stock, Conv1D),
+        layer_name=name,
+        device="meta",
+        dtype=stock.weight.dtype,
+    )
+    if entry.scale_exponent is not None:
+        layer = QuantizedLinear(
+            d_in, d_out, code_format=entry.code_format, scale_exponent=entry.scale_exponent, **options
+        )
+        for parameter in (layer.weight, layer.weight_scale):
+            # Else transformers tries to initialise bytes that it leaves on the disk with random numbers.
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        return layer
+    assert entry.nnz is not None
     room = (d_in if entry.rank is None else entry.rank) * d_out
     if entry.nnz > room:
         raise CheckpointFormatError(
@@ -63,13 +79,6 @@ def empty_layer(
             f"quantization_config: layer {name!r} has {d_in} inputs, and {dictionary_owner.layer_name!r}, whose "
             f"dictionary it takes, {dictionary_owner.in_features}; check that config.json belongs to these weights"
         )
-    options = LayerOptions(
-        bias=stock.bias is not None,
-        transposed=isinstance(stock, Conv1D),
-        layer_name=name,
-        device="meta",
-        dtype=stock.weight.dtype,
-    )
     if entry.rank is None:
         return SparseLinear(d_in, d_out, nnz=entry.nnz, **options)
     return FactorizedLinear(d_in, d_out, rank=entry.rank, nnz=entry.nnz, dictionary_owner=dictionary_owner, **options)
@@ -90,7 +99,10 @@ def stock_layer(layer: StoredLinear, dtype: torch.dtype | None) -> nn.Linear | C
 
 
 def _entry(name: str, layer: StoredLinear, disk_name_of: dict[int, str]) -> LayerEntry:
+    if isinstance(layer, QuantizedLinear):
+        return LayerEntry.of_codes(layer.code_format, layer.scale_exponent)
     if not isinstance(layer, FactorizedLinear):
+        assert isinstance(layer, SparseLinear)
         return LayerEntry(nnz=layer.nnz)
     owner = None if layer.dictionary_owner is layer else disk_name_of.get(id(layer.dictionary_owner))
     if owner is None and layer.dictionary_owner is not layer:

@@ -1,6 +1,6 @@
 """Stored layers: their tensors on disk, in memory and in the forward pass.
 
-A layer `L` that is not dense is stored as coefficients, and is one of three kinds:
+A layer `L` that is not dense is stored as coefficients or as integer codes, and is one of four kinds:
 
 - factored: weight ≈ dictionary @ coefficients. Tensors `L.weight`, `L.weight_mask`, `L.weight_u`; in `config.json` it
   has a `rank` and an `nnz`.
@@ -8,14 +8,27 @@ A layer `L` that is not dense is stored as coefficients, and is one of three kin
   its `dictionary` names the owner.
 - sparse: the coefficients are the weight itself, as if the dictionary were the identity. No `L.weight_u`; in
   `config.json` it has only an `nnz`.
+- quantized: weight ≈ code · scale, where inputs share scales by groups. Tensors `L.weight` and `L.weight_scale`; in
+  `config.json` it has `bits`, `group_size`, `scale_bits` and `scale_exponent`.
 
 `L.weight` contains the stored coefficients as a one-dimensional tensor; `L.weight_mask` has one bit per coefficient and
 is absent if all are stored, except that a sparse layer always has it; `L.weight_u` is the transposed dictionary;
-`L.bias` is unchanged. The stock name with a one-dimensional shape is deliberate: a loader that does not know this
-format fails on the shape, whereas it would initialise a layer with unknown tensor names randomly.
+`L.bias` is unchanged. In a quantized layer `L.weight` and `L.weight_scale` are one-dimensional tensors of bytes: see
+`pack_codes`. The stock name with a one-dimensional shape is deliberate: a loader that does not know this format fails
+on the shape, whereas it would initialise a layer with unknown tensor names randomly.
 """
 
-from rocket_core.layers.factors import FACTOR_NAMES, LayerFactors, compose_weight, layer_tensors
+from rocket_core.layers.code_tensors import check_codes, pack_codes, unpack_codes
+from rocket_core.layers.coefficient_linear import CoefficientLinear
+from rocket_core.layers.factors import (
+    CODE_NAMES,
+    FACTOR_NAMES,
+    LayerFactors,
+    StoredWeight,
+    approximation,
+    compose_weight,
+    layer_tensors,
+)
 from rocket_core.layers.kinds import FactorizedLinear, SparseLinear
 from rocket_core.layers.layer_table import (
     FORMAT_VERSION,
@@ -26,24 +39,33 @@ from rocket_core.layers.layer_table import (
     read_entries,
 )
 from rocket_core.layers.packing import PackedCoefficients, mask_shape, pack_coefficients, unpack_coefficients
+from rocket_core.layers.quantized_linear import QuantizedLinear
 from rocket_core.layers.stored_linear import StoredLinear
 
 __all__ = [
+    "CODE_NAMES",
     "FACTOR_NAMES",
     "FORMAT_VERSION",
     "QUANT_METHOD",
+    "CoefficientLinear",
     "FactorizedLinear",
     "LayerEntry",
     "LayerFactors",
     "PackedCoefficients",
+    "QuantizedLinear",
     "SparseLinear",
     "StoredLinear",
+    "StoredWeight",
+    "approximation",
+    "check_codes",
     "compose_weight",
     "format_version",
     "layer_tensors",
     "mask_shape",
+    "pack_codes",
     "pack_coefficients",
     "quantization_config",
     "read_entries",
+    "unpack_codes",
     "unpack_coefficients",
 ]

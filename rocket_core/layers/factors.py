@@ -1,16 +1,22 @@
-"""Factors of a stored layer, its tensors on disk, and the dense weight composed from them."""
+"""What a stored layer is made of, its tensors on disk, and the dense weight composed from factors."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rocket_core.errors import InvalidConfigError
+from rocket_core.layers.code_tensors import pack_codes
 from rocket_core.layers.packing import pack_coefficients
+from rocket_core.linalg.integer_codes import RoundedWeight
 
 FACTOR_NAMES = ("weight", "weight_mask", "weight_u")
-"""Names of the tensors that may replace a stored layer's weight, to be appended to its name and a dot."""
+"""Names of the tensors that may replace the weight of a layer stored as factors, to be appended to its name and a dot.
+"""
+CODE_NAMES = ("weight", "weight_scale")
+"""Names of the tensors that replace the weight of a quantized layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +52,10 @@ class LayerFactors:
         return (rows if self.dictionary is None else self.dictionary.shape[0]), d_out
 
 
+StoredWeight: TypeAlias = LayerFactors | RoundedWeight
+"""What replaces the weight of a layer."""
+
+
 def compose_weight(
     dictionary: Float[Tensor, "d_in rank"] | None, coefficients: Float[Tensor, "rows d_out"], dtype: torch.dtype
 ) -> Float[Tensor, "d_out d_in"]:
@@ -70,23 +80,31 @@ def compose_weight(
     return (_row_major(coefficients, exact) @ _row_major(dictionary, exact)).to(dtype)
 
 
-def layer_tensors(factors: LayerFactors, dtype: torch.dtype) -> dict[str, Tensor]:
+def approximation(stored: StoredWeight, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
+    """Return the weight that factors or codes represent, before they are rounded to the dtype they are stored in."""
+    if isinstance(stored, RoundedWeight):
+        return stored.weight(dtype)
+    dictionary, coefficients = stored.dictionary, stored.coefficients
+    return (coefficients if dictionary is None else dictionary @ coefficients).to(dtype)
+
+
+def layer_tensors(stored: StoredWeight, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the tensors of a stored layer on disk, without its bias, by the part of their name after `L.`.
 
     Args:
-        factors: the layer.
-        dtype: dtype to store in; the mask is always uint8.
+        stored: the layer.
+        dtype: dtype to store factors in; the mask, codes and their scales are always uint8.
 
     Returns:
         `weight`; `weight_mask` unless all coefficients are stored and the layer is not sparse; `weight_u` where the
-        dictionary is the layer's own.
+        dictionary is the layer's own; `weight_scale` if the layer is quantized.
     """
-    packed = pack_coefficients(
-        factors.coefficients.to(dtype), factors.support, always_masked=factors.dictionary is None
-    )
+    if isinstance(stored, RoundedWeight):
+        return pack_codes(stored)
+    packed = pack_coefficients(stored.coefficients.to(dtype), stored.support, always_masked=stored.dictionary is None)
     tensors = {"weight": packed.values}
-    if factors.dictionary is not None and factors.dictionary_owner is None:
-        tensors["weight_u"] = factors.dictionary.T.to(dtype).contiguous()
+    if stored.dictionary is not None and stored.dictionary_owner is None:
+        tensors["weight_u"] = stored.dictionary.T.to(dtype).contiguous()
     if packed.mask is not None:
         tensors["weight_mask"] = packed.mask
     return tensors

@@ -1,4 +1,4 @@
-"""Stored linear layers by kind: factorized and sparse."""
+"""Stored linear layers made of coefficients, by kind: factorized and sparse."""
 
 from typing import Unpack
 
@@ -8,12 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rocket_core.errors import RocketError
+from rocket_core.layers.coefficient_linear import CoefficientLinear
 from rocket_core.layers.factors import compose_weight
 from rocket_core.layers.shared_product import SharedProduct
-from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
+from rocket_core.layers.stored_linear import LayerOptions
 
 
-class FactorizedLinear(StoredLinear):
+class FactorizedLinear(CoefficientLinear):
     """A linear layer that computes `C.T @ (D.T @ x) + bias`.
 
     D belongs to this layer or to another layer, its dictionary owner. An owner and its followers that are called on the
@@ -70,7 +71,7 @@ class FactorizedLinear(StoredLinear):
             raise RocketError(
                 f"{self.layer_name}: the dictionary it shares is offloaded; load the model without offloading"
             )
-        return compose_weight(self.dictionary_owner.weight_u.T, self._rows().T, dtype or self.stored.dtype)
+        return compose_weight(self.dictionary_owner.weight_u.T, self._rows().T, dtype or self.dtype)
 
     def forward(self, input: Tensor, *, dictionary_only: bool = False) -> Tensor:  # noqa: A002 (callers may name it)
         """Multiply with the dictionary, then with the coefficients.
@@ -105,7 +106,7 @@ class FactorizedLinear(StoredLinear):
         return product
 
 
-class SparseLinear(StoredLinear):
+class SparseLinear(CoefficientLinear):
     """A linear layer that computes `C.T @ x + bias`: the coefficients are the weight, most of them zero."""
 
     def __init__(self, in_features: int, out_features: int, *, nnz: int, **options: Unpack[LayerOptions]) -> None:
@@ -114,7 +115,7 @@ class SparseLinear(StoredLinear):
     @torch.no_grad()
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
         """See `StoredLinear`."""
-        return compose_weight(None, self._rows().T, dtype or self.stored.dtype)
+        return compose_weight(None, self._rows().T, dtype or self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (callers of nn.Linear may name it)
         """Multiply with the expanded coefficients."""

@@ -1,42 +1,110 @@
 """The table of stored layers in `config.json`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from rocket_core.errors import CheckpointFormatError
+from rocket_core.linalg.integer_codes import CodeBits, CodeFormat, ScaleBits
 from rocket_core.schema import FrozenModel
 
 QUANT_METHOD = "rocket"
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Newest supported version of the disk format. Version 1 has factored layers with their own dictionary; version 2 adds
-followers and sparse layers. An artifact without these is written as version 1, which earlier releases can read."""
+followers and sparse layers, version 3 quantized layers. An artifact is written as the earliest version that has all of
+its kinds, which earlier releases can read."""
 
 _REMEDY = "config.json is damaged or does not belong to these weights; fetch it again"
 
+_COEFFICIENT_KEYS = (
+    "either an nnz, and perhaps a rank, positive integers, and a dictionary, the name of another layer, or bits and "
+    "the keys of codes"
+)
+_CODE_KEYS = (
+    f"bits, one of {get_args(CodeBits)}, a group_size, a positive integer, scale_bits, one of {get_args(ScaleBits)}, "
+    "and a scale_exponent, an integer of at most 100 octaves"
+)
+
+
+def _integer(value: object) -> object:
+    # Pydantic takes 4.0 for the literal 4.
+    if type(value) is not int:
+        raise ValueError("it must be an integer")
+    return value
+
+
 _Count = Annotated[int, Field(ge=1)]
+_Integer = BeforeValidator(_integer)
 
 
 class LayerEntry(FrozenModel):
-    """A stored layer in `config.json`."""
+    """A stored layer in `config.json`: made of coefficients (`nnz` and the fields before it) or of integer codes."""
 
     model_config = ConfigDict(strict=True)
 
     rank: _Count | None = None
-    """number of atoms; None if the layer is sparse."""
-    nnz: _Count
-    """number of stored coefficients."""
+    """number of atoms; None if the layer is sparse or quantized."""
+    nnz: _Count | None = None
+    """number of stored coefficients; None if the layer is quantized."""
     dictionary: str | None = None
     """name in the files of the dictionary owner, with which the dictionary is stored; None if it is stored with this
-    layer, or the layer is sparse.
+    layer, or the layer is sparse or quantized.
     """
+    bits: Annotated[CodeBits, _Integer] | None = None
+    """bits of a code; None unless the layer is quantized, as for the fields below."""
+    group_size: _Count | None = None
+    """inputs that share a scale."""
+    scale_bits: Annotated[ScaleBits, _Integer] | None = None
+    """bits of a scale."""
+    scale_exponent: int | None = None
+    """logarithm of the unit of the scales, in steps; see `Scales.exponent`."""
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> "LayerEntry":
+        coefficients = (self.nnz, self.rank, self.dictionary)
+        codes = (self.bits, self.group_size, self.scale_bits, self.scale_exponent)
+        if self.nnz is None and (None in codes or coefficients != (None, None, None)):
+            raise ValueError("neither coefficients nor codes are complete")
+        if self.nnz is not None and codes != (None, None, None, None):
+            raise ValueError("it has coefficients and codes")
+        if self.scale_exponent is not None and abs(self.scale_exponent) > self.code_format.largest_exponent:
+            raise ValueError(f"the scale_exponent is not within {self.code_format.largest_exponent} of zero")
+        return self
+
+    @classmethod
+    def of_codes(cls, code_format: CodeFormat, exponent: int) -> "LayerEntry":
+        """Return the entry of a quantized layer.
+
+        Args:
+            code_format: bits of codes and scales, and the size of groups.
+            exponent: see `Scales.exponent`.
+        """
+        return cls(
+            bits=code_format.bits,
+            group_size=code_format.group_size,
+            scale_bits=code_format.scale_bits,
+            scale_exponent=exponent,
+        )
+
+    @property
+    def code_format(self) -> CodeFormat:
+        """The format of a quantized layer."""
+        assert self.bits is not None
+        assert self.group_size is not None
+        assert self.scale_bits is not None
+        return CodeFormat(bits=self.bits, group_size=self.group_size, scale_bits=self.scale_bits)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the layer is made of integer codes."""
+        return self.bits is not None
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the coefficients are the weight itself."""
-        return self.rank is None
+        """Whether the layer is made of coefficients that are the weight itself."""
+        return self.rank is None and not self.is_quantized
 
     @property
     def is_follower(self) -> bool:
@@ -46,7 +114,7 @@ class LayerEntry(FrozenModel):
 
 def format_version(entries: Mapping[str, LayerEntry]) -> int:
     """Return the earliest version of the disk format that can represent the table."""
-    return 2 if any(entry.is_sparse or entry.is_follower for entry in entries.values()) else 1
+    return max((_version(entry) for entry in entries.values()), default=1)
 
 
 def quantization_config(entries: Mapping[str, LayerEntry]) -> dict[str, Any]:
@@ -77,14 +145,21 @@ def read_entries(layers: object, version: int) -> dict[str, LayerEntry]:
         raise CheckpointFormatError(f"quantization_config: layers must be a table; {_REMEDY}")
     entries = {name: _read_entry(name, entry) for name, entry in layers.items()}
     for name, entry in entries.items():
-        if version == 1 and (entry.is_sparse or entry.is_follower):
+        if _version(entry) > version:
+            allowed = "have a rank and an nnz, and nothing else," if version == 1 else "have no bits"
             raise CheckpointFormatError(
-                f"quantization_config: layer {name!r} must have a rank and an nnz, and nothing else, in format 1; "
-                f"{_REMEDY}"
+                f"quantization_config: layer {name!r} must {allowed} in format {version}; {_REMEDY}"
             )
         if entry.dictionary is not None:
             _check_dictionary_owner(name, entry, entry.dictionary, entries.get(entry.dictionary))
     return entries
+
+
+def _version(entry: LayerEntry) -> int:
+    """Return the earliest version of the disk format that has layers of this kind."""
+    if entry.is_quantized:
+        return 3
+    return 2 if entry.is_sparse or entry.is_follower else 1
 
 
 def _read_entry(name: str, entry: object) -> LayerEntry:
@@ -92,9 +167,12 @@ def _read_entry(name: str, entry: object) -> LayerEntry:
         return LayerEntry.model_validate(entry)
     except ValidationError as error:
         wrong = sorted({str(part["loc"][0]) for part in error.errors() if part["loc"]})
+        reasons = [str(part["ctx"]["error"]) for part in error.errors() if part["type"] == "value_error"]
+        reason = f"{wrong or 'its entry'} is not so" if wrong or not reasons else reasons[0]
+        has_codes = isinstance(entry, Mapping) and "bits" in entry and "nnz" not in entry
         raise CheckpointFormatError(
-            f"quantization_config: layer {name!r} must have an nnz and may have a rank, positive integers, and a "
-            f"dictionary, the name of another layer, and nothing else; {wrong or 'its entry'} is not so; {_REMEDY}"
+            f"quantization_config: layer {name!r} must have {_CODE_KEYS if has_codes else _COEFFICIENT_KEYS}, and "
+            f"nothing else; {reason}; {_REMEDY}"
         ) from error
 
 
@@ -103,7 +181,7 @@ def _check_dictionary_owner(name: str, entry: LayerEntry, owner_name: str, owner
         reason = "has a dictionary and no rank"
     elif owner is None:
         reason = f"takes the dictionary of {owner_name!r}, which is not in the table"
-    elif owner.is_sparse or owner.is_follower:
+    elif owner.rank is None or owner.is_follower:
         reason = f"takes the dictionary of {owner_name!r}, which has none"
     elif owner.rank != entry.rank:
         reason = f"has rank {entry.rank}, and the dictionary of {owner_name!r} that it takes {owner.rank}"

@@ -1,7 +1,7 @@
-"""Base class of stored layers, with packed or unpacked coefficients and a read-only weight."""
+"""Base class of stored layers, packed or unpacked, with a read-only weight."""
 
-from collections.abc import Iterator
-from typing import Any, TypedDict
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from jaxtyping import Float
@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from rocket_core.errors import RocketError
-from rocket_core.layers.packing import check_packed, mask_shape, scatter_rows, unpack_bits, unpack_coefficients
+
+TENSOR_NAMES = ("weight", "weight_mask", "weight_scale", "weight_u", "bias")
+"""Names of the tensors that stored layers have in files, in the order of state dicts."""
 
 
 class LayerOptions(TypedDict, total=False):
@@ -20,7 +22,7 @@ class LayerOptions(TypedDict, total=False):
         transposed: whether the stock layer that it replaces stores its weight as [d_in, d_out] (`Conv1D` of GPT-2).
         layer_name: name for messages.
         device: device of the tensors.
-        dtype: dtype of all tensors except the mask.
+        dtype: dtype of the dense weight and the bias.
     """
 
     bias: bool
@@ -31,84 +33,78 @@ class LayerOptions(TypedDict, total=False):
 
 
 class StoredLinear(nn.Linear):
-    """A linear layer made of stored coefficients; their meaning depends on the kind of layer.
+    """A linear layer with another form of its weight than a dense one; subclasses say which.
 
     It is an `nn.Linear` so that peft and others treat it as one. Its state dict contains the tensors of the disk format
     in both of its states:
 
-    - packed, as constructed: `weight` contains the stored coefficients, which every forward expands;
-    - unpacked, after `unpack_`: the parameter `coefficients` contains Cᵀ with its zeros, and `weight` is a read-only
-      view of the dense weight, computed on use.
-
-    Coefficients may be trained: those outside the support get no gradient and stay zero.
+    - packed, as constructed: the parameter `weight` contains the stored form, which every forward expands;
+    - unpacked, after `unpack_`: a parameter with another name replaces it, and `weight` is a read-only view of the
+      dense weight.
 
     Args:
         in_features: d_in.
         out_features: d_out.
-        width: coefficients per output, zeros included.
-        nnz: stored coefficients.
-        masked: whether there is a mask.
+        weight: the parameter of the packed state, one-dimensional.
         options: see `LayerOptions`.
 
     Attributes:
         in_features: d_in.
         out_features: d_out.
-        width: coefficients per output, zeros included.
-        nnz: stored coefficients.
         transposed: whether the stock layer that it replaces stores its weight as [d_in, d_out].
         layer_name: name for messages.
     """
 
-    def __init__(
-        self, in_features: int, out_features: int, *, width: int, nnz: int, masked: bool, options: LayerOptions
-    ) -> None:
+    _UNPACKED_NAME: ClassVar[str]
+    """the parameter that replaces `weight` while unpacked."""
+
+    def __init__(self, in_features: int, out_features: int, *, weight: nn.Parameter, options: LayerOptions) -> None:
         nn.Module.__init__(self)  # nn.Linear would allocate a dense weight
-        device, dtype = options.get("device"), options.get("dtype")
         self.in_features, self.out_features = in_features, out_features
-        self.width, self.nnz = width, nnz
         self.transposed = options.get("transposed", False)
         self.layer_name = options.get("layer_name", "this layer")
         self._checked = False
-        self.weight = nn.Parameter(torch.empty(nnz, device=device, dtype=dtype))
-        self.register_parameter("weight_mask", None)
-        if masked:
-            # A parameter, not a buffer: accelerate offloads parameters to disk, but leaves buffers on the meta device.
-            bits = torch.empty(mask_shape(width, out_features), device=device, dtype=torch.uint8)
-            self.weight_mask = nn.Parameter(bits, requires_grad=False)
+        self.weight = weight
         self.register_parameter("bias", None)
         if options.get("bias", False):
-            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+            bias = torch.empty(out_features, device=options.get("device"), dtype=options.get("dtype"))
+            self.bias = nn.Parameter(bias)
 
     @property
     def packed(self) -> bool:
-        """Whether the coefficients are in the form stored on disk."""
-        return "coefficients" not in self._parameters
+        """Whether the weight is in the form stored on disk."""
+        return self._UNPACKED_NAME not in self._parameters
 
     @property
     def stored(self) -> Tensor:
-        """The parameter that contains the coefficients in the current state."""
-        return self.weight if self.packed else self.coefficients
+        """The parameter that contains the weight in the current state."""
+        return self.weight if self.packed else self.get_parameter(self._UNPACKED_NAME)
 
     @property
     def offloaded(self) -> bool:
         """Whether its tensors are offloaded until a forward loads them."""
         return self.stored.is_meta
 
-    @torch.no_grad()
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the dense weight, in which it computes."""
+        return self.stored.dtype
+
+    @property
+    def unpacking_bytes(self) -> int:
+        """Bytes that `unpack_` adds in memory."""
+        raise NotImplementedError
+
     def unpack_(self) -> "StoredLinear":
-        """Expand the coefficients permanently: faster, at the cost of `width · d_out - nnz` more numbers in memory.
+        """Expand the weight permanently: faster, at the cost of `unpacking_bytes` more in memory.
 
         Raises:
-            CorruptCheckpointError: values and mask are inconsistent.
+            CorruptCheckpointError: the stored tensors are inconsistent.
         """
-        if self.packed:
-            trainable, rows = self.weight.requires_grad, self._packed_rows()
-            del self.weight
-            self.coefficients = nn.Parameter(rows, requires_grad=trainable)
-        return self
+        raise NotImplementedError
 
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
-        """Return the dense weight computed by `compose_weight`, in the given dtype or in the layer's own.
+        """Return the dense weight in new memory, rounded once to the given dtype or to the layer's own.
 
         Raises:
             RocketError: a part of it is offloaded.
@@ -116,44 +112,32 @@ class StoredLinear(nn.Linear):
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Do nothing, as stored coefficients have no useful random initialisation."""
+        """Do nothing, as a stored weight has no useful random initialisation."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "weight" and "coefficients" in self.__dict__.get("_parameters", ()):
+        if name == "weight" and self._UNPACKED_NAME in self.__dict__.get("_parameters", ()):
             return DenseView(self)
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight" and "coefficients" in self.__dict__.get("_parameters", ()):
+        if name == "weight" and self._UNPACKED_NAME in self.__dict__.get("_parameters", ()):
             raise _read_only(self.layer_name)
         super().__setattr__(name, value)
 
-    def _rows(self) -> Float[Tensor, "d_out width"]:
-        if self.packed:
-            return self._packed_rows()
-        rows: Tensor = self.coefficients
-        if self.weight_mask is not None and rows.requires_grad and torch.is_grad_enabled():
-            rows = _KeepSupport.apply(rows, self.weight_mask)  # type: ignore[no-untyped-call]
-        return rows
+    def _to_disk(self, unpacked: Tensor) -> Tensor:
+        """Return the packed form of the parameter of the unpacked state."""
+        raise NotImplementedError
 
-    def _packed_rows(self) -> Float[Tensor, "d_out width"]:
-        # Only once, as counting bits waits for the device and cannot be compiled.
-        if not self._checked and not torch.compiler.is_compiling():
-            check_packed(self.weight, self.weight_mask, self.width, self.out_features, self.layer_name)
-            self._checked = True
-        return scatter_rows(self.weight, self.weight_mask, self.width, self.out_features)
-
-    def _values(self, rows: Float[Tensor, "d_out width"]) -> Float[Tensor, " nnz"]:
-        if rows.is_meta:
-            return torch.empty(self.nnz, dtype=rows.dtype, device="meta")
-        return rows.reshape(-1) if self.weight_mask is None else rows[unpack_bits(self.weight_mask, self.width)]
+    def _from_disk(self, weight: Tensor, state: Mapping[str, Any], prefix: str) -> Tensor:
+        """Return the unpacked form of `weight`, which is in a state dict together with the layer's other tensors."""
+        raise NotImplementedError
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not self.packed:
-            rows = destination.pop(prefix + "coefficients")
-            destination[prefix + "weight"] = self._values(rows.detach())
-        for key in (prefix + name for name in ("weight", "weight_mask", "weight_u", "bias")):
+            unpacked = destination.pop(prefix + self._UNPACKED_NAME)
+            destination[prefix + "weight"] = self._to_disk(unpacked.detach())
+        for key in (prefix + name for name in TENSOR_NAMES):
             if key in destination:  # always in this order, as the contents of shards depend on it
                 destination[key] = destination.pop(key)
 
@@ -167,9 +151,7 @@ class StoredLinear(nn.Linear):
         """Yield the state dict's entries in unpacked form, so that loading writes into the existing parameters."""
         for key, tensor in state_dict.items():
             if key == prefix + "weight":
-                mask = state_dict.get(prefix + "weight_mask", self.weight_mask)
-                rows = unpack_coefficients(tensor, mask, self.width, self.out_features, layer=self.layer_name).T
-                yield prefix + "coefficients", rows
+                yield prefix + self._UNPACKED_NAME, self._from_disk(tensor, state_dict, prefix)
             elif key.startswith(prefix):
                 yield key, tensor
 
@@ -185,9 +167,8 @@ class DenseView(Tensor):
 
     def __new__(cls, layer: StoredLinear) -> "DenseView":
         """Create a tensor without storage."""
-        stored = layer.stored
-        shape = (layer.out_features, layer.in_features)
-        view: DenseView = Tensor._make_wrapper_subclass(cls, shape, dtype=stored.dtype, device=stored.device)
+        shape, device = (layer.out_features, layer.in_features), layer.stored.device
+        view: DenseView = Tensor._make_wrapper_subclass(cls, shape, dtype=layer.dtype, device=device)
         return view
 
     def __init__(self, layer: StoredLinear) -> None:
@@ -219,20 +200,6 @@ class DenseView(Tensor):
     @data.setter
     def data(self, _value: Tensor) -> None:
         raise _read_only(self._layer.layer_name)
-
-
-class _KeepSupport(torch.autograd.Function):
-    """The identity; its gradient is zero outside the support."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, mask: Tensor) -> Tensor:
-        ctx.save_for_backward(mask)
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (mask,) = ctx.saved_tensors
-        return gradient * unpack_bits(mask, gradient.shape[1]), None
 
 
 def _read_only(layer: str) -> RocketError:

@@ -19,7 +19,8 @@ _STEPS_PER_OCTAVE: dict[ScaleBits, int] = {6: 6, 8: 12, 16: 1}
 _TRIES_PER_OCTAVE = 16
 # The smallest part of a unit in float16.
 _LEAST_HALF = 2.0**-24
-_LEAST_UNIT = 2.0**-100
+# Units of scales are within this many octaves of 1, so that no weight overflows in float32 and no scale becomes zero.
+_MOST_OCTAVES = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,11 @@ class CodeFormat:
     def steps_per_octave(self) -> int:
         """Logarithmic steps per octave: of scales, or of their unit if they are float16."""
         return _STEPS_PER_OCTAVE[self.scale_bits]
+
+    @property
+    def largest_exponent(self) -> int:
+        """The largest `Scales.exponent`; the smallest is its negative."""
+        return _MOST_OCTAVES * self.steps_per_octave
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,13 +95,15 @@ class Scales:
         return cls(codes=codes, exponent=exponent, format=code_format)
 
     def values(self, dtype: torch.dtype) -> Float[Tensor, "groups d_out"]:
-        """Return the scales, computed in float64 and rounded once, so that equal bytes give equal numbers."""
+        """Return the scales, exact or computed in float64, rounded once, so that equal bytes give equal numbers."""
         octave, bits = self.format.steps_per_octave, self.format.scale_bits
         if bits == 16:
-            return (2.0**self.exponent * self.codes.double()).to(dtype)
-        sign = 2 ** (bits - 1)
-        magnitudes = torch.exp2((self.exponent - (self.codes % sign).double()) / octave)
-        return torch.where(self.codes >= sign, -magnitudes, magnitudes).to(dtype)
+            exact = torch.float64 if dtype == torch.float64 else torch.float32
+            return (2.0**self.exponent * self.codes.to(exact)).to(dtype)
+        # From a table, as exp2 has other last bits on other devices.
+        magnitudes = [2.0 ** ((self.exponent - step) / octave) for step in range(2 ** (bits - 1))]
+        signed = magnitudes + [-magnitude for magnitude in magnitudes]
+        return torch.tensor(signed, dtype=torch.float64).to(self.codes.device, dtype)[self.codes.long()]
 
     def by_input(self, d_in: int, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
         """Return the scale of every entry of the weight."""
@@ -114,9 +122,30 @@ class RoundedWeight:
     codes: Int8[Tensor, "d_in d_out"]
     scales: Scales
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(d_in, d_out)` of the layer."""
+        d_in, d_out = self.codes.shape
+        return d_in, d_out
+
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "d_in d_out"]:
-        """Return W̃."""
-        return self.codes * self.scales.by_input(len(self.codes), dtype)
+        """Return W̃, a transposed view of `rows`."""
+        return self.rows(dtype).T
+
+    def rows(self, dtype: torch.dtype) -> Float[Tensor, "d_out d_in"]:
+        """Return W̃ᵀ, in the orientation of `nn.Linear`, in new row-major memory.
+
+        Computed in float32, or in float64 if that is the dtype, and rounded once.
+        """
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        d_in, d_out = self.shape
+        size = min(self.scales.format.group_size, d_in)
+        whole = d_in // size
+        rows = torch.empty(d_out, d_in, dtype=exact, device=self.codes.device).copy_(self.codes.T)
+        scales = self.scales.values(exact).T
+        rows[:, : whole * size].view(d_out, whole, size).mul_(scales[:, :whole, None])
+        rows[:, whole * size :].mul_(scales[:, whole:])
+        return rows.to(dtype)
 
 
 def search_scales(
@@ -137,7 +166,8 @@ def search_scales(
     largest = grouped.abs().amax(dim=1) / 2 ** (code_format.bits - 1)
     octave = code_format.steps_per_octave
     # Steps, so that outputs have the same scales whatever other outputs the layer has.
-    exponent = math.ceil(math.log2(max(float(largest.max()), _LEAST_UNIT)) * octave)
+    logarithm = math.log2(max(float(largest.max()), 2.0**-_MOST_OCTAVES))
+    exponent = min(math.ceil(logarithm * octave), code_format.largest_exponent)
     tries = _TRIES_PER_OCTAVE if code_format.scale_bits == 16 else octave
     unit = 2.0 ** (exponent / octave)
     last = math.inf if code_format.scale_bits == 16 else 2 ** (code_format.scale_bits - 1) - 1

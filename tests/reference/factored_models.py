@@ -1,11 +1,13 @@
-"""Compressed tiny models: random factors instead of the linear layers of their blocks."""
+"""Compressed tiny models: random factors or codes instead of the linear layers of their blocks."""
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from rocket_core.layers import LayerFactors, StoredLinear
+from rocket_core.layers import LayerFactors, StoredLinear, compose_weight
+from rocket_core.linalg.integer_codes import CodeFormat, RoundedWeight, search_scales
+from rocket_core.linalg.rounding import round_to_nearest
 from tests.reference.tiny_models import FAMILIES
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("query", "key", "value"))
@@ -76,8 +78,44 @@ def mixed_factors(model, seed=0):
     return factors
 
 
+CODE_FORMATS = (
+    CodeFormat(bits=4, group_size=16, scale_bits=6),
+    CodeFormat(bits=8, group_size=80, scale_bits=16),
+    CodeFormat(bits=3, group_size=5, scale_bits=8),
+    CodeFormat(bits=2, group_size=8, scale_bits=16),
+    CodeFormat(bits=5, group_size=128, scale_bits=6),
+    CodeFormat(bits=6, group_size=3, scale_bits=6),
+)
+
+
+def quantized_factors(model, seed=0):
+    """Return rounded weights in all of `CODE_FORMATS` in turn; the second layer is sparse, the fourth dense."""
+    generator = torch.Generator().manual_seed(seed)
+    factors = {}
+    for index, (name, module) in enumerate(block_linears(model).items()):
+        d_in, d_out = module.weight.shape if type(module) is Conv1D else reversed(module.weight.shape)
+        weight = _normal(generator, d_in, d_out) * 0.2
+        code_format = CODE_FORMATS[index % len(CODE_FORMATS)]
+        if index == 1:
+            support = torch.rand(d_in, d_out, generator=generator) < 0.5
+            factors[name] = LayerFactors(dictionary=None, coefficients=weight * support, support=support)
+        elif index != 3:
+            factors[name] = round_to_nearest(weight, search_scales(weight, torch.ones(d_in), code_format))
+    return factors
+
+
+def dense_rows(factors, dtype):
+    """Return the dense weight of factors or codes, in the orientation of `nn.Linear`."""
+    if isinstance(factors, RoundedWeight):
+        return factors.weight(dtype).T
+    return compose_weight(factors.dictionary, factors.coefficients, dtype)
+
+
 ARTIFACTS = {family: (build, random_factors) for family, build in FAMILIES.items()} | {
     f"{family}, all kinds": (FAMILIES[family], mixed_factors) for family in ("llama", "gpt2", "opt")
+}
+ARTIFACTS |= {
+    f"{family}, quantized": (FAMILIES[family], quantized_factors) for family in ("llama", "gpt2", "opt", "gemma")
 }
 """What is compressed: how to build the model, and how to make its factors."""
 

@@ -2,12 +2,23 @@
 
 import torch
 
-from rocket_core.layers import FactorizedLinear, LayerFactors, SparseLinear, layer_tensors
+from rocket_core.layers import FactorizedLinear, LayerFactors, QuantizedLinear, SparseLinear, layer_tensors
+from rocket_core.linalg.integer_codes import CodeFormat, RoundedWeight, Scales
 
 D_IN, RANK, D_OUT = 7, 11, 5
 
 KINDS = ("factored", "low rank", "follower", "sparse", "full")
 """Low rank and full are the same as factored and sparse with every coefficient stored."""
+
+QUANTIZED = {
+    "int4": CodeFormat(bits=4, group_size=3, scale_bits=6),
+    "int3": CodeFormat(bits=3, group_size=2, scale_bits=16),
+    "int8": CodeFormat(bits=8, group_size=7, scale_bits=8),
+}
+ALL_KINDS = (*KINDS, *QUANTIZED)
+
+EXPONENT = -5
+"""Exponent of the scales of quantized layers."""
 
 
 def make_coefficients(rank, d_out, density, seed, dtype=torch.float32):
@@ -32,19 +43,57 @@ def make_factors(kind, dtype=torch.float32, seed=3):
     )
 
 
+def make_rounded(code_format, d_in=D_IN, d_out=D_OUT, seed=3, exponent=EXPONENT):
+    """Return random codes and scales of both signs."""
+    generator = torch.Generator().manual_seed(seed)
+    half = 2 ** (code_format.bits - 1)
+    codes = torch.randint(-half, half, (d_in, d_out), generator=generator, dtype=torch.int8)
+    shape = code_format.groups(d_in), d_out
+    if code_format.scale_bits == 16:
+        scales = torch.randn(shape, generator=generator).half()
+        scales[scales == 0] = 1
+    else:
+        scales = torch.randint(0, 2**code_format.scale_bits, shape, generator=generator, dtype=torch.uint8)
+    return RoundedWeight(codes=codes, scales=Scales(codes=scales, exponent=exponent, format=code_format))
+
+
+def rounded_weight(rounded):
+    """Return the weight as `nn.Linear` has it, in float64, entry by entry from the documented formula."""
+    scales, (d_in, d_out) = rounded.scales, rounded.codes.shape
+    weight = torch.empty(d_out, d_in, dtype=torch.float64)
+    for i in range(d_in):
+        for j in range(d_out):
+            stored = scales.codes[i // scales.format.group_size, j].item()
+            if scales.format.scale_bits == 16:
+                scale = 2**scales.exponent * stored
+            else:
+                sign, octave = {6: (32, 6), 8: (128, 12)}[scales.format.scale_bits]
+                scale = 2 ** ((scales.exponent - stored % sign) / octave) * (-1) ** (stored // sign)
+            weight[j, i] = rounded.codes[i, j].item() * scale
+    return weight
+
+
 def dense_weight(factors):
     """Return the weight as `nn.Linear` has it, in float64."""
+    if isinstance(factors, RoundedWeight):
+        return rounded_weight(factors)
     coefficients = factors.coefficients.double()
     return (coefficients if factors.dictionary is None else factors.dictionary.double() @ coefficients).T
 
 
 def make_layer(kind="factored", dtype=torch.float32, *, bias=True, dictionary_owner=None, seed=3):
     """Return a packed layer and its dense weight in float64; a follower gets a new owner unless given one."""
-    factors = make_factors(kind, dtype, seed)
+    quantized = kind in QUANTIZED
+    factors = make_rounded(QUANTIZED[kind], seed=seed) if quantized else make_factors(kind, dtype, seed)
     tensors = layer_tensors(factors, dtype)
     if bias:
         tensors["bias"] = torch.linspace(-1, 1, D_OUT, dtype=dtype)
-    options = {"nnz": tensors["weight"].numel(), "bias": bias, "dtype": dtype}
+    options = {"bias": bias, "dtype": dtype}
+    if quantized:
+        layer = QuantizedLinear(D_IN, D_OUT, code_format=QUANTIZED[kind], scale_exponent=EXPONENT, **options)
+        layer.load_state_dict(tensors)
+        return layer, dense_weight(factors)
+    options["nnz"] = tensors["weight"].numel()
     if factors.dictionary is None:
         layer = SparseLinear(D_IN, D_OUT, **options)
     else:

@@ -1,5 +1,6 @@
 """Compression of the allocated layers, each for the inputs of the dense model."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
-from rocket_core.layers import LayerFactors, layer_tensors
+from rocket_core.layers import LayerEntry, LayerFactors, StoredWeight, layer_tensors
+from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import CompressedLayer, LayerProblem, Method
 from rocket_core.pipeline.block_walk import BlockWalk
@@ -131,30 +133,34 @@ class AchievedErrors:
         return (max(0.0, float(self.errors[part].sum())) / energy) ** 0.5 if energy > 0 else 0.0
 
 
-def save(run: Run, work: WorkFolder, unit: CompressionUnit, factors: LayerFactors, achieved: AchievedErrors) -> None:
-    """Store the factors of a unit's layers, and the outcome of each.
+def save(run: Run, work: WorkFolder, unit: CompressionUnit, factors: StoredWeight, achieved: AchievedErrors) -> None:
+    """Store the factors or codes of a unit's layers, and the outcome of each.
 
     Args:
         run: the run.
         work: the work folder.
         unit: the layers.
-        factors: factors of all layers, concatenated.
+        factors: factors of all layers, concatenated, or the codes of a single layer.
         achieved: errors of all layers, concatenated.
     """
     begin = 0
     for name, own in zip(unit.names, _split(run, unit, factors), strict=True):
-        part = slice(begin, begin + own.coefficients.shape[1])
+        part = slice(begin, begin + own.shape[1])
         begin = part.stop
         tensors = layer_tensors(own, run.dtype)
-        work.save_factors(name, tensors)
-        work.save_outcome(name, _outcome(tensors, achieved.relative(part)))
+        codes = None
+        if isinstance(own, RoundedWeight):
+            codes = LayerEntry.of_codes(own.scales.format, own.scales.exponent)
+        work.save_factors(name, tensors, codes=codes)
+        work.save_outcome(name, _outcome(own, tensors, achieved.relative(part)))
 
 
-def _split(run: Run, unit: CompressionUnit, factors: LayerFactors) -> Iterator[LayerFactors]:
-    """Yield the factors of each layer of a unit."""
+def _split(run: Run, unit: CompressionUnit, factors: StoredWeight) -> Iterator[StoredWeight]:
+    """Yield the factors or codes of each layer of a unit."""
     if len(unit.names) == 1:
         yield factors
         return
+    assert isinstance(factors, LayerFactors), "layers share nothing but dictionaries"
     begin = 0
     for index, name in enumerate(unit.names):
         part = slice(begin, begin + run.architecture.shape(name)[1])
@@ -176,8 +182,8 @@ def _output_energies(problem: LayerProblem) -> Tensor:
     return (weight * (problem.gram() @ weight)).sum(dim=0, dtype=torch.float64).cpu()
 
 
-def _outcome(tensors: dict[str, Tensor], error: float) -> LayerOutcome:
-    nnz = tensors["weight"].numel()
+def _outcome(stored: StoredWeight, tensors: dict[str, Tensor], error: float) -> LayerOutcome:
+    nnz = math.prod(stored.shape) if isinstance(stored, RoundedWeight) else tensors["weight"].numel()
     atoms = tensors["weight_u"].numel() if "weight_u" in tensors else 0
     return LayerOutcome(
         nnz=nnz,

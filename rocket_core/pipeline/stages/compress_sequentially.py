@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rocket_core.calibration.grams import first_input
 from rocket_core.calibration.inputs import CalibrationInputs
-from rocket_core.layers import LayerFactors, compose_weight, unpack_coefficients
+from rocket_core.layers import StoredWeight, approximation
 from rocket_core.linalg.whitening import GramStatistics, shrunk_gram
 from rocket_core.methods import LayerProblem
 from rocket_core.models.architecture import BlockList, oriented_weight
@@ -29,6 +29,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.compress import AchievedErrors, CompressionUnit, compress_unit, is_finished, save
+from rocket_core.pipeline.stages.stored_weight import read_dense_weight
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.devices import return_freed_memory
 
@@ -261,20 +262,14 @@ class SequentialCompression:
 
     def _install(self, name: str, twin: nn.Module, unit: CompressionUnit) -> None:
         """Copy the stored weight of a layer into the compressed copy of the model."""
-        factors = self._work.factors(name)
-        assert factors is not None, name
-        own = {part: entry.read() for part, entry in factors.items()}
-        atoms = own.get("weight_u")
-        candidate = unit.candidates[unit.names.index(name)]
-        if atoms is None and candidate.rank is not None:
-            shared = self._work.factors(unit.names[0])
-            assert shared is not None, name
-            atoms = shared["weight_u"].read()
-        d_in, d_out = self._run.architecture.shape(name)
-        coefficients = unpack_coefficients(
-            own["weight"], own.get("weight_mask"), candidate.rank or d_in, d_out, layer=name
+        weight = read_dense_weight(
+            self._work,
+            name,
+            self._run.architecture.shape(name),
+            rank=unit.candidates[unit.names.index(name)].rank,
+            dictionary_owner=unit.names[0],
+            dtype=self._run.dtype,
         )
-        weight = compose_weight(None if atoms is None else atoms.T, coefficients, self._run.dtype)
         oriented_weight(twin).copy_(weight.T)
 
 
@@ -332,13 +327,12 @@ def halfway_target(
 def _achieved(
     problem: LayerProblem,
     weight: Float[Tensor, "d_in d_out"],
-    factors: LayerFactors,
+    factors: StoredWeight,
     sums: _CrossSums,
     energies: Float[Tensor, " d_out"],
 ) -> AchievedErrors:
     """Return ‖XW - X'W̃‖² and ‖XW‖² by output; the error includes uncompensated errors of earlier layers."""
-    stored = factors.coefficients if factors.dictionary is None else factors.dictionary @ factors.coefficients
-    stored = stored.double()
+    stored = approximation(factors, torch.float64)
     common = (stored * (sums.cross @ weight)).sum(dim=0)
     errors = energies - 2 * common + (stored * (sums.gram @ stored)).sum(dim=0)
     scale = 1.0 if problem.output_weights is None else problem.output_weights.double().square()

@@ -19,9 +19,10 @@ from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.config import ExportKind
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, copy_file, read_file
 from rocket_core.inspection.unsafe_settings import without_code
-from rocket_core.layers import FACTOR_NAMES, LayerEntry, compose_weight, quantization_config, unpack_coefficients
+from rocket_core.layers import FACTOR_NAMES, LayerEntry, quantization_config
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.stages.stored_weight import read_dense_weight, stored_tensors
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerReport
 from rocket_core.system.files import atomic_write
@@ -97,7 +98,7 @@ def bytes_beside(run: Run, layers: Collection[str]) -> int:
     others = 0
     for key, entry in run.checkpoint.entries.items():
         if key in compressible:
-            # No part has more dimensions, or is longer, than the weight's own shape.
+            # No part has more dimensions, or is longer, than the weight's own shape. Codes have fewer parts.
             tensors += ((key.removesuffix("weight") + part, entry.shape) for part in FACTOR_NAMES)
         else:
             tensors.append((key, entry.shape))
@@ -115,32 +116,23 @@ def _plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
 
 def _plan_stored(work: WorkFolder, name: str, key: str) -> Iterator[TensorPlan]:
     base = key.removesuffix("weight")
-    return (plan_copy(entry, key=base + part) for part, entry in _factors(work, name).items())
+    return (plan_copy(entry, key=base + part) for part, entry in stored_tensors(work, name).items())
 
 
 def _plan_composed(run: Run, work: WorkFolder, layer: LayerReport, entry: TensorEntry) -> TensorPlan:
     def make() -> torch.Tensor:
-        tensors = {part: stored.read() for part, stored in _factors(work, layer.name).items()}
-        width = layer.d_in if layer.rank is None else layer.rank
-        coefficients = unpack_coefficients(
-            tensors["weight"], tensors.get("weight_mask"), width, layer.d_out, layer=layer.name
+        weight = read_dense_weight(
+            work,
+            layer.name,
+            (layer.d_in, layer.d_out),
+            rank=layer.rank,
+            dictionary_owner=layer.dictionary,
+            dtype=run.dtype,
         )
-        dictionary = None
-        if layer.rank is not None:
-            owner = _dictionary_owner(layer)
-            atoms = tensors["weight_u"] if owner is None else _factors(work, owner)["weight_u"].read()
-            dictionary = atoms.T
-        weight = compose_weight(dictionary, coefficients, run.dtype)
         module = run.architecture.model.get_submodule(layer.name)
         return weight.T if type(module) is Conv1D else weight
 
     return plan_tensor(entry.key, run.dtype, entry.shape, make)
-
-
-def _factors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
-    entries = work.factors(name)
-    assert entries is not None, name
-    return entries
 
 
 def _dictionary_owner(layer: LayerReport) -> str | None:
@@ -149,8 +141,11 @@ def _dictionary_owner(layer: LayerReport) -> str | None:
 
 
 def _table_entry(run: Run, work: WorkFolder, layer: LayerReport) -> LayerEntry:
+    codes = work.codes(layer.name)
+    if codes is not None:
+        return codes
     owner = _dictionary_owner(layer)
-    (nnz,) = _factors(work, layer.name)["weight"].shape
+    (nnz,) = stored_tensors(work, layer.name)["weight"].shape
     return LayerEntry(rank=layer.rank, nnz=nnz, dictionary=None if owner is None else run.disk_name(owner))
 
 

@@ -20,6 +20,7 @@ from rocket_core.errors import (
     WorkFolderBusyError,
     WorkFolderError,
 )
+from rocket_core.layers import LayerEntry
 from rocket_core.linalg.whitening import Eigenbasis
 from rocket_core.pipeline.state.files import (
     read_model,
@@ -276,8 +277,21 @@ class WorkFolder:
         file = self.path / "factors" / f"{layer}.safetensors"
         return tensor_entries(file) if file.is_file() else None
 
-    def save_factors(self, layer: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Store the factors of a layer, which marks it as factorized."""
+    def codes(self, layer: str) -> LayerEntry | None:
+        """Return how the codes of a quantized layer are stored; None if its tensors are factors."""
+        file = self.path / "factors" / f"{layer}.json"
+        return read_model(file, LayerEntry) if file.is_file() else None
+
+    def save_factors(self, layer: str, tensors: Mapping[str, torch.Tensor], *, codes: LayerEntry | None = None) -> None:
+        """Store the factors or codes of a layer, which marks it as factorized.
+
+        Args:
+            layer: its name.
+            tensors: its tensors, by the suffix of their names after the layer's name.
+            codes: how codes are stored, which their tensors do not tell; None for factors.
+        """
+        if codes is not None:
+            write_model(self.path / "factors" / f"{layer}.json", codes)
         write_tensors(self.path / "factors" / f"{layer}.safetensors", tensors)
 
     def outcome(self, layer: str) -> LayerOutcome | None:

@@ -6,7 +6,7 @@ from rocket_core.errors import RocketError
 from tests.reference.factored_models import INPUT_IDS, load, logits, stored_layers
 
 
-@pytest.fixture(params=["llama", "gpt2", "llama, all kinds", "gpt2, all kinds"])
+@pytest.fixture(params=["llama", "gpt2", "llama, all kinds", "gpt2, all kinds", "llama, quantized", "gpt2, quantized"])
 def adapted(request, artifacts):
     """Return a loaded artifact with fresh adapters on all linear layers, and its folder."""
     model = load(artifacts[request.param][1])

@@ -6,12 +6,14 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 from transformers.pytorch_utils import Conv1D
 
+from rocket_core import budget
 from rocket_core.hf import disk_names
-from rocket_core.layers import compose_weight
+from rocket_core.linalg.integer_codes import RoundedWeight
 from tests.reference.factored_models import (
     ARTIFACTS,
     INPUT_IDS,
     block_linears,
+    dense_rows,
     file_bytes,
     load,
     logits,
@@ -58,13 +60,19 @@ class TestEveryFamily:
         tensors = load_file(folder / "model.safetensors")
         assert {key: value for key, value in config.items() if key != "layers"} == {
             "quant_method": "rocket",
-            "format_version": 2 if "all kinds" in family else 1,
+            "format_version": 3 if "quantized" in family else 2 if "all kinds" in family else 1,
         }
         stock, factors = stock_and_factors(family)
         disk = disk_names(stock, factors)
         assert config["layers"].keys() == set(disk.values())
         for name, one in factors.items():
             entry, stem = config["layers"][disk[name]], disk[name]
+            if isinstance(one, RoundedWeight):
+                assert entry == entry_of_codes(one)
+                parts = {key for key in tensors if key.startswith(f"{stem}.")} - {f"{stem}.bias"}
+                assert parts == {f"{stem}.weight", f"{stem}.weight_scale"}
+                assert {(tensors[key].dtype, tensors[key].ndim) for key in parts} == {(torch.uint8, 1)}
+                continue
             stored = one.coefficients.numel() if one.support is None else int(one.support.sum())
             expected = {"nnz": stored}
             if one.dictionary is not None:
@@ -86,7 +94,7 @@ class TestEveryFamily:
             weight = stock.get_submodule(name).weight
             assert type(module) is type(stock.get_submodule(name))
             if name in factors:
-                weight = compose_weight(factors[name].dictionary, factors[name].coefficients, torch.float32)
+                weight = dense_rows(factors[name], torch.float32)
                 weight = weight.T if type(module) is Conv1D else weight
             assert torch.equal(module.weight, weight)
         assert not stored_layers(model)
@@ -103,10 +111,25 @@ class TestEveryFamily:
         assert torch.equal(reloaded(INPUT_IDS).last_hidden_state, expected)
         table = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["layers"]
         tensors = load_file(tmp_path / "model.safetensors")
-        assert all(tensors[f"{name}.weight"].shape == (entry["nnz"],) for name, entry in table.items())
+        for name, entry in table.items():
+            layer = stored_layers(base)[next(each for each in stored_layers(base) if name.endswith(each))]
+            numbers = layer.in_features * layer.out_features
+            stored = entry["nnz"] if "nnz" in entry else budget.packed_bytes(numbers, entry["bits"])
+            assert tensors[f"{name}.weight"].shape == (stored,)
         assert all(
             f"{entry.get('dictionary', name)}.weight_u" in tensors for name, entry in table.items() if "rank" in entry
         )
+
+
+def entry_of_codes(rounded):
+    """Return the documented entry of a quantized layer."""
+    code_format = rounded.scales.format
+    return {
+        "bits": code_format.bits,
+        "group_size": code_format.group_size,
+        "scale_bits": code_format.scale_bits,
+        "scale_exponent": rounded.scales.exponent,
+    }
 
 
 def saved_config(model, folder):

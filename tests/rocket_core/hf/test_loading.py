@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import warnings
 
@@ -9,27 +10,45 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig
 from rocket_core.errors import RocketError
 from rocket_core.hf import attach_factors
 from rocket_core.layers import FactorizedLinear, compose_weight, kinds
+from rocket_core.linalg.integer_codes import RoundedWeight
 from tests.reference.factored_models import (
     INPUT_IDS,
+    dense_rows,
     file_bytes,
     load,
     logits,
     mixed_factors,
+    quantized_factors,
     random_factors,
     stored_layers,
 )
 from tests.reference.tiny_models import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE
 
+
+def weights(model):
+    """Return the dense weights of unpacked quantized layers."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith(".dense")]
+
+
+def as_stored(factors, dtype):
+    """Return factors rounded to the dtype they are stored in."""
+    if isinstance(factors, RoundedWeight):
+        return factors
+    dictionary = None if factors.dictionary is None else factors.dictionary.to(dtype)
+    return dataclasses.replace(factors, dictionary=dictionary, coefficients=factors.coefficients.to(dtype))
+
+
 LAYER = "model.layers.1.mlp.up_proj"
 
 
 class TestLoading:
+    @pytest.mark.parametrize("name", ["llama", "llama, quantized"])
     @pytest.mark.parametrize("device_map", ["auto", "cpu", {"": "cpu"}])
-    def test_loading_with_a_device_map(self, artifacts, device_map):
-        model, folder = artifacts["llama"]
+    def test_loading_with_a_device_map(self, name, artifacts, device_map):
+        model, folder = artifacts[name]
         assert torch.equal(logits(load(folder, device_map=device_map)), logits(model))
 
-    @pytest.mark.parametrize("name", ["gpt2", "llama, all kinds"])
+    @pytest.mark.parametrize("name", ["gpt2", "llama, all kinds", "llama, quantized"])
     def test_loading_shards(self, name, artifacts, tmp_path):
         model, folder = artifacts[name]
         load(folder).save_pretrained(tmp_path, max_shard_size="20KB")
@@ -58,21 +77,50 @@ class TestLoading:
         assert {parameter.dtype for parameter in wide.parameters()} == {torch.float32}
         assert torch.equal(wide.get_submodule(LAYER).weight, compose_weight(*rounded, torch.float32))
 
-    def test_dequantizing_half_precision_gives_the_composed_weight(self, tmp_path):
+    @pytest.mark.parametrize("make_factors", [mixed_factors, quantized_factors])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_dequantizing_half_precision_gives_the_composed_weight(self, tmp_path, make_factors, dtype):
         FAMILIES["llama"]().save_pretrained(tmp_path / "stock")
-        model = load(tmp_path / "stock", dtype=torch.bfloat16)
-        factors = mixed_factors(model)
+        model = load(tmp_path / "stock", dtype=dtype)
+        factors = make_factors(model)
         attach_factors(model, factors)
         model.save_pretrained(tmp_path)
         loaded = load(tmp_path)
         assert torch.equal(logits(loaded), logits(model))
         loaded.dequantize()
         for name, one in factors.items():
-            dictionary = None if one.dictionary is None else one.dictionary.bfloat16()
-            weight = compose_weight(dictionary, one.coefficients.bfloat16(), torch.bfloat16)
-            assert torch.equal(loaded.get_submodule(name).weight, weight), name
+            assert torch.equal(loaded.get_submodule(name).weight, dense_rows(as_stored(one, dtype), dtype)), name
 
-    @pytest.mark.parametrize("name", ["llama", "llama, all kinds"])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+    @pytest.mark.parametrize("keep_packed", [False, True])
+    def test_quantized_layers_compute_in_the_dtype_of_the_model(self, artifacts, tmp_path, dtype, keep_packed):
+        _, folder = artifacts["llama, quantized"]
+        config = AutoConfig.from_pretrained(folder)
+        config.quantization_config["keep_packed"] = keep_packed
+        factors = quantized_factors(FAMILIES["llama"]())
+        loaded = load(folder, config=config, dtype=dtype)
+        layers = stored_layers(loaded)
+        codes = {name: one for name, one in factors.items() if isinstance(one, RoundedWeight)}
+        assert len(codes) > 10
+        for name, one in codes.items():
+            assert torch.equal(layers[name].dense_weight(), one.weight(dtype).T)
+        assert logits(loaded).dtype == dtype
+        loaded.save_pretrained(tmp_path)
+        saved, original = (load_file(each / "model.safetensors") for each in (tmp_path, folder))
+        for key, tensor in original.items():
+            assert torch.equal(saved[key], tensor if tensor.dtype == torch.uint8 else tensor.to(dtype)), key
+        assert torch.equal(logits(loaded.to(torch.float32)), logits(load(tmp_path, dtype=torch.float32)))
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_bytes_on_the_disk_are_not_rounded(self, artifacts, tmp_path, dtype):
+        _, folder = artifacts["llama, quantized"]
+        device_map = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb"], "cpu")
+        device_map |= {"model.layers.1": "disk", "lm_head": "cpu"}
+        loaded = load(folder, dtype=dtype, device_map=device_map, offload_folder=tmp_path)
+        assert any(layer.offloaded for layer in stored_layers(loaded).values())
+        assert torch.equal(logits(loaded), logits(load(folder, dtype=dtype)))
+
+    @pytest.mark.parametrize("name", ["llama", "llama, all kinds", "llama, quantized"])
     def test_loading_partly_onto_the_disk(self, name, artifacts, tmp_path):
         model, folder = artifacts[name]
         device_map = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb"], "cpu")
@@ -89,7 +137,7 @@ class TestLoading:
         with pytest.raises(RocketError, match="offloaded"):
             loaded.dequantize()
 
-    @pytest.mark.parametrize("name", ["llama", "llama, all kinds"])
+    @pytest.mark.parametrize("name", ["llama", "llama, all kinds", "llama, quantized"])
     def test_layers_stay_packed_on_request(self, name, artifacts, tmp_path):
         model, folder = artifacts[name]
         config = AutoConfig.from_pretrained(folder)
@@ -192,23 +240,26 @@ class TestLoading:
         dense = loaded.dequantize()
         torch.testing.assert_close(dense(INPUT_IDS).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
-    def test_tied_embeddings_stay_tied(self, artifacts):
-        loaded = load(artifacts["gemma"][1])
+    @pytest.mark.parametrize("name", ["gemma", "gemma, quantized"])
+    def test_tied_embeddings_stay_tied(self, artifacts, name):
+        loaded = load(artifacts[name][1])
         assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
-    @pytest.mark.parametrize("name", ["llama", "llama, all kinds"])
+    @pytest.mark.parametrize("name", ["llama", "llama, all kinds", "llama, quantized"])
     def test_the_device_map_leaves_room_for_unpacking(self, name, artifacts):
         loaded = load(artifacts[name][1])
-        unpacked = sum(parameter.nbytes for parameter in loaded.parameters())
+        unpacked = sum(tensor.nbytes for tensor in (*loaded.parameters(), *weights(loaded)))
         packed = sum(tensor.nbytes for tensor in load_file(artifacts[name][1] / "model.safetensors").values())
         assert packed < 0.95 * unpacked
         limits = loaded.hf_quantizer.adjust_max_memory({"cpu": 2e6, 0: 10**6})
         assert limits == {"cpu": int(2e6 * packed / unpacked), 0: int(10**6 * packed / unpacked)}
 
+    @pytest.mark.parametrize("name", ["llama", "llama, quantized"])
     @pytest.mark.parametrize("keep_packed", [False, True])
-    def test_layers_are_placed_by_the_memory_they_will_take(self, artifacts, tmp_path, keep_packed):
-        folder = artifacts["llama"][1]
-        unpacked = sum(parameter.nbytes for parameter in load(folder).parameters())
+    def test_layers_are_placed_by_the_memory_they_will_take(self, name, artifacts, tmp_path, keep_packed):
+        folder = artifacts[name][1]
+        dense = load(folder)
+        unpacked = sum(tensor.nbytes for tensor in (*dense.parameters(), *weights(dense)))
         config = AutoConfig.from_pretrained(folder)
         config.quantization_config["keep_packed"] = keep_packed
         options = {"max_memory": {"cpu": unpacked - 4000}, "offload_folder": tmp_path}

@@ -74,6 +74,6 @@ print(json.dumps(answer))
 """
 
 
-@pytest.mark.parametrize("name", ["llama", "llama, all kinds"])
+@pytest.mark.parametrize("name", ["llama", "llama, all kinds", "llama, quantized"])
 def test_artifacts_can_be_reloaded_and_compiled(artifacts, name):
     assert run_python(RELOAD_AND_COMPILE, artifacts[name][1]) == [True, True]

@@ -36,6 +36,11 @@ def mixed_artifact(artifacts, tmp_path):
     return copy_of(artifacts["llama, all kinds"][1], tmp_path)
 
 
+@pytest.fixture
+def quantized_artifact(artifacts, tmp_path):
+    return copy_of(artifacts["llama, quantized"][1], tmp_path)
+
+
 def edit_config(folder, edit):
     config = json.loads((folder / "config.json").read_text())
     edit(config["quantization_config"])
@@ -173,3 +178,75 @@ class TestRefusalsOfFormat2:
         edit_config(mixed_artifact, edit)
         with pytest.raises((CorruptCheckpointError, CheckpointFormatError), match=layer):
             load(mixed_artifact, **options)
+
+
+# Layers of the quantized artifact; the scales of `HALVES` are float16.
+CODES = "model.layers.0.self_attn.q_proj"
+PRUNED = "model.layers.0.self_attn.k_proj"
+DENSE = "model.layers.0.self_attn.o_proj"
+HALVES = "model.layers.1.self_attn.q_proj"
+
+
+def set_first_scale(value):
+    return lambda t: t[f"{HALVES}.weight_scale"][:2].copy_(torch.tensor([value]).half().view(torch.uint8))
+
+
+class TestRefusalsOfFormat3:
+    @pytest.mark.parametrize(
+        ("edit", "layer", "message"),
+        [
+            (lambda q: q.update(format_version=2), FULL, "format 2"),
+            (set_entry(CODES, bits=7), CODES, "'bits'"),
+            (set_entry(CODES, scale_exponent=10**6), CODES, "not within 600"),
+            (set_entry(CODES, nnz=4), CODES, "coefficients and codes"),
+            (drop(CODES, "scale_bits"), CODES, "neither coefficients nor codes"),
+        ],
+    )
+    def test_an_invalid_table_is_refused(self, quantized_artifact, edit, layer, message):
+        edit_config(quantized_artifact, edit)
+        with pytest.raises(CheckpointFormatError, match=f"'{layer}'.*({message}).*fetch it again"):
+            load(quantized_artifact)
+
+    @pytest.mark.parametrize(
+        ("edit", "layer"),
+        [
+            (set_entry(CODES, bits=3), CODES),
+            (set_entry(CODES, group_size=8), CODES),
+            (set_entry(CODES, scale_bits=16), CODES),
+            (lambda q: q["layers"].pop(CODES), CODES),
+            (lambda q: q["layers"].update({DENSE: q["layers"][CODES]}), DENSE),
+        ],
+    )
+    @pytest.mark.parametrize("options", [{}, {"ignore_mismatched_sizes": True}])
+    def test_tensors_of_another_format_are_refused(self, quantized_artifact, edit, layer, options):
+        edit_config(quantized_artifact, edit)
+        with pytest.raises(CorruptCheckpointError, match=layer):
+            load(quantized_artifact, **options)
+
+    @pytest.mark.parametrize(
+        ("edit", "layer"),
+        [
+            (lambda t: t.pop(f"{CODES}.weight"), CODES),
+            (lambda t: t.pop(f"{CODES}.weight_scale"), CODES),
+            (lambda t: t.update({f"{CODES}.weight": t[f"{CODES}.weight"][:-1]}), CODES),
+            (lambda t: t.update({f"{CODES}.weight_scale": t[f"{CODES}.weight_scale"][:-1]}), CODES),
+            (lambda t: t.update({f"{CODES}.weight": t[f"{CODES}.weight"].float()}), CODES),
+            (lambda t: t.update({f"{HALVES}.weight_scale": t[f"{HALVES}.weight_scale"].view(torch.float16)}), HALVES),
+            (lambda t: t.update({f"{CODES}.weight_mask": t[f"{CODES}.weight_scale"].clone()}), CODES),
+            (lambda t: t.update({f"{PRUNED}.weight_scale": t[f"{CODES}.weight"].clone()}), PRUNED),
+            (set_first_scale(0.0), HALVES),
+            (set_first_scale(float("nan")), HALVES),
+            (set_first_scale(float("-inf")), HALVES),
+        ],
+    )
+    @pytest.mark.parametrize("options", [{}, {"ignore_mismatched_sizes": True}])
+    def test_damaged_tensors_are_refused_by_layer_name(self, quantized_artifact, edit, layer, options):
+        edit_tensors(quantized_artifact, edit)
+        with pytest.raises(CorruptCheckpointError, match=layer):
+            load(quantized_artifact, **options)
+
+    def test_a_damaged_scale_of_a_packed_layer_is_refused(self, quantized_artifact):
+        edit_tensors(quantized_artifact, set_first_scale(float("inf")))
+        edit_config(quantized_artifact, lambda q: q.update(keep_packed=True))
+        with pytest.raises(CorruptCheckpointError, match=HALVES):
+            logits(load(quantized_artifact))

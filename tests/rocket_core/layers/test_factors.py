@@ -5,8 +5,16 @@ from hypothesis import strategies as st
 
 from rocket_core import budget
 from rocket_core.errors import InvalidConfigError
-from rocket_core.layers import LayerFactors, compose_weight, layer_tensors
-from tests.reference.stored_layers import KINDS, dense_weight, make_coefficients, make_factors
+from rocket_core.layers import LayerFactors, approximation, compose_weight, layer_tensors
+from tests.reference.stored_layers import (
+    ALL_KINDS,
+    KINDS,
+    QUANTIZED,
+    dense_weight,
+    make_coefficients,
+    make_factors,
+    make_rounded,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -56,6 +64,14 @@ def test_every_kind_composes_to_its_weight(kind):
     weight = compose_weight(factors.dictionary, factors.coefficients, torch.float64)
     torch.testing.assert_close(weight, dense_weight(factors), rtol=1e-14, atol=1e-14)
     assert factors.shape == tuple(reversed(weight.shape))
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_the_approximation_is_the_weight_of_the_kind(kind):
+    factors = make_rounded(QUANTIZED[kind]) if kind in QUANTIZED else make_factors(kind, torch.float64)
+    weight = approximation(factors, torch.float64)
+    torch.testing.assert_close(weight, dense_weight(factors).T, rtol=1e-14, atol=1e-14)
+    assert weight.shape == factors.shape
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from torch import nn
 
 from rocket_core.errors import CorruptCheckpointError, RocketError
 from rocket_core.layers import packing
-from tests.reference.stored_layers import D_IN, D_OUT, KINDS, as_tensors, make_layer
+from tests.reference.stored_layers import ALL_KINDS, D_IN, D_OUT, KINDS, QUANTIZED, as_tensors, make_layer
 
 PARTS = {
     "factored": {"weight", "weight_mask", "weight_u", "bias"},
@@ -14,7 +14,7 @@ PARTS = {
     "follower": {"weight", "weight_mask", "bias"},
     "sparse": {"weight", "weight_mask", "bias"},
     "full": {"weight", "weight_mask", "bias"},
-}
+} | {kind: {"weight", "weight_scale", "bias"} for kind in QUANTIZED}
 MASKED = [kind for kind, parts in PARTS.items() if "weight_mask" in parts]
 
 
@@ -24,7 +24,7 @@ def to_all(layer, dtype):
     return layer.to(dtype)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_forward_equals_the_dense_layer(kind, bias):
     layer, weight = make_layer(kind, torch.float64, bias=bias)
@@ -35,7 +35,7 @@ def test_forward_equals_the_dense_layer(kind, bias):
     assert torch.equal(layer.unpack_()(x), packed)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_the_state_dict_is_the_disk_format_in_both_states(kind):
     layer, _ = make_layer(kind)
     before = as_tensors(layer.state_dict())
@@ -71,7 +71,7 @@ def test_loading_checks_the_mask(kind):
         make_layer(kind)[0].unpack_().load_state_dict(state)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_the_weight_of_an_unpacked_layer_is_dense(kind):
     layer, weight = make_layer(kind)
     layer.unpack_()
@@ -98,9 +98,10 @@ def write_attribute(layer):
     layer.weight = nn.Parameter(torch.ones(D_OUT, D_IN))
 
 
+@pytest.mark.parametrize("kind", ["factored", "int4"])
 @pytest.mark.parametrize("write", [write_in_place, write_as_output, write_data, write_attribute])
-def test_the_weight_of_an_unpacked_layer_cannot_be_written(write):
-    layer, _ = make_layer()
+def test_the_weight_of_an_unpacked_layer_cannot_be_written(kind, write):
+    layer, _ = make_layer(kind)
     layer.unpack_()
     with pytest.raises(RocketError, match="dequantize"):
         write(layer)
@@ -164,16 +165,21 @@ def test_the_dense_weight_is_rounded_once(kind):
             "dictionary of this layer)",
         ),
         ("sparse", "SparseLinear(in_features=7, out_features=5, nnz={}, bias=True, packed=True)"),
+        (
+            "int4",
+            "QuantizedLinear(in_features=7, out_features=5, bits=4, group_size=3, scale_bits=6, bias=True, "
+            "packed=True)",
+        ),
     ],
 )
 def test_the_repr_describes_the_layer(kind, expected):
     layer, _ = make_layer(kind)
-    assert repr(layer) == expected.format(layer.nnz)
+    assert repr(layer) == expected.format(getattr(layer, "nnz", None))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_gpu_computes_the_same(kind):
     layer, weight = make_layer(kind, torch.float64)
     getattr(layer, "dictionary_owner", layer).cuda()

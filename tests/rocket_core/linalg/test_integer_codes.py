@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from rocket_core.linalg.integer_codes import CodeFormat, Scales, search_scales
+from rocket_core.linalg.integer_codes import CodeFormat, RoundedWeight, Scales, search_scales
 from rocket_core.linalg.rounding import round_to_nearest
 from tests.reference import rounding as reference
 
@@ -109,3 +109,40 @@ def test_zeros_stay_zero(scale_bits):
         rounded = round_to_nearest(layer, scales).weight(torch.float64)
         assert not rounded[:4].any()
         assert rounded.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("scale_bits", "group_size"), [(6, 1), (6, 4), (8, 3), (16, 4), (16, 10), (8, 99)])
+def test_every_entry_is_its_code_times_its_scale(scale_bits, group_size, dtype):
+    weight, importance = random_weight(10, 6)
+    rounded = round_to_nearest(weight, search_scales(weight, importance, code_format(8, group_size, scale_bits)))
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    scales = rounded.scales.values(exact)
+    dense = rounded.weight(dtype)
+    assert (dense.dtype, dense.shape) == (dtype, rounded.shape)
+    for row, column in itertools.product(range(10), range(6)):
+        product = rounded.codes[row, column].to(exact) * scales[row // group_size, column]
+        assert dense[row, column] == product.to(dtype)
+    assert torch.equal(rounded.rows(dtype), dense.T)
+    assert rounded.rows(dtype).is_contiguous()
+
+
+@pytest.mark.parametrize("scale_bits", SCALE_BITS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_weight_overflows_or_vanishes_in_float32(scale_bits, sign):
+    layer = code_format(8, 1, scale_bits)
+    extremes = Scales.nearest(torch.tensor([[1e-300, -1e300]]).double(), sign * layer.largest_exponent, layer)
+    codes = torch.tensor([[-128, -128]], dtype=torch.int8)
+    if scale_bits == 16:
+        extremes.codes[0, 1] = torch.finfo(torch.float16).min
+    for largest in (codes, torch.ones_like(codes)):
+        dense = RoundedWeight(codes=largest, scales=extremes).weight(torch.float32)
+        assert dense.isfinite().all()
+        assert (dense != 0).all()
+
+
+@pytest.mark.parametrize("largest", [1e-40, 1e35])
+def test_the_unit_of_scales_stays_in_its_range(largest):
+    layer = code_format(2, 4, 8)
+    scales = search_scales(torch.full((4, 1), largest).double(), torch.ones(4).double(), layer)
+    assert abs(scales.exponent) <= layer.largest_exponent

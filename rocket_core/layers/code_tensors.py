@@ -1,0 +1,97 @@
+"""Tensors on disk of a rounded weight: packed codes and scales."""
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from rocket_core import budget
+from rocket_core.errors import CorruptCheckpointError
+from rocket_core.layers.code_packing import pack_integers, unpack_integers
+from rocket_core.linalg.integer_codes import CodeFormat, RoundedWeight, Scales
+
+_HALF = 16
+
+
+def pack_codes(rounded: RoundedWeight) -> dict[str, Tensor]:
+    """Return the tensors of a rounded weight by their names after `L.`: `weight` and `weight_scale`, both bytes.
+
+    Codes are stored as code + 2^(bits - 1), output after output. Scales follow in the same order: packed, or as the
+    little-endian bytes of float16. They have no floating-point dtype, which loaders would cast.
+    """
+    code_format = rounded.scales.format
+    codes = rounded.codes.T.reshape(-1).view(torch.uint8) + 2 ** (code_format.bits - 1)
+    scales = rounded.scales.codes.T.reshape(-1)
+    half = code_format.scale_bits == _HALF
+    return {
+        "weight": pack_integers(codes, code_format.bits),
+        "weight_scale": scales.clone().view(torch.uint8) if half else pack_integers(scales, code_format.scale_bits),
+    }
+
+
+def unpack_codes(
+    weight: UInt8[Tensor, " bytes"],
+    weight_scale: UInt8[Tensor, " scale_bytes"],
+    shape: tuple[int, int],
+    code_format: CodeFormat,
+    exponent: int,
+) -> RoundedWeight:
+    """Return the rounded weight that `pack_codes` packed, from tensors that were validated by `check_codes`.
+
+    Args:
+        weight: packed codes.
+        weight_scale: packed scales.
+        shape: `(d_in, d_out)` of the layer.
+        code_format: bits of codes and scales, and the size of groups.
+        exponent: see `Scales`.
+    """
+    d_in, d_out = shape
+    codes = unpack_integers(weight, code_format.bits, d_in * d_out) - 2 ** (code_format.bits - 1)
+    groups = code_format.groups(d_in)
+    scales = _unpack_scales(weight_scale, groups * d_out, code_format)
+    return RoundedWeight(
+        codes=codes.view(torch.int8).view(d_out, d_in).T,
+        scales=Scales(codes=scales.view(d_out, groups).T, exponent=exponent, format=code_format),
+    )
+
+
+def code_shapes(shape: tuple[int, int], code_format: CodeFormat) -> dict[str, tuple[int]]:
+    """Return the shapes of the tensors that `pack_codes` returns."""
+    d_in, d_out = shape
+    codes = budget.packed_bytes(d_in * d_out, code_format.bits)
+    total = budget.quantized_bytes(d_in, d_out, code_format.bits, code_format.group_size, code_format.scale_bits)
+    return {"weight": (codes,), "weight_scale": (total - codes,)}
+
+
+def check_codes(
+    weight: Tensor, weight_scale: Tensor, shape: tuple[int, int], code_format: CodeFormat, layer: str
+) -> None:
+    """Raise CorruptCheckpointError, naming the layer, unless codes and scales belong to a layer of this shape."""
+    for (name, expected), tensor in zip(code_shapes(shape, code_format).items(), (weight, weight_scale), strict=True):
+        if tensor.dtype != torch.uint8 or tuple(tensor.shape) != expected:
+            raise CorruptCheckpointError(
+                f"{layer}: {name} is {tensor.dtype} of shape {list(tensor.shape)}, not {torch.uint8} of shape "
+                f"{list(expected)}; copy the files again"
+            )
+    d_in, d_out = shape
+    scales = code_format.groups(d_in) * d_out
+    unused = [_unused(weight, code_format.bits, d_in * d_out)]
+    if code_format.scale_bits == _HALF:
+        halves = _unpack_scales(weight_scale, scales, code_format)
+        if not bool((halves.isfinite() & (halves != 0)).all()):
+            raise CorruptCheckpointError(f"{layer}: a scale is zero or not finite; copy the files again")
+    else:
+        unused.append(_unused(weight_scale, code_format.scale_bits, scales))
+    if any(bool(integers.any()) for integers in unused):
+        raise CorruptCheckpointError(f"{layer}: there are bits after the last code or scale; copy the files again")
+
+
+def _unpack_scales(weight_scale: UInt8[Tensor, " bytes"], n: int, code_format: CodeFormat) -> Tensor:
+    """Return the scales as `Scales.codes` has them, in one dimension."""
+    if code_format.scale_bits == _HALF:
+        return weight_scale.clone().view(torch.float16)  # a clone is aligned
+    return unpack_integers(weight_scale, code_format.scale_bits, n)
+
+
+def _unused(packed: UInt8[Tensor, " bytes"], bits: int, n: int) -> UInt8[Tensor, " unused"]:
+    """Return the integers that fill up the last 8, which must be zero."""
+    return unpack_integers(packed[-bits:], bits, 8)[n % 8 or 8 :]

@@ -1,0 +1,58 @@
+"""Dense weights of layers that a work folder holds in stored form."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rocket_core.checkpoint import TensorEntry
+from rocket_core.layers import check_codes, compose_weight, unpack_codes, unpack_coefficients
+from rocket_core.pipeline.state.work_folder import WorkFolder
+
+
+def stored_tensors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
+    """Return the locations of a compressed layer's tensors."""
+    entries = work.factors(name)
+    assert entries is not None, name
+    return entries
+
+
+def read_dense_weight(
+    work: WorkFolder,
+    name: str,
+    shape: tuple[int, int],
+    *,
+    rank: int | None,
+    dictionary_owner: str | None,
+    dtype: torch.dtype,
+) -> Float[Tensor, "d_out d_in"]:
+    """Return the dense weight of a compressed layer, in the orientation of `nn.Linear`, on the CPU.
+
+    Args:
+        work: work folder with the layer's tensors.
+        name: module name.
+        shape: `(d_in, d_out)` of the layer.
+        rank: number of atoms; None if the layer is sparse or quantized.
+        dictionary_owner: the layer that stores the dictionary, if the dictionary is shared; may be the layer itself.
+        dtype: dtype of the result.
+
+    Raises:
+        CorruptCheckpointError: the stored tensors are inconsistent.
+    """
+    tensors = {part: stored.read() for part, stored in stored_tensors(work, name).items()}
+    codes = work.codes(name)
+    if codes is not None:
+        assert codes.scale_exponent is not None
+        check_codes(**tensors, shape=shape, code_format=codes.code_format, layer=name)
+        rounded = unpack_codes(**tensors, shape=shape, code_format=codes.code_format, exponent=codes.scale_exponent)
+        return rounded.rows(dtype)
+    d_in, d_out = shape
+    coefficients = unpack_coefficients(
+        tensors["weight"], tensors.get("weight_mask"), d_in if rank is None else rank, d_out, layer=name
+    )
+    if rank is None:
+        return compose_weight(None, coefficients, dtype)
+    atoms = tensors.get("weight_u")
+    if atoms is None:
+        assert dictionary_owner is not None, name
+        atoms = stored_tensors(work, dictionary_owner)["weight_u"].read()
+    return compose_weight(atoms.T, coefficients, dtype)

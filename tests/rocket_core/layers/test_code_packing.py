@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocket_core.budget import packed_bytes
+from rocket_core.layers.code_packing import pack_integers, unpack_integers
+
+BITS = range(2, 9)
+
+
+def packed_by_numpy(values, bits):
+    """Return the documented stream of bits, from numpy's."""
+    words = np.zeros(-(-len(values) // 8) * 8, dtype=np.uint8)
+    words[: len(values)] = values
+    stream = np.unpackbits(words[:, None], axis=1, count=bits, bitorder="little")
+    return np.packbits(stream.reshape(-1), bitorder="little")
+
+
+@given(bits=st.sampled_from(BITS), n=st.integers(0, 100), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=300, deadline=None)
+def test_packing_gives_the_documented_stream(bits, n, seed):
+    values = np.random.default_rng(seed).integers(0, 2**bits, n, dtype=np.uint8)
+    packed = pack_integers(torch.from_numpy(values), bits)
+    assert packed.numpy().tobytes() == packed_by_numpy(values, bits).tobytes()
+    assert len(packed) == packed_bytes(n, bits)
+    assert np.array_equal(unpack_integers(packed, bits, n).numpy(), values)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_every_integer_is_unpacked_in_every_place(bits):
+    values = np.arange(2**bits, dtype=np.uint8).repeat(8)
+    values = np.concatenate([np.roll(values, shift) for shift in range(8)])
+    packed = torch.from_numpy(packed_by_numpy(values, bits))
+    assert np.array_equal(unpack_integers(packed, bits, len(values)).numpy(), values)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_unaligned_memory_makes_no_difference(bits):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(0, 2**bits, (41,), generator=generator, dtype=torch.uint8)
+    packed = pack_integers(values, bits)
+    assert torch.equal(pack_integers(torch.cat([values[:1], values])[1:], bits), packed)
+    assert torch.equal(unpack_integers(torch.cat([packed[:1], packed])[1:], bits, 41), values)
+
+
+def test_packing_copies_and_unpacking_8_bits_is_a_view():
+    values = torch.arange(16, dtype=torch.uint8)
+    packed = pack_integers(values, 8)
+    values.zero_()
+    unpacked = unpack_integers(packed, 8, 11)
+    assert unpacked.tolist() == list(range(11))
+    assert unpacked.data_ptr() == packed.data_ptr()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("bits", BITS)
+def test_a_gpu_packs_the_same(bits):
+    values = torch.randint(0, 2**bits, (1001,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    packed = pack_integers(values.cuda(), bits)
+    assert torch.equal(packed.cpu(), pack_integers(values, bits))
+    assert torch.equal(unpack_integers(packed, bits, 1001).cpu(), values)
