@@ -219,8 +219,8 @@ def describe_model(
         config: the content of config.json.
         weights: summary of the safetensors headers.
         ignore: glob patterns of layers to leave alone.
-        dtype: dtype of the artifacts; `auto` is the checkpoint's own. Memory is that of a CPU, on which float16 models
-            run in float32.
+        dtype: dtype of the artifacts; `auto` is the checkpoint's own. Memory is that of a CPU that runs
+            float16 and bfloat16 models in float32.
 
     Raises:
         AlreadyQuantizedError: most weights are not plain floating-point numbers.
