@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rocket_core.code_format import CodeBits, CodeFormat, ScaleBits
 from rocket_core.schema import FrozenModel
 
-CandidateKind = Literal["dense", "low_rank", "factored", "sparse"]
+CandidateKind = Literal["dense", "low_rank", "factored", "sparse", "quantized"]
 
 _Count = Annotated[int, Field(ge=0)]
 _Error = Annotated[float, Field(ge=0)]
@@ -16,18 +17,24 @@ class Candidate(FrozenModel):
     """One way to store a layer."""
 
     kind: CandidateKind
-    """`dense` (the layer as it is), `low_rank` (two dense factors), `factored` (dictionary times sparse coefficients)
-    or `sparse` (the weight with most entries zero).
+    """`dense` (the layer as it is), `low_rank` (two dense factors), `factored` (dictionary times sparse coefficients),
+    `sparse` (the weight with most entries zero) or `quantized` (integer codes of a few bits, with scales).
     """
     rank: Annotated[int, Field(ge=1)] | None = None
-    """number of atoms; None if dense or sparse."""
+    """number of atoms; None unless low-rank or factored."""
     nnz: Annotated[int, Field(ge=1)] | None = None
-    """nonzero coefficients, or nonzero weights if sparse; None if dense."""
+    """nonzero coefficients, or nonzero weights if sparse; None if dense or quantized."""
     dictionary: str | None = None
     """the layer whose dictionary this one uses, itself if it owns a shared one; None if not shared."""
+    bits: CodeBits | None = None
+    """bits of a code; None unless quantized."""
+    group_size: Annotated[int, Field(ge=1)] | None = None
+    """inputs that share a scale; None unless quantized."""
+    scale_bits: ScaleBits | None = None
+    """bits of a scale; None unless quantized."""
     kept_parameters: _Count
-    """`rank * d_in + nnz`, `d_in * d_out` if dense, `nnz` if sparse; `nnz` alone where the dictionary belongs to
-    another layer.
+    """`rank * d_in + nnz`, `d_in * d_out` if dense or quantized, `nnz` if sparse; `nnz` alone where the dictionary
+    belongs to another layer.
     """
     stored_bytes: _Count
     """bytes on disk, masks included, bias excluded."""
@@ -41,6 +48,14 @@ class Candidate(FrozenModel):
     """
     loss: _Error | None = None
     """expected increase of the model's loss, nats per token; 0 if dense, None if sensitivities were not measured."""
+
+    @property
+    def code_format(self) -> CodeFormat:
+        """The format of a quantized layer."""
+        assert self.bits is not None
+        assert self.group_size is not None
+        assert self.scale_bits is not None
+        return CodeFormat(bits=self.bits, group_size=self.group_size, scale_bits=self.scale_bits)
 
 
 class SharedCandidate(FrozenModel):
@@ -103,7 +118,7 @@ class FrontierPoint(FrozenModel):
     """A candidate worth considering: none of the layer's others is both smaller and better."""
 
     kind: CandidateKind
-    """dense, low_rank, factored or sparse."""
+    """dense, low_rank, factored, sparse or quantized."""
     shared: bool
     """whether it covers the whole input group."""
     cost: int

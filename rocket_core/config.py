@@ -14,7 +14,7 @@ Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", 
 Preset = Literal["paper", "fast", "best"]
 Objective = Literal["weight", "whitened", "fisher"]
 BudgetUnit = Literal["parameters", "bytes"]
-Kind = Literal["low_rank", "factored", "shared", "sparse"]
+Kind = Literal["low_rank", "factored", "shared", "sparse", "quantized"]
 Sparsification = Literal["two-stage", "per-row", "global"]
 WeightMetric = Literal["frobenius", "l1", "cosine", "spectral"]
 ExportKind = Literal["factored", "dense"]
@@ -79,7 +79,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
         "fast": {
             "method": "rocket",
             "objective": "fisher",
-            "kinds": ("low_rank", "factored", "shared", "sparse"),
+            "kinds": ("low_rank", "factored", "shared", "sparse", "quantized"),
             "importance_balance": 0.0,
             "sweeps": 0,
             "column_weights": True,
@@ -88,7 +88,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
         "best": {
             "method": "rocket",
             "objective": "fisher",
-            "kinds": ("low_rank", "factored", "shared", "sparse"),
+            "kinds": ("low_rank", "factored", "shared", "sparse", "quantized"),
             "importance_balance": 0.0,
             "sweeps": 2,
             "column_weights": True,
@@ -197,11 +197,12 @@ class MethodOptions(FrozenModel):
     """what the ratio is a fraction of: `parameters` (default; the paper's count; masks are free) or `bytes` (bytes of
     the compressible layers as stored, masks included). Costs nothing.
     """
-    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("low_rank", "factored", "shared", "sparse")
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("low_rank", "factored", "shared", "sparse", "quantized")
     """ways to store a layer that the knapsack may choose from, in addition to leaving it dense: `low_rank`, `factored`
     (dictionary and sparse coefficients), `shared` (one dictionary for all layers that read the same input; not with the
-    objective `weight`), `sparse` (the weight with most entries zero). All by default. Each is profiled: `sparse` costs
-    about as much as calibration, the others less.
+    objective `weight`), `sparse` (the weight with most entries zero), `quantized` (integer codes of 2 to 8 bits with
+    scales; only where the target counts bytes). All by default. Each is profiled: `sparse` and `quantized` cost about
+    as much as calibration, the others less.
     """
     ignore: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)], ...], Field(max_length=MAX_PATTERNS)
@@ -318,6 +319,11 @@ class CompressionConfig(MethodOptions):
         return target_of(self.ratio, self.target_bytes)
 
     @property
+    def quantizes(self) -> bool:
+        """Whether layers may be quantized: the kind is allowed, and the budget counts bytes, of which it saves some."""
+        return self.method == "rocket" and self.budget == "bytes" and "quantized" in self.kinds
+
+    @property
     def measures_sensitivities(self) -> bool:
         """Whether sensitivities are measured with a backward pass before calibration."""
         return self.method == "rocket" and self.objective == "fisher"
@@ -342,6 +348,8 @@ def with_preset(settings: Any) -> Any:
     if chosen is None:
         return settings
     yielding: dict[str, Any] = {}
+    if settings.get("target_bytes") is not None:
+        yielding["budget"] = "bytes"
     objective = settings.get("objective", chosen["objective"])
     if objective != "fisher":
         yielding["column_weights"] = False

@@ -165,7 +165,7 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         input_bytes=input_bytes(inspected.config, input_kind(inspected.config)),
     )
     footprint = _with_evaluation(estimate_footprint(model, work), model, request, inspected)
-    reach = reach_of_model(model)
+    reach = reach_of_model(model, quantizes=config.quantizes)
     # Without a target, the bounds are those of the dense model.
     ratio = 0.0 if config.target is None else reach.check(config.target)
     return Figures(

@@ -1,12 +1,14 @@
 """Feasibility of a compression, judged from a model's headers. Loads no torch."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, assert_never
 
 from rocket_core import budget
-from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS, CompressionConfig
-from rocket_core.inspection.footprint import ModelShape, describe_model
+from rocket_core.code_format import fewest_bytes
+from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS, BudgetUnit, CompressionConfig
+from rocket_core.inspection.footprint import ModelShape, describe_model, item_bytes
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.preconditions import MAX_SHAPES, check_ignore, check_weights
 from rocket_core.inspection.safetensors_headers import WeightSummary
@@ -40,68 +42,117 @@ def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: 
     check_ignore(settings, weights, config.ignore, model)
     match config.target:
         case ByRatio() as target:
-            check_any_selection(weights, target)
+            itemsize = item_bytes(weights, config.dtype, model) if config.quantizes else None
+            check_any_selection(weights, target, code_itemsize=itemsize)
         case ByBytes() as target:
-            reach_of_model(describe_model(settings, weights, ignore=config.ignore, dtype=config.dtype)).check(target)
+            described = describe_model(settings, weights, ignore=config.ignore, dtype=config.dtype)
+            reach_of_model(described, quantizes=config.quantizes).check(target)
         case None:
             pass
         case unknown:
             assert_never(unknown)
 
 
-def reach_of_layers(layers: Collection[Shape], *, itemsize: int, other_bytes: int) -> Reach:
+def reach_of_layers(layers: Collection[Shape], *, itemsize: int, other_bytes: int, quantizes: bool = False) -> Reach:
     """Return how small layers can become that are not profiled yet.
 
-    Parameters are counted, because the fraction of bytes removed cannot exceed that of parameters.
+    Without quantized candidates parameters are counted, because the fraction of bytes removed cannot exceed that of
+    parameters.
 
     Args:
         layers: `(d_in, d_out)` of every selected layer; at least one.
         itemsize: bytes of a stored number.
         other_bytes: lower bound on the bytes of the factored artifact apart from these layers.
+        quantizes: whether layers may be quantized.
     """
+    sizes = _Sizes(code_itemsize=itemsize if quantizes else None)
     return Reach(
-        unit="parameters",
-        dense=sum(d_in * d_out for d_in, d_out in layers),
-        smallest=sum(_fewest_kept(*shape)[0] for shape in layers),
-        certain=sum(_fewest_kept(*shape)[1] for shape in layers),
-        unit_bytes=itemsize,
+        unit="bytes" if quantizes else "parameters",
+        dense=sum(sizes.of(*shape).dense for shape in layers),
+        smallest=sum(sizes.of(*shape).smallest for shape in layers),
+        certain=sum(sizes.of(*shape).certain for shape in layers),
+        unit_bytes=1 if quantizes else itemsize,
         other_bytes=other_bytes,
     )
 
 
-def reach_of_model(model: ModelShape) -> Reach:
+def reach_of_model(model: ModelShape, *, quantizes: bool = False) -> Reach:
     """Return how small a model can become whose layers are not profiled yet."""
-    return reach_of_layers(model.shapes, itemsize=model.itemsize, other_bytes=model.other_bytes)
+    return reach_of_layers(model.shapes, itemsize=model.itemsize, other_bytes=model.other_bytes, quantizes=quantizes)
 
 
-def check_any_selection(weights: WeightSummary, target: ByRatio) -> None:
+def check_any_selection(weights: WeightSummary, target: ByRatio, *, code_itemsize: int | None = None) -> None:
     """Raise an error if a ratio cannot be reached, whichever of a model's weights are the compressible layers.
 
     If each layer keeps more than its share of the budget, so does every sum of layers. A weight may be stored in either
     orientation; the one that keeps less is used.
 
+    Args:
+        weights: summary of the safetensors headers.
+        target: the ratio.
+        code_itemsize: bytes of a stored number if layers may be quantized; None if not.
+
     Raises:
         InfeasibleBudgetError: no layer's profile reaches the ratio.
     """
+    sizes = _Sizes(code_itemsize=code_itemsize)
     shapes = {shape: count for shape, count in weights.block_shapes.items() if min(shape) > 0}
-    if not any(_reach_either_way(shape, 1).allows(target) for shape in shapes):
-        reaches = [_reach_either_way(shape, count) for shape, count in shapes.items()]
-        Reach(
-            unit="parameters",
-            dense=sum(reach.dense for reach in reaches),
-            smallest=sum(reach.smallest for reach in reaches),
-            certain=sum(reach.certain for reach in reaches),
+    if not any(sizes.either_way(shape, 1).allows(target) for shape in shapes):
+        reaches = [sizes.either_way(shape, count) for shape, count in shapes.items()]
+        sizes.reach(
+            _Size(
+                dense=sum(reach.dense for reach in reaches),
+                smallest=sum(reach.smallest for reach in reaches),
+                certain=sum(reach.certain for reach in reaches),
+            )
         ).check(target)
 
 
-def _reach_either_way(shape: Shape, count: int) -> Reach:
-    one, other = _fewest_kept(*shape), _fewest_kept(*reversed(shape))
-    return Reach(
-        unit="parameters",
-        dense=count * shape[0] * shape[1],
-        smallest=count * min(one[0], other[0]),
-        certain=count * max(one[1], other[1]),
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Size:
+    """What a layer keeps when dense, at least, and at most if it is made as small as possible; see `Reach`."""
+
+    dense: int
+    smallest: int
+    certain: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sizes:
+    """Sizes of layers: in bytes if they may be quantized, otherwise in parameters.
+
+    Attributes:
+        code_itemsize: bytes of a stored number if layers may be quantized; None if not.
+    """
+
+    code_itemsize: int | None
+
+    def of(self, d_in: int, d_out: int) -> _Size:
+        """Return the size of a layer."""
+        smallest, certain = _fewest_kept(d_in, d_out)
+        if self.code_itemsize is None:
+            return _Size(dense=d_in * d_out, smallest=smallest, certain=certain)
+        codes = fewest_bytes(d_in, d_out)
+        # Masks are not counted, so that only codes are certain.
+        return _Size(
+            dense=d_in * d_out * self.code_itemsize, smallest=min(codes, smallest * self.code_itemsize), certain=codes
+        )
+
+    def either_way(self, shape: Shape, count: int) -> Reach:
+        """Return the reach of a number of weights whose orientation is unknown."""
+        one, other = self.of(*shape), self.of(*reversed(shape))
+        return self.reach(
+            _Size(
+                dense=count * one.dense,
+                smallest=count * min(one.smallest, other.smallest),
+                certain=count * max(one.certain, other.certain),
+            )
+        )
+
+    def reach(self, size: _Size) -> Reach:
+        """Return a reach without a size of the artifact."""
+        unit: BudgetUnit = "parameters" if self.code_itemsize is None else "bytes"
+        return Reach(unit=unit, dense=size.dense, smallest=size.smallest, certain=size.certain)
 
 
 @lru_cache(maxsize=4 * MAX_SHAPES)

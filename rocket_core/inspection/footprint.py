@@ -116,7 +116,9 @@ class Workload:
     def input_grams(self) -> bool:
         """Whether the Gram matrix of every layer's input is collected, even if that of its output is smaller."""
         config = self.config
-        return config.method in _PRUNING_METHODS or (config.method == "rocket" and "sparse" in config.kinds)
+        return config.method in _PRUNING_METHODS or (
+            config.method == "rocket" and ("sparse" in config.kinds or config.quantizes)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,10 +254,24 @@ def describe_model(
         parameters=weights.parameters,
         hidden_size=find_number(config, HIDDEN_SIZES)
         or max(min(shape) for block in layers.values() for shape in block),
-        itemsize=_ITEM_BYTES[dtype],
+        itemsize=item_bytes(weights, dtype, "the model"),
         compute_itemsize=_COMPUTE_BYTES.get(dtype, _ITEM_BYTES[dtype]),
         stored_bytes=weights.stored_bytes,
     )
+
+
+def item_bytes(weights: WeightSummary, dtype: str, model: str) -> int:
+    """Return the bytes of a number in the artifacts.
+
+    Args:
+        weights: summary of the safetensors headers.
+        dtype: dtype of the artifacts; `auto` is the checkpoint's own.
+        model: name of the model in messages.
+
+    Raises:
+        AlreadyQuantizedError: the checkpoint's dtype is not a plain floating-point one.
+    """
+    return _ITEM_BYTES[storage_dtype(weights, model) if dtype == "auto" else dtype]
 
 
 def positions(config: Mapping[str, object]) -> int | None:

@@ -5,9 +5,10 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from rocket_core import budget
+from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CorruptCheckpointError
 from rocket_core.layers.code_packing import pack_integers, unpack_integers
-from rocket_core.linalg.integer_codes import CodeFormat, RoundedWeight, Scales
+from rocket_core.linalg.integer_codes import RoundedWeight, Scales
 
 _HALF = 16
 

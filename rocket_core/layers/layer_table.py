@@ -5,8 +5,8 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from rocket_core.code_format import CodeBits, CodeFormat, ScaleBits
 from rocket_core.errors import CheckpointFormatError
-from rocket_core.linalg.integer_codes import CodeBits, CodeFormat, ScaleBits
 from rocket_core.schema import FrozenModel
 
 QUANT_METHOD = "rocket"

@@ -8,10 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rocket_core.code_format import CodeFormat
 from rocket_core.errors import RocketError
 from rocket_core.layers.code_tensors import check_codes, code_shapes, unpack_codes
 from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
-from rocket_core.linalg.integer_codes import CodeFormat
 
 
 class QuantizedLinear(StoredLinear):

@@ -2,60 +2,19 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int8, Shaped
 from torch import Tensor
 
-CodeBits = Literal[2, 3, 4, 5, 6, 8]
-ScaleBits = Literal[6, 8, 16]
+from rocket_core.code_format import CodeFormat
 
 # The smallest scale that the search tries, as a part of the one that represents the largest weight of the group.
 _LEAST_PART = 0.4
-# Logarithmic steps per octave, by the bits of a scale; for scales in float16 those of their unit.
-_STEPS_PER_OCTAVE: dict[ScaleBits, int] = {6: 6, 8: 12, 16: 1}
 # Scales in float16 that the search tries per octave.
 _TRIES_PER_OCTAVE = 16
 # The smallest part of a unit in float16.
 _LEAST_HALF = 2.0**-24
-# Units of scales are within this many octaves of 1, so that no weight overflows in float32 and no scale becomes zero.
-_MOST_OCTAVES = 100
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CodeFormat:
-    """How a rounded weight is stored.
-
-    Attributes:
-        bits: bits of a code: integers from -2^(bits - 1) to 2^(bits - 1) - 1. The sign of the scale decides on which
-            side of zero the additional integer is.
-        group_size: inputs that share a scale, >= 1; the last group of an output may have fewer.
-        scale_bits: bits of a scale: 16 for float16, 6 or 8 for a logarithmic scale.
-    """
-
-    bits: CodeBits
-    group_size: int
-    scale_bits: ScaleBits
-
-    def groups(self, d_in: int) -> int:
-        """Return the number of groups of an output."""
-        return math.ceil(d_in / self.group_size)
-
-    def nearest(self, parts: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Round parts of a scale to the integers that a code can be; returns a new tensor."""
-        half = 2 ** (self.bits - 1)
-        return parts.round().clamp_(-half, half - 1)
-
-    @property
-    def steps_per_octave(self) -> int:
-        """Logarithmic steps per octave: of scales, or of their unit if they are float16."""
-        return _STEPS_PER_OCTAVE[self.scale_bits]
-
-    @property
-    def largest_exponent(self) -> int:
-        """The largest `Scales.exponent`; the smallest is its negative."""
-        return _MOST_OCTAVES * self.steps_per_octave
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,8 +125,9 @@ def search_scales(
     largest = grouped.abs().amax(dim=1) / 2 ** (code_format.bits - 1)
     octave = code_format.steps_per_octave
     # Steps, so that outputs have the same scales whatever other outputs the layer has.
-    logarithm = math.log2(max(float(largest.max()), 2.0**-_MOST_OCTAVES))
-    exponent = min(math.ceil(logarithm * octave), code_format.largest_exponent)
+    logarithm = math.log2(max(float(largest.max()), torch.finfo(torch.float32).tiny))
+    most = code_format.largest_exponent
+    exponent = max(-most, min(math.ceil(logarithm * octave), most))
     tries = _TRIES_PER_OCTAVE if code_format.scale_bits == 16 else octave
     unit = 2.0 ** (exponent / octave)
     last = math.inf if code_format.scale_bits == 16 else 2 ** (code_format.scale_bits - 1) - 1
@@ -178,12 +138,18 @@ def search_scales(
     for step in range(math.ceil(-math.log2(_LEAST_PART) * tries) + 1):
         magnitude = unit * torch.exp2(-(first + step).clamp_max_(last) / tries)
         for scale in (magnitude, -magnitude):
-            error = code_format.nearest(grouped / scale[:, None]).mul_(scale[:, None]).sub_(grouped).square_()
+            error = round_parts(grouped / scale[:, None], code_format).mul_(scale[:, None]).sub_(grouped).square_()
             error = error.mul_(weights).sum(dim=1)
             better = error < least
             least = torch.where(better, error, least)
             best = torch.where(better, scale, best)
     return Scales.nearest(best, exponent, code_format)
+
+
+def round_parts(parts: Float[Tensor, "*shape"], code_format: CodeFormat) -> Float[Tensor, "*shape"]:
+    """Round parts of a scale to the integers that a code can be; returns a new tensor."""
+    half = 2 ** (code_format.bits - 1)
+    return parts.round().clamp_(-half, half - 1)
 
 
 def by_group(rows: Float[Tensor, "d_in columns"], code_format: CodeFormat) -> Float[Tensor, "groups size columns"]:

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from rocket_core.linalg.integer_codes import CodeFormat, RoundedWeight, Scales, by_group, search_scales
+from rocket_core.code_format import CodeFormat
+from rocket_core.linalg.integer_codes import RoundedWeight, Scales, by_group, round_parts, search_scales
 from rocket_core.linalg.least_squares import UnitGram
 
 # Added to the diagonal of G, as a part of its mean. Between 0.001 and 0.01 the result hardly changes.
@@ -108,7 +109,7 @@ def round_weight(
 
 def round_to_nearest(weight: Float[Tensor, "d_in d_out"], scales: Scales) -> RoundedWeight:
     """Round every entry by itself."""
-    codes = scales.format.nearest(weight / scales.by_input(len(weight), weight.dtype))
+    codes = round_parts(weight / scales.by_input(len(weight), weight.dtype), scales.format)
     return RoundedWeight(codes=codes.to(torch.int8), scales=scales)
 
 
@@ -134,7 +135,7 @@ def gptq(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Scales
         end = min(begin + _BLOCK, len(rest))
         errors = torch.empty_like(rest[begin:end])
         for row in range(begin, end):
-            codes[row] = code_format.nearest(rest[row] / steps[row])
+            codes[row] = round_parts(rest[row] / steps[row], code_format)
             error = torch.div(rest[row] - codes[row] * steps[row], factor[row, row], out=errors[row - begin])
             rest[row + 1 : end].addr_(factor[row, row + 1 : end], error, alpha=-1)
         rest[end:].addmm_(factor[begin:end, end:].mT, errors, alpha=-1)
@@ -160,13 +161,13 @@ def split(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Scale
     steps = scales.by_input(len(weight), weight.dtype) * lengths
     target = weight * lengths
     resolvent = unit.resolvent(unit.mean_eigenvalue() or 1.0)
-    codes = code_format.nearest(target / steps)
+    codes = round_parts(target / steps, code_format)
     cut = torch.zeros_like(target)
     best, least = codes, _energies(unit.matrix, target - codes * steps)
     for _ in range(_TURNS):
         # X, plus what was cut from Z before.
         cut += target + resolvent @ (codes * steps - cut - target)
-        codes = code_format.nearest(cut / steps)
+        codes = round_parts(cut / steps, code_format)
         rounded = codes * steps
         cut -= rounded
         errors = _energies(unit.matrix, target - rounded)
@@ -204,7 +205,7 @@ def improve(
             end = min(begin + _BLOCK, len(codes))
             before = codes[begin:end].clone()
             for row in range(begin, end):
-                code = scales.format.nearest(codes[row] + slope[row] / (curvature[row] * steps[row]))
+                code = round_parts(codes[row] + slope[row] / (curvature[row] * steps[row]), scales.format)
                 slope[begin:end].addr_(matrix[begin:end, row], (code - codes[row]) * steps[row], alpha=-1)
                 codes[row] = code
             moved = codes[begin:end].sub(before).mul_(steps[begin:end])

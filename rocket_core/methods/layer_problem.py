@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rocket_core.layers import LayerFactors
+from rocket_core.layers import StoredWeight
 from rocket_core.linalg.whitening import Eigenbasis, GramStatistics, basis_from_statistics, shrunk_gram
 
 # Small enough that a layer of any size with any error adds less to the loss than can be measured.
@@ -23,7 +23,7 @@ class CompressedLayer:
         errors: ‖S(w_j - w̃_j)‖² · w_j² of each output j, in float64.
     """
 
-    factors: LayerFactors
+    factors: StoredWeight
     errors: Float[Tensor, " d_out"]
 
 

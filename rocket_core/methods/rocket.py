@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS
-from rocket_core.methods import dictionary, sparse
+from rocket_core.methods import dictionary, quantized, sparse
 from rocket_core.methods.base import Method
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
 
 
 class Rocket(Method):
-    """Low-rank, factored, shared and sparse candidates (paper, section 3, and extensions)."""
+    """Low-rank, factored, shared, sparse and quantized candidates (paper, section 3, and extensions)."""
 
     @property
     def needs_input_gram(self) -> bool:
-        """Whether sparse candidates are allowed, as pruning needs it."""
-        return "sparse" in self.config.kinds
+        """Whether sparse or quantized candidates are allowed, as pruning and rounding need it."""
+        return "sparse" in self.config.kinds or self.config.quantizes
 
     @property
     def shares(self) -> bool:
@@ -23,7 +23,7 @@ class Rocket(Method):
         return "shared" in self.config.kinds
 
     def profile(self, problem: LayerProblem) -> list[Candidate]:
-        """Return the best factorization at each ratio, then pruned weights."""
+        """Return the best factorization at each ratio, then pruned and rounded weights."""
         factored: list[Candidate] = []
         pruned: list[Candidate] = []
         if "sparse" in self.config.kinds:
@@ -40,7 +40,7 @@ class Rocket(Method):
                 budget_itemsize=self.budget_itemsize,
                 competing_errors=self._competing_errors(pruned, problem.shape),
             )
-        return factored + pruned
+        return factored + pruned + (quantized.profile(problem) if self.config.quantizes else [])
 
     def share(
         self, problem: LayerProblem, dictionary_owner: str, per_layer_candidates: Sequence[Sequence[Candidate]] = ()
@@ -71,6 +71,8 @@ class Rocket(Method):
 
     def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Compress the layer by the method for the candidate's kind."""
+        if candidate.kind == "quantized":
+            return quantized.compress(problem, candidate.code_format, splitting=self.config.sequential)
         assert candidate.nnz is not None
         if candidate.kind == "sparse":
             return sparse.compress(problem, candidate.nnz)

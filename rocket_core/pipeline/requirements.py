@@ -92,7 +92,11 @@ def check_target(run: Run) -> None:
     if target is not None:
         names = [name for block in run.layers for name in block]
         shapes = [run.architecture.shape(name) for name in names]
-        reach_of_layers(shapes, itemsize=run.dtype.itemsize, other_bytes=bytes_beside(run, names)).check(target)
+        other_bytes = bytes_beside(run, names)
+        reach = reach_of_layers(
+            shapes, itemsize=run.dtype.itemsize, other_bytes=other_bytes, quantizes=run.config.quantizes
+        )
+        reach.check(target)
 
 
 def check_evaluation(run: Run, plan: EvaluationPlan | None, output: Path) -> int:

@@ -101,7 +101,7 @@ class LayerReport(FrozenModel):
     name: str
     """module name."""
     kind: CandidateKind
-    """dense, low_rank, factored or sparse."""
+    """dense, low_rank, factored, sparse or quantized."""
     d_in: int
     """input features."""
     d_out: int

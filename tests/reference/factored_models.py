@@ -5,8 +5,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from rocket_core.code_format import CodeFormat
 from rocket_core.layers import LayerFactors, StoredLinear, compose_weight
-from rocket_core.linalg.integer_codes import CodeFormat, RoundedWeight, search_scales
+from rocket_core.linalg.integer_codes import RoundedWeight, search_scales
 from rocket_core.linalg.rounding import round_to_nearest
 from tests.reference.tiny_models import FAMILIES
 

@@ -2,8 +2,9 @@
 
 import torch
 
+from rocket_core.code_format import CodeFormat
 from rocket_core.layers import FactorizedLinear, LayerFactors, QuantizedLinear, SparseLinear, layer_tensors
-from rocket_core.linalg.integer_codes import CodeFormat, RoundedWeight, Scales
+from rocket_core.linalg.integer_codes import RoundedWeight, Scales
 
 D_IN, RANK, D_OUT = 7, 11, 5
 

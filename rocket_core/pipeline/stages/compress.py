@@ -23,6 +23,9 @@ from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerOutcome
 from rocket_core.system.devices import return_freed_memory
 
+# Kinds that are computed from the Gram matrix of the input; the others from the eigenbasis.
+_NEED_GRAM = frozenset({"sparse", "quantized"})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressionUnit:
@@ -194,7 +197,7 @@ def _outcome(stored: StoredWeight, tensors: dict[str, Tensor], error: float) -> 
 
 
 def _has_statistics(work: WorkFolder, unit: CompressionUnit) -> bool:
-    if unit.candidates[0].kind == "sparse":
+    if unit.candidates[0].kind in _NEED_GRAM:
         return work.has_gram(unit.input_group)
     return work.has_basis(_basis_name(unit))
 
@@ -208,7 +211,7 @@ def _problem(run: Run, work: WorkFolder, unit: CompressionUnit, statistics: dict
     if sums is None:
         profile = work.profile(unit.names[0])
         assert profile is not None
-        gram = work.gram(unit.input_group) if unit.candidates[0].kind == "sparse" else None
+        gram = work.gram(unit.input_group) if unit.candidates[0].kind in _NEED_GRAM else None
         gram = None if gram is None else gram.to(run.device)
         energy = torch.empty(0) if gram is None else gram.diagonal()
         sums = GramStatistics(tokens=profile.tokens, gram=gram, output_gram=None, input_energy=energy)

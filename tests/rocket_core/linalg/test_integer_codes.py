@@ -3,7 +3,8 @@ import itertools
 import pytest
 import torch
 
-from rocket_core.linalg.integer_codes import CodeFormat, RoundedWeight, Scales, search_scales
+from rocket_core.code_format import CodeFormat
+from rocket_core.linalg.integer_codes import RoundedWeight, Scales, search_scales
 from rocket_core.linalg.rounding import round_to_nearest
 from tests.reference import rounding as reference
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rocket_core.linalg.integer_codes import CodeFormat, search_scales
+from rocket_core.code_format import CodeFormat
+from rocket_core.linalg.integer_codes import search_scales
 from rocket_core.linalg.rounding import (
     RoundingGram,
     gptq,
