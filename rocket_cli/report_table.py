@@ -21,7 +21,7 @@ from rocket_core.report.schema import CompressionReport, LayerReport
 # Wider than any table here: a narrow terminal wraps whole lines, whereas a table that is fitted to it loses columns.
 _UNBOUNDED_WIDTH = 1000
 
-_COLUMNS = ("kind", "rank", "nnz", "sparsity", "kept", "ratio", "output\nerror", "weight\nerror")
+_COLUMNS = ("kind", "rank", "nnz", "sparsity", "kept", "ratio", "bits per\nweight", "output\nerror", "weight\nerror")
 
 # Name of the samples of each kind, and the beginning of "the text has no more".
 _SAMPLES: dict[InputKind, tuple[str, str]] = {
@@ -109,6 +109,7 @@ def _cells(layer: LayerReport) -> tuple[str, ...]:
         "-" if layer.sparsity is None else percent_text(layer.sparsity),
         count_text(layer.kept_parameters),
         percent_text(layer.compression_ratio),
+        "-" if layer.bits_per_weight is None else f"{layer.bits_per_weight:.2f}",
         "-" if layer.kind == "dense" else f"{error:.4f}",
         "-" if layer.kind == "dense" else f"{layer.weight_error:.4f}",
     )

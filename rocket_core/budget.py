@@ -174,6 +174,11 @@ def dense_bytes(d_in: int, d_out: int, itemsize: int) -> int:
     return d_in * d_out * itemsize
 
 
+def bits_per_weight(d_in: int, d_out: int, stored_bytes: int) -> float:
+    """Return the bits on disk for each weight that a layer has when dense."""
+    return 8 * stored_bytes / (d_in * d_out)
+
+
 def quantized_bytes(d_in: int, d_out: int, bits: int, group_size: int, scale_bits: int) -> int:
     """Return the bytes of a quantized layer on disk without its bias: packed codes and scales.
 

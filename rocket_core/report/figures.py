@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rocket_core.budget import kept_fraction, sparsity
+from rocket_core.budget import bits_per_weight, kept_fraction, sparsity
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import Objective
 from rocket_core.report.schema import CompressionReport, LayerReport
@@ -86,6 +86,7 @@ def allocation_map(layers: Iterable[LayerReport]) -> Figure:
             "layer": layer.name,
             "kind": _kind_name(layer.kind, layer.dictionary),
             "kept_fraction": kept_fraction(layer.d_in, layer.d_out, layer.kept_parameters),
+            "bits_per_weight": layer.bits_per_weight,
             "rank": layer.rank,
             "sparsity": layer.sparsity,
             "error": layer.reconstruction_error if layer.achieved_error is None else layer.achieved_error,
@@ -110,6 +111,7 @@ def predicted_map(chosen: Iterable[tuple[LayerProfile, Candidate]]) -> Figure:
             "layer": layer.name,
             "kind": _kind_name(candidate.kind, candidate.dictionary),
             "kept_fraction": kept_fraction(layer.d_in, layer.d_out, candidate.kept_parameters),
+            "bits_per_weight": bits_per_weight(layer.d_in, layer.d_out, candidate.stored_bytes),
             "rank": candidate.rank,
             "sparsity": _sparsity(layer, candidate),
             "error": candidate.reconstruction_error,
@@ -311,12 +313,17 @@ def _map_of(rows: list[dict[str, Value]], error: str) -> Figure:
     return Figure(
         name="allocation-map",
         title="Allocation map",
-        note="Each cell is a layer, coloured by the fraction of its parameters that is left.",
+        note=(
+            "Each cell is a layer, coloured by its bits on disk for each weight."
+            if any(row["kind"] == "quantized" for row in rows)
+            else "Each cell is a layer, coloured by the fraction of its parameters that is left."
+        ),
         columns=(
             Column(name="block", title="block", kind="text"),
             Column(name="projection", title="projection", kind="text"),
             Column(name="kind", title="stored as", kind="text"),
             Column(name="kept_fraction", title="kept", kind="fraction"),
+            Column(name="bits_per_weight", title="bits per weight"),
             Column(name="rank", title="rank", kind="count"),
             Column(name="sparsity", title="zeros", kind="fraction"),
             Column(name="error", title=error),

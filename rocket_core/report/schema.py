@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rocket_core.budget import achieved_ratio, sparsity
+from rocket_core.budget import achieved_ratio, bits_per_weight, sparsity
 from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
+from rocket_core.code_format import CodeBits, ScaleBits
 from rocket_core.config import BudgetUnit, CompressionConfig, ExportKind, InputKind, Objective
 from rocket_core.report.formatting import kwh_text
 from rocket_core.report.quality import EvaluationReport
@@ -109,15 +110,23 @@ class LayerReport(FrozenModel):
     rank: int | None
     """number of atoms; None if dense or sparse."""
     nnz: int | None
-    """nonzero coefficients; None if dense."""
+    """nonzero coefficients; None if dense or quantized."""
     sparsity: float | None
-    """fraction of zeros among the coefficients, [0, 1]; None if dense."""
+    """fraction of zeros among the coefficients, [0, 1]; None if dense or quantized."""
     rank_nnz_ratio: float | None
     """atoms per nonzero of a coefficient column; None if dense."""
     kept_parameters: int
     """kept parameters as the paper counts them."""
     stored_bytes: int
     """bytes on disk in the factored export, mask included, bias excluded."""
+    bits_per_weight: float | None = None
+    """bits on disk for each weight that the layer has when dense; None in reports of earlier releases."""
+    bits: CodeBits | None = None
+    """bits of a code; None unless quantized."""
+    group_size: int | None = None
+    """inputs that share a scale; None unless quantized."""
+    scale_bits: ScaleBits | None = None
+    """bits of a scale; None unless quantized."""
     compression_ratio: float
     """fraction of this layer's parameters removed, [0, 1)."""
     reconstruction_error: float
@@ -288,8 +297,9 @@ def layer_report(
         frontier: the candidates that the knapsack chose from.
     """
     rows = profile.d_in if candidate.rank is None else candidate.rank
-    nnz = None if outcome is None else outcome.nnz
+    nnz = None if outcome is None or candidate.kind == "quantized" else outcome.nnz
     kept = candidate.kept_parameters if outcome is None else outcome.kept_parameters
+    stored = candidate.stored_bytes if outcome is None else outcome.stored_bytes
     return LayerReport(
         name=profile.name,
         kind=candidate.kind,
@@ -300,7 +310,11 @@ def layer_report(
         sparsity=None if nnz is None else sparsity(rows, profile.d_out, nnz),
         rank_nnz_ratio=None if nnz is None or candidate.rank is None else rows * profile.d_out / nnz,
         kept_parameters=kept,
-        stored_bytes=candidate.stored_bytes if outcome is None else outcome.stored_bytes,
+        stored_bytes=stored,
+        bits_per_weight=bits_per_weight(profile.d_in, profile.d_out, stored),
+        bits=candidate.bits,
+        group_size=candidate.group_size,
+        scale_bits=candidate.scale_bits,
         compression_ratio=achieved_ratio(profile.parameters, kept),
         reconstruction_error=candidate.reconstruction_error,
         weight_error=candidate.weight_error,

@@ -2,7 +2,7 @@
 (() => {
   "use strict";
 
-  const KINDS = ["dense", "low_rank", "factored", "sparse"];
+  const KINDS = ["dense", "low_rank", "factored", "sparse", "quantized"];
   const percent = (value) => `${(100 * value).toFixed(1)} %`;
   const megabytes = (value) => `${(value / 1e6).toPrecision(3)} MB`;
   const short = (value) => (value === null || value === undefined ? "–" : Number(value).toPrecision(3));
@@ -38,6 +38,11 @@
     const marginLeft = 12 + 7.2 * longest(projections);
     const cell = (width - marginLeft - 20) / blocks.length;
     const labelled = cell >= 40;
+    // The fraction of parameters tells nothing about layers that keep all of them in fewer bits.
+    const most = Math.max(8, ...rows.map((row) => row.bits_per_weight ?? 0));
+    const measure = rows.some((row) => row.kind === "quantized")
+      ? { name: "bits_per_weight", most, label: "bits on disk per weight", text: (row) => row.bits_per_weight.toFixed(1) }
+      : { name: "kept_fraction", most: 1, label: "kept fraction of the layer's parameters", text: (row) => `${Math.round(100 * row.kept_fraction)}` };
     return Plot.plot({
       ...common(data, width),
       marginLeft,
@@ -46,12 +51,12 @@
       height: 52 + 30 * projections.length,
       x: { domain: blocks, axis: "top", label: "block →", ticks: blocks.filter((_, at) => cell > 22 || at % 4 === 0), tickSize: 0, labelOffset: 42 },
       y: { domain: projections, label: null, tickSize: 0 },
-      color: { type: "linear", domain: [0, 1], scheme: "viridis", legend: true, marginLeft: 6, marginRight: 10, label: "kept fraction of the layer's parameters" },
+      color: { type: "linear", domain: [0, measure.most], scheme: "viridis", legend: true, marginLeft: 6, marginRight: 10, label: measure.label },
       marks: [
         Plot.cell(rows, {
           x: "block",
           y: "projection",
-          fill: "kept_fraction",
+          fill: measure.name,
           stroke: "currentColor",
           strokeOpacity: 0.25,
           inset: 1,
@@ -60,8 +65,8 @@
           ? Plot.text(rows, {
               x: "block",
               y: "projection",
-              text: (row) => `${Math.round(100 * row.kept_fraction)}`,
-              fill: (row) => (row.kept_fraction > 0.55 ? "#000" : "#fff"),
+              text: measure.text,
+              fill: (row) => (row[measure.name] > 0.55 * measure.most ? "#000" : "#fff"),
               pointerEvents: "none",
             })
           : null,
@@ -72,6 +77,7 @@
             [
               row.layer,
               `${row.kind}, ${percent(row.kept_fraction)} kept`,
+              `${short(row.bits_per_weight)} bits per weight`,
               `rank ${row.rank ?? "–"}`,
               `zeros ${row.sparsity === null ? "–" : percent(row.sparsity)}`,
               `error ${short(row.error)}`,
@@ -84,7 +90,7 @@
   function kindScale(rows) {
     const found = KINDS.filter((kind) => rows.some((row) => row.kind === kind));
     return {
-      color: { domain: found, range: ["#7a8794", "#d1752c", "#4f8fd6", "#2f9e6e"].filter((_, at) => found.includes(KINDS[at])) },
+      color: { domain: found, range: ["#7a8794", "#d1752c", "#4f8fd6", "#2f9e6e", "#b0579f"].filter((_, at) => found.includes(KINDS[at])) },
       symbol: { domain: found, legend: true },
     };
   }

@@ -1,0 +1,98 @@
+"""Compression to bytes, for which layers are quantized."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import rocket_core.hf  # noqa: F401  # registers the quantizer
+from rocket_core.errors import CompressionCancelledError, InfeasibleBudgetError
+from rocket_core.evaluation import evaluate_text
+from rocket_core.pipeline import compress
+
+BYTES = {"budget": "bytes", "preset": "fast", "kinds": ("low_rank", "factored", "shared", "sparse", "quantized")}
+
+
+@pytest.fixture(params=[False, True], ids=["static", "sequential"])
+def quantizing(request, settings):
+    """Return settings that count bytes."""
+
+    def make(**changes):
+        return settings(**{**BYTES, "sequential": request.param, **changes})
+
+    return make
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "t5"])
+def test_the_budget_is_kept_and_the_artifact_loads(family, model_folder, quantizing, tmp_path):
+    report = compress(str(model_folder(family)), tmp_path / "out", quantizing(ratio=0.85))
+    kinds = {layer.kind for layer in report.layers}
+    assert "quantized" in kinds
+    dense = sum(4 * layer.d_in * layer.d_out for layer in report.layers)
+    stored = sum(layer.stored_bytes for layer in report.layers)
+    assert stored <= 0.15 * dense
+    assert stored >= 0.13 * dense
+    for layer in report.layers:
+        assert layer.bits_per_weight == pytest.approx(8 * layer.stored_bytes / (layer.d_in * layer.d_out))
+        assert (layer.bits is None) == (layer.kind != "quantized")
+        assert layer.kind != "quantized" or (layer.nnz, layer.rank, layer.sparsity) == (None, None, None)
+    files = load_file(tmp_path / "out" / "factored" / "model.safetensors")
+    weights = [name for name in files if name.endswith((".weight_scale",))]
+    assert len(weights) == sum(layer.kind == "quantized" for layer in report.layers)
+
+
+def test_both_exports_compute_the_same(model_folder, quantizing, tmp_path):
+    compress(str(model_folder("llama")), tmp_path / "out", quantizing(ratio=0.8))
+    tokens = torch.arange(24)[None] % 300
+    factored, dense = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out" / export) for export in ("factored", "dense")
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(factored(tokens).logits, dense(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cancelled_run_resumes_to_the_same_bytes(model_folder, quantizing, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    compress(str(model_folder("llama")), whole, quantizing(ratio=0.8))
+
+    class Stop:
+        """Cancels at the n-th question."""
+
+        def __init__(self, after):
+            self.left = after
+
+        def __call__(self):
+            self.left -= 1
+            return self.left < 0
+
+    cancelled = 0
+    for after in (5, 30, 60, 90, 10**9):
+        try:
+            compress(str(model_folder("llama")), parts, quantizing(ratio=0.8), should_cancel=Stop(after), resume=True)
+        except CompressionCancelledError:
+            cancelled += 1
+    assert cancelled >= 2
+    for export in ("factored", "dense"):
+        name = f"{export}/model.safetensors"
+        assert (parts / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_a_size_below_that_of_two_bits_is_refused(model_folder, quantizing, tmp_path):
+    with pytest.raises(InfeasibleBudgetError) as refusal:
+        compress(str(model_folder("llama")), tmp_path / "out", quantizing(ratio=0.97))
+    nearest = refusal.value.nearest_ratio
+    assert 0.9 < nearest < 0.97
+    report = compress(str(model_folder("llama")), tmp_path / "out", quantizing(ratio=nearest))
+    dense = sum(4 * layer.d_in * layer.d_out for layer in report.layers)
+    assert sum(layer.stored_bytes for layer in report.layers) <= (1 - nearest) * dense
+
+
+def test_at_equal_bytes_quantized_models_lose_less(model_folder, settings, text, tmp_path):
+    losses = {}
+    for kinds in (BYTES["kinds"], ("low_rank", "factored", "shared", "sparse")):
+        compress(str(model_folder("llama")), tmp_path / str(kinds), settings(**BYTES | {"kinds": kinds, "ratio": 0.6}))
+        found = evaluate_text(tmp_path / str(kinds) / "factored", text, sequence_length=32, limit=8, device="cpu")
+        losses[kinds] = found.negative_log_likelihood
+    dense = evaluate_text(model_folder("llama"), text, sequence_length=32, limit=8, device="cpu")
+    quantized, others = (abs(loss - dense.negative_log_likelihood) for loss in losses.values())
+    assert quantized < 0.5 * others
