@@ -21,7 +21,8 @@ from rocket_core.report.schema import CompressionReport, LayerReport
 # Wider than any table here: a narrow terminal wraps whole lines, whereas a table that is fitted to it loses columns.
 _UNBOUNDED_WIDTH = 1000
 
-_COLUMNS = ("kind", "rank", "nnz", "sparsity", "kept", "ratio", "bits per\nweight", "output\nerror", "weight\nerror")
+_BITS = "bits per\nweight"
+_COLUMNS = ("kind", "rank", "nnz", "sparsity", "kept", "ratio", _BITS, "output\nerror", "weight\nerror")
 
 # Name of the samples of each kind, and the beginning of "the text has no more".
 _SAMPLES: dict[InputKind, tuple[str, str]] = {
@@ -87,7 +88,11 @@ def _layer_table(report: CompressionReport, prefix: str) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True, show_footer=True)
     table.add_column("layer", footer="total", overflow="fold")
     totals = report.totals
-    footers = {"kept": count_text(totals.kept_parameters), "ratio": percent_text(totals.achieved_ratio)}
+    footers = {
+        "kept": count_text(totals.kept_parameters),
+        "ratio": percent_text(totals.achieved_ratio),
+        _BITS: f"{8 * sum(layer.stored_bytes for layer in report.layers) / totals.compressible_parameters:.2f}",
+    }
     for column in _COLUMNS:
         table.add_column(
             column,

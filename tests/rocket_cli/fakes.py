@@ -59,21 +59,25 @@ def build_report(blocks: int = 2) -> CompressionReport:
         for name, d_in, d_out, kind in (("attn.q_proj", 1000, 1000, "factored"), ("mlp.up_proj", 1000, 2000, "dense")):
             full = f"model.layers.{block}.{name}"
             dense = Candidate(
-                kind="dense", kept_parameters=d_in * d_out, stored_bytes=0, reconstruction_error=0, weight_error=0
+                kind="dense",
+                kept_parameters=d_in * d_out,
+                stored_bytes=2 * d_in * d_out,
+                reconstruction_error=0,
+                weight_error=0,
             )
             factored = Candidate(
                 kind="factored",
                 rank=200,
                 nnz=50_000,
                 kept_parameters=250_000,
-                stored_bytes=0,
+                stored_bytes=525_000,
                 reconstruction_error=0.125,
                 weight_error=0.375,
             )
             profile = LayerProfile(
                 name=full, d_in=d_in, d_out=d_out, input_group=full, tokens=1, candidates=(dense, factored)
             )
-            outcome = LayerOutcome(nnz=50_000, kept_parameters=250_000, stored_bytes=0, achieved_error=0.125)
+            outcome = LayerOutcome(nnz=50_000, kept_parameters=250_000, stored_bytes=525_000, achieved_error=0.125)
             chosen = (factored, outcome) if kind == "factored" else (dense, None)
             layers.append(layer_report(profile, *chosen))
     return CompressionReport(
