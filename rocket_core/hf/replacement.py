@@ -60,7 +60,12 @@ def empty_layer(
     )
     if entry.scale_exponent is not None:
         layer = QuantizedLinear(
-            d_in, d_out, code_format=entry.code_format, scale_exponent=entry.scale_exponent, **options
+            d_in,
+            d_out,
+            code_format=entry.code_format,
+            scale_exponent=entry.scale_exponent,
+            coded_bytes=entry.coded_bytes,
+            **options,
         )
         for parameter in (layer.weight, layer.weight_scale):
             # Else transformers tries to initialise bytes that it leaves on the disk with random numbers.
@@ -100,7 +105,7 @@ def stock_layer(layer: StoredLinear, dtype: torch.dtype | None) -> nn.Linear | C
 
 def _entry(name: str, layer: StoredLinear, disk_name_of: dict[int, str]) -> LayerEntry:
     if isinstance(layer, QuantizedLinear):
-        return LayerEntry.of_codes(layer.code_format, layer.scale_exponent)
+        return LayerEntry.of_codes(layer.code_format, layer.scale_exponent, layer.coded_bytes)
     if not isinstance(layer, FactorizedLinear):
         assert isinstance(layer, SparseLinear)
         return LayerEntry(nnz=layer.nnz)

@@ -12,6 +12,7 @@ from rocket_core.code_format import CodeFormat
 from rocket_core.errors import RocketError
 from rocket_core.layers.code_tensors import check_codes, code_shapes, unpack_codes
 from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
+from rocket_core.linalg.integer_codes import RoundedWeight
 
 
 class QuantizedLinear(StoredLinear):
@@ -28,11 +29,13 @@ class QuantizedLinear(StoredLinear):
         out_features: d_out.
         code_format: bits of codes and scales, and the size of groups.
         scale_exponent: see `Scales.exponent`.
+        coded_bytes: bytes of the codes on disk if they are entropy coded; None if they are packed.
         options: see `LayerOptions`; the default dtype is torch's.
 
     Attributes:
         code_format: bits of codes and scales, and the size of groups.
         scale_exponent: see `Scales.exponent`.
+        coded_bytes: bytes of entropy-coded codes; None if they are packed.
     """
 
     _UNPACKED_NAME = "codes"
@@ -44,14 +47,16 @@ class QuantizedLinear(StoredLinear):
         *,
         code_format: CodeFormat,
         scale_exponent: int,
+        coded_bytes: int | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
         packed = {
             name: nn.Parameter(torch.empty(shape, device=options.get("device"), dtype=torch.uint8), requires_grad=False)
-            for name, shape in code_shapes((in_features, out_features), code_format).items()
+            for name, shape in code_shapes((in_features, out_features), code_format, coded_bytes).items()
         }
         super().__init__(in_features, out_features, weight=packed["weight"], options=options)
         self.code_format, self.scale_exponent = code_format, scale_exponent
+        self.coded_bytes = coded_bytes
         self.weight_scale = packed["weight_scale"]
         self.register_buffer("dense", None, persistent=False)
         # No parameter has this dtype if there is no bias.
@@ -101,6 +106,7 @@ class QuantizedLinear(StoredLinear):
             f"in_features={self.in_features}, out_features={self.out_features}, bits={self.code_format.bits}, "
             f"group_size={self.code_format.group_size}, scale_bits={self.code_format.scale_bits}, "
             f"bias={self.bias is not None}, packed={self.packed}"
+            + ("" if self.coded_bytes is None else f", coded_bytes={self.coded_bytes}")
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedLinear":
@@ -112,19 +118,35 @@ class QuantizedLinear(StoredLinear):
 
     @torch.no_grad()
     def _decode(self, dtype: torch.dtype) -> Float[Tensor, "d_out d_in"]:
-        shape, codes = (self.in_features, self.out_features), self.stored
         # Only once, as it waits for the device and cannot be compiled.
         if not self._checked and not torch.compiler.is_compiling():
-            check_codes(codes, self.weight_scale, shape, self.code_format, self.layer_name)
+            self._check(self.stored, self.weight_scale)
             self._checked = True
-        return unpack_codes(codes, self.weight_scale, shape, self.code_format, self.scale_exponent).rows(dtype)
+        return self._rounded(self.stored, self.weight_scale).rows(dtype)
+
+    def _check(self, codes: Tensor, scales: Tensor) -> None:
+        shape = (self.in_features, self.out_features)
+        check_codes(codes, scales, shape, self.code_format, self.layer_name, self.coded_bytes)
+
+    def _rounded(self, codes: Tensor, scales: Tensor) -> RoundedWeight:
+        return unpack_codes(
+            codes,
+            scales,
+            (self.in_features, self.out_features),
+            self.code_format,
+            self.scale_exponent,
+            entropy_coded=self.coded_bytes is not None,
+            layer=self.layer_name,
+        )
 
     def _to_disk(self, unpacked: Tensor) -> Tensor:
         return unpacked
 
     def _from_disk(self, weight: Tensor, state: Mapping[str, Any], prefix: str) -> Tensor:
         scales = state.get(prefix + "weight_scale", self.weight_scale)
-        check_codes(weight, scales, (self.in_features, self.out_features), self.code_format, self.layer_name)
+        self._check(weight, scales)
+        if self.coded_bytes is not None:
+            self._rounded(weight, scales)  # raises an error before parameters are overwritten
         return weight
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:

@@ -153,7 +153,8 @@ def save(run: Run, work: WorkFolder, unit: CompressionUnit, factors: StoredWeigh
         tensors = layer_tensors(own, run.dtype)
         codes = None
         if isinstance(own, RoundedWeight):
-            codes = LayerEntry.of_codes(own.scales.format, own.scales.exponent)
+            coded_bytes = tensors["weight"].numel() if own.entropy_coded else None
+            codes = LayerEntry.of_codes(own.scales.format, own.scales.exponent, coded_bytes)
         work.save_factors(name, tensors, codes=codes)
         work.save_outcome(name, _outcome(own, tensors, achieved.relative(part)))
 
