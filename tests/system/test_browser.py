@@ -202,6 +202,9 @@ def test_a_job_can_be_made_and_cancelled_with_the_keyboard(browser, service):
         while page.evaluate("document.activeElement.id") != "model_id":
             page.keyboard.press("Tab")
         page.keyboard.type("local/tiny")
+        while page.evaluate("document.activeElement.id") != "size":
+            page.keyboard.press("Tab")
+        page.keyboard.type("150kB")
         page.keyboard.press("Enter")
         page.wait_for_url("**/ui/jobs/*")
         while page.evaluate("document.activeElement.textContent") != "Cancel":
