@@ -109,7 +109,7 @@ class RocketHfQuantizer(HfQuantizer):
 
     requires_calibration = True  # refuses to quantize while loading
     quantization_config: RocketConfig
-    # Of the model while packed, and what preparing adds on a CPU and elsewhere.
+    # Size of the packed model, and what preparing adds to it on a CPU and elsewhere.
     _packed_bytes = _bytes_on_cpu = _bytes_elsewhere = 0
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
