@@ -73,8 +73,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rocket-before-after-") as folder:
         variants = [Variant(name="original", folder=Path(arguments.model))]
         targets: dict[str, dict[str, object]] = {
-            **{f"fit into {size / 1e6:.1f} MB": {"target_bytes": size} for size in arguments.sizes},
-            **{f"{100 * ratio:.0f} % removed": {"ratio": ratio} for ratio in arguments.ratios},
+            **{f"`--size {size / 1e6:.1f}MB`": {"target_bytes": size} for size in arguments.sizes},
+            **{f"`--ratio {ratio}`": {"ratio": ratio} for ratio in arguments.ratios},
         }
         for number, (name, target) in enumerate(targets.items()):
             out = Path(folder, str(number))
