@@ -37,7 +37,7 @@ def test_products_are_those_of_the_dense_weight(bits, group_size, scale_bits, sh
         rows = torch.randn(n, shape[0], generator=generator)
         product = layout.multiply(rows, table, scales)
         assert product.shape == (n, shape[1])
-        # Of float32's rounding, in proportion to the largest number added.
+        # Rounding of float32, in proportion to the sum of absolute values.
         bound = 2e-6 * (rows.double().abs() @ weight.abs()).amax().item() if n else 0
         torch.testing.assert_close(product.double(), rows.double() @ weight, rtol=0, atol=bound)
 
