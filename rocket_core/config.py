@@ -287,8 +287,8 @@ class CompressionConfig(MethodOptions):
     given instead, or if layers are only to be profiled.
     """
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    """upper bound on the size of all safetensors of the factored artifact, instead of a ratio; None by default. Always
-    counts bytes, whatever `budget` is. Costs nothing.
+    """upper bound on the size of all safetensors of the factored artifact, instead of a ratio; None by default. With
+    it `budget` is `bytes`. Costs nothing.
     """
     calibration: CalibrationConfig = CalibrationConfig()
     """the calibration data."""
@@ -302,6 +302,13 @@ class CompressionConfig(MethodOptions):
     """disk space for eigenbases between profiling and factorization, default 64 GiB; blocks whose layers do not fit are
     calibrated a second time.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _size_counts_bytes(cls, settings: Any) -> Any:
+        if isinstance(settings, Mapping) and settings.get("target_bytes") is not None:
+            return {**settings, "budget": "bytes"}
+        return settings
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "CompressionConfig":
@@ -382,8 +389,6 @@ def with_preset(settings: Any) -> Any:
     if chosen is None:
         return settings
     yielding: dict[str, Any] = {}
-    if settings.get("target_bytes") is not None:
-        yielding["budget"] = "bytes"
     objective = settings.get("objective", chosen["objective"])
     if objective != "fisher":
         yielding["column_weights"] = False

@@ -174,7 +174,10 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         parameters=model.parameters,
         stored_bytes=model.stored_bytes,
         compressible_parameters=model.compressible_parameters,
-        kept_parameters=budget.parameter_budget(model.compressible_parameters, 0.0 if only else ratio),
+        # Codes keep every parameter in fewer bits.
+        kept_parameters=budget.parameter_budget(
+            model.compressible_parameters, 0.0 if config.quantizes or only else ratio
+        ),
         factored_bytes=_most_bytes(model, ratio, config.target),
         ratio=ratio,
         nearest_ratio=min(ratio, reach.ratio),

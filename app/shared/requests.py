@@ -162,7 +162,9 @@ class JobRequest(_Stored):
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
     """fraction of the compressible parameters to remove, [0, 1)."""
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    """upper bound on the bytes of all safetensors files of the factored artifact, in place of a ratio."""
+    """upper bound on the bytes of all safetensors files of the factored artifact, in place of a ratio; with it the
+    option `budget` is `bytes`.
+    """
     calibration: CalibrationRequest = CalibrationRequest()
     """the calibration data."""
     evaluate: EvaluationRequest | None = None
@@ -173,6 +175,15 @@ class JobRequest(_Stored):
     """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
     queue: Queue | None = None
     """which workers run it, `cpu` or `gpu`; null uses the server's default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _size_counts_bytes(cls, data: Any) -> Any:
+        # In the options as well: a profile is found by those that are stored with it.
+        options = data.get("options", {}) if isinstance(data, dict) else None
+        if isinstance(options, dict) and data.get("target_bytes") is not None:
+            return {**data, "options": {**options, "budget": "bytes"}}
+        return data
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "JobRequest":

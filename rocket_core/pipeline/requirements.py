@@ -13,8 +13,8 @@ from rocket_core.inspection.footprint import (
     input_bytes,
 )
 from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
-from rocket_core.pipeline.stages.export import bytes_beside
 from rocket_core.system.devices import free_memory
 from rocket_core.system.machine import free_disk, gibibytes
 from rocket_core.target import ByFormat

@@ -113,3 +113,11 @@ def test_people_see_stages_by_other_names_than_programs():
     labels = [stage_label(stage) for stage in STAGES]
     assert labels[1:4] == ["preflight", "measuring sensitivity", "profiling"]
     assert stage_label("queued") == "queued"
+
+
+def test_a_size_makes_the_budget_count_bytes_and_allows_codes():
+    asked = compression_config(target_bytes=1000, budget="parameters")
+    assert (asked.budget, asked.quantizes) == ("bytes", True)
+    assert not compression_config(ratio=0.5).quantizes
+    assert compression_config(ratio=0.5, budget="bytes").quantizes
+    assert not compression_config(target_bytes=1000, kinds=("sparse",)).quantizes

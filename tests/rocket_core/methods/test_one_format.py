@@ -89,8 +89,8 @@ def test_scales_are_positive_and_minimise_the_squared_error(seed, bits, name, si
         largest = max(map(abs, values))
         own = reference.least_scale_error(values, ones, bits, [float(scales[group, column])])
         tries = [s for s in every if 0.4 * largest / 2 ** (bits - 1) <= s <= largest / (2 ** (bits - 1) - 1)]
-        # The scale that was found is rounded to float16.
-        assert own <= 1.02 * reference.least_scale_error(values, ones, bits, tries)
+        # The scale that was found is rounded to float16, which matters more to larger codes.
+        assert own <= (1.02 + 2**bits / 2**11) * reference.least_scale_error(values, ones, bits, tries)
 
 
 @pytest.mark.parametrize("bits", CODE_BITS)
