@@ -98,9 +98,9 @@ class Job(Resource):
     revision: str | None = None
     """branch, tag or commit of a repository."""
     ratio: float | None = None
-    """fraction of the compressible parameters to remove; None for a target size, or a profile."""
+    """fraction of the compressible parameters to remove; None for a target size, a format, or a profile."""
     target_bytes: int | None = None
-    """most bytes that the factored artifact may take; None for a ratio, or a profile."""
+    """most bytes that the factored artifact may take; None for a ratio, a format, or a profile."""
     calibration: Calibration
     """the calibration data."""
     evaluate: Evaluation | None = None

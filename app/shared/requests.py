@@ -227,7 +227,7 @@ class JobRequest(_Stored):
     @property
     def target(self) -> Target | None:
         """The target; None if layers are only to be profiled."""
-        return target_of(self.ratio, self.target_bytes)
+        return self.compression_config().target
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -250,7 +250,10 @@ class JobRequest(_Stored):
     def fingerprint(self) -> str:
         """Return the SHA-256 of the request; spelling out a default does not change it."""
         # Members that did not exist in earlier versions are left out: a replay may follow an upgrade.
-        newer = {name for name in ("queue", "evaluate", "target_bytes") if getattr(self, name) is None}
+        newer: dict[str, Any] = {
+            name: True for name in ("queue", "evaluate", "target_bytes") if getattr(self, name) is None
+        }
+        newer["options"] = {name for name in ("code_bits", "group_size") if getattr(self.options, name) is None}
         return hashlib.sha256(self.model_dump_json(exclude=newer).encode()).hexdigest()
 
 
@@ -283,9 +286,11 @@ class ProfileRequest(_Stored):
     @model_validator(mode="after")
     def _settings_agree(self) -> "ProfileRequest":
         try:
-            self.job_request()
+            request = self.job_request()
         except ValidationError as error:
             raise ValueError(error.errors(include_input=False)[0]["msg"].removeprefix("Value error, ")) from None
+        if request.kind != "profile":
+            raise ValueError(f"method {self.options.method} allocates nothing and needs no profile: compress the model")
         return self
 
     def job_request(self) -> JobRequest:

@@ -200,6 +200,8 @@ def profile_model(
     Raises:
         RocketError: see `rocket_core.errors` for the kinds.
     """
+    if config.stores_one_format:
+        raise InvalidConfigError(f"method {config.method} allocates nothing and needs no profile: compress the model")
     if config.target is not None:
         raise InvalidConfigError("a profile is for every ratio and size; leave the target out")
     callbacks = Callbacks(

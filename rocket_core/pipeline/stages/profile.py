@@ -19,7 +19,7 @@ from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.artifact_size import fill_size
 from rocket_core.pipeline.state.work_folder import BlockRecord, WorkFolder
 from rocket_core.system.devices import return_freed_memory
-from rocket_core.target import ByBytes, ByRatio, Target
+from rocket_core.target import ByBytes, ByFormat, ByRatio, Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,8 +93,8 @@ def allocate_layers(run: Run, target: Target, profile: ModelProfile, work: WorkF
         match target:
             case ByBytes(target_bytes=size):
                 allocation = fill_size(run, size, predictor)
-            case ByRatio(ratio=ratio):
-                allocation = predictor.at_ratio(ratio)
+            case ByRatio() | ByFormat():
+                allocation = predictor.allocate(target)
             case _:
                 assert_never(target)
         work.save_allocation(allocation)
