@@ -1,4 +1,4 @@
-"""Rocket next to llm-compressor's GPTQ and AutoRound at equal bytes, each rival in an environment of its own.
+"""Rocket next to llm-compressor's GPTQ and AutoRound at equal bytes, each rival in a separate environment.
 
     python -m benchmarks.rivals --model FOLDER --calibrate FILE --measure FILE --out FOLDER --environments FOLDER
 
