@@ -60,25 +60,29 @@ def seconds_of(model: torch.nn.Module, prompt: torch.Tensor, tokens: int) -> flo
 
 
 def main() -> None:
-    """Compress at each ratio, measure and print the table."""
+    """Compress to each size and at each ratio, measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=MODEL, help="folder of a decoder")
     parser.add_argument("--text", type=Path, default=Path(TEXT), help="text to measure on")
     parser.add_argument("--calibration", default="builtin", help="as `rocket compress --calibration`")
-    parser.add_argument("--ratios", type=float, nargs="+", default=(0.2, 0.5))
+    parser.add_argument("--sizes", type=int, nargs="*", default=(2_800_000, 1_500_000), help="bytes to fit into")
+    parser.add_argument("--ratios", type=float, nargs="*", default=(0.2, 0.5), help="fractions of parameters to remove")
     parser.add_argument("--tokens", type=int, default=96, help="tokens to generate in each round")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="rocket-before-after-") as folder:
         variants = [Variant(name="original", folder=Path(arguments.model))]
-        for ratio in arguments.ratios:
-            out = Path(folder, str(ratio))
+        targets: dict[str, dict[str, object]] = {
+            **{f"`--size {size / 1e6:.1f}MB`": {"target_bytes": size} for size in arguments.sizes},
+            **{f"`--ratio {ratio}`": {"ratio": ratio} for ratio in arguments.ratios},
+        }
+        for number, (name, target) in enumerate(targets.items()):
+            out = Path(folder, str(number))
             calibration = {"dataset": arguments.calibration, "samples": 64, "sequence_length": 256}
-            compress(arguments.model, out, compression_config(ratio=ratio, calibration=calibration))
-            removed = f"{100 * ratio:.0f} % removed"
+            compress(arguments.model, out, compression_config(**target, export=("factored",), calibration=calibration))
             variants += [
-                Variant(name=removed, folder=out / "factored"),
-                Variant(name=f"{removed}, packed in memory", folder=out / "factored", is_packed=True),
+                Variant(name=name, folder=out / "factored"),
+                Variant(name=f"{name}, packed in memory", folder=out / "factored", is_packed=True),
             ]
         print_table(variants, arguments.text, arguments.tokens)
 

@@ -93,6 +93,7 @@ def _target(job: "Job") -> str:
         case ByBytes(target_bytes=size):
             return f"{size} bytes"
         case None:
-            return job.kind
+            bits = job.options.get("code_bits")
+            return job.kind if bits is None else f"{bits} bits"
         case unknown:
             assert_never(unknown)

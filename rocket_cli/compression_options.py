@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from rocket_cli import options
-from rocket_core.config import CalibrationConfig, CompressionConfig, compression_config
+from rocket_core.config import ONE_FORMAT_METHODS, CalibrationConfig, CompressionConfig, compression_config
 
 _DEFAULTS = CompressionConfig(ratio=0)
 _CALIBRATION = CalibrationConfig()
@@ -24,6 +24,8 @@ class CompressionOptions:
     seed: options.ServerSeed = None
     preset: options.Preset = None
     method: options.Method = None
+    code_bits: options.CodeBits = None
+    group_size: options.GroupSize = None
     objective: options.Objective = None
     budget: options.Budget = None
     evaluate: options.EvaluateOn = None
@@ -36,7 +38,9 @@ class CompressionOptions:
     export: options.Export = None
 
     def check_target(self) -> None:
-        """Raise typer.BadParameter unless exactly one of `--ratio` and `--size` is given."""
+        """Raise typer.BadParameter unless exactly one of `--ratio` and `--size` is given, or neither with a format."""
+        if self.method in ONE_FORMAT_METHODS and self.ratio is None and self.size is None:
+            return
         if (self.ratio is None) == (self.size is None):
             raise typer.BadParameter("specify exactly one of them", param_hint="--ratio or --size")
 
@@ -64,7 +68,14 @@ class CompressionOptions:
 
     def _method(self) -> dict[str, Any]:
         return _without_none(
-            {"preset": self.preset, "method": self.method, "objective": self.objective, "budget": self.budget}
+            {
+                "preset": self.preset,
+                "method": self.method,
+                "code_bits": self.code_bits,
+                "group_size": self.group_size,
+                "objective": self.objective,
+                "budget": self.budget,
+            }
         )
 
     def _exports(self) -> tuple[str, ...]:

@@ -112,7 +112,9 @@ def _print_result(job: Job, server: str) -> None:
     if job.result is not None:
         kept, all_ = count_text(job.result.kept_parameters), count_text(job.result.compressible_parameters)
         removed = percent_text(job.result.achieved_ratio)
-        typer.echo(f"Parameters: {kept} of {all_} compressible ones kept, {removed} removed")
+        # Quantized layers keep all of them.
+        if job.result.kept_parameters < job.result.compressible_parameters:
+            typer.echo(f"Parameters: {kept} of {all_} compressible ones kept, {removed} removed")
         stored, dense = bytes_text(job.result.stored_bytes), bytes_text(job.result.dense_bytes)
         typer.echo(f"Size on disk: {stored}, {dense} before")
     if job.kind == "profile":

@@ -107,8 +107,25 @@ Method = Annotated[
     config.Method | None,
     typer.Option(
         metavar="NAME",
-        help="rocket, or a baseline: rocket-uniform, svd-llm, cospadi, magnitude, wanda.",
+        help="rocket, or a baseline: rocket-uniform, svd-llm, cospadi, magnitude, wanda; or rtn or gptq, which take "
+        "--code-bits instead of --ratio or --size.",
         show_default="rocket",
+    ),
+]
+CodeBits = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="With --method rtn or gptq: bits of each weight's code, 2, 3, 4, 5, 6 or 8.",
+        show_default="4",
+    ),
+]
+GroupSize = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="With --method rtn or gptq: inputs that share a 16-bit scale, 32, 64, 128, or 0 for all of an output.",
+        show_default="32",
     ),
 ]
 Budget = Annotated[

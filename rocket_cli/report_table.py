@@ -91,7 +91,7 @@ def _layer_table(report: CompressionReport, prefix: str) -> Table:
     footers = {
         "kept": count_text(totals.kept_parameters),
         "ratio": percent_text(totals.achieved_ratio),
-        _BITS: f"{8 * sum(layer.stored_bytes for layer in report.layers) / totals.compressible_parameters:.2f}",
+        _BITS: f"{report.bits_per_weight:.2f}",
     }
     for column in _COLUMNS:
         table.add_column(

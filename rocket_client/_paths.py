@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from rocket_client.errors import InvalidArgumentError
+from rocket_core.config import ONE_FORMAT_METHODS
 from rocket_core.target import ByBytes, ByRatio, target_of
 
 # A ratio of 0 is valid, and an empty evaluation requests one with all defaults.
@@ -34,8 +35,13 @@ def profile_path(profile_id: str, *parts: str) -> str:
     return "/".join(("/profiles", profile_id, *parts))
 
 
-def target(ratio: float | None, target_bytes: int | None) -> dict[str, object]:
-    """Return the target as part of a body; raises InvalidArgumentError unless exactly one number is given."""
+def target(
+    ratio: float | None, target_bytes: int | None, options: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """Return the target as part of a body; raises InvalidArgumentError unless exactly one number is given.
+
+    No number is needed for a method of which `options` specify the format.
+    """
     try:
         requested = target_of(ratio, target_bytes)
     except ValueError as error:
@@ -47,6 +53,8 @@ def target(ratio: float | None, target_bytes: int | None) -> dict[str, object]:
             return {"ratio": fraction}
         case ByBytes(target_bytes=size):
             return {"target_bytes": size}
+        case None if (options or {}).get("method") in ONE_FORMAT_METHODS:
+            return {}
         case None:
             raise InvalidArgumentError("specify either ratio or target_bytes")
         case _:

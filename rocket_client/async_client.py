@@ -106,7 +106,7 @@ class AsyncRocket:
             "options": options,
             "metadata": metadata,
             "queue": queue,
-        } | target(ratio, target_bytes)
+        } | target(ratio, target_bytes, options)
         call = _endpoints.submit(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return await self._transport.call(call)
 
@@ -151,7 +151,7 @@ class AsyncRocket:
             "calibration": calibration,
             "evaluate": evaluate,
             "options": options,
-        } | target(ratio, target_bytes)
+        } | target(ratio, target_bytes, options)
         return await self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
 
     async def upload(self, file: Path) -> Upload:

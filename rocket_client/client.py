@@ -127,7 +127,7 @@ class Rocket:
             "options": options,
             "metadata": metadata,
             "queue": queue,
-        } | target(ratio, target_bytes)
+        } | target(ratio, target_bytes, options)
         call = _endpoints.submit(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
@@ -176,7 +176,7 @@ class Rocket:
             "calibration": calibration,
             "evaluate": evaluate,
             "options": options,
-        } | target(ratio, target_bytes)
+        } | target(ratio, target_bytes, options)
         return self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
 
     def upload(self, file: Path) -> Upload:

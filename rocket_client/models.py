@@ -98,9 +98,9 @@ class Job(Resource):
     revision: str | None = None
     """branch, tag or commit of a repository."""
     ratio: float | None = None
-    """fraction of the compressible parameters to remove; None for a target size, or a profile."""
+    """fraction of the compressible parameters to remove; None for a target size, a format, or a profile."""
     target_bytes: int | None = None
-    """most bytes that the factored artifact may take; None for a ratio, or a profile."""
+    """most bytes that the factored artifact may take; None for a ratio, a format, or a profile."""
     calibration: Calibration
     """the calibration data."""
     evaluate: Evaluation | None = None
@@ -185,13 +185,19 @@ class Candidate(Resource):
     """One way to store a layer."""
 
     kind: str
-    """dense, low_rank, factored or sparse."""
+    """dense, low_rank, factored, sparse or quantized."""
     rank: int | None = None
-    """number of atoms; None if dense or sparse."""
+    """number of atoms; None unless low-rank or factored."""
     nnz: int | None = None
-    """number of nonzero coefficients or weights; None if dense."""
+    """number of nonzero coefficients or weights; None if dense or quantized."""
     dictionary: str | None = None
     """layer that owns the shared dictionary, which may be this one; None if not shared."""
+    bits: int | None = None
+    """bits of an integer code; None unless quantized."""
+    group_size: int | None = None
+    """inputs that share a scale; None unless quantized."""
+    scale_bits: int | None = None
+    """bits of a scale; None unless quantized."""
     kept_parameters: int
     """parameters that are left of the layer."""
     stored_bytes: int

@@ -6,14 +6,16 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
+from rocket_core.code_format import CodeBits
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
-from rocket_core.target import ByBytes, ByRatio, Target, target_of
+from rocket_core.target import ByBytes, ByFormat, ByRatio, Target, target_of
 
-Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda"]
+Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda", "rtn", "gptq"]
 Preset = Literal["paper", "fast", "best"]
 Objective = Literal["weight", "whitened", "fisher"]
 BudgetUnit = Literal["parameters", "bytes"]
+GroupSize = Literal[0, 32, 64, 128]
 Kind = Literal["low_rank", "factored", "shared", "sparse", "quantized"]
 Sparsification = Literal["two-stage", "per-row", "global"]
 WeightMetric = Literal["frobenius", "l1", "cosine", "spectral"]
@@ -97,6 +99,10 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
     }
 )
 """Settings of each preset; a setting given explicitly overrides its preset's."""
+
+ONE_FORMAT_METHODS: frozenset[str] = frozenset({"rtn", "gptq"})
+"""Methods that store every layer in one format, which decides the size: they take neither a ratio nor a size."""
+_ONE_FORMAT: Mapping[str, Any] = MappingProxyType({"budget": "bytes", "code_bits": 4, "group_size": 32})
 
 SETTINGS_NOT_IN_PROFILE = frozenset({"ratio", "target_bytes", "preset", "cap_slack", "export", "max_shard_bytes"})
 """Settings that a layer's profile does not depend on. All others do, and new settings are assumed to."""
@@ -184,7 +190,14 @@ class MethodOptions(FrozenModel):
     method: Method = "rocket"
     """how layers are compressed: `rocket` (default), or for comparison: `rocket-uniform` (the paper's method with every
     layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (none takes more time than `paper`), `cospadi` (seconds to
-    minutes for each layer); see `rocket_core.methods`.
+    minutes for each layer), or `rtn` and `gptq`, which quantize every layer to `code_bits` instead of taking a ratio or
+    a size (less time than `paper`); see `rocket_core.methods`.
+    """
+    code_bits: CodeBits | None = None
+    """bits of a code, for the methods `rtn` and `gptq` only: 2, 3, 4, 5, 6 or 8; null takes 4. Costs nothing."""
+    group_size: GroupSize | None = None
+    """inputs of an output that share a 16-bit scale, for the methods `rtn` and `gptq` only: 32, 64, 128, or 0 for all;
+    null takes 32. Smaller groups have less error and add 16 / `group_size` bits to each weight.
     """
     objective: Objective = "fisher"
     """error that the knapsack sums over layers: `weight` (the paper: relative error in the original space, under a cap
@@ -274,8 +287,8 @@ class CompressionConfig(MethodOptions):
     given instead, or if layers are only to be profiled.
     """
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    """upper bound on the size of all safetensors of the factored artifact, instead of a ratio; None by default. Always
-    counts bytes, whatever `budget` is. Costs nothing.
+    """upper bound on the size of all safetensors of the factored artifact, instead of a ratio; None by default. With
+    it `budget` is `bytes`. Costs nothing.
     """
     calibration: CalibrationConfig = CalibrationConfig()
     """the calibration data."""
@@ -290,6 +303,13 @@ class CompressionConfig(MethodOptions):
     calibrated a second time.
     """
 
+    @model_validator(mode="before")
+    @classmethod
+    def _size_counts_bytes(cls, settings: Any) -> Any:
+        if isinstance(settings, Mapping) and settings.get("target_bytes") is not None:
+            return {**settings, "budget": "bytes"}
+        return settings
+
     @model_validator(mode="after")
     def _settings_agree(self) -> "CompressionConfig":
         for name, values in (("export", self.export), ("kinds", self.kinds)):
@@ -301,10 +321,15 @@ class CompressionConfig(MethodOptions):
             raise ValueError("column_weights need the sensitivities of objective fisher")
         if self.metric != "frobenius" and self.objective != "weight":
             raise ValueError("metric is what objective weight measures; leave it out, or take that objective")
-        self._check_target()
+        if self.stores_one_format:
+            self._check_format()
+        else:
+            self._check_target()
         return self
 
     def _check_target(self) -> None:
+        if self.code_bits is not None or self.group_size is not None:
+            raise ValueError("code_bits and group_size are for the methods rtn and gptq; leave them out")
         target = self.target
         if not isinstance(target, ByRatio) and self.method != "rocket":
             raise ValueError(
@@ -313,9 +338,25 @@ class CompressionConfig(MethodOptions):
         if isinstance(target, ByBytes) and "factored" not in self.export:
             raise ValueError("target_bytes is a size of the factored artifact; export that")
 
+    def _check_format(self) -> None:
+        if self.ratio is not None or self.target_bytes is not None:
+            raise ValueError(
+                f"method {self.method} quantizes every layer to code_bits, which decides the size: leave ratio and "
+                "target_bytes out"
+            )
+        if self.budget != "bytes":
+            raise ValueError(f"method {self.method} removes bytes and keeps all parameters; budget must be bytes")
+
+    @property
+    def stores_one_format(self) -> bool:
+        """Whether the method stores every layer in one format."""
+        return self.method in ONE_FORMAT_METHODS
+
     @property
     def target(self) -> Target | None:
         """The target; None if layers are only to be profiled."""
+        if self.code_bits is not None and self.group_size is not None:
+            return ByFormat(bits=self.code_bits, group_size=self.group_size)
         return target_of(self.ratio, self.target_bytes)
 
     @property
@@ -348,13 +389,14 @@ def with_preset(settings: Any) -> Any:
     if chosen is None:
         return settings
     yielding: dict[str, Any] = {}
-    if settings.get("target_bytes") is not None:
-        yielding["budget"] = "bytes"
     objective = settings.get("objective", chosen["objective"])
     if objective != "fisher":
         yielding["column_weights"] = False
     if objective == "weight":
         yielding["kinds"] = tuple(kind for kind in chosen["kinds"] if kind != "shared")
+    if any(settings.get("method") == name for name in ONE_FORMAT_METHODS):
+        nulls = {name for name in ("code_bits", "group_size") if settings.get(name) is None}
+        settings = {**_ONE_FORMAT, **{name: value for name, value in settings.items() if name not in nulls}}
     return {**chosen, **yielding, "preset": preset, **settings}
 
 

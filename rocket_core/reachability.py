@@ -6,7 +6,7 @@ from typing import assert_never
 from rocket_core.budget import parameter_budget
 from rocket_core.config import BudgetUnit
 from rocket_core.errors import InfeasibleBudgetError
-from rocket_core.target import ByBytes, ByRatio, Target
+from rocket_core.target import ByBytes, ByFormat, ByRatio, Target
 
 # The nearest reachable ratio is reported in steps of this fraction, so that it is short enough to type.
 RATIO_STEPS = 10_000
@@ -72,6 +72,8 @@ class Reach:
                 whole = self.dense * self.unit_bytes
                 removed = max(0, whole + self.other_bytes - size)
                 return removed * _RATIO_PRECISION // whole / _RATIO_PRECISION
+            case ByFormat():
+                return (self.dense - self.smallest) * _RATIO_PRECISION // self.dense / _RATIO_PRECISION
             case _:
                 assert_never(target)
 
@@ -91,5 +93,7 @@ class Reach:
                     f"layers about {self.model_bytes} is the smallest size that is certain to be reachable; ask for "
                     "that or more, or ignore fewer layers"
                 )
+            case ByFormat():
+                raise AssertionError("a format has the size that it has")
             case _:
                 assert_never(target)

@@ -1,6 +1,8 @@
-"""What a compression aims at: a ratio, or a size."""
+"""What a compression aims at: a ratio, a size, or one format for every layer."""
 
 from dataclasses import dataclass
+
+from rocket_core.code_format import CodeBits, CodeFormat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +38,32 @@ class ByError:
     error: float
 
 
-Target = ByRatio | ByBytes
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByFormat:
+    """Every layer as integer codes of the same bits, with float16 scales of groups of the same size.
+
+    Attributes:
+        bits: bits of a code.
+        group_size: inputs that share a scale; 0 for all inputs of an output.
+    """
+
+    bits: CodeBits
+    group_size: int
+
+    def code_format(self, d_in: int) -> CodeFormat:
+        """Return the format of a layer; groups have at most all of its inputs."""
+        return CodeFormat(bits=self.bits, group_size=min(self.group_size or d_in, d_in), scale_bits=16)
+
+    @property
+    def text(self) -> str:
+        """The format as people say it."""
+        return f"{self.bits} bits, {f'groups of {self.group_size}' if self.group_size else 'a scale per output'}"
 
 
-def target_of(ratio: float | int | None, target_bytes: int | None) -> Target | None:
+Target = ByRatio | ByBytes | ByFormat
+
+
+def target_of(ratio: float | int | None, target_bytes: int | None) -> ByRatio | ByBytes | None:
     """Return the target that two members of a request, a row or a command line specify; None if neither is given.
 
     Raises:

@@ -16,10 +16,10 @@ from app.shared.repositories import sweeps
 from app.shared.settings import Settings
 from worker.confinement import check_isolation, log_missing_isolation
 from worker.failures import log_failures
-from worker.job_processes import FORKED_PROGRAM, JOB_PROGRAM
+from worker.job_processes import FORKED_PROGRAM, JOB_PROGRAM, WarmJobs
 from worker.metrics import MetricsServer
 from worker.reconciler import Reconciler
-from worker.runner import ALL_ROUND, Equipment, Runner
+from worker.runner import ALL_ROUND, Equipment, Runner, job_environment
 from worker.tasks import register_tasks
 
 _CONSUMER_STOP_SECONDS = 10.0
@@ -54,8 +54,9 @@ class Worker:
         self._metrics_server: MetricsServer | None = None
         metrics = WorkerMetrics(self._registry)
         # Other programs than that of a job cannot be forked.
-        is_warm = settings.preload_library and tuple(program) == FORKED_PROGRAM
-        self._runner = Runner(settings, self._database, program, equipment, metrics=metrics, is_warm=is_warm)
+        is_warm = settings.preload_library and tuple(program) == FORKED_PROGRAM and WarmJobs.is_supported()
+        processes = WarmJobs(job_environment(settings, equipment)) if is_warm else None
+        self._runner = Runner(settings, self._database, program, equipment, metrics=metrics, processes=processes)
         self._reconciler = Reconciler(settings, self._database, metrics=metrics)
         self._relay = OutboxRelay(settings, self._database, self._celery, queues=self._queues, guard=log_failures)
         register_tasks(self._celery, self._runner)

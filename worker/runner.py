@@ -28,7 +28,7 @@ from app.shared.settings import Settings
 from app.shared.storage import WorkFolders
 from worker.device import Kind, device_environment
 from worker.failures import ended, lost
-from worker.job_processes import JOB_PROGRAM, FreshJobs, JobProcess, JobProcesses, JobStart, WarmJobs
+from worker.job_processes import JOB_PROGRAM, FreshJobs, JobProcess, JobProcesses, JobStart
 from worker.memory import group_name
 from worker.metrics import AttemptMeter
 
@@ -97,8 +97,7 @@ class Runner:
         program: interpreter arguments of a job's process.
         equipment: which jobs it takes.
         metrics: where attempts are counted; None does not expose them.
-        is_warm: whether to fork the processes of jobs from one that has imported the library; they run `worker.job`
-            then, and where that is not supported, processes are started as programs.
+        processes: starts the processes of jobs; None starts them as programs. `close` closes it.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Runner:
         equipment: Equipment = ALL_ROUND,
         *,
         metrics: WorkerMetrics | None = None,
-        is_warm: bool = False,
+        processes: JobProcesses | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -121,9 +120,7 @@ class Runner:
         # Not an `Event`: a signal handler that sets one could deadlock on a lock that its own thread holds.
         self._is_stopping = False
         self._grace_seconds = settings.cancel_grace_seconds
-        self._processes: JobProcesses = FreshJobs(program)
-        if is_warm and WarmJobs.is_supported():
-            self._processes = WarmJobs(self._environment())
+        self._processes = FreshJobs(program) if processes is None else processes
 
     def prepare(self) -> None:
         """Get ready in the background to start jobs faster; `close` must be called then."""
@@ -207,19 +204,15 @@ class Runner:
         empty.mkdir(exist_ok=True)
         options = (*(f"--request={name}" for name in _request_of(job).values()), *self._device())
         return self._processes.start(
-            JobStart(arguments=(lease.job_id, lease.fence, *options), folder=empty, environment=self._environment())
+            JobStart(
+                arguments=(lease.job_id, lease.fence, *options),
+                folder=empty,
+                environment=job_environment(self._settings, self._equipment),
+            )
         )
 
     def _device(self) -> tuple[str, ...]:
         return () if self._equipment.device is None else ("--device", self._equipment.device)
-
-    def _environment(self) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROCKET_")}
-        quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        # Do not ask the Hub to convert a model without safetensors.
-        safe = {"DISABLE_SAFETENSORS_CONVERSION": "1"}
-        device = {} if self._equipment.device is None else device_environment(self._equipment.device)
-        return {**inherited, **quiet, **safe, **device, **self._settings.environment()}
 
     def _watch(self, child: JobProcess, lease: Lease) -> _WatchResult:
         """Wait until the process ends or must be killed, which is up to the caller."""
@@ -299,3 +292,13 @@ def _kill(child: JobProcess) -> int:
     child.close()
     assert exit_code is not None
     return exit_code
+
+
+def job_environment(settings: Settings, equipment: Equipment) -> dict[str, str]:
+    """Return the variables of a job's process."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROCKET_")}
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    # Do not ask the Hub to convert a model without safetensors.
+    safe = {"DISABLE_SAFETENSORS_CONVERSION": "1"}
+    device = {} if equipment.device is None else device_environment(equipment.device)
+    return {**inherited, **quiet, **safe, **device, **settings.environment()}

@@ -43,9 +43,9 @@ class JobView(FrozenModel):
     revision: str | None
     """requested branch, tag or commit of the repository; null for its main branch, or a local model."""
     ratio: float | None
-    """fraction of the compressible parameters to remove, [0, 1); null if a size or a profile is requested."""
+    """fraction of the compressible parameters to remove, [0, 1); null if a size, a format or a profile is requested."""
     target_bytes: int | None
-    """upper bound on the factored artifact's bytes; null if a ratio or a profile is requested."""
+    """upper bound on the factored artifact's bytes; null if a ratio, a format or a profile is requested."""
     calibration: CalibrationRequest
     """the calibration data, with the defaults filled in."""
     evaluate: EvaluationRequest | None

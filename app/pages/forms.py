@@ -63,7 +63,7 @@ def read_compression(fields: Fields) -> CompressionRequest:
         InvalidFieldsError: a field is missing or invalid.
     """
     body = _common(fields)
-    if fields.get("target") == "size":
+    if _is_size(fields):
         body["target_bytes"] = _size(fields.get("size", ""))
     else:
         body["ratio"] = fields.get("ratio") or None
@@ -76,15 +76,27 @@ def read_compression(fields: Fields) -> CompressionRequest:
 
 
 def read_profile(fields: Fields) -> JobRequest:
-    """Return the profile that a form asks for; its target is ignored.
+    """Return the profile that a form asks for: of the same candidates as a job's, whose target is ignored.
 
     Raises:
         InvalidFieldsError: a field is invalid.
     """
+    body = _common(fields)
+    if _is_size(fields):
+        body["options"]["budget"] = "bytes"
     try:
-        return ProfileRequest.model_validate(_common(fields)).job_request()
+        return ProfileRequest.model_validate(body).job_request()
     except ValidationError as error:
         raise InvalidFieldsError(_problems(error)) from None
+
+
+def lacks_size(fields: Fields) -> bool:
+    """Return whether a form asks for a size that is not entered yet."""
+    return _is_size(fields) and not fields.get("size")
+
+
+def _is_size(fields: Fields) -> bool:
+    return fields.get("target") == "size"
 
 
 def _common(fields: Fields) -> dict[str, Any]:

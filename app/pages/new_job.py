@@ -11,7 +11,15 @@ from fastapi.responses import Response
 from app.api.dependencies import ActorDep, AdmissionDep, ContextDep, OwnerDep
 from app.api.paths import PAGES
 from app.api.problems import param_of, status_of
-from app.pages.forms import Fields, FieldsDep, InvalidFieldsError, field_of, read_compression, read_profile
+from app.pages.forms import (
+    Fields,
+    FieldsDep,
+    InvalidFieldsError,
+    field_of,
+    lacks_size,
+    read_compression,
+    read_profile,
+)
 from app.pages.frontier_figure import frontier_of
 from app.pages.rendering import redirect, render
 from app.services import estimates, jobs, profiles, uploads
@@ -22,7 +30,7 @@ from app.shared import catalog
 from app.shared.errors import AppError, ProfileNotFoundError
 from app.shared.models import Profile
 from app.shared.repositories.audit import Actor
-from app.shared.requests import QUEUES, UPLOAD, CompressionRequest, JobRequest
+from app.shared.requests import QUEUES, UPLOAD, JobRequest
 from rocket_core.errors import InfeasibleBudgetError, RocketError
 from rocket_core.report.figures import Figure, predicted_map
 
@@ -33,7 +41,7 @@ _DEFAULTS = {
     "dataset": "builtin",
     "samples": "256",
     "preset": "fast",
-    "target": "ratio",
+    "target": "size",
     "ratio": "0.3",
     "export": "both",
 }
@@ -57,6 +65,7 @@ class Preview:
         suggestion: a reachable ratio in place of the requested one.
         frontier: predicted size and error at every ratio.
         allocation: the predicted candidate of each layer.
+        lacks_target: whether no target is entered yet.
     """
 
     estimate: Estimate | None = None
@@ -66,12 +75,15 @@ class Preview:
     suggestion: float | None = None
     frontier: Figure | None = None
     allocation: Figure | None = None
+    lacks_target: bool = False
 
 
 @router.get(NEW)
 def show_form(request: Request, context: ContextDep, owner: OwnerDep) -> Response:
     """Show a form with defaults, or with the values in the address."""
     prefilled = {name: value for name, value in request.query_params.items() if name in _PREFILLED}
+    if "ratio" in prefilled and "size" not in prefilled:
+        prefilled.setdefault("target", "ratio")
     return _form(request, context, owner, _DEFAULTS | prefilled, {})
 
 
@@ -103,7 +115,9 @@ def _show_preview(request: Request, context: Context, owner: str, fields: Fields
     if not fields.get("model_id"):
         return render(request, "preview.html.j2", preview=None)
     try:
-        preview = _preview(context, owner, read_compression(fields))
+        # A size is chosen by what the model takes, so that is shown before one is entered.
+        reads = read_profile if lacks_size(fields) else read_compression
+        preview = _preview(context, owner, reads(fields))
     except InvalidFieldsError as error:
         preview = Preview(refusal=_sentence(error.problems))
     return render(request, "preview.html.j2", preview=preview)
@@ -153,7 +167,7 @@ def _form(
     )
 
 
-def _preview(context: Context, owner: str, request: CompressionRequest) -> Preview:
+def _preview(context: Context, owner: str, request: JobRequest) -> Preview:
     try:
         estimate = estimates.make_estimate(context, owner, request, None)
     except (AppError, RocketError) as error:
@@ -161,22 +175,20 @@ def _preview(context: Context, owner: str, request: CompressionRequest) -> Previ
         return Preview(refusal=str(error), suggestion=nearest)
     profile = profiles.find_profile_for(context, owner, request)
     if profile is None:
-        return Preview(estimate=estimate)
+        return Preview(estimate=estimate, lacks_target=request.target is None)
     try:
         return _predict(context, owner, request, estimate, profile)
     except ProfileNotFoundError:
         # Deleted since it was found.
-        return Preview(estimate=estimate)
+        return Preview(estimate=estimate, lacks_target=request.target is None)
 
 
-def _predict(
-    context: Context, owner: str, request: CompressionRequest, estimate: Estimate, profile: Profile
-) -> Preview:
+def _predict(context: Context, owner: str, request: JobRequest, estimate: Estimate, profile: Profile) -> Preview:
     predictor, points = profiles.get_frontier(context, owner, profile.id)
-    assert request.target is not None, "a compression has a target"
     predicted, refusal, nearest = None, None, None
     try:
-        predicted = profiles.allocate(context, owner, profile.id, request.target)
+        if request.target is not None:
+            predicted = profiles.allocate(context, owner, profile.id, request.target)
     except InfeasibleBudgetError as error:
         refusal, nearest = str(error), error.nearest_ratio
     marked = None if predicted is None else predicted.model_bytes
@@ -188,6 +200,7 @@ def _predict(
         suggestion=nearest,
         frontier=frontier_of(predictor, points, marked_bytes=marked),
         allocation=None if predicted is None else predicted_map(predictor.chosen(predicted.allocation)),
+        lacks_target=request.target is None,
     )
 
 

@@ -47,7 +47,7 @@ from rocket_core.inspection.safetensors_headers import (
     sum_summaries,
     summarize,
 )
-from rocket_core.target import ByBytes, ByRatio, Target
+from rocket_core.target import ByBytes, ByFormat, ByRatio, Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +165,8 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         input_bytes=input_bytes(inspected.config, input_kind(inspected.config)),
     )
     footprint = _with_evaluation(estimate_footprint(model, work), model, request, inspected)
-    reach = reach_of_model(model, quantizes=config.quantizes)
+    only = config.target if isinstance(config.target, ByFormat) else None
+    reach = reach_of_model(model, quantizes=config.quantizes, only=only)
     # Without a target, the bounds are those of the dense model.
     ratio = 0.0 if config.target is None else reach.check(config.target)
     return Figures(
@@ -173,7 +174,10 @@ def _estimate(request: JobRequest, inspected: _Inspected, weights: WeightSummary
         parameters=model.parameters,
         stored_bytes=model.stored_bytes,
         compressible_parameters=model.compressible_parameters,
-        kept_parameters=budget.parameter_budget(model.compressible_parameters, ratio),
+        # Codes keep every parameter in fewer bits.
+        kept_parameters=budget.parameter_budget(
+            model.compressible_parameters, 0.0 if config.quantizes or only else ratio
+        ),
         factored_bytes=_most_bytes(model, ratio, config.target),
         ratio=ratio,
         nearest_ratio=min(ratio, reach.ratio),
@@ -188,7 +192,7 @@ def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:
     match target:
         case ByBytes(target_bytes=size):
             return min(largest, size)
-        case ByRatio() | None:
+        case ByRatio() | ByFormat() | None:
             return largest
         case _:
             assert_never(target)

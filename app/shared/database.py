@@ -1,4 +1,7 @@
-"""The database: engine, transactions, clock and migrations."""
+"""The database: engine, transactions, clock and migrations.
+
+Alembic is imported only where it is used, as the process of a job does not need it.
+"""
 
 import sqlite3
 import time
@@ -7,12 +10,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, DateTime, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -22,6 +21,9 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.types import TypeDecorator
 
 from app.shared.errors import DatabaseUnavailableError, DiskFullError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 # How long a transaction waits for another writer of the SQLite file, in seconds.
 _BUSY_SECONDS = 15.0
@@ -100,6 +102,9 @@ class Database:
         Raises:
             DatabaseUnavailableError: the database cannot be reached.
         """
+        from alembic.runtime.migration import MigrationContext
+        from alembic.script import ScriptDirectory
+
         with _database_errors(), self.engine.connect() as connection:
             heads = MigrationContext.configure(connection).get_current_heads()
         return set(heads) == set(ScriptDirectory.from_config(_alembic(self.url)).get_heads())
@@ -124,6 +129,8 @@ def upgrade(url: URL | str, revision: str = "head") -> None:
     Raises:
         DatabaseUnavailableError: the database cannot be reached.
     """
+    from alembic import command
+
     location = make_url(url)
     if location.get_backend_name() == "sqlite" and location.database:
         file = Path(location.database)
@@ -141,11 +148,15 @@ def downgrade(url: URL | str, revision: str) -> None:
     Raises:
         DatabaseUnavailableError: the database cannot be reached.
     """
+    from alembic import command
+
     _migrate(make_url(url), command.downgrade, revision)
 
 
 def list_revisions() -> tuple[str, ...]:
     """Return all revisions of the schema, from the first to that of this version."""
+    from alembic.script import ScriptDirectory
+
     directory = ScriptDirectory.from_config(_alembic(make_url("sqlite://")))
     return tuple(reversed([script.revision for script in directory.walk_revisions()]))
 
@@ -169,7 +180,9 @@ def _migrate(url: URL, action: Callable[..., Any], *arguments: str) -> None:
         engine.dispose()
 
 
-def _alembic(url: URL, connection: Connection | None = None) -> Config:
+def _alembic(url: URL, connection: Connection | None = None) -> "Config":
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(resources.files("migrations")).replace("%", "%%"))
     config.set_main_option("path_separator", "os")

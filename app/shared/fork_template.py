@@ -182,6 +182,8 @@ def main(arguments: Sequence[str]) -> None:
     os.set_inheritable(int(descriptor), False)
     with socket.socket(fileno=int(descriptor)) as control:
         module, _, name = entry.partition(":")
+        # Imports create few cycles and many objects, which each collection would visit.
+        gc.disable()
         for further in preload:
             importlib.import_module(further)
         function: Entry = getattr(importlib.import_module(module), name)
@@ -189,6 +191,7 @@ def main(arguments: Sequence[str]) -> None:
         gc.collect()
         # Otherwise children would copy the pages of objects that garbage collection marks.
         gc.freeze()
+        gc.enable()
         Template(control, function).serve()
     if scratch:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -177,13 +177,20 @@ class LayerProfileRow(Base):
 
 
 class AllocationRow(Base):
-    """The candidate that the knapsack chose for one layer; `rank` and `nnz` are null where it stays dense.
+    """The candidate that the knapsack chose for one layer; `rank` and `nnz` are null where it is dense or quantized.
 
-    A sparse layer has no rank. `dictionary` names the layer whose dictionary it shares.
+    A sparse layer has no rank. `dictionary` names the layer whose dictionary it shares. `bits` and the two columns
+    after it are null unless the layer is quantized.
     """
 
     __tablename__ = "allocations"
-    __table_args__ = (CheckConstraint("(kind = 'dense') = (rank IS NULL AND nnz IS NULL)", name="kind"),)
+    __table_args__ = (
+        CheckConstraint(
+            "(kind IN ('dense', 'quantized')) = (rank IS NULL AND nnz IS NULL)"
+            " AND (kind = 'quantized') = (bits IS NOT NULL AND group_size IS NOT NULL AND scale_bits IS NOT NULL)",
+            name="kind",
+        ),
+    )
 
     job_id: Mapped[str] = _job_key(primary=True)
     name: Mapped[str] = mapped_column(String(512), primary_key=True)
@@ -192,6 +199,9 @@ class AllocationRow(Base):
     rank: Mapped[int | None]
     nnz: Mapped[int | None] = mapped_column(BigInteger)
     dictionary: Mapped[str | None] = mapped_column(String(512))
+    bits: Mapped[int | None]
+    group_size: Mapped[int | None]
+    scale_bits: Mapped[int | None]
     kept_parameters: Mapped[int] = mapped_column(BigInteger)
     stored_bytes: Mapped[int] = mapped_column(BigInteger)
     reconstruction_error: Mapped[float] = mapped_column(Float)

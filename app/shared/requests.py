@@ -162,7 +162,9 @@ class JobRequest(_Stored):
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
     """fraction of the compressible parameters to remove, [0, 1)."""
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    """upper bound on the bytes of all safetensors files of the factored artifact, in place of a ratio."""
+    """upper bound on the bytes of all safetensors files of the factored artifact, in place of a ratio; with it the
+    option `budget` is `bytes`.
+    """
     calibration: CalibrationRequest = CalibrationRequest()
     """the calibration data."""
     evaluate: EvaluationRequest | None = None
@@ -173,6 +175,15 @@ class JobRequest(_Stored):
     """the client's own labels: at most 16, keys up to 64 and values up to 512 characters."""
     queue: Queue | None = None
     """which workers run it, `cpu` or `gpu`; null uses the server's default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _size_counts_bytes(cls, data: Any) -> Any:
+        # In the options as well: a profile is found by those that are stored with it.
+        options = data.get("options", {}) if isinstance(data, dict) else None
+        if isinstance(options, dict) and data.get("target_bytes") is not None:
+            return {**data, "options": {**options, "budget": "bytes"}}
+        return data
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "JobRequest":
@@ -216,7 +227,7 @@ class JobRequest(_Stored):
     @property
     def target(self) -> Target | None:
         """The target; None if layers are only to be profiled."""
-        return target_of(self.ratio, self.target_bytes)
+        return self.compression_config().target
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -239,7 +250,10 @@ class JobRequest(_Stored):
     def fingerprint(self) -> str:
         """Return the SHA-256 of the request; spelling out a default does not change it."""
         # Members that did not exist in earlier versions are left out: a replay may follow an upgrade.
-        newer = {name for name in ("queue", "evaluate", "target_bytes") if getattr(self, name) is None}
+        newer: dict[str, Any] = {
+            name: True for name in ("queue", "evaluate", "target_bytes") if getattr(self, name) is None
+        }
+        newer["options"] = {name for name in ("code_bits", "group_size") if getattr(self.options, name) is None}
         return hashlib.sha256(self.model_dump_json(exclude=newer).encode()).hexdigest()
 
 
@@ -272,9 +286,11 @@ class ProfileRequest(_Stored):
     @model_validator(mode="after")
     def _settings_agree(self) -> "ProfileRequest":
         try:
-            self.job_request()
+            request = self.job_request()
         except ValidationError as error:
             raise ValueError(error.errors(include_input=False)[0]["msg"].removeprefix("Value error, ")) from None
+        if request.kind != "profile":
+            raise ValueError(f"method {self.options.method} allocates nothing and needs no profile: compress the model")
         return self
 
     def job_request(self) -> JobRequest:

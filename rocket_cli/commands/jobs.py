@@ -118,7 +118,8 @@ def _target(job: Job) -> str:
         case ByBytes(target_bytes=size):
             return f"≤ {bytes_text(size)}"
         case None:
-            return "profile"
+            bits = job.options.get("code_bits")
+            return job.kind if bits is None else f"{bits} bits"
         case unknown:
             assert_never(unknown)
 

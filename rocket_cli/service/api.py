@@ -13,6 +13,7 @@ from rocket_cli.service.server import (
     service_settings,
     web_server,
 )
+from rocket_core.system.gc_pause import no_collection
 
 if TYPE_CHECKING:
     from app.shared.settings import Settings
@@ -29,11 +30,12 @@ def api(*, host: Host = "127.0.0.1", port: Port = 8000) -> None:
 
 
 def _serve(settings: "Settings", host: str, port: int) -> None:
-    from app.main import create_app
-    from app.shared.database import Database
-    from app.shared.queue import create_celery
-    from app.shared.relay import OutboxRelay
-    from app.shared.storage import data_folder_lock
+    with no_collection(lasting=True):
+        from app.main import create_app
+        from app.shared.database import Database
+        from app.shared.queue import create_celery
+        from app.shared.relay import OutboxRelay
+        from app.shared.storage import data_folder_lock
 
     # `rocket serve` has exclusive use of its data folder, and of the database in it.
     lock = nullcontext() if settings.database_url else data_folder_lock(settings.data_dir, shared=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocket_cli.service.server import Host, Port, announce_address, listen, service_settings, web_server
+from rocket_core.system.gc_pause import no_collection
 
 if TYPE_CHECKING:
     from app.shared.settings import Settings
@@ -35,11 +36,12 @@ def serve(*, host: Host = "127.0.0.1", port: Port = 8000, data_dir: DataDir = No
 
 
 def _serve(settings: "Settings", host: str, port: int) -> None:
-    from app.main import create_app
-    from app.shared.database import upgrade
-    from app.shared.metrics import create_registry
-    from app.shared.storage import data_folder_lock
-    from worker.main import Worker
+    with no_collection(lasting=True):
+        from app.main import create_app
+        from app.shared.database import upgrade
+        from app.shared.metrics import create_registry
+        from app.shared.storage import data_folder_lock
+        from worker.main import Worker
 
     with data_folder_lock(settings.data_dir):
         upgrade(settings.database)

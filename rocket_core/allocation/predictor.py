@@ -9,7 +9,7 @@ from rocket_core.allocation import Allocation, Allocator, chosen
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import BudgetUnit, Objective
 from rocket_core.schema import FrozenModel
-from rocket_core.target import ByBytes, ByError, ByRatio, Target
+from rocket_core.target import ByBytes, ByError, ByFormat, ByRatio, Target
 
 _FRONTIER_STEPS = 100
 
@@ -95,6 +95,8 @@ class Predictor:
                 return self.within_bytes(size)
             case ByError(error=error):
                 return self.within_error(error)
+            case ByFormat():
+                return self.at_ratio(self._allocator.reach.check(target))
             case _:
                 assert_never(target)
 

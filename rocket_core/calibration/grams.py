@@ -4,6 +4,7 @@ A block is run on the inputs that it gets in the dense model; hooks accumulate t
 inputs. Layers that read the same tensor share one matrix.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,7 +110,7 @@ def collect_statistics(
     """
     collector = _Collector(dtype=dtype)
     handles = [
-        layers[name].register_forward_hook(collector.hook(name, group), with_kwargs=True)
+        layers[name].register_forward_hook(functools.partial(collector.add, name, group), with_kwargs=True)
         for group in groups
         for name in (group.layers if group.from_output else group.layers[:1])
     ]
@@ -129,27 +130,23 @@ class _Collector:
     batch: int = 0
     sums: dict[str, _Sums] = field(default_factory=dict)
 
-    def hook(self, name: str, group: InputGroup) -> Callable[[nn.Module, Any, Any, Tensor], None]:
-        """Return a forward hook that adds this layer's contribution to its group."""
-
-        def add(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-            sums = self.sums.setdefault(name, _Sums())
-            if name == group.layers[0]:
-                rows = self._rows(first_input(args, kwargs))
-                sums.tokens += rows.shape[0]
-                if group.from_output:
-                    sums.energy = self._added(sums.energy, rows.square().sum(0), name)
-                else:
-                    sums.gram = self._added(sums.gram, rows.mT @ rows, name)
-                    sums.energy = sums.gram.diagonal()
+    def add(self, name: str, group: InputGroup, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        """Add a layer's contribution to its group; a forward hook, once name and group are bound."""
+        sums = self.sums.setdefault(name, _Sums())
+        if name == group.layers[0]:
+            rows = self._rows(first_input(args, kwargs))
+            sums.tokens += rows.shape[0]
             if group.from_output:
-                # Subtracting a large bias from a rounded output would leave noise; a second product costs little.
-                biased = isinstance(module.bias, Tensor)
-                weight = oriented_weight(module).to(self.dtype) if biased else None
-                rows = self._rows(output) if weight is None else self._rows(first_input(args, kwargs)) @ weight
-                sums.output_gram = self._added(sums.output_gram, rows.mT @ rows, name)
-
-        return add
+                sums.energy = self._added(sums.energy, rows.square().sum(0), name)
+            else:
+                sums.gram = self._added(sums.gram, rows.mT @ rows, name)
+                sums.energy = sums.gram.diagonal()
+        if group.from_output:
+            # Subtracting a large bias from a rounded output would leave noise; a second product costs little.
+            biased = isinstance(module.bias, Tensor)
+            weight = oriented_weight(module).to(self.dtype) if biased else None
+            rows = self._rows(output) if weight is None else self._rows(first_input(args, kwargs)) @ weight
+            sums.output_gram = self._added(sums.output_gram, rows.mT @ rows, name)
 
     def statistics(self, name: str, group: InputGroup) -> GramStatistics:
         """Return the finished sums of a layer."""

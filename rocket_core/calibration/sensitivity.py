@@ -7,6 +7,7 @@ one block only: the block is run again on its cached input with gradients, and t
 the previous block.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -242,7 +243,9 @@ class SquaredGradients:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Collect gradients of the layers while the context is active."""
-        handles = [module.register_forward_hook(self._watch(name)) for name, module in self.layers.items()]
+        handles = [
+            module.register_forward_hook(functools.partial(self._watch, name)) for name, module in self.layers.items()
+        ]
         try:
             yield
         finally:
@@ -307,19 +310,16 @@ class SquaredGradients:
         found = self.sums.get(name)
         return torch.zeros(self.widths[name], dtype=torch.float64) if found is None else found.cpu()
 
-    def _watch(self, name: str) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
-        def watch(_module: nn.Module, _args: Any, output: Tensor) -> Tensor | None:
-            if not torch.is_grad_enabled():
-                return None  # The model runs this call without gradients.
-            if not output.requires_grad:
-                # It does not depend on the block's input, but the loss may still depend on it.
-                output = output.detach().requires_grad_()
-            # A copy: the model may modify it in place, which a leaf forbids and which removes the hooks of a view.
-            output = output.clone()
-            output.register_hook(lambda gradient: self._add(name, gradient))  # type: ignore[no-untyped-call]
-            return output
-
-        return watch
+    def _watch(self, name: str, _module: nn.Module, _args: Any, output: Tensor) -> Tensor | None:
+        if not torch.is_grad_enabled():
+            return None  # The model runs this call without gradients.
+        if not output.requires_grad:
+            # It does not depend on the block's input, but the loss may still depend on it.
+            output = output.detach().requires_grad_()
+        # A copy: the model may modify it in place, which a leaf forbids and which removes the hooks of a view.
+        output = output.clone()
+        output.register_hook(lambda gradient: self._add(name, gradient))  # type: ignore[no-untyped-call]
+        return output
 
     def _add(self, name: str, gradient: Tensor) -> None:
         rows = gradient.detach().reshape(-1, gradient.shape[-1]).to(torch.float64, copy=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rocket_core.checkpoint.transfer import Transfer
     from rocket_core.checkpoint.writer import (
         TensorPlan,
+        checkpoint_bytes,
         header_bytes,
         plan_copy,
         plan_tensor,
@@ -29,6 +30,7 @@ __all__ = [
     "TensorPlan",
     "Transfer",
     "WeightLoader",
+    "checkpoint_bytes",
     "find_model",
     "header_bytes",
     "open_checkpoint",
@@ -45,6 +47,7 @@ _MODULES = {
     "transfer": ("Transfer",),
     "writer": (
         "TensorPlan",
+        "checkpoint_bytes",
         "header_bytes",
         "plan_copy",
         "plan_tensor",

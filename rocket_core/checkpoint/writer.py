@@ -87,7 +87,7 @@ def write_checkpoint(
     Returns:
         Size of all files written, excluding the index.
     """
-    shards = _shards(sorted(plans, key=lambda plan: (_natural(plan.key), plan.key)), max_shard_bytes)
+    shards = _files(plans, max_shard_bytes)
     weight_map: dict[str, str] = {}
     total = 0
     for number, shard in enumerate(shards, start=1):
@@ -117,25 +117,21 @@ def write_safetensors(
         plans: the tensors.
         on_tensor: called with each name before it is written.
     """
-    ordered = sorted(plans, key=lambda plan: (-_itemsize(plan), plan.key))
-    header: dict[str, object] = {"__metadata__": _METADATA}
-    position = 0
-    for plan in ordered:
-        header[plan.key] = {
-            "dtype": plan.dtype,
-            "shape": list(plan.shape),
-            "data_offsets": [position, position + plan.nbytes],
-        }
-        position += plan.nbytes
-    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    encoded += b" " * (-len(encoded) % _ALIGNMENT)
-    stream.write(struct.pack("<Q", len(encoded)) + encoded)
+    ordered = _ordered(plans)
+    stream.write(_header(ordered))
     for plan in ordered:
         on_tensor(plan.key)
         written = 0
         for chunk in plan.chunks():
             written += stream.write(chunk)
         assert written == plan.nbytes, (plan.key, written, plan.nbytes)
+
+
+def checkpoint_bytes(plans: Iterable[TensorPlan], max_shard_bytes: int) -> int:
+    """Return the size of the files that `write_checkpoint` writes, excluding the index."""
+    return sum(
+        len(_header(_ordered(shard))) + sum(plan.nbytes for plan in shard) for shard in _files(plans, max_shard_bytes)
+    )
 
 
 def header_bytes(plans: Sequence[tuple[str, Sequence[int]]], stored: int, max_shard_bytes: int) -> int:
@@ -158,15 +154,36 @@ def header_bytes(plans: Sequence[tuple[str, Sequence[int]]], stored: int, max_sh
     return entries + files * (len(json.dumps({"__metadata__": _METADATA})) + 2 * _ALIGNMENT)
 
 
+def _ordered(plans: Iterable[TensorPlan]) -> list[TensorPlan]:
+    return sorted(plans, key=lambda plan: (-_itemsize(plan), plan.key))
+
+
+def _header(ordered: Sequence[TensorPlan]) -> bytes:
+    """Return the beginning of a file, up to its tensors."""
+    header: dict[str, object] = {"__metadata__": _METADATA}
+    position = 0
+    for plan in ordered:
+        header[plan.key] = {
+            "dtype": plan.dtype,
+            "shape": list(plan.shape),
+            "data_offsets": [position, position + plan.nbytes],
+        }
+        position += plan.nbytes
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    encoded += b" " * (-len(encoded) % _ALIGNMENT)
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
 def _itemsize(plan: TensorPlan) -> int:
     # Dtypes that torch does not compute with are copied as well; they are the small ones.
     return DTYPES[plan.dtype].itemsize if plan.dtype in DTYPES else 1
 
 
-def _shards(plans: Sequence[TensorPlan], max_bytes: int) -> list[list[TensorPlan]]:
+def _files(plans: Iterable[TensorPlan], max_bytes: int) -> list[list[TensorPlan]]:
+    """Return the tensors of each file."""
     shards: list[list[TensorPlan]] = [[]]
     size = 0
-    for plan in plans:
+    for plan in sorted(plans, key=lambda plan: (_natural(plan.key), plan.key)):
         if shards[-1] and size + plan.nbytes > max_bytes:
             shards.append([])
             size = 0

@@ -4,6 +4,7 @@ Loading a compressed folder requires that `rocket_core.hf` was imported; this pa
 to a higher layer.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,13 +101,17 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
     vet_folder(folder.path, str(folder.path))
     files = local_weight_files(folder.path, str(folder.path))
     weights = sum_summaries((summarize(read_header(file, str(file))) for file in files), str(folder.path))
+    config = copy.deepcopy(folder.config)
+    if getattr(config, "quantization_config", None) is not None:
+        # Many tokens at once are fastest with the dense weight, which is the same on every device.
+        config.quantization_config = {"keep_packed": False} | config.quantization_config
     # Without the table of compressed layers, which has an entry per layer.
     fields = {key: value for key, value in folder.config.to_dict().items() if key != "quantization_config"}
     check_sizes(fields, weights, str(folder.path))
     with interpreting(str(folder.path), CheckpointFormatError), _loading(folder.path), offline():
         answer: Any = loader.from_pretrained(
             folder.path,
-            config=folder.config,
+            config=config,
             local_files_only=True,
             use_safetensors=True,
             dtype="auto",

@@ -8,8 +8,11 @@ Importing this package registers the quantization method `rocket` with transform
     model = AutoModelForCausalLM.from_pretrained("path/to/artifact")
 
 The artifact's `config.json` lists its stored layers by their names in the files, since in some families these differ
-from the names of transformers' modules. To keep coefficients and integer codes packed in memory (smaller, slower), set
-`config.quantization_config["keep_packed"] = True` and pass `config=config`.
+from the names of transformers' modules.
+
+On a CPU, quantized layers compute from their codes; other layers are unpacked. To keep
+coefficients and codes packed in memory (smaller, slower), set `config.quantization_config["keep_packed"] = True` and
+pass `config=config`; `False` unpacks all layers, which then compute as dense ones do.
 """
 
 from rocket_core.hf.attach import attach_factors

@@ -64,7 +64,8 @@ class RocketConfig(QuantizationConfigMixin):
 
     Attributes:
         layers: the stored layers, by their name in the checkpoint files.
-        keep_packed: leave coefficients and codes packed in memory; written to disk only if set.
+        keep_packed: whether to leave coefficients and codes packed in memory, or to unpack all of them; None for what
+            is fastest, or as fast in less memory: see `StoredLinear.prepare_`. Written to disk only if set.
 
     Raises:
         CheckpointFormatError: the disk format is a newer version, keys are unknown, or the table is inconsistent.
@@ -74,7 +75,7 @@ class RocketConfig(QuantizationConfigMixin):
         self,
         layers: Mapping[str, Any] | None = None,
         format_version: Any = FORMAT_VERSION,
-        keep_packed: bool = False,
+        keep_packed: bool | None = None,
         **unknown: Any,
     ) -> None:
         unknown.pop("quant_method", None)
@@ -98,7 +99,9 @@ class RocketConfig(QuantizationConfigMixin):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry for `config.json`."""
-        return quantization_config(self.layers) | ({"keep_packed": True} if self.keep_packed else {})
+        return quantization_config(self.layers) | (
+            {} if self.keep_packed is None else {"keep_packed": self.keep_packed}
+        )
 
 
 class RocketHfQuantizer(HfQuantizer):
@@ -106,31 +109,34 @@ class RocketHfQuantizer(HfQuantizer):
 
     requires_calibration = True  # refuses to quantize while loading
     quantization_config: RocketConfig
-    _packed_share = 1.0
+    # Size of the packed model, and what preparing adds to it on a CPU and elsewhere.
+    _packed_bytes = _bytes_on_cpu = _bytes_elsewhere = 0
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         entries = self.quantization_config.layers
         modules = find_modules(model, entries)
-        packed = unpacked = _nbytes(model)
+        self._packed_bytes = _nbytes(model)
         layers: dict[str, StoredLinear] = {}
         for name, entry in sorted(entries.items(), key=lambda item: item[1].is_follower):
             module_name, stock = modules[name]
             owner = None if entry.dictionary is None else layers[entry.dictionary]
             assert owner is None or isinstance(owner, FactorizedLinear), "the table has been checked"
             layer = layers[name] = empty_layer(stock, entry, name, owner)
-            extra = _nbytes(layer) - _nbytes(stock)
-            packed += extra
-            unpacked += extra + layer.unpacking_bytes
+            self._packed_bytes += _nbytes(layer) - _nbytes(stock)
             model.set_submodule(module_name, layer)
-        self._packed_share = packed / unpacked if unpacked else 1.0
+        prepares = self.quantization_config.keep_packed is None
+        self._bytes_elsewhere = sum(layer.unpacking_bytes for layer in layers.values())
+        on_cpu = sum(layer.preparing_bytes_on_cpu for layer in layers.values())
+        self._bytes_on_cpu = on_cpu if prepares else self._bytes_elsewhere
         _check_files(kwargs.get("checkpoint_files") or [], layers, model.base_model_prefix)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
-        if not self.quantization_config.keep_packed:
+        keep_packed = self.quantization_config.keep_packed
+        if not keep_packed:
             # Offloaded layers are on the meta device here: they stay packed.
             layers = [layer for _, layer in stored_layers(model) if not layer.offloaded]
             with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-                list(pool.map(lambda layer: layer.unpack_(), layers))
+                list(pool.map(lambda layer: layer.prepare_() if keep_packed is None else layer.unpack_(), layers))
         return model
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
@@ -139,8 +145,14 @@ class RocketHfQuantizer(HfQuantizer):
         Args:
             max_memory: bytes by device; transformers has already converted sizes like "1GiB" to numbers.
         """
-        share = 1.0 if self.quantization_config.keep_packed else self._packed_share
-        return {device: int(limit * share) for device, limit in max_memory.items()}
+        return {device: int(limit * self._packed_share(device)) for device, limit in max_memory.items()}
+
+    def _packed_share(self, device: Any) -> float:
+        """Return the bytes of the packed model as a part of those it will take on a device."""
+        if self.quantization_config.keep_packed or self._packed_bytes == 0:
+            return 1.0
+        extra = self._bytes_on_cpu if device == "cpu" else self._bytes_elsewhere
+        return self._packed_bytes / (self._packed_bytes + extra)
 
     def get_state_dict_and_metadata(self, model: PreTrainedModel, *_: Any, **__: Any) -> tuple[None, dict[str, Any]]:
         """Update the table before transformers saves the model; the state dict is left to transformers."""

@@ -105,7 +105,7 @@ def stock_layer(layer: StoredLinear, dtype: torch.dtype | None) -> nn.Linear | C
 
 def _entry(name: str, layer: StoredLinear, disk_name_of: dict[int, str]) -> LayerEntry:
     if isinstance(layer, QuantizedLinear):
-        return LayerEntry.of_codes(layer.code_format, layer.scale_exponent, layer.coded_bytes)
+        return LayerEntry.of_codes(layer.code_format, layer.scale_exponent, layer.disk_coded_bytes)
     if not isinstance(layer, FactorizedLinear):
         assert isinstance(layer, SparseLinear)
         return LayerEntry(nnz=layer.nnz)

@@ -13,7 +13,7 @@ from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.preconditions import MAX_SHAPES, check_ignore, check_weights
 from rocket_core.inspection.safetensors_headers import WeightSummary
 from rocket_core.reachability import Reach
-from rocket_core.target import ByBytes, ByRatio
+from rocket_core.target import ByBytes, ByFormat, ByRatio
 
 Shape = tuple[int, int]
 """Input and output features of a layer."""
@@ -47,13 +47,20 @@ def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: 
         case ByBytes() as target:
             described = describe_model(settings, weights, ignore=config.ignore, dtype=config.dtype)
             reach_of_model(described, quantizes=config.quantizes).check(target)
-        case None:
+        case ByFormat() | None:
             pass
         case unknown:
             assert_never(unknown)
 
 
-def reach_of_layers(layers: Collection[Shape], *, itemsize: int, other_bytes: int, quantizes: bool = False) -> Reach:
+def reach_of_layers(
+    layers: Collection[Shape],
+    *,
+    itemsize: int,
+    other_bytes: int,
+    quantizes: bool = False,
+    only: ByFormat | None = None,
+) -> Reach:
     """Return how small layers can become that are not profiled yet.
 
     Without quantized candidates parameters are counted, because the fraction of bytes removed cannot exceed that of
@@ -64,21 +71,25 @@ def reach_of_layers(layers: Collection[Shape], *, itemsize: int, other_bytes: in
         itemsize: bytes of a stored number.
         other_bytes: lower bound on the bytes of the factored artifact apart from these layers.
         quantizes: whether layers may be quantized.
+        only: the format of every layer, if the method stores them in one.
     """
-    sizes = _Sizes(code_itemsize=itemsize if quantizes else None)
+    counts_bytes = quantizes or only is not None
+    sizes = _Sizes(code_itemsize=itemsize if counts_bytes else None, only=only)
     return Reach(
-        unit="bytes" if quantizes else "parameters",
+        unit="bytes" if counts_bytes else "parameters",
         dense=sum(sizes.of(*shape).dense for shape in layers),
         smallest=sum(sizes.of(*shape).smallest for shape in layers),
         certain=sum(sizes.of(*shape).certain for shape in layers),
-        unit_bytes=1 if quantizes else itemsize,
+        unit_bytes=1 if counts_bytes else itemsize,
         other_bytes=other_bytes,
     )
 
 
-def reach_of_model(model: ModelShape, *, quantizes: bool = False) -> Reach:
-    """Return how small a model can become whose layers are not profiled yet."""
-    return reach_of_layers(model.shapes, itemsize=model.itemsize, other_bytes=model.other_bytes, quantizes=quantizes)
+def reach_of_model(model: ModelShape, *, quantizes: bool = False, only: ByFormat | None = None) -> Reach:
+    """Return how small a model can become whose layers are not profiled yet; see `reach_of_layers`."""
+    return reach_of_layers(
+        model.shapes, itemsize=model.itemsize, other_bytes=model.other_bytes, quantizes=quantizes, only=only
+    )
 
 
 def check_any_selection(weights: WeightSummary, target: ByRatio, *, code_itemsize: int | None = None) -> None:
@@ -123,12 +134,18 @@ class _Sizes:
 
     Attributes:
         code_itemsize: bytes of a stored number if layers may be quantized; None if not.
+        only: the format of every layer, if the method stores them in one.
     """
 
     code_itemsize: int | None
+    only: ByFormat | None = None
 
     def of(self, d_in: int, d_out: int) -> _Size:
         """Return the size of a layer."""
+        if self.only is not None and self.code_itemsize is not None:
+            dense = d_in * d_out * self.code_itemsize
+            smallest = min(dense, self.only.code_format(d_in).stored_bytes(d_in, d_out))
+            return _Size(dense=dense, smallest=smallest, certain=smallest)
         smallest, certain = _fewest_kept(d_in, d_out)
         if self.code_itemsize is None:
             return _Size(dense=d_in * d_out, smallest=smallest, certain=certain)

@@ -17,7 +17,7 @@ from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.inspection.layer_names import family_of, is_costly, name_matcher, possible_names
 from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
 from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
-from rocket_core.target import ByBytes, ByRatio, Target
+from rocket_core.target import ByBytes, ByFormat, ByRatio, Target
 
 # Enough tokens in one batch to keep matrix products busy; more would only take memory.
 TOKENS_PER_BATCH = 8192
@@ -43,7 +43,8 @@ _PADDED_POSITIONS = frozenset(
     xlm-roberta xlm-roberta-xl xmod
     """.split()  # noqa: SIM905 - a dozen words in quotes are not a table that one can read
 )
-_PRUNING_METHODS = frozenset({"magnitude", "wanda"})
+# These need the Gram matrix of every layer's input.
+_INPUT_METHODS = frozenset({"magnitude", "wanda", "rtn", "gptq"})
 # Matrices in blocks that are lookup tables, by the last part of their names.
 _TABLES = frozenset({"relative_attention_bias"})
 
@@ -116,7 +117,7 @@ class Workload:
     def input_grams(self) -> bool:
         """Whether the Gram matrix of every layer's input is collected, even if that of its output is smaller."""
         config = self.config
-        return config.method in _PRUNING_METHODS or (
+        return config.method in _INPUT_METHODS or (
             config.method == "rocket" and ("sparse" in config.kinds or config.quantizes)
         )
 
@@ -379,7 +380,7 @@ def _least_ratio(target: Target | None) -> float:
     match target:
         case ByRatio(ratio=ratio):
             return ratio
-        case ByBytes() | None:
+        case ByBytes() | ByFormat() | None:
             return 0.0
         case _:
             assert_never(target)

@@ -62,13 +62,21 @@ def unpack_codes(
         codes = decode_codes(weight, d_in * d_out, layer=layer)
     else:
         codes = unpack_integers(weight, code_format.bits, d_in * d_out) - 2 ** (code_format.bits - 1)
-    groups = code_format.groups(d_in)
-    scales = _unpack_scales(weight_scale, groups * d_out, code_format)
     return RoundedWeight(
         codes=codes.view(torch.int8).view(d_out, d_in).T,
-        scales=Scales(codes=scales.view(d_out, groups).T, exponent=exponent, format=code_format),
+        scales=unpack_scales(weight_scale, shape, code_format, exponent),
         entropy_coded=entropy_coded,
     )
+
+
+def unpack_scales(
+    weight_scale: UInt8[Tensor, " scale_bytes"], shape: tuple[int, int], code_format: CodeFormat, exponent: int
+) -> Scales:
+    """Return the scales that `pack_codes` packed; the arguments are those of `unpack_codes`."""
+    d_in, d_out = shape
+    groups = code_format.groups(d_in)
+    scales = _unpack_scales(weight_scale, groups * d_out, code_format)
+    return Scales(codes=scales.view(d_out, groups).T, exponent=exponent, format=code_format)
 
 
 def code_shapes(

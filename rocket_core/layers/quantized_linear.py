@@ -10,16 +10,25 @@ from torch.nn import functional
 
 from rocket_core.code_format import CodeFormat
 from rocket_core.errors import RocketError
-from rocket_core.layers.code_tensors import check_codes, code_shapes, unpack_codes
+from rocket_core.layers.code_table import TableLayout
+from rocket_core.layers.code_tensors import check_codes, code_shapes, pack_codes, unpack_codes, unpack_scales
 from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
 from rocket_core.linalg.integer_codes import RoundedWeight
+
+# Dtypes of layers that can compute from codes, which is done in float32.
+_TABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class QuantizedLinear(StoredLinear):
     """A linear layer that computes `W̃.T @ x + bias`, where W̃ is a rounded weight.
 
-    Codes and scales are bytes and cannot be trained. While packed, every forward unpacks them; unpacked, the dense
-    weight is kept in addition, as a buffer that state dicts do not contain.
+    Codes and scales are bytes and cannot be trained. There are three forms of the codes in memory, and one in state
+    dicts:
+
+    - packed, as on disk: every forward unpacks them;
+    - unpacked: the dense weight is kept in addition, as a buffer that state dicts do not contain;
+    - as a table, on a CPU: see `TableLayout`. The layer computes in float32 from codes and scales, whatever its dtype,
+      and rounds once at the end. Inputs that require gradients are multiplied with the dense weight, decoded each time.
 
     Its dtype is that of the stock layer that it replaces. It changes when the layer is cast; then the dense weight is
     computed again from the codes, so that it is rounded only once.
@@ -39,6 +48,8 @@ class QuantizedLinear(StoredLinear):
     """
 
     _UNPACKED_NAME = "codes"
+    dense: Tensor | None
+    table_scales: Tensor | None
 
     def __init__(
         self,
@@ -59,6 +70,7 @@ class QuantizedLinear(StoredLinear):
         self.coded_bytes = coded_bytes
         self.weight_scale = packed["weight_scale"]
         self.register_buffer("dense", None, persistent=False)
+        self.register_buffer("table_scales", None, persistent=False)
         # No parameter has this dtype if there is no bias.
         self._dtype = options.get("dtype") or torch.get_default_dtype()
 
@@ -72,12 +84,47 @@ class QuantizedLinear(StoredLinear):
         """See `StoredLinear`."""
         return self.in_features * self.out_features * self.dtype.itemsize
 
+    @property
+    def preparing_bytes_on_cpu(self) -> int:
+        """See `StoredLinear`."""
+        if self.dtype not in _TABLE_DTYPES:
+            return self.unpacking_bytes
+        packed, _ = code_shapes(self._shape, self.code_format).values()
+        return self._layout.memory_bytes - packed[0]
+
+    @property
+    def tabulated(self) -> bool:
+        """Whether the codes are in a table, from which the layer computes."""
+        return self.table_scales is not None
+
     def unpack_(self) -> "QuantizedLinear":
         """See `StoredLinear`."""
-        if self.packed:
-            self.dense, codes = self._decode(self.dtype), self.weight
-            del self.weight
-            self.codes = codes
+        if self.packed or self.tabulated:
+            dense, codes = self._decode(self.dtype), self._packed_codes()
+            self._replace_codes(codes)
+            self.dense, self.table_scales = dense, None
+        return self
+
+    def prepare_(self) -> "QuantizedLinear":
+        """Compute from a table of codes on a CPU, except in float64, and from the dense weight elsewhere."""
+        return self.tabulate_() if self._can_tabulate(self.stored.device, self.dtype) else self.unpack_()
+
+    @torch.no_grad()
+    def tabulate_(self) -> "QuantizedLinear":
+        """Arrange the codes in a table: takes about as much memory as packed codes, and computes as fast as unpacked.
+
+        Raises:
+            RocketError: the layer is not on a CPU, or computes in float64.
+            CorruptCheckpointError: the stored tensors are inconsistent.
+        """
+        if not self._can_tabulate(self.stored.device, self.dtype):
+            raise RocketError(
+                f"{self.layer_name}: no kernel computes from codes in {self.dtype} on {self.stored.device}"
+            )
+        if not self.tabulated:
+            rounded = self._rounded()
+            self._replace_codes(nn.Parameter(self._layout.fill(rounded.codes), requires_grad=False))
+            self.dense, self.table_scales = None, self._layout.scales(rounded.scales)
         return self
 
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
@@ -97,6 +144,8 @@ class QuantizedLinear(StoredLinear):
                 f"{self.layer_name}: the input is {input.dtype}, as the model casts it to the dtype of the packed "
                 "codes; load the model without keep_packed and without offloading"
             )
+        if self.tabulated and self._takes(input):
+            return self._multiply(input)
         weight = self._decode(self.dtype) if self.dense is None else self.dense
         return functional.linear(input, weight, self.bias)
 
@@ -106,50 +155,118 @@ class QuantizedLinear(StoredLinear):
             f"in_features={self.in_features}, out_features={self.out_features}, bits={self.code_format.bits}, "
             f"group_size={self.code_format.group_size}, scale_bits={self.code_format.scale_bits}, "
             f"bias={self.bias is not None}, packed={self.packed}"
-            + ("" if self.coded_bytes is None else f", coded_bytes={self.coded_bytes}")
+            f"{', tabulated=True' if self.tabulated else ''}"
+            f"{'' if self.coded_bytes is None else f', coded_bytes={self.coded_bytes}'}"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedLinear":
+        before = self._dtype
+        after = fn(torch.empty(0, dtype=before, device=self.stored.device))
+        if self.tabulated and not self._can_tabulate(after.device, after.dtype):
+            self._replace_codes(self._packed_codes())
+            self.table_scales = None
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        before, self._dtype = self._dtype, fn(torch.empty(0, dtype=self._dtype)).dtype
-        if self._dtype != before and not self.packed and not self.offloaded:
+        self._dtype = after.dtype
+        if self.tabulated:
+            if self._dtype != before:  # buffers are cast as well
+                self._prepare_scales()
+        elif not self.packed and not self.offloaded and (self.dense is None or self._dtype != before):
             self.dense = self._decode(self._dtype)
         return self
 
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.in_features, self.out_features
+
+    @property
+    def _layout(self) -> TableLayout:
+        return TableLayout.of(self._shape, self.code_format)
+
+    def _can_tabulate(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return device.type == "cpu" and dtype in _TABLE_DTYPES
+
+    def _takes(self, input: Tensor) -> bool:  # noqa: A002
+        """Return whether the kernels give what the dense weight would; they have no gradients."""
+        records = torch.is_grad_enabled() and input.requires_grad
+        same = input.dtype == self.dtype and input.shape[-1:] == (self.in_features,)
+        return same and input.device.type == "cpu" and not records and not torch.is_autocast_enabled("cpu")
+
+    def _multiply(self, input: Tensor) -> Tensor:  # noqa: A002
+        assert self.table_scales is not None
+        rows = input.detach().reshape(-1, self.in_features).float()
+        product = self._layout.multiply(rows, self.codes, self.table_scales)
+        if self.bias is not None:
+            product = product + self.bias
+        return product.to(self.dtype).view(*input.shape[:-1], self.out_features)
+
+    def _replace_codes(self, codes: Tensor) -> None:
+        """Replace the parameter with the codes by another form of them, and leave the packed state."""
+        name = "weight" if self.packed else self._UNPACKED_NAME
+        delattr(self, name)
+        self.codes = codes if isinstance(codes, nn.Parameter) else nn.Parameter(codes, requires_grad=False)
+
+    def _prepare_scales(self) -> None:
+        scales = unpack_scales(self.weight_scale, self._shape, self.code_format, self.scale_exponent)
+        self.table_scales = self._layout.scales(scales)
+
+    @property
+    def disk_coded_bytes(self) -> int | None:
+        """Bytes of the codes that a state dict has if they are entropy coded; None if they are packed.
+
+        Not always `coded_bytes`: a table of codes is coded anew, perhaps by another version of the coder.
+        """
+        return self._packed_codes().numel() if self.tabulated and self.coded_bytes is not None else self.coded_bytes
+
     @torch.no_grad()
-    def _decode(self, dtype: torch.dtype) -> Float[Tensor, "d_out d_in"]:
+    def _rounded(self) -> RoundedWeight:
+        if self.tabulated:
+            scales = unpack_scales(self.weight_scale, self._shape, self.code_format, self.scale_exponent)
+            return RoundedWeight(
+                codes=self._layout.codes(self.codes), scales=scales, entropy_coded=self.coded_bytes is not None
+            )
         # Only once, as it waits for the device and cannot be compiled.
         if not self._checked and not torch.compiler.is_compiling():
             self._check(self.stored, self.weight_scale)
             self._checked = True
-        return self._rounded(self.stored, self.weight_scale).rows(dtype)
+        return self._read(self.stored, self.weight_scale)
+
+    @torch.no_grad()
+    def _decode(self, dtype: torch.dtype) -> Float[Tensor, "d_out d_in"]:
+        return self._rounded().rows(dtype)
 
     def _check(self, codes: Tensor, scales: Tensor) -> None:
-        shape = (self.in_features, self.out_features)
-        check_codes(codes, scales, shape, self.code_format, self.layer_name, self.coded_bytes)
+        check_codes(codes, scales, self._shape, self.code_format, self.layer_name, self.coded_bytes)
 
-    def _rounded(self, codes: Tensor, scales: Tensor) -> RoundedWeight:
+    def _read(self, codes: Tensor, scales: Tensor) -> RoundedWeight:
         return unpack_codes(
             codes,
             scales,
-            (self.in_features, self.out_features),
+            self._shape,
             self.code_format,
             self.scale_exponent,
             entropy_coded=self.coded_bytes is not None,
             layer=self.layer_name,
         )
 
+    def _packed_codes(self) -> Tensor:
+        """Return the codes as on disk."""
+        return self._to_disk(self.codes) if self.tabulated else self.stored
+
     def _to_disk(self, unpacked: Tensor) -> Tensor:
-        return unpacked
+        return pack_codes(self._rounded())["weight"] if self.tabulated else unpacked
 
     def _from_disk(self, weight: Tensor, state: Mapping[str, Any], prefix: str) -> Tensor:
         scales = state.get(prefix + "weight_scale", self.weight_scale)
         self._check(weight, scales)
-        if self.coded_bytes is not None:
-            self._rounded(weight, scales)  # raises an error before parameters are overwritten
-        return weight
+        if not self.tabulated and self.coded_bytes is None:
+            return weight
+        # A damaged stream raises an error before parameters are overwritten.
+        codes = self._read(weight, scales).codes
+        return self._layout.fill(codes) if self.tabulated else weight
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        if not self.packed and not self.offloaded:
+        if self.tabulated:
+            self._prepare_scales()
+        elif not self.packed and not self.offloaded:
             self.dense = self._decode(self.dtype)

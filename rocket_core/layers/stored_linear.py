@@ -95,6 +95,11 @@ class StoredLinear(nn.Linear):
         """Bytes that `unpack_` adds in memory."""
         raise NotImplementedError
 
+    @property
+    def preparing_bytes_on_cpu(self) -> int:
+        """Bytes that `prepare_` adds in memory on a CPU; elsewhere it adds `unpacking_bytes`."""
+        return self.unpacking_bytes
+
     def unpack_(self) -> "StoredLinear":
         """Expand the weight permanently: faster, at the cost of `unpacking_bytes` more in memory.
 
@@ -102,6 +107,14 @@ class StoredLinear(nn.Linear):
             CorruptCheckpointError: the stored tensors are inconsistent.
         """
         raise NotImplementedError
+
+    def prepare_(self) -> "StoredLinear":
+        """Take the form that computes fastest on its device, or as fast in less memory; unpacked if nothing else.
+
+        Raises:
+            CorruptCheckpointError: the stored tensors are inconsistent.
+        """
+        return self.unpack_()
 
     def dense_weight(self, dtype: torch.dtype | None = None) -> Float[Tensor, "d_out d_in"]:
         """Return the dense weight in new memory, rounded once to the given dtype or to the layer's own.

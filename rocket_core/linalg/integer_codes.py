@@ -110,7 +110,11 @@ class RoundedWeight:
 
 
 def search_scales(
-    weight: Float[Tensor, "d_in d_out"], importance: Float[Tensor, " d_in"], code_format: CodeFormat
+    weight: Float[Tensor, "d_in d_out"],
+    importance: Float[Tensor, " d_in"],
+    code_format: CodeFormat,
+    *,
+    positive: bool = False,
 ) -> Scales:
     """Return for each group and output the scale that minimises Σ_i h_i (w_i - w̃_i)², every w̃_i rounded to nearest.
 
@@ -121,10 +125,12 @@ def search_scales(
         weight: W.
         importance: h, >= 0, for instance the diagonal of the Gram matrix.
         code_format: how the weight will be stored.
+        positive: try positive scales only, and for that also larger ones, as the largest weight may be positive.
     """
     grouped = by_group(weight, code_format)
     weights = by_group((importance / importance.mean().clamp_min(1e-30))[:, None], code_format)
-    largest = grouped.abs().amax(dim=1) / 2 ** (code_format.bits - 1)
+    half = 2 ** (code_format.bits - 1)
+    largest = grouped.abs().amax(dim=1) / (half - 1 if positive else half)
     octave = code_format.steps_per_octave
     # Steps, so that outputs have the same scales whatever other outputs the layer has.
     logarithm = math.log2(max(float(largest.max()), torch.finfo(torch.float32).tiny))
@@ -137,9 +143,10 @@ def search_scales(
     first = (-torch.log2((largest / unit).clamp_min(_LEAST_HALF)) * tries).floor_()
     least = torch.full_like(largest, math.inf)
     best = torch.full_like(largest, unit)
-    for step in range(math.ceil(-math.log2(_LEAST_PART) * tries) + 1):
+    least_part = _LEAST_PART * (1 - positive / half)
+    for step in range(math.ceil(-math.log2(least_part) * tries) + 1):
         magnitude = unit * torch.exp2(-(first + step).clamp_max_(last) / tries)
-        for scale in (magnitude, -magnitude):
+        for scale in (magnitude,) if positive else (magnitude, -magnitude):
             error = round_parts(grouped / scale[:, None], code_format).mul_(scale[:, None]).sub_(grouped).square_()
             error = error.mul_(weights).sum(dim=1)
             better = error < least

@@ -50,16 +50,17 @@ class RoundingGram:
     _unit: UnitGram | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, gram: Float[Tensor, "n n"]) -> "RoundingGram":
+    def of(cls, gram: Float[Tensor, "n n"], *, damping: float = _DAMPING) -> "RoundingGram":
         """Damp a Gram matrix.
 
         Args:
             gram: symmetric, positive semidefinite up to rounding, in the dtype to compute in.
+            damping: what is added to the diagonal, as a part of its mean, > 0.
         """
         diagonal = gram.diagonal()
         fires = diagonal > 0
         mean = float(diagonal[fires].mean()) if bool(fires.any()) else 1.0
-        damped = gram + torch.diag(torch.where(fires, _DAMPING * mean, mean))
+        damped = gram + torch.diag(torch.where(fires, damping * mean, mean))
         return cls(matrix=damped, order=damped.diagonal().argsort(descending=True, stable=True))
 
     @property

@@ -10,10 +10,12 @@ from rocket_core import config
 from rocket_core.config import CompressionConfig
 from rocket_core.methods.base import Method
 from rocket_core.methods.cospadi import Cospadi
+from rocket_core.methods.gptq import Gptq
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors, output_weights
 from rocket_core.methods.magnitude import Magnitude
 from rocket_core.methods.rocket import Rocket
 from rocket_core.methods.rocket_uniform import RocketUniform
+from rocket_core.methods.rtn import Rtn
 from rocket_core.methods.svd_llm import SvdLlm
 from rocket_core.methods.wanda import Wanda
 
@@ -24,6 +26,8 @@ METHODS: Mapping[config.Method, type[Method]] = {
     "cospadi": Cospadi,
     "magnitude": Magnitude,
     "wanda": Wanda,
+    "rtn": Rtn,
+    "gptq": Gptq,
 }
 
 

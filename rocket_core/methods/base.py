@@ -21,7 +21,7 @@ class Method(ABC):
     """
 
     uniform: ClassVar[bool] = False
-    """Whether every layer is compressed at the same ratio, which leaves the allocation no choice."""
+    """Whether every layer is compressed at the same ratio or in one format, which leaves the allocation no choice."""
 
     def __init__(self, config: CompressionConfig, itemsize: int) -> None:
         self.config = config

@@ -41,19 +41,38 @@ def profile(problem: LayerProblem) -> list[Candidate]:
         distance = float((removed.double().square().sum(dim=0) * part_scales).sum())
         relative = (error / sampled_energy) ** 0.5 if sampled_energy > 0 else 0.0
         candidates.append(
-            Candidate(
-                kind="quantized",
-                bits=code_format.bits,
-                group_size=code_format.group_size,
-                scale_bits=code_format.scale_bits,
-                kept_parameters=weight.numel(),
-                stored_bytes=code_format.stored_bytes(*problem.shape),
+            candidate_of(
+                problem,
+                code_format,
                 reconstruction_error=relative,
                 weight_error=(distance / sampled_length) ** 0.5 if sampled_length > 0 else 0.0,
                 loss=problem.predicted_loss_increase(relative**2 * energy),
             )
         )
     return sorted(candidates, key=lambda candidate: -candidate.stored_bytes)
+
+
+def candidate_of(
+    problem: LayerProblem,
+    code_format: CodeFormat,
+    *,
+    reconstruction_error: float,
+    weight_error: float,
+    loss: float | None,
+) -> Candidate:
+    """Return the candidate of a format, given its errors; see `Candidate`."""
+    d_in, d_out = problem.shape
+    return Candidate(
+        kind="quantized",
+        bits=code_format.bits,
+        group_size=code_format.group_size,
+        scale_bits=code_format.scale_bits,
+        kept_parameters=d_in * d_out,
+        stored_bytes=code_format.stored_bytes(d_in, d_out),
+        reconstruction_error=reconstruction_error,
+        weight_error=weight_error,
+        loss=loss,
+    )
 
 
 def compress(problem: LayerProblem, code_format: CodeFormat, *, splitting: bool) -> CompressedLayer:

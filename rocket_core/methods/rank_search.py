@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from rocket_core import budget
 from rocket_core.config import Objective
@@ -65,28 +66,40 @@ def best_factorizations(
 
 def _descend(layer: PreparedLayer, shapes: list[budget.Shape], position: int, objective: str) -> Factorization:
     """Descend from `position` to the shape of least error, with only the best factorization in memory."""
-    errors: dict[int, float] = {}
-    best: list[Factorization] = []
-
-    def error(index: int) -> float:
-        if index not in errors:
-            factorization = factorize_layer(layer, *shapes[index], sweeps=0)
-            value = factorization.weight_error() if objective == "weight" else factorization.reconstruction_error()
-            if not errors or value < min(errors.values()):
-                best[:] = [factorization]
-            errors[index] = value
-        return errors[index]
-
+    search = _Search(layer=layer, shapes=shapes, objective=objective)
     for stride in _STRIDES:
         while True:
             neighbours = [
                 index for index in (position, position - stride, position + stride) if 0 <= index < len(shapes)
             ]
-            lowest = min(neighbours, key=error)
+            lowest = min(neighbours, key=search.error)
             if lowest == position:
                 break
             position = lowest
-    return best[0]
+    assert search.best is not None
+    return search.best
+
+
+@dataclass(kw_only=True, slots=True)
+class _Search:
+    """The errors of one search, each measured once."""
+
+    layer: PreparedLayer
+    shapes: list[budget.Shape]
+    objective: str
+    errors: dict[int, float] = field(default_factory=dict)
+    best: Factorization | None = None
+
+    def error(self, index: int) -> float:
+        """Return the error at a shape; the factorization with the least error so far is kept."""
+        if index not in self.errors:
+            factorization = factorize_layer(self.layer, *self.shapes[index], sweeps=0)
+            by_weight = self.objective == "weight"
+            value = factorization.weight_error() if by_weight else factorization.reconstruction_error()
+            if not self.errors or value < min(self.errors.values()):
+                self.best = factorization
+            self.errors[index] = value
+        return self.errors[index]
 
 
 def _start(shapes: list[budget.Shape], previous: budget.Shape | None) -> int:

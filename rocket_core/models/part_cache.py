@@ -38,29 +38,31 @@ class FinishedParts:
         self._open = True
         self._room.setdefault(batch, hidden.numel())
         called: set[int] = set()
-
-        def forward(number: int, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            # A part may be called more than once; only the first call is known to have the same arguments in each pass.
-            first = number not in called
-            called.add(number)
-            if first and (number, batch) in self._cached:
-                # A copy, as blocks may modify it in place.
-                return replace_tensors(self._cached[number, batch], Tensor.clone)
-            output = run(*args, **kwargs)
-            size = _size(output)
-            if first and self._open and size is not None and size <= self._room[batch]:
-                self._cached[number, batch] = replace_tensors(output, Tensor.clone)
-                self._room[batch] -= size
-            return output
-
         with ExitStack() as stack:
             for number, part in enumerate(self._parts):
-                stack.enter_context(_replaced_forward(part, functools.partial(forward, number, part.forward)))
+                forward = functools.partial(self._forward, number, batch, called, part.forward)
+                stack.enter_context(_replaced_forward(part, forward))
             yield
 
     def reached(self) -> None:
         """Stop caching: the pass has reached the layer after which weights may still change."""
         self._open = False
+
+    def _forward(
+        self, number: int, batch: int, called: set[int], run: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        # A part may be called more than once; only the first call is known to have the same arguments in each pass.
+        first = number not in called
+        called.add(number)
+        if first and (number, batch) in self._cached:
+            # A copy, as blocks may modify it in place.
+            return replace_tensors(self._cached[number, batch], Tensor.clone)
+        output = run(*args, **kwargs)
+        size = _size(output)
+        if first and self._open and size is not None and size <= self._room[batch]:
+            self._cached[number, batch] = replace_tensors(output, Tensor.clone)
+            self._room[batch] -= size
+        return output
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from rocket_core.inspection.footprint import (
     input_bytes,
 )
 from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan
-from rocket_core.pipeline.stages.export import bytes_beside
 from rocket_core.system.devices import free_memory
 from rocket_core.system.machine import free_disk, gibibytes
+from rocket_core.target import ByFormat
 
 
 def estimate_resources(run: Run, windows: int) -> ResourceEstimate:
@@ -94,7 +95,11 @@ def check_target(run: Run) -> None:
         shapes = [run.architecture.shape(name) for name in names]
         other_bytes = bytes_beside(run, names)
         reach = reach_of_layers(
-            shapes, itemsize=run.dtype.itemsize, other_bytes=other_bytes, quantizes=run.config.quantizes
+            shapes,
+            itemsize=run.dtype.itemsize,
+            other_bytes=other_bytes,
+            quantizes=run.config.quantizes,
+            only=target if isinstance(target, ByFormat) else None,
         )
         reach.check(target)
 

@@ -32,11 +32,12 @@ from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.report_builder import allocation_report, calibration_report, totals_report, without_paths
 from rocket_core.pipeline.requirements import check_evaluation
 from rocket_core.pipeline.stage_costs import Costs
+from rocket_core.pipeline.stages.artifact_size import bytes_beside
 from rocket_core.pipeline.stages.compress import compress_layers, group_units
 from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan, evaluate_export, plan_evaluation
-from rocket_core.pipeline.stages.export import bytes_beside, stored_bytes, write_export
+from rocket_core.pipeline.stages.export import stored_bytes, write_export
 from rocket_core.pipeline.stages.profile import allocate_layers, objective_of, profile_layers
 from rocket_core.pipeline.stages.publish import check_output_free, check_same_evaluation, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
@@ -199,6 +200,8 @@ def profile_model(
     Raises:
         RocketError: see `rocket_core.errors` for the kinds.
     """
+    if config.stores_one_format:
+        raise InvalidConfigError(f"method {config.method} allocates nothing and needs no profile: compress the model")
     if config.target is not None:
         raise InvalidConfigError("a profile is for every ratio and size; leave the target out")
     callbacks = Callbacks(
@@ -337,7 +340,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
     run, work, monitor = prepared.run, prepared.work, prepared.monitor
     profile, skipped = _profile(prepared)
     with monitor.stage("allocating"):
-        allocation = allocate_layers(target, profile, work)
+        allocation = allocate_layers(run, target, profile, work)
         selected = chosen(profile.layers, allocation, itemsize=run.dtype.itemsize)
         monitor.allocated(selected)
     with monitor.stage("factorizing"):

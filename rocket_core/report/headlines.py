@@ -30,8 +30,7 @@ def _size(report: CompressionReport) -> Headline:
     return Headline(
         name="Size",
         value=bytes_text(totals.stored_bytes),
-        detail=f"was {bytes_text(totals.dense_bytes)}, {change}; {percent_text(totals.achieved_ratio)} of the "
-        "compressible parameters removed",
+        detail=f"was {bytes_text(totals.dense_bytes)}, {change}; {report.change_text}",
     )
 
 

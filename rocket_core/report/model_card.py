@@ -7,11 +7,10 @@ from typing import assert_never
 from rocket_core.budget import remaining_parameters
 from rocket_core.config import SYNTHETIC_DATASET, ExportKind
 from rocket_core.inspection.model_files import read_start
-from rocket_core.report.formatting import percent_text
 from rocket_core.report.loading_snippet import loading_snippet
 from rocket_core.report.quality import quality_rows
 from rocket_core.report.schema import CalibrationReport, CompressionReport
-from rocket_core.target import ByBytes, ByRatio
+from rocket_core.target import ByBytes, ByFormat, ByRatio
 
 # How much of the original's card is read: the licence is in its first lines.
 _CARD_BYTES = 2**20
@@ -50,11 +49,11 @@ def model_card(report: CompressionReport, kind: ExportKind, source: Path) -> str
     return f"""---
 {chr(10).join(front)}
 ---
-# {report.model}, {percent_text(totals.achieved_ratio)} of its linear layers removed
+# {report.model}, {report.change_text}
 
 Compressed from `{report.model}` (revision `{report.revision}`) by rocket-compress {report.rocket_version} with the
-ROCKET method: sparse matrix factorization of each linear layer from calibration statistics, and one knapsack over all
-layers. No training was involved.
+ROCKET method: each linear layer is stored as integer codes, sparse or factorized by calibration statistics, as one
+knapsack over all layers decides. No training was involved.
 
 | | original | this artifact |
 |---|---|---|
@@ -107,6 +106,8 @@ def _target(report: CompressionReport) -> str:
             return f"target ratio {ratio}"
         case ByBytes(target_bytes=size):
             return f"target size {size:,} bytes"
+        case ByFormat() as target:
+            return f"all layers in {target.text}"
         case None:
             raise AssertionError("a report is of a compression, which has a target")
         case unknown:

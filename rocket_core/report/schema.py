@@ -9,7 +9,7 @@ from rocket_core.budget import achieved_ratio, bits_per_weight, sparsity
 from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.code_format import CodeBits, ScaleBits
 from rocket_core.config import BudgetUnit, CompressionConfig, ExportKind, InputKind, Objective
-from rocket_core.report.formatting import kwh_text
+from rocket_core.report.formatting import kwh_text, percent_text
 from rocket_core.report.quality import EvaluationReport
 from rocket_core.schema import FrozenModel
 
@@ -241,6 +241,18 @@ class CompressionReport(FrozenModel):
     def peak_memory_bytes(self) -> int:
         """Highest resident memory of all stages."""
         return max((stage.peak_memory_bytes for stage in self.stages), default=0)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits on disk for each weight that the compressed layers have when dense, over all of them."""
+        return 8 * sum(layer.stored_bytes for layer in self.layers) / self.totals.compressible_parameters
+
+    @property
+    def change_text(self) -> str:
+        """What became of the layers: the fraction removed, or bits per weight if a layer is quantized."""
+        if any(layer.kind == "quantized" for layer in self.layers):
+            return f"linear layers in {self.bits_per_weight:.2f} bits per weight"
+        return f"{percent_text(self.totals.achieved_ratio)} of its linear layers removed"
 
     @property
     def energy_kwh(self) -> float | None:

@@ -8,8 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.e2e.deployment import Deployment
+from tests.e2e.kill_matrix import uninterrupted
 from tests.e2e.service_process import Service
-from tests.e2e.watching import BLOCKS, REQUEST, events_of
+from tests.e2e.watching import BLOCKS, REQUEST
 
 MODEL = Path(__file__).parents[2] / "examples" / "tiny-llama"
 SMALL = {
@@ -80,7 +81,6 @@ def finished_job(tmp_path_factory, small_model):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(finished_job):
-    """Return hashes of the artifacts, and events, of that job."""
-    service, job_id = finished_job
-    return service.hashes(job_id), events_of(service, job_id)
+def expected(tmp_path_factory, small_model):
+    """Return hashes of what the library itself makes of the model as those jobs request, without a service."""
+    return uninterrupted(small_model, tmp_path_factory.mktemp("expected") / "out", REQUEST)

@@ -32,15 +32,17 @@ class Deployment(Service):
             self._commands = {"api": ["serve", "--port", "0"]}
         self._processes: dict[str, subprocess.Popen] = {}
         self.deaths: list[str] = []
+        self._is_migrated = False
         quick = {"ROCKET_LEASE_SECONDS": str(LEASE_SECONDS), "ROCKET_DATA_DIR": str(data_dir)}
         super().__init__(data_dir, **(quick | settings))
 
     def start(self) -> None:
-        """Migrate, and start everything that does not run."""
-        if IS_SPLIT:
+        """Migrate once, and start everything that does not run."""
+        if IS_SPLIT and not self._is_migrated:
             with self.log.open("ab") as log:
                 command = [str(ROCKET), "migrate"]
                 subprocess.run(command, check=True, stdout=log, stderr=log, env=self.environment)
+            self._is_migrated = True
         self.revive()
 
     def revive(self) -> None:

@@ -113,9 +113,9 @@ def save_model(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def uninterrupted(model: Path, output: Path) -> dict[str, str]:
+def uninterrupted(model: Path, output: Path, request: dict = REQUEST) -> dict[str, str]:
     """Return hashes of what the library itself makes of the model, uninterrupted and without a service."""
-    config = compression_config(ratio=REQUEST["ratio"], calibration=REQUEST["calibration"])
+    config = compression_config(ratio=request["ratio"], calibration=request["calibration"])
     compress(str(model), output, config)
     return {
         file.relative_to(output).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()

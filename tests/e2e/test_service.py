@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.service_process import ROCKET, Service
+from tests.e2e.kill_matrix import uninterrupted
+from tests.e2e.service_process import ROCKET
 from tests.e2e.watching import LAYERS, REQUEST, assert_whole, events_of, has_told
 
 
@@ -21,12 +22,12 @@ def assert_small(service):
     assert "libtorch" not in Path(f"/proc/{service.process.pid}/maps").read_text()
 
 
-def test_a_submitted_job_gives_a_model_that_loads_elsewhere(finished_job, tmp_path, uninterrupted):
+def test_a_submitted_job_gives_a_model_that_loads_elsewhere(finished_job, tmp_path, expected):
     service, job_id = finished_job
     job = service.job(job_id)
     assert (job["status"], job["progress"], job["attempt"], job["error"]) == ("succeeded", 1.0, 1, None)
     assert_small(service)
-    assert_whole(service, job_id, uninterrupted[0])
+    assert_whole(service, job_id, expected)
     artifacts = service.client.get(f"/jobs/{job_id}/artifacts").json()["data"]
     for artifact in artifacts:
         file = tmp_path / "download" / artifact["name"]
@@ -50,9 +51,11 @@ def test_a_submitted_job_gives_a_model_that_loads_elsewhere(finished_job, tmp_pa
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "download")], check=True, cwd=tmp_path)
 
 
-def test_jobs_can_be_cancelled_and_retried(start_service, uninterrupted):
-    service = start_service()
-    running, waiting = service.submit(**REQUEST), service.submit(**REQUEST)
+def test_jobs_can_be_cancelled_and_retried(finished_job, small_model, tmp_path):
+    service, _ = finished_job
+    # Other text, so that the profile of the finished job cannot be reused.
+    request = REQUEST | {"calibration": REQUEST["calibration"] | {"samples": 6}}
+    running, waiting = service.submit(**request), service.submit(**request)
     answer = service.client.post(f"/jobs/{waiting}/cancel")
     assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
     service.wait(running, until=lambda job: has_told(service, running, 10))
@@ -65,7 +68,7 @@ def test_jobs_can_be_cancelled_and_retried(start_service, uninterrupted):
     retried = answer.json()["id"]
     job = service.finished(retried)
     assert (job["status"], job["retry_of"]) == ("succeeded", running)
-    assert service.hashes(retried) == uninterrupted[0]
+    assert service.hashes(retried) == uninterrupted(small_model, tmp_path / "out", request)
     assert service.job(running)["status"] == "cancelled"
     layers = service.client.get(f"/jobs/{retried}/layers").json()["data"]
     assert len(layers) == LAYERS
@@ -73,16 +76,16 @@ def test_jobs_can_be_cancelled_and_retried(start_service, uninterrupted):
     assert len([event for event in events_of(service, retried) if event["type"] == "layer"]) < LAYERS
 
 
-def test_an_unavailable_broker_loses_no_job(start_service, uninterrupted):
+def test_an_unavailable_broker_loses_no_job(start_service, expected):
     service = start_service(ROCKET_BROKER_URL="redis://127.0.0.1:1/0")
     job_id = service.submit(**REQUEST)
     assert service.finished(job_id)["status"] == "succeeded"
-    assert service.hashes(job_id) == uninterrupted[0]
+    assert service.hashes(job_id) == expected
     assert service.client.get("/readyz").status_code == 200
 
 
-def test_an_error_found_in_preflight_ends_the_job_with_its_code(start_service):
-    service = start_service()
+def test_an_error_found_in_preflight_ends_the_job_with_its_code(finished_job):
+    service, _ = finished_job
     job = service.finished(service.submit(**REQUEST, options={"ignore": ["*"]}))
     assert (job["status"], job["attempt"], job["result"]) == ("failed", 1, None)
     assert job["error"]["code"] == "unsupported_architecture"
@@ -91,8 +94,8 @@ def test_an_error_found_in_preflight_ends_the_job_with_its_code(start_service):
     assert str(service.data_dir) not in str(job)
 
 
-def test_two_services_do_not_share_a_data_folder(start_service):
-    service = start_service()
+def test_two_services_do_not_share_a_data_folder(finished_job):
+    service, _ = finished_job
     command = [ROCKET, "serve", "--port", "0", "--data-dir", service.data_dir]
     second = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
     assert second.returncode == 2
@@ -101,24 +104,23 @@ def test_two_services_do_not_share_a_data_folder(start_service):
     assert service.client.get("/healthz").status_code == 200
 
 
-def test_api_processes_share_a_data_folder_but_not_with_serve(tmp_path):
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "ROCKET_DATA_DIR": str(tmp_path / "data")}
-    options = {"capture_output": True, "text": True, "timeout": 60, "env": environment}
+def test_api_processes_share_a_data_folder_but_not_with_serve(finished_job, tmp_path):
+    service, _ = finished_job
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "ROCKET_DATA_DIR": str(service.data_dir)}
+    options = {"capture_output": True, "text": True, "timeout": 60}
     command = [ROCKET, "api", "--port", "0"]
-    service = Service(tmp_path / "data")
-    try:
-        refused = subprocess.run(command, check=False, **options)
-        assert (refused.returncode, refused.stdout) == (2, "")
-        assert "another service uses" in refused.stderr
-        assert service.client.get("/healthz").status_code == 200
-    finally:
-        service.close()
+    refused = subprocess.run(command, check=False, env=environment, **options)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "another service uses" in refused.stderr
+    assert service.client.get("/healthz").status_code == 200
+    environment["ROCKET_DATA_DIR"] = str(tmp_path / "data")
+    assert subprocess.run([ROCKET, "migrate"], check=False, env=environment, **options).returncode == 0
     with ExitStack() as stack:
         for _ in range(2):
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
             stack.callback(process.kill)
             assert process.stdout.readline().startswith(b"Serving on http://")
-        refused = subprocess.run([ROCKET, "serve", "--port", "0"], check=False, **options)
+        refused = subprocess.run([ROCKET, "serve", "--port", "0"], check=False, env=environment, **options)
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "another service uses" in refused.stderr
 
@@ -141,6 +143,7 @@ def test_an_invalid_serve_command_fails_at_once(tmp_path, options, message):
 
 def test_a_job_at_another_ratio_reuses_the_profile(finished_job):
     service, first = finished_job
+    stored = set((service.data_dir / "profiles").iterdir())
     second = service.submit(**REQUEST | {"ratio": 0.45})
     assert service.finished(second)["status"] == "succeeded"
     jobs = [service.job(job_id) for job_id in (first, second)]
@@ -149,7 +152,7 @@ def test_a_job_at_another_ratio_reuses_the_profile(finished_job):
     layers = [service.client.get(f"/jobs/{job_id}/layers").json()["data"] for job_id in (first, second)]
     profiles = [[{**layer, "chosen": None} for layer in found] for found in layers]
     assert profiles[0] == profiles[1]
-    assert len(list((service.data_dir / "profiles").iterdir())) == 1
+    assert set((service.data_dir / "profiles").iterdir()) == stored != set()
     # The result matches the earlier prediction.
     asked = {"ratio": 0.45}
     predicted = service.client.post(f"/profiles/{jobs[0]['profile_id']}/allocations", json=asked).json()

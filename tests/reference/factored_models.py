@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core.code_format import CodeFormat
@@ -139,6 +139,20 @@ def stored_layers(model):
 def file_bytes(folder):
     """Return contents of the weight files by name."""
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+
+
+def assert_same_logits(loaded, model):
+    """Compare two models: bitwise, or with float32's rounding where layers add up codes in another order."""
+    tables = any(getattr(layer, "tabulated", False) for layer in stored_layers(loaded).values())
+    tolerance = 1e-5 if tables and loaded.dtype == torch.float32 else 0
+    torch.testing.assert_close(logits(loaded), logits(model), rtol=tolerance, atol=tolerance)
+
+
+def load_unpacked(folder, **kwargs):
+    """Load the model with all layers unpacked, which compute as dense ones do."""
+    config = AutoConfig.from_pretrained(folder)
+    config.quantization_config["keep_packed"] = False
+    return load(folder, config=config, **kwargs)
 
 
 def load(folder, **kwargs):

@@ -17,7 +17,7 @@ def lines(report: CompressionReport, capsys: pytest.CaptureFixture[str]) -> list
 def test_each_layer_has_a_row_without_the_common_prefix(lines: list[str]) -> None:
     assert lines[1].split() == ["layer", "kind", "rank", "nnz", "sparsity", "kept", "ratio", "weight", "error", "error"]
     # 200 atoms of 1000 features and 50,000 of 200,000 coefficients are 250,000 of a million parameters,
-    # of 2 bytes each, beside a mask of 25,000 bytes.
+    # of 2 bytes each, and a mask of 25,000 bytes.
     factored = ["0.attn.q_proj", "factored", "200", "50k", "75.0%", "250k", "75.0%", "4.20", "0.1250", "0.3750"]
     assert lines[2].split() == factored
     assert lines[3].split() == ["0.mlp.up_proj", "dense", "-", "-", "-", "2M", "0.0%", "16.00", "-", "-"]

@@ -42,6 +42,15 @@ def test_a_model_can_be_profiled_alone(remote, client):
     assert remote("profile", "local/tny").code == 3
 
 
+def test_a_method_of_one_format_needs_no_number(remote, client):
+    options = ("--method", "gptq", "--code-bits", "3", "--group-size", "64")
+    assert remote("submit", "local/tiny", *options).code == 0
+    job = only_job(client)
+    assert (job.kind, job.ratio, job.target_bytes) == ("compression", None, None)
+    assert (job.options["method"], job.options["code_bits"], job.options["group_size"]) == ("gptq", 3, 64)
+    assert "3 bits" in remote("jobs").out
+
+
 @pytest.mark.both_clients
 def test_both_clients_require_exactly_one_target(connect, server):
     with connect(server.url) as rocket:
@@ -52,3 +61,5 @@ def test_both_clients_require_exactly_one_target(connect, server):
         assert rocket.submit("local/tiny", ratio=0).ratio == 0
         assert rocket.profile("local/tiny").kind == "profile"
         assert rocket.estimate("local/tiny", target_bytes=4_000_000).ratio > 0
+        assert rocket.submit("local/tiny", options={"method": "rtn"}).options["code_bits"] == 4
+        assert rocket.estimate("local/tiny", options={"method": "rtn"}).ratio == 1 - 4.5 / 16

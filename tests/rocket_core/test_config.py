@@ -61,6 +61,33 @@ def test_baseline_methods_default_to_the_paper_preset(method):
     assert compression_config(ratio=0.3, method=method, preset="best").sequential
 
 
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_methods_of_one_format_have_a_default_format(method):
+    plain = compression_config(method=method)
+    assert (plain.preset, plain.budget, plain.code_bits, plain.group_size) == ("paper", "bytes", 4, 32)
+    assert compression_config(method=method, code_bits=None, group_size=None) == plain
+    assert compression_config(method=method, code_bits=8, group_size=0).group_size == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"method": "gptq", "ratio": 0.5}, "leave ratio and target_bytes out"),
+        ({"method": "rtn", "target_bytes": 10}, "leave ratio and target_bytes out"),
+        ({"method": "gptq", "budget": "parameters"}, "budget must be bytes"),
+        ({"method": "gptq", "code_bits": 7}, "code_bits: Input should be 2, 3, 4, 5, 6 or 8"),
+        ({"method": "gptq", "group_size": 16}, "group_size: Input should be 0, 32, 64 or 128"),
+        ({"ratio": 0.5, "code_bits": 4}, "for the methods rtn and gptq"),
+        ({"ratio": 0.5, "method": "wanda", "group_size": 32}, "for the methods rtn and gptq"),
+        ({"method": "wanda"}, "compresses every layer at one ratio"),
+        ({"method": ["gptq"]}, "method: Input should be"),
+    ],
+)
+def test_a_format_is_for_methods_of_one_format(settings, said):
+    with pytest.raises(InvalidConfigError, match=said):
+        compression_config(**settings)
+
+
 @pytest.mark.parametrize("preset", ["paper", "fast", "best"])
 @pytest.mark.parametrize("objective", ["weight", "whitened", "fisher"])
 def test_any_objective_works_with_any_preset(preset, objective):
@@ -86,3 +113,11 @@ def test_people_see_stages_by_other_names_than_programs():
     labels = [stage_label(stage) for stage in STAGES]
     assert labels[1:4] == ["preflight", "measuring sensitivity", "profiling"]
     assert stage_label("queued") == "queued"
+
+
+def test_a_size_makes_the_budget_count_bytes_and_allows_codes():
+    asked = compression_config(target_bytes=1000, budget="parameters")
+    assert (asked.budget, asked.quantizes) == ("bytes", True)
+    assert not compression_config(ratio=0.5).quantizes
+    assert compression_config(ratio=0.5, budget="bytes").quantizes
+    assert not compression_config(target_bytes=1000, kinds=("sparse",)).quantizes

@@ -2,16 +2,20 @@
 
 import pytest
 
-from app.shared.requests import AllocationRequest, CompressionRequest, JobRequest
+from app.shared.requests import AllocationRequest, CompressionRequest, JobRequest, ProfileRequest
 from rocket_core.config import CompressionConfig, compression_config
 from rocket_core.errors import InvalidConfigError
-from rocket_core.target import ByBytes, ByError, ByRatio, target_of
+from rocket_core.target import ByBytes, ByError, ByFormat, ByRatio, target_of
 
 BOUNDARIES = [
     ({"ratio": 0.3}, ByRatio(ratio=0.3)),
     ({"ratio": 0.0}, ByRatio(ratio=0.0)),
     ({"target_bytes": 1000}, ByBytes(target_bytes=1000)),
     ({}, None),
+]
+FORMATS = [
+    ({"method": "gptq"}, ByFormat(bits=4, group_size=32), "4 bits, groups of 32"),
+    ({"method": "rtn", "code_bits": 3, "group_size": 0}, ByFormat(bits=3, group_size=0), "3 bits, a scale per output"),
 ]
 
 
@@ -34,6 +38,23 @@ def test_a_request_has_the_target_of_its_members(members, target):
     assert request.target == request.compression_config().target == target
     assert request.kind == ("profile" if target is None else "compression")
     assert "target" not in request.model_dump()
+
+
+@pytest.mark.parametrize(("options", "target", "text"), FORMATS)
+def test_a_method_of_one_format_has_that_target(options, target, text):
+    config = compression_config(**options)
+    assert config.target == target
+    assert CompressionConfig.model_validate_json(config.model_dump_json()) == config
+    request = CompressionRequest.model_validate({"model_id": "local/m", "options": options})
+    assert (request.target, request.kind, target.text) == (target, "compression", text)
+    with pytest.raises(ValueError, match="needs no profile"):
+        ProfileRequest.model_validate({"model_id": "local/m", "options": options})
+
+
+@pytest.mark.parametrize(("group_size", "of_20", "of_100"), [(0, 20, 100), (32, 20, 32), (128, 20, 100)])
+def test_groups_have_at_most_all_inputs(group_size, of_20, of_100):
+    target = ByFormat(bits=4, group_size=group_size)
+    assert [target.code_format(d_in).group_size for d_in in (20, 100)] == [of_20, of_100]
 
 
 def test_a_ratio_and_a_size_are_not_both_a_target():

@@ -128,6 +128,20 @@ def test_a_job_made_on_an_empty_page_gives_a_loadable_model(browser, service, tm
     assert model(**tokenizer("hello", return_tensors="pt")).logits.isfinite().all()
 
 
+def test_a_model_is_fitted_into_a_size(browser, service):
+    with open_page(browser, service) as page:
+        page.goto("/ui/new?model_id=local/tiny&samples=4&sequence_length=32")
+        expect(page.get_by_label("Fit into a size")).to_be_checked()
+        expect(page.locator("#preview")).to_contain_text("enter the size")
+        page.get_by_label("size", exact=True).fill("150kB")
+        page.get_by_label("Samples").focus()
+        expect(page.locator("#preview")).to_contain_text("≤ 150")
+        page.get_by_role("button", name="Compress", exact=True).click()
+        finish(page)
+        expect(page.locator(".headline").first).to_contain_text("bits per weight")
+        expect(page.locator("figure[data-figure='allocation-map']").first).to_contain_text("bits on disk per weight")
+
+
 def test_another_ratio_can_be_chosen_from_a_profile(browser, service):
     with open_page(browser, service) as page:
         page.goto("/ui/profiles")
@@ -188,6 +202,9 @@ def test_a_job_can_be_made_and_cancelled_with_the_keyboard(browser, service):
         while page.evaluate("document.activeElement.id") != "model_id":
             page.keyboard.press("Tab")
         page.keyboard.type("local/tiny")
+        while page.evaluate("document.activeElement.id") != "size":
+            page.keyboard.press("Tab")
+        page.keyboard.type("150kB")
         page.keyboard.press("Enter")
         page.wait_for_url("**/ui/jobs/*")
         while page.evaluate("document.activeElement.textContent") != "Cancel":

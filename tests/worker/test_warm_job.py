@@ -14,7 +14,7 @@ from tests.reference.fake_hub import FakeHub
 from tests.reference.tiny_models import save_tiny_model
 from tests.worker.waiting import PATIENCE, eventually
 from worker.job_processes import FreshJobs, JobStart, WarmJobs
-from worker.runner import Runner
+from worker.runner import ALL_ROUND, Runner, job_environment
 
 pytestmark = pytest.mark.skipif(not WarmJobs.is_supported(), reason="this system cannot fork such processes")
 
@@ -40,13 +40,32 @@ worker.computation.Computation._work = look
 """
 
 
+@pytest.fixture(scope="module")
+def template_kept():
+    """Processes forked from one template, as its start takes longer than most tests."""
+    jobs = WarmJobs(os.environ)
+    # Before any test, each of which ends the processes that it has started.
+    jobs.prepare()
+    yield jobs
+    jobs.close()
+
+
+@pytest.fixture
+def warm_kept(template_kept, settings, database):
+    """A runner whose jobs are forked, with the template of other tests."""
+    runner = Runner(settings, database, processes=template_kept)
+    runner.prepare()
+    return runner
+
+
 @pytest.fixture
 def warm(configure, database):
-    """A runner whose jobs are forked."""
+    """A runner whose jobs are forked, with its own template."""
     runners = []
 
     def warm(**changes):
-        runner = Runner(configure(**changes), database, is_warm=True)
+        settings = configure(**changes)
+        runner = Runner(settings, database, processes=WarmJobs(job_environment(settings, ALL_ROUND)))
         runners.append(runner)
         runner.prepare()
         return runner
@@ -65,20 +84,16 @@ def named(module):
 
 
 def template():
-    [found] = [
-        process
-        for process in psutil.Process().children()
-        if "worker.warm_job:run" in process.cmdline() and process.ppid() == os.getpid()
-    ]
-    return found
+    """Return the template that was started last."""
+    found = [process for process in psutil.Process().children() if "worker.warm_job:run" in process.cmdline()]
+    return max(found, key=psutil.Process.create_time)
 
 
-def test_warm_jobs_produce_the_bytes_of_fresh_ones(warm, settings, database, submit, model, look, published):
+def test_warm_jobs_produce_the_bytes_of_fresh_ones(warm_kept, settings, database, submit, model, look, published):
     first, second, third = (submit(calibration=CALIBRATION) for _ in range(3))
-    runner = warm()
-    assert runner.run(first)
+    assert warm_kept.run(first)
     pid = template().pid
-    assert runner.run(second)
+    assert warm_kept.run(second)
     assert template().pid == pid
     assert Runner(settings, database).run(third)
     assert [look(job).status for job in (first, second, third)] == ["succeeded"] * 3
@@ -90,12 +105,18 @@ def test_warm_jobs_produce_the_bytes_of_fresh_ones(warm, settings, database, sub
     assert hashes[0] == hashes[1] == hashes[2]
 
 
-def test_processes_that_wait_hold_no_secret_and_no_thread(warm):
-    warm(secret_key=KEY)
+def test_what_waits_holds_no_secret_and_no_thread_until_closed(warm):
+    runner = warm(secret_key=KEY)
     eventually(lambda: len(family(template())) == 3)
-    for process in (template(), *family(template())):
+    waiting = [template(), *family(template())]
+    for process in waiting:
         assert process.num_threads() == 1
         assert not [name for name in process.environ() if name.startswith("ROCKET_")]
+    [home] = {process.environ()["HOME"] for process in waiting}
+    assert os.path.lexists(home)
+    runner.close()
+    assert psutil.wait_procs(waiting, timeout=10)[1] == []
+    assert not os.path.lexists(home)
 
 
 def test_a_forked_process_is_confined_like_a_fresh_one(warm, submit, model, look, tmp_path, monkeypatch, settings):
@@ -129,10 +150,9 @@ def test_models_of_the_hub_are_cached_for_all_jobs(warm, submit, look, tmp_path,
     assert [path.name for path in (tmp_path / "cache" / "hub").glob("models--*")] == ["models--org--model"]
 
 
-def test_each_job_has_its_own_home(warm, submit, model, settings, look):
-    runner = warm()
+def test_each_job_has_its_own_home(warm_kept, submit, model, settings, look):
     job = submit(calibration=CALIBRATION)
-    thread = threading.Thread(target=runner.run, args=(job,), daemon=True)
+    thread = threading.Thread(target=warm_kept.run, args=(job,), daemon=True)
     thread.start()
     eventually(lambda: named("worker.compute"))
     [computing] = named("worker.compute")
@@ -140,12 +160,10 @@ def test_each_job_has_its_own_home(warm, submit, model, settings, look):
     home = computing.environ()["HOME"]
     assert os.path.realpath(home) == str((settings.data_dir / "work" / look(job).work_key / "home").resolve())
     thread.join(PATIENCE)
-    runner.close()
-    assert not os.path.lexists(home)
 
 
-def test_cancelling_stops_a_forked_job(warm, submit, model, look, cancel):
-    runner = warm(cancel_grace_seconds=60)
+def test_cancelling_stops_a_forked_job(configure, database, template_kept, submit, model, look, cancel):
+    runner = Runner(configure(cancel_grace_seconds=60), database, processes=template_kept)
     job = submit(calibration=CALIBRATION)
     thread = threading.Thread(target=runner.run, args=(job,), daemon=True)
     thread.start()
@@ -171,10 +189,9 @@ def test_a_job_outlives_the_loss_of_its_template(warm, submit, model, look):
     assert (look(job).status, look(job).attempt) == ("succeeded", 2)
 
 
-def test_killing_a_forked_job_ends_its_processes(warm, submit, model, look):
-    runner = warm()
+def test_killing_a_forked_job_ends_its_processes(warm_kept, submit, model, look):
     job = submit(calibration=CALIBRATION)
-    thread = threading.Thread(target=runner.run, args=(job,), daemon=True)
+    thread = threading.Thread(target=warm_kept.run, args=(job,), daemon=True)
     thread.start()
     eventually(lambda: named("worker.compute"))
     [process] = named("worker.job")
@@ -199,14 +216,6 @@ def test_a_template_that_cannot_start_is_not_needed(tmp_path, caplog):
     process = FreshJobs(("-c", "pass")).start(start)
     assert process.wait() == 0
     jobs.close()
-
-
-def test_closing_ends_the_template_and_what_waits(warm):
-    runner = warm()
-    eventually(lambda: len(family(template())) == 3)
-    waiting = [template(), *family(template())]
-    runner.close()
-    assert psutil.wait_procs(waiting, timeout=10)[1] == []
 
 
 def test_killing_a_worker_ends_its_template():

@@ -1,7 +1,7 @@
 """Export of the artifacts: safetensors tensor by tensor, config and tokenizer files."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -10,7 +10,6 @@ from transformers.pytorch_utils import Conv1D
 from rocket_core.checkpoint import (
     TensorEntry,
     TensorPlan,
-    header_bytes,
     plan_copy,
     plan_tensor,
     write_checkpoint,
@@ -19,7 +18,7 @@ from rocket_core.checkpoint.reader import DTYPES
 from rocket_core.config import ExportKind
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, copy_file, read_file
 from rocket_core.inspection.unsafe_settings import without_code
-from rocket_core.layers import FACTOR_NAMES, LayerEntry, quantization_config
+from rocket_core.layers import LayerEntry, quantization_config
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.stored_weight import read_dense_weight, stored_tensors
@@ -60,7 +59,7 @@ def write_export(
     for key, entry in run.checkpoint.entries.items():
         layer = stored.get(key.removesuffix(".weight")) if key.endswith(".weight") else None
         if layer is None:
-            plans.append(_plan_untouched(run, entry))
+            plans.append(plan_untouched(run, entry))
         elif kind == "factored":
             plans += _plan_stored(work, layer.name, key)
         else:
@@ -86,28 +85,8 @@ def stored_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def bytes_beside(run: Run, layers: Collection[str]) -> int:
-    """Return an upper bound on the factored artifact's bytes other than the weights of the given layers.
-
-    Args:
-        run: the run.
-        layers: names of compressible layers.
-    """
-    compressible = {f"{run.disk_name(name)}.weight" for name in layers}
-    tensors: list[tuple[str, tuple[int, ...]]] = []
-    others = 0
-    for key, entry in run.checkpoint.entries.items():
-        if key in compressible:
-            # No part has more dimensions, or is longer, than the weight's own shape. Codes have fewer parts.
-            tensors += ((key.removesuffix("weight") + part, entry.shape) for part in FACTOR_NAMES)
-        else:
-            tensors.append((key, entry.shape))
-            others += _plan_untouched(run, entry).nbytes
-    total = others + sum(run.stored_bytes(name) for name in layers)
-    return others + header_bytes(tensors, total, run.config.max_shard_bytes)
-
-
-def _plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
+def plan_untouched(run: Run, entry: TensorEntry) -> TensorPlan:
+    """Plan a tensor that compression leaves alone: a copy, unless another dtype is configured."""
     dtype = DTYPES.get(entry.dtype)
     if run.config.dtype == "auto" or dtype is None or not dtype.is_floating_point or dtype == run.dtype:
         return plan_copy(entry)

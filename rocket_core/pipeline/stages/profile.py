@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from rocket_core.allocation import Allocation
 from rocket_core.allocation.predictor import ModelProfile
@@ -15,9 +16,10 @@ from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.stages.artifact_size import fill_size
 from rocket_core.pipeline.state.work_folder import BlockRecord, WorkFolder
 from rocket_core.system.devices import return_freed_memory
-from rocket_core.target import Target
+from rocket_core.target import ByBytes, ByFormat, ByRatio, Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +75,11 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
     return Profiled(profiles=tuple(profiles), skipped=skipped)
 
 
-def allocate_layers(target: Target, profile: ModelProfile, work: WorkFolder) -> Allocation:
+def allocate_layers(run: Run, target: Target, profile: ModelProfile, work: WorkFolder) -> Allocation:
     """Solve the knapsack, or return the solution of the run that is resumed.
 
     Args:
+        run: the run.
         target: the ratio or the size to reach.
         profile: profile of the model.
         work: work folder for the solution.
@@ -86,7 +89,14 @@ def allocate_layers(target: Target, profile: ModelProfile, work: WorkFolder) -> 
     """
     allocation = work.allocation()
     if allocation is None:
-        allocation = profile.predictor().allocate(target)
+        predictor = profile.predictor()
+        match target:
+            case ByBytes(target_bytes=size):
+                allocation = fill_size(run, size, predictor)
+            case ByRatio() | ByFormat():
+                allocation = predictor.allocate(target)
+            case _:
+                assert_never(target)
         work.save_allocation(allocation)
     return allocation
 

@@ -116,6 +116,13 @@ def test_buttons_cancel_retry_and_delete(page, client, submitted):
     assert answer.headers["Content-Type"].startswith("text/html")
 
 
+def test_a_job_of_one_format_shows_its_bits(page, client):
+    body = {"model_id": BODY["model_id"], "options": {"method": "gptq", "code_bits": 3}}
+    job = client.post("/jobs", json=body).json()
+    for path in ("/", f"/ui/jobs/{job['id']}"):
+        assert "gptq, 3 bits" in page("GET", path).text
+
+
 @pytest.mark.parametrize(
     ("target", "fields"),
     [

@@ -52,7 +52,31 @@ def test_a_changed_form_creates_another_job(submit, client, page):
 def test_a_size_replaces_the_ratio(submit, client):
     assert submit(target="size", size="90kB").status_code == 303
     [job] = client.get("/jobs").json()["data"]
-    assert (job["ratio"], job["target_bytes"]) == (None, 90_000)
+    assert (job["ratio"], job["target_bytes"], job["options"]["budget"]) == (None, 90_000, "bytes")
+
+
+def test_the_form_leads_with_a_size(page):
+    text = page("GET", "/ui/new").text
+    assert text.index("Fit into a size") < text.index("Remove a fraction")
+    assert 'id="target-size" name="target" value="size" checked' in text
+    # A link with a ratio means the ratio.
+    assert 'id="target-ratio" name="target" value="ratio" checked' in page("GET", "/ui/new?ratio=0.5").text
+
+
+def test_the_preview_shows_the_size_to_fit_before_one_is_given(page):
+    text = page("POST", "/ui/new/preview", data=FIELDS | {"target": "size", "size": ""}).text
+    assert "enter the size that it is to fit into" in text
+    assert "notice bad" not in text
+
+
+def test_a_profile_for_sizes_is_found_by_sizes_alone(page, client, worker):
+    fields = FIELDS | {"target": "size", "size": "90kB"}
+    assert page("POST", "/ui/new/profile", data=fields).status_code == 303
+    [job] = client.get("/jobs").json()["data"]
+    assert job["options"]["budget"] == "bytes"
+    profile = worker.profile_model(job["id"])
+    assert f"/ui/profiles/{profile}" in page("POST", "/ui/new/preview", data=fields).text
+    assert profile not in page("POST", "/ui/new/preview", data=FIELDS).text
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,19 @@ def test_the_fingerprint_is_independent_of_spelling_out_defaults():
 def test_a_fingerprint_includes_an_evaluation_only_if_requested():
     plain = JobRequest(model_id="local/x", ratio=0.3)
     evaluated = JobRequest(model_id="local/x", ratio=0.3, evaluate={})
-    stored = plain.model_dump_json(exclude={"queue", "evaluate", "target_bytes"})
+    newer = {"queue": True, "evaluate": True, "target_bytes": True, "options": {"code_bits", "group_size"}}
+    stored = plain.model_dump_json(exclude=newer)
     assert plain.fingerprint() == hashlib.sha256(stored.encode()).hexdigest()
     assert evaluated.fingerprint() != plain.fingerprint()
     assert evaluated.fingerprint() == JobRequest(model_id="local/x", ratio=0.3, evaluate={"samples": 64}).fingerprint()
+
+
+def test_a_fingerprint_includes_the_format():
+    prints = {
+        JobRequest(model_id="local/x", options={"method": "gptq", "code_bits": bits}).fingerprint() for bits in (3, 4)
+    }
+    assert len(prints) == 2
+    assert JobRequest(model_id="local/x", options={"method": "gptq"}).fingerprint() in prints
 
 
 def test_evaluation_defaults_match_the_library():

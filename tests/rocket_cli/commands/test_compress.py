@@ -32,6 +32,13 @@ def test_defaults_match_the_library(rocket: Callable, pipeline: FakePipeline, tm
     assert call["resume"] is False
 
 
+def test_a_format_reaches_the_library(rocket: Callable, pipeline: FakePipeline, tmp_path: Path) -> None:
+    assert rocket("compress", "model", tmp_path, "--method", "rtn", "--code-bits", "8", "--group-size", "0").code == 0
+
+    (call,) = pipeline.calls
+    assert call["config"] == CompressionConfig(method="rtn", code_bits=8, group_size=0)
+
+
 def test_every_option_reaches_the_library(
     rocket: Callable, pipeline: FakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

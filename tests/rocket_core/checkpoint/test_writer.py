@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from rocket_core.checkpoint import open_checkpoint, plan_copy, plan_tensor, write_checkpoint
+from rocket_core.checkpoint import checkpoint_bytes, open_checkpoint, plan_copy, plan_tensor, write_checkpoint
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.float64, torch.int64]
 
@@ -59,6 +59,15 @@ def test_shards_respect_the_limit_and_are_indexed(tmp_path):
         held = load_file(tmp_path / name)
         assert all(index["weight_map"][key] == name for key in held)
         assert sum(tensor.nbytes for tensor in held.values()) <= 100 or len(held) == 1
+
+
+def test_the_size_of_files_is_known_beforehand(tmp_path):
+    for limit in (100, 150, 10**9):
+        folder = tmp_path / str(limit)
+        folder.mkdir()
+        expected = checkpoint_bytes(plans(some_tensors()), limit)
+        assert write_checkpoint(folder, plans(some_tensors()), max_shard_bytes=limit) == expected
+        assert expected == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def test_files_do_not_depend_on_the_order_of_the_plans(tmp_path):

@@ -9,13 +9,15 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig
 
 from rocket_core.errors import RocketError
 from rocket_core.hf import attach_factors
-from rocket_core.layers import FactorizedLinear, compose_weight, kinds
+from rocket_core.layers import FactorizedLinear, QuantizedLinear, compose_weight, kinds
 from rocket_core.linalg.integer_codes import RoundedWeight
 from tests.reference.factored_models import (
     INPUT_IDS,
+    assert_same_logits,
     dense_rows,
     file_bytes,
     load,
+    load_unpacked,
     logits,
     mixed_factors,
     quantized_factors,
@@ -26,8 +28,8 @@ from tests.reference.tiny_models import FAMILIES, HIDDEN_SIZE, VOCAB_SIZE
 
 
 def weights(model):
-    """Return the dense weights of unpacked quantized layers."""
-    return [buffer for name, buffer in model.named_buffers() if name.endswith(".dense")]
+    """Return what quantized layers keep in addition: dense weights, or the scales of tables."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith((".dense", ".table_scales"))]
 
 
 def as_stored(factors, dtype):
@@ -46,7 +48,7 @@ class TestLoading:
     @pytest.mark.parametrize("device_map", ["auto", "cpu", {"": "cpu"}])
     def test_loading_with_a_device_map(self, name, artifacts, device_map):
         model, folder = artifacts[name]
-        assert torch.equal(logits(load(folder, device_map=device_map)), logits(model))
+        assert_same_logits(load(folder, device_map=device_map), model)
 
     @pytest.mark.parametrize("name", ["gpt2", "llama, all kinds", "llama, quantized"])
     def test_loading_shards(self, name, artifacts, tmp_path):
@@ -54,7 +56,7 @@ class TestLoading:
         load(folder).save_pretrained(tmp_path, max_shard_size="20KB")
         assert len(list(tmp_path.glob("*.safetensors"))) > 2
         loaded = load(tmp_path)
-        assert torch.equal(logits(loaded), logits(model))
+        assert_same_logits(loaded, model)
         loaded.save_pretrained(tmp_path / "again", max_shard_size="20KB")
         assert file_bytes(tmp_path / "again") == file_bytes(tmp_path)
 
@@ -85,14 +87,13 @@ class TestLoading:
         factors = make_factors(model)
         attach_factors(model, factors)
         model.save_pretrained(tmp_path)
-        loaded = load(tmp_path)
-        assert torch.equal(logits(loaded), logits(model))
-        loaded.dequantize()
+        assert torch.equal(logits(load_unpacked(tmp_path)), logits(model))
+        loaded = load(tmp_path).dequantize()
         for name, one in factors.items():
             assert torch.equal(loaded.get_submodule(name).weight, dense_rows(as_stored(one, dtype), dtype)), name
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-    @pytest.mark.parametrize("keep_packed", [False, True])
+    @pytest.mark.parametrize("keep_packed", [None, False, True])
     def test_quantized_layers_compute_in_the_dtype_of_the_model(self, artifacts, tmp_path, dtype, keep_packed):
         _, folder = artifacts["llama, quantized"]
         config = AutoConfig.from_pretrained(folder)
@@ -109,16 +110,16 @@ class TestLoading:
         saved, original = (load_file(each / "model.safetensors") for each in (tmp_path, folder))
         for key, tensor in original.items():
             assert torch.equal(saved[key], tensor if tensor.dtype == torch.uint8 else tensor.to(dtype)), key
-        assert torch.equal(logits(loaded.to(torch.float32)), logits(load(tmp_path, dtype=torch.float32)))
+        assert_same_logits(loaded.to(torch.float32), load_unpacked(tmp_path, dtype=torch.float32))
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_bytes_on_the_disk_are_not_rounded(self, artifacts, tmp_path, dtype):
         _, folder = artifacts["llama, quantized"]
         device_map = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb"], "cpu")
         device_map |= {"model.layers.1": "disk", "lm_head": "cpu"}
-        loaded = load(folder, dtype=dtype, device_map=device_map, offload_folder=tmp_path)
+        loaded = load_unpacked(folder, dtype=dtype, device_map=device_map, offload_folder=tmp_path)
         assert any(layer.offloaded for layer in stored_layers(loaded).values())
-        assert torch.equal(logits(loaded), logits(load(folder, dtype=dtype)))
+        assert torch.equal(logits(loaded), logits(load_unpacked(folder, dtype=dtype)))
 
     @pytest.mark.parametrize("name", ["llama", "llama, all kinds", "llama, quantized"])
     def test_loading_partly_onto_the_disk(self, name, artifacts, tmp_path):
@@ -129,7 +130,7 @@ class TestLoading:
         assert {name: layer.packed for name, layer in stored_layers(loaded).items()} == {
             name: ".layers.1." in name for name in stored_layers(model)
         }
-        assert torch.equal(logits(loaded), logits(model))
+        assert_same_logits(loaded, model)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Attempting to save a model with offloaded modules")
             loaded.save_pretrained(tmp_path / "saved")
@@ -247,18 +248,41 @@ class TestLoading:
 
     @pytest.mark.parametrize("name", ["llama", "llama, all kinds", "llama, quantized"])
     def test_the_device_map_leaves_room_for_unpacking(self, name, artifacts):
-        loaded = load(artifacts[name][1])
-        unpacked = sum(tensor.nbytes for tensor in (*loaded.parameters(), *weights(loaded)))
-        packed = sum(tensor.nbytes for tensor in load_file(artifacts[name][1] / "model.safetensors").values())
-        assert packed < 0.95 * unpacked
-        limits = loaded.hf_quantizer.adjust_max_memory({"cpu": 2e6, 0: 10**6})
-        assert limits == {"cpu": int(2e6 * packed / unpacked), 0: int(10**6 * packed / unpacked)}
+        folder = artifacts[name][1]
+        packed = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+        prepared, dense = load(folder), load_unpacked(folder)
+        on_cpu, elsewhere = (
+            sum(tensor.nbytes for tensor in (*loaded.parameters(), *weights(loaded))) for loaded in (prepared, dense)
+        )
+        assert packed < 0.95 * elsewhere
+        limits = {"cpu": 2e6, 0: 10**6}
+        expected = {"cpu": int(2e6 * packed / elsewhere), 0: int(10**6 * packed / elsewhere)}
+        assert dense.hf_quantizer.adjust_max_memory(limits) == expected
+        expected["cpu"] = int(2e6 * packed / on_cpu)
+        assert prepared.hf_quantizer.adjust_max_memory(limits) == expected
+
+    def test_layers_compute_from_codes_on_a_cpu(self, artifacts, tmp_path):
+        model, folder = artifacts["llama, quantized"]
+        loaded = load(folder)
+        quantized = {name: one for name, one in stored_layers(loaded).items() if isinstance(one, QuantizedLinear)}
+        assert len(quantized) > 10
+        assert all(layer.tabulated and layer.dense is None for layer in quantized.values())
+        for tokens in (1, 3, 20):
+            ids = torch.arange(tokens)[None]
+            with torch.no_grad():
+                torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+        assert not any(getattr(one, "tabulated", False) for one in stored_layers(load_unpacked(folder)).values())
+        loaded.save_pretrained(tmp_path)
+        assert file_bytes(tmp_path) == file_bytes(folder)
+        assert "keep_packed" not in json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+        wide = load(folder, dtype=torch.float64)
+        assert not any(getattr(one, "tabulated", False) for one in stored_layers(wide).values())
 
     @pytest.mark.parametrize("name", ["llama", "llama, quantized"])
     @pytest.mark.parametrize("keep_packed", [False, True])
     def test_layers_are_placed_by_the_memory_they_will_take(self, name, artifacts, tmp_path, keep_packed):
         folder = artifacts[name][1]
-        dense = load(folder)
+        dense = load_unpacked(folder)
         unpacked = sum(tensor.nbytes for tensor in (*dense.parameters(), *weights(dense)))
         config = AutoConfig.from_pretrained(folder)
         config.quantization_config["keep_packed"] = keep_packed

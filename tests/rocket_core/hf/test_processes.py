@@ -61,8 +61,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 config = AutoConfig.from_pretrained(sys.argv[1])
 models = [AutoModelForCausalLM.from_pretrained(sys.argv[1])]
 assert type(models[0].hf_quantizer) is rocket_core.hf.RocketHfQuantizer
-config.quantization_config["keep_packed"] = True
-models.append(AutoModelForCausalLM.from_pretrained(sys.argv[1], config=config))
+for keep_packed in (False, True):
+    config.quantization_config["keep_packed"] = keep_packed
+    models.append(AutoModelForCausalLM.from_pretrained(sys.argv[1], config=config))
 answer, ids = [], torch.arange(10)[None]
 for model in models:
     torch._dynamo.reset()
@@ -76,4 +77,4 @@ print(json.dumps(answer))
 
 @pytest.mark.parametrize("name", ["llama", "llama, all kinds", "llama, quantized"])
 def test_artifacts_can_be_reloaded_and_compiled(artifacts, name):
-    assert run_python(RELOAD_AND_COMPILE, artifacts[name][1]) == [True, True]
+    assert run_python(RELOAD_AND_COMPILE, artifacts[name][1]) == [True, True, True]

@@ -88,12 +88,14 @@ SETTINGS = [
     {"kinds": ("sparse",)},
     {"method": "svd-llm", "sequential": True},
     {"method": "rocket-uniform", "kinds": ("sparse",)},
+    {"method": "rtn", "ratio": None},
+    {"method": "gptq", "ratio": None},
 ]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_input_grams_are_counted_if_the_method_needs_them(settings):
-    config = compression_config(ratio=0.3, **settings)
+    config = compression_config(**{"ratio": 0.3, **settings})
     method = method_for(config, 4)
     assert Workload(config=config, windows=4, sequence_length=8).input_grams == method.needs_input_gram
 

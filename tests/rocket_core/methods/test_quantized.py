@@ -77,9 +77,8 @@ def test_other_settings_offer_no_quantized_candidates(settings):
     assert offered == {"sparse"}
 
 
-def test_a_target_size_counts_bytes_unless_told_otherwise():
+def test_a_target_size_quantizes_unless_the_preset_does_not():
     assert CompressionConfig(target_bytes=10**6).quantizes
-    assert not CompressionConfig(target_bytes=10**6, budget="parameters").quantizes
     assert not CompressionConfig(ratio=0.3).quantizes
     assert not CompressionConfig(target_bytes=10**6, preset="paper").quantizes
 

@@ -32,6 +32,8 @@ def test_the_budget_is_kept_and_the_artifact_loads(family, model_folder, quantiz
     stored = sum(layer.stored_bytes for layer in report.layers)
     assert stored <= 0.15 * dense
     assert stored >= 0.13 * dense
+    assert report.bits_per_weight == pytest.approx(32 * stored / dense)
+    assert f"in {32 * stored / dense:.2f} bits per weight" in (tmp_path / "out" / "factored" / "README.md").read_text()
     for layer in report.layers:
         assert layer.bits_per_weight == pytest.approx(8 * layer.stored_bytes / (layer.d_in * layer.d_out))
         assert (layer.bits is None) == (layer.kind != "quantized")

@@ -2,12 +2,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from app.shared.fork_server import ForkServer
 from rocket_core.checkpoint import find_model
 from rocket_core.errors import (
     CompressionCancelledError,
@@ -19,22 +18,6 @@ from rocket_core.errors import (
 from rocket_core.pipeline import compress, requirements
 from rocket_core.pipeline.preflight import prepare_run
 from tests.reference.tiny_models import save_tiny_model
-
-# Kills itself at the given step, at once and without any handler, like the system's out-of-memory killer.
-VICTIM = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from rocket_core.config import CompressionConfig
-from rocket_core.pipeline import compress
-torch.set_num_threads(1)  # equal bytes are promised at equal thread counts
-steps = iter(range(10**9))
-def on_progress(progress):
-    if next(steps) == int(sys.argv[4]):
-        os.kill(os.getpid(), signal.SIGKILL)
-config = CompressionConfig.model_validate_json(sys.argv[3])
-compress(sys.argv[1], Path(sys.argv[2]), config, resume=True, on_progress=on_progress)
-"""
 
 
 def count_steps(model, output, config):
@@ -69,17 +52,16 @@ def test_cancelled_anywhere_it_resumes_to_the_same_bytes(
 
 def test_killed_repeatedly_it_resumes_to_the_same_bytes(tmp_path, model_folder, settings, finished, fingerprint, steps):
     output = tmp_path / "out"
-    for fraction in (0.15, 0.4, 0.6, 0.75):
-        step = next(index for index, progress in enumerate(steps) if progress.fraction >= fraction)
-        arguments = [str(model_folder("llama")), str(output), settings().model_dump_json(), str(step)]
-        victim = subprocess.run(
-            [sys.executable, "-c", VICTIM, *arguments],
-            check=False,
-            capture_output=True,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(Path.cwd())},
-        )
-        assert victim.returncode == -signal.SIGKILL, victim.stderr
+    server = ForkServer("tests.rocket_core.pipeline.victim:run", environment=os.environ)
+    try:
+        for fraction in (0.15, 0.4, 0.6, 0.75):
+            step = next(index for index, progress in enumerate(steps) if progress.fraction >= fraction)
+            arguments = [str(model_folder("llama")), str(output), settings().model_dump_json(), step]
+            (tmp_path / "arguments").write_text(json.dumps(arguments))
+            with (tmp_path / "arguments").open() as file, server.fork([file.fileno()]) as victim:
+                assert victim.wait(300) == -signal.SIGKILL
+    finally:
+        server.close()
     compress(str(model_folder("llama")), output, settings(), resume=True)
     assert fingerprint(output) == fingerprint(finished("llama")[0])
 

@@ -6,6 +6,7 @@ from app.shared.errors import ArtifactNotFoundError
 from app.shared.lifecycle import Status
 from app.shared.outcomes import JobResult, NewEvent
 from app.shared.repositories import events, jobs, leases, outputs, sweeps
+from rocket_core.candidates import Candidate
 from rocket_core.report.schema import CompressionReport
 from tests.job_events import add_event
 
@@ -80,7 +81,18 @@ def test_a_layer_computed_twice_is_published_once(database, held, profile, clock
 
 
 def test_the_allocation_is_published_once_and_whole(database, held, dense, factored):
-    chosen = [("a", factored), ("b", dense)]
+    codes = Candidate(
+        kind="quantized",
+        bits=4,
+        group_size=16,
+        scale_bits=6,
+        kept_parameters=64,
+        stored_bytes=35,
+        reconstruction_error=0.1,
+        weight_error=0.2,
+        loss=0.3,
+    )
+    chosen = [("a", factored), ("b", dense), ("c", codes)]
     with database.transaction() as session:
         assert outputs.save_allocation(session, held, chosen)
         assert not outputs.save_allocation(session, held, [("a", dense)])

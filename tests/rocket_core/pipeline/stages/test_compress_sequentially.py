@@ -19,11 +19,11 @@ def run_with(tmp_path_factory, model_folder, settings):
     made = {}
 
     def make(family="llama", **changes):
-        key = family, repr(sorted(changes.items()))
+        chosen = settings(**({"preset": "best", "sensitivity_samples": 4, "export": ("factored",)} | changes))
+        key = family, chosen.model_dump_json()
         if key not in made:
             output = tmp_path_factory.mktemp("sequential")
-            chosen = {"preset": "best", "sensitivity_samples": 4, "export": ("factored",)} | changes
-            made[key] = output, compress(str(model_folder(family)), output, settings(**chosen))
+            made[key] = output, compress(str(model_folder(family)), output, chosen)
         return made[key]
 
     return make
@@ -113,7 +113,9 @@ def test_a_stopped_run_resumes_to_the_same_bytes(run_with, tmp_path, model_folde
 @pytest.mark.parametrize("family", ["llama", "t5", "whisper", "roberta", "gpt2"])
 def test_caching_outputs_changes_nothing(family, tmp_path, model_folder, settings, monkeypatch):
     calibration = {"samples": 4} | ({"dataset": "synthetic"} if family == "whisper" else {})
-    chosen = settings(preset="best", sensitivity_samples=4, export=("factored",)).model_copy(
+    # The kinds of one family are enough: outputs are cached before any candidate is made.
+    kinds = {} if family == "llama" else {"kinds": ("sparse",)}
+    chosen = settings(preset="best", sensitivity_samples=4, export=("factored",), **kinds).model_copy(
         update={"calibration": settings().calibration.model_copy(update=calibration)}
     )
     monkeypatch.setattr("rocket_core.pipeline.block_walk.TOKENS_PER_BATCH_ON_CPU", 64)
@@ -170,7 +172,12 @@ def test_the_best_preset_supports_every_kind_of_model(family, run_with):
 
 def test_layers_of_an_encoder_decoder_are_compressed_in_turn(run_with):
     _, report = run_with(
-        "t5", objective="whitened", column_weights=False, kinds=("low_rank", "factored"), calibration={"samples": 4}
+        "t5",
+        objective="whitened",
+        column_weights=False,
+        kinds=("low_rank", "factored"),
+        ignore=("*.SelfAttention.*",),
+        calibration={"samples": 4},
     )
     assert {layer.kind for layer in report.layers} & {"low_rank", "factored"}
     assert all(layer.achieved_error < 1 for layer in report.layers)

@@ -1,0 +1,74 @@
+"""Quantize a model with llm-compressor's GPTQ; run by `benchmarks.rivals` in an environment with that library.
+
+    python llmcompressor_gptq.py MODEL WINDOWS BITS GROUP_SIZE OUT
+
+OUT/packed is the compressed model as the library saves it, OUT/dense has the same weights decompressed by the library.
+Scales are found by squared error (observer `mse`); activation order is static and damping 0.01, which are the library's
+defaults. The library needs groups that divide the inputs, so that other layers have one scale per output.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from datasets import Dataset
+from llmcompressor import oneshot
+from llmcompressor.modifiers.gptq import GPTQModifier
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, CompressedTensorsConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def scheme(targets: list[str], bits: int, group_size: int | None) -> QuantizationScheme:
+    """Return the scheme of some layers; a group size of None is one scale per output."""
+    grouping = {"strategy": "channel"} if group_size is None else {"strategy": "group", "group_size": group_size}
+    weights = QuantizationArgs(num_bits=bits, type="int", symmetric=True, observer="mse", **grouping)
+    return QuantizationScheme(targets=targets, weights=weights)
+
+
+def main() -> None:
+    """Quantize, save, load again and save the dense weights."""
+    folder, windows, bits, group_size, out = sys.argv[1:]
+    torch.manual_seed(0)
+    kind = json.loads(Path(folder, "config.json").read_text())["model_type"]
+    decoder = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind != "bert"
+    auto = AutoModelForCausalLM if decoder else AutoModel
+    model = auto.from_pretrained(folder)
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and any(part.isdigit() for part in name.split("."))
+    }
+    even = [name for name, layer in layers.items() if layer.in_features % int(group_size) == 0]
+    odd = [name for name in layers if name not in set(even)]
+    groups = {"group_0": scheme(even, int(bits), int(group_size))}
+    if odd:
+        groups["group_1"] = scheme(odd, int(bits), None)
+    ids = json.loads(Path(windows).read_text())
+    data = Dataset.from_dict({"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]})
+    oneshot(
+        model=model,
+        dataset=data,
+        recipe=GPTQModifier(config_groups=groups),
+        num_calibration_samples=len(ids),
+        max_seq_length=len(ids[0]),
+        shuffle_calibration_samples=False,
+    )
+    model.save_pretrained(Path(out, "packed"), save_compressed=True)
+    loaded = auto.from_pretrained(
+        Path(out, "packed"), quantization_config=CompressedTensorsConfig(run_compressed=False)
+    )
+    with torch.no_grad():
+        loaded(torch.tensor(ids[:1]))
+    dense = auto.from_pretrained(folder)
+    weights = {name: module.weight for name, module in loaded.named_modules() if name in layers}
+    for name, module in dense.named_modules():
+        if name in layers:
+            module.weight.data.copy_(weights[name])
+    dense.save_pretrained(Path(out, "dense"))
+    AutoTokenizer.from_pretrained(folder).save_pretrained(Path(out, "dense"))
+
+
+if __name__ == "__main__":
+    main()

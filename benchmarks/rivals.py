@@ -1,0 +1,257 @@
+"""Rocket next to llm-compressor's GPTQ and AutoRound at equal bytes, each rival in a separate environment.
+
+    python -m benchmarks.rivals --model FOLDER --calibrate FILE --measure FILE --out FOLDER --environments FOLDER
+
+The environments are made on first use, with pip and this environment's version of torch; if pip would install another
+one, the benchmark stops before downloading anything. The rivals quantize the float16 model with the windows that Rocket
+is calibrated on. Each row counts the bytes of the linear layers in the saved files, of those of 16 bits per weight;
+what a rival saves in float32 counts as 16 bits. Rocket's rows are compressed to the bytes of the rival's row before
+them, and all are measured on the same text. It writes OUT/rivals.json and OUT/rivals.md; saved runs are not repeated,
+and a rival that fails has its last line of output in the table.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers import AutoTokenizer
+
+from benchmarks.bits import run, saved_runs, stored_bytes
+from benchmarks.half_precision import copy_in_half_precision
+from rocket_core.calibration.datasets import documents, token_windows
+from rocket_core.evaluation import evaluate_text
+from rocket_core.pipeline import ProfileCache
+
+PROGRAMS = Path(__file__).parent / "rival_programs"
+GROUP_SIZE = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rival:
+    """A library to compare with.
+
+    Attributes:
+        requirement: what pip installs.
+        program: file that runs in its environment.
+    """
+
+    requirement: str
+    program: str
+
+
+RIVALS: Mapping[str, Rival] = {
+    "llm-compressor GPTQ": Rival(requirement="llmcompressor==0.14.0.1", program="llmcompressor_gptq.py"),
+    "AutoRound": Rival(requirement="auto-round==0.16.1", program="autoround.py"),
+}
+
+
+class RivalFailedError(Exception):
+    """A rival could not be installed or did not finish; the message is its last line of output."""
+
+
+def interpreter(rival: Rival, environments: Path) -> Path:
+    """Return the Python of a rival's environment, which is made if it does not exist.
+
+    Raises:
+        RivalFailedError: pip finds no set of packages with this version of torch.
+    """
+    folder = environments / rival.program.removesuffix(".py")
+    python = folder / "bin" / "python"
+    finished = folder / ".finished"
+    if not finished.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        venv.create(folder, with_pip=True, clear=True)
+        torch_version = version("torch").partition("+")[0]
+        constraint = folder / "constraint.txt"
+        constraint.write_text(f"torch=={torch_version}\n")
+        install = [str(python), "-m", "pip", "install", "-q", "-c", str(constraint), rival.requirement]
+        planned = output_of([*install, "--dry-run", "--report", str(folder / "plan.json")])
+        check_plan(json.loads((folder / "plan.json").read_text()), version("torch"), planned)
+        output_of(install)
+        finished.touch()
+    return python
+
+
+def check_plan(plan: Mapping[str, Any], torch_version: str, output: str) -> None:
+    """Raise RivalFailedError if pip would install another torch than this one, or CUDA.
+
+    Args:
+        plan: pip's report of a dry run.
+        torch_version: version with its local part, such as `2.13.0+cpu`.
+        output: what pip printed.
+    """
+    for package in plan["install"]:
+        name, found = package["metadata"]["name"], package["metadata"]["version"]
+        if name == "torch" and found != torch_version:
+            raise RivalFailedError(f"pip would install torch {found} instead of {torch_version}. {output}")
+        # nvidia-ml-py is a few kilobytes of Python.
+        if name.startswith(("nvidia-", "cuda-")) and name != "nvidia-ml-py":
+            raise RivalFailedError(f"pip would install {name}, a part of CUDA. {output}")
+
+
+def output_of(command: Sequence[str], *, timeout: float = 3600) -> str:
+    """Run a program and return the last line of its output.
+
+    Raises:
+        RivalFailedError: it failed or took too long.
+    """
+    # `PYTHONPATH` would let packages of this environment into the other.
+    kept = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
+    kept |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(  # noqa: S603 - programs of this repository, and pip
+            command,
+            env=kept,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RivalFailedError(f"it took more than {timeout:.0f} seconds") from None
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    last = lines[-1] if lines else ""
+    if done.returncode:
+        raise RivalFailedError(last or f"exit status {done.returncode}")
+    return last
+
+
+def untouched(folder: Path, layers: Sequence[str]) -> int:
+    """Return how many of the layers have a floating-point weight, because the rival left them alone."""
+    names = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            names |= set(tensors.keys())
+    return sum(f"{layer}.weight" in names for layer in layers)
+
+
+def block_weights(model: Path) -> dict[str, int]:
+    """Return the parameters of each matrix in the blocks of a model, by the layer's name."""
+    sizes = {}
+    for file in model.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a dict
+                layer, _, last = name.rpartition(".")
+                shape = tensors.get_slice(name).get_shape()
+                in_block = any(part.isdigit() for part in layer.split("."))
+                if last == "weight" and len(shape) == 2 and in_block:
+                    sizes[layer] = shape[0] * shape[1]
+    return sizes
+
+
+def run_rival(given: argparse.Namespace, rival: Rival, model: Path, bits: int) -> dict[str, Any]:
+    """Quantize with a rival, and measure; a failure is a row as well."""
+    layers = block_weights(model)
+    with tempfile.TemporaryDirectory() as scratch:
+        windows = Path(scratch, "windows.json")
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        texts = documents(given.calibrate, seed=0)
+        windows.write_text(
+            json.dumps(token_windows(texts, tokenizer, count=given.samples, length=given.length).tolist())
+        )
+        out = Path(scratch, "out")
+        try:
+            python = interpreter(rival, given.environments)
+            program = [str(python), str(PROGRAMS / rival.program)]
+            output_of([*program, str(model), str(windows), str(bits), str(GROUP_SIZE), str(out)])
+        except RivalFailedError as error:
+            return {"failure": str(error)}
+        found = evaluate_text(
+            out / "dense", given.measure, sequence_length=given.length, limit=given.windows, against=model, device="cpu"
+        )
+        assert found.dense is not None
+        assert found.difference is not None
+        return {
+            "fraction": stored_bytes(out / "packed", list(layers)) / (2 * sum(layers.values())),
+            "untouched": untouched(out / "packed", list(layers)),
+            "layers": len(layers),
+            "excess": found.perplexity / found.dense.perplexity - 1 if found.dense.perplexity else None,
+            "kl": found.difference.kl_divergence,
+            "agreement": found.difference.top1_agreement,
+        }
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table; each row of Rocket is compared with the rival's row before it."""
+    yield "| | bytes of the linears | KL, nats per token | of the rival's | excess perplexity | same likeliest token |"
+    yield "|---|---|---|---|---|---|"
+    against: float | None = None
+    for row in rows:
+        if "failure" in row:
+            against = None
+            yield f"| {row['name']} | does not run: {row['failure']} | | | | |"
+            continue
+        part = ""
+        if row["name"].startswith("rocket"):
+            part = f"{row['kl'] / against:.3g}" if against else ""
+        else:
+            against = row["kl"]
+        skipped = f" ({row['untouched']} of {row['layers']} layers left alone)" if row.get("untouched") else ""
+        yield (
+            f"| {row['name']}{skipped} | {row['fraction']:.4f} | {row['kl']:.4g} | {part} | {row['excess']:.4g} | "
+            f"{row['agreement']:.4g} |"
+        )
+
+
+def main() -> None:
+    """Run the missing combinations, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="folder of a decoder")
+    parser.add_argument("--calibrate", required=True, help="as `rocket compress --calibration`")
+    parser.add_argument("--measure", type=Path, required=True, help="a .txt or .jsonl file")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--environments", type=Path, required=True, help="folder for the rivals' environments")
+    parser.add_argument("--rivals", choices=list(RIVALS), nargs="+", default=list(RIVALS))
+    parser.add_argument("--bits", type=int, choices=(8, 4, 3), nargs="+", default=[8, 4, 3])
+    parser.add_argument("--preset", choices=("fast", "best"), default="best", help="preset of Rocket")
+    parser.add_argument("--samples", type=int, default=128, help="calibration windows")
+    parser.add_argument("--length", type=int, default=256, help="tokens per window")
+    parser.add_argument("--windows", type=int, default=96, help="windows measured")
+    given = parser.parse_args()
+    for path in (given.model / "config.json", given.measure):
+        if not path.is_file():
+            parser.error(f"there is no file {path}")
+    if sys.prefix == sys.base_prefix:
+        print("note: not in a virtual environment; the rivals get their own nevertheless", file=sys.stderr)
+    given.out.mkdir(parents=True, exist_ok=True)
+    name = given.model.resolve().name
+    keys = {"model": name, "samples": given.samples, "windows": given.windows}
+    file = given.out / "rivals.json"
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        model = copy_in_half_precision(given.model, Path(scratch, name))
+        profiles = ProfileCache(Path(scratch, "profiles"))
+        for rival_name in given.rivals:
+            for bits in given.bits:
+                title = f"{rival_name}, {bits} bits"
+                theirs = saved_runs(
+                    file, keys, [(title, 0, lambda r=RIVALS[rival_name], b=bits: run_rival(given, r, model, b))]
+                )
+                rows += theirs
+                if "failure" in theirs[0]:
+                    continue
+                # Rounded up, so that Rocket never has more bytes.
+                ratio = math.ceil(1e6 * (1 - theirs[0]["fraction"])) / 1e6
+                settings = {"preset": given.preset, "budget": "bytes", "ratio": max(0.0, ratio)}
+                ours = f"rocket {given.preset}, bytes of {title}"
+                rows += saved_runs(file, keys, [(ours, 0, lambda s=settings: run(given, model, s, 0, profiles))])
+    lines = list(table(rows))
+    (given.out / "rivals.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""`rtn`: rounds every weight to the nearest integer code, every layer in one format."""
+
+import torch
+
+from rocket_core.candidates import Candidate
+from rocket_core.code_format import CodeFormat
+from rocket_core.linalg.integer_codes import RoundedWeight, Scales, search_scales
+from rocket_core.linalg.rounding import round_to_nearest
+from rocket_core.methods.base import Method
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
+from rocket_core.methods.quantized import candidate_of
+from rocket_core.target import ByFormat
+
+
+class Rtn(Method):
+    """Rounding to nearest, without calibration.
+
+    Each scale is a positive float16 number that minimises the squared error of the group's weights.
+
+    References:
+        Dettmers and Zettlemoyer, "The case for 4-bit precision: k-bit inference scaling laws", 2023.
+    """
+
+    uniform = True
+
+    @property
+    def needs_input_gram(self) -> bool:
+        """True, to measure the error."""
+        return True
+
+    def profile(self, problem: LayerProblem) -> list[Candidate]:
+        """Return one candidate, in the format of the settings."""
+        target = self.config.target
+        assert isinstance(target, ByFormat), "the settings give the method a format"
+        code_format = target.code_format(problem.shape[0])
+        weight = problem.weight.to(problem.precision)
+        removed = weight - self.rounded(problem, code_format).weight(weight.dtype)
+        error, energy = (float(output_errors(problem.gram(), part).sum()) for part in (removed, weight))
+        distance, length = (float(part.double().square().sum()) for part in (removed, weight))
+        return [
+            candidate_of(
+                problem,
+                code_format,
+                reconstruction_error=(error / energy) ** 0.5 if energy > 0 else 0.0,
+                weight_error=(distance / length) ** 0.5 if length > 0 else 0.0,
+                loss=None,
+            )
+        ]
+
+    def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
+        """Round the weight."""
+        rounded = self.rounded(problem, candidate.code_format)
+        weight = problem.weight.to(problem.precision)
+        return CompressedLayer(
+            factors=rounded, errors=output_errors(problem.gram(), weight - rounded.weight(weight.dtype))
+        )
+
+    def rounded(self, problem: LayerProblem, code_format: CodeFormat) -> RoundedWeight:
+        """Return the codes and scales of a layer."""
+        return round_to_nearest(problem.weight.to(problem.precision), self.scales(problem, code_format))
+
+    def scales(self, problem: LayerProblem, code_format: CodeFormat) -> Scales:
+        """Return the scale of each group and output."""
+        weight = problem.weight.to(problem.precision)
+        return search_scales(weight, torch.ones_like(weight[:, 0]), code_format, positive=True)

@@ -1,0 +1,105 @@
+"""Bytes of the factored artifact before it is written, so that a target size can be met to the byte."""
+
+from collections.abc import Collection, Iterable, Iterator
+
+import torch
+
+from rocket_core.allocation import Allocation
+from rocket_core.allocation.predictor import Predictor
+from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.checkpoint import TensorPlan, checkpoint_bytes, header_bytes, plan_tensor
+from rocket_core.layers import FACTOR_NAMES, mask_shape
+from rocket_core.layers.code_tensors import code_shapes
+from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.stages.export import plan_untouched
+
+# Each round uses the bytes that the previous one left; names and offsets hardly change after the second.
+_ROUNDS = 6
+
+
+def bytes_beside(run: Run, layers: Collection[str]) -> int:
+    """Return an upper bound on the factored artifact's bytes other than the weights of the given layers.
+
+    Args:
+        run: the run.
+        layers: names of compressible layers.
+    """
+    compressible = {f"{run.disk_name(name)}.weight" for name in layers}
+    tensors: list[tuple[str, tuple[int, ...]]] = []
+    others = 0
+    for key, entry in run.checkpoint.entries.items():
+        if key in compressible:
+            # No part has more dimensions, or is longer, than the weight's own shape. Codes have fewer parts.
+            tensors += ((key.removesuffix("weight") + part, entry.shape) for part in FACTOR_NAMES)
+        else:
+            tensors.append((key, entry.shape))
+            others += plan_untouched(run, entry).nbytes
+    total = others + sum(run.stored_bytes(name) for name in layers)
+    return others + header_bytes(tensors, total, run.config.max_shard_bytes)
+
+
+def artifact_bytes(run: Run, selected: Iterable[tuple[LayerProfile, Candidate]]) -> int:
+    """Return the bytes of all safetensors of the factored artifact, names and shapes included.
+
+    Args:
+        run: the run.
+        selected: every profiled layer with its candidate.
+    """
+    stored = {
+        f"{run.disk_name(layer.name)}.weight": (layer, candidate)
+        for layer, candidate in selected
+        if candidate.kind != "dense"
+    }
+    plans: list[TensorPlan] = []
+    for key, entry in run.checkpoint.entries.items():
+        chosen = stored.get(key)
+        plans += [plan_untouched(run, entry)] if chosen is None else _parts(run, key, *chosen)
+    return checkpoint_bytes(plans, run.config.max_shard_bytes)
+
+
+def fill_size(run: Run, size: int, predictor: Predictor) -> Allocation:
+    """Return the best allocation whose artifact takes at most the given number of bytes.
+
+    A first allocation assumes the longest names and shapes. What it leaves of the size is given to the next.
+
+    Args:
+        run: the run.
+        size: upper bound on the bytes of all safetensors.
+        predictor: predictor of the profiled model.
+
+    Raises:
+        InfeasibleBudgetError: no choice of candidates is small enough.
+    """
+    best = predictor.within_bytes(size)
+    allowed, left = size, size - artifact_bytes(run, predictor.chosen(best))
+    for _ in range(_ROUNDS):
+        if left <= 0:
+            break
+        tried = predictor.within_bytes(allowed + left)
+        after = size - artifact_bytes(run, predictor.chosen(tried))
+        if after < 0:
+            left //= 2
+            continue
+        allowed, left, best = allowed + left, after, tried
+    return best
+
+
+def _parts(run: Run, key: str, layer: LayerProfile, candidate: Candidate) -> Iterator[TensorPlan]:
+    """Yield the tensors of a stored layer, without their contents."""
+    for part, (dtype, shape) in _tensors(run, layer, candidate).items():
+        yield plan_tensor(key.removesuffix("weight") + part, dtype, shape, lambda: torch.empty(0))
+
+
+def _tensors(run: Run, layer: LayerProfile, candidate: Candidate) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Return dtype and shape of each tensor, by the part of its name after `L.`."""
+    if candidate.kind == "quantized":
+        shapes = code_shapes((layer.d_in, layer.d_out), candidate.code_format)
+        return {part: (torch.uint8, shape) for part, shape in shapes.items()}
+    assert candidate.nnz is not None
+    rows = layer.d_in if candidate.rank is None else candidate.rank
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {"weight": (run.dtype, (candidate.nnz,))}
+    if candidate.rank is None or candidate.nnz < rows * layer.d_out:
+        tensors["weight_mask"] = (torch.uint8, mask_shape(rows, layer.d_out))
+    if candidate.rank is not None and candidate.dictionary in (None, layer.name):
+        tensors["weight_u"] = (run.dtype, (candidate.rank, layer.d_in))
+    return tensors

@@ -1,0 +1,95 @@
+"""Tables that `benchmarks.bits` makes of its runs, and what it counts."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from benchmarks.bits import Results, bars, planned, saved_runs, stored_bytes, table
+from benchmarks.half_precision import copy_in_half_precision
+from rocket_core.config import compression_config
+from rocket_core.target import ByFormat, ByRatio
+from tests.reference.tiny_models import save_tiny_model
+
+
+def row(name, kl, *, seed=0, fraction=0.2, excess=0.1):
+    return {
+        "name": name, "seed": seed, "fraction": fraction, "excess": excess, "kl": kl, "agreement": 0.9,
+        "cpu_seconds": 3.0 + seed,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def results():
+    return Results(
+        [
+            row("gptq int3", 0.4, fraction=0.22),
+            row("gptq int3", 0.5, seed=1, fraction=0.22),
+            row("best at 0.2", 0.2, excess=0.17),
+            row("best at 0.2", 0.3, seed=1, excess=0.21, fraction=0.2001),
+        ]
+    )
+
+
+def test_the_table_has_means_and_spreads(results):
+    lines = list(table(results))
+    assert "| gptq int3 | 0.22 ± 0 | 0.45 ± 0.05 | 0.1 ± 0 | 0.9 ± 0 | 4 |" in lines
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_requirements_compare_runs_of_the_same_seed(results):
+    lines = list(bars(results, ["best"]))
+    assert "| best at 0.2: KL, of that of gptq int3 | at most 0.58 | 0.55 ± 0.05 | holds |" in lines
+    assert "| best at 0.2: excess perplexity | at most 0.18 | 0.19 ± 0.02 | missed |" in lines
+    assert any(line.startswith("| best: bytes exceeded") and line.endswith("missed |") for line in lines)
+    assert not any("0.15" in line for line in lines)
+
+
+def test_every_planned_run_has_valid_settings():
+    names, targets = [], []
+    for name, settings in planned(["fast"]):
+        names.append(name)
+        targets.append(compression_config(**settings).target)
+    assert len(set(names)) == len(names)
+    assert targets[:3] == [ByFormat(bits=bits, group_size=32) for bits in (4, 3, 2)]
+    assert ByRatio(ratio=0.719) in targets
+
+
+def test_saved_runs_are_not_repeated(tmp_path):
+    calls = []
+
+    def measured():
+        calls.append(1)
+        return {"kl": len(calls)}
+
+    file = tmp_path / "runs.json"
+    asked = [("a", 0, measured), ("a", 1, measured)]
+    first = saved_runs(file, {"windows": 3}, asked)
+    assert saved_runs(file, {"windows": 3}, [*asked, ("b", 0, measured)])[:2] == first
+    assert len(calls) == 3
+    assert saved_runs(file, {"windows": 4}, asked[:1])[0]["kl"] == 4
+    assert [row["name"] for row in json.loads(file.read_text())] == ["a", "a", "b", "a"]
+
+
+def test_bytes_are_those_of_the_layers_tensors(tmp_path):
+    tensors = {
+        "model.0.up.weight": torch.zeros(12, dtype=torch.uint8),
+        "model.0.up.weight_scale": torch.zeros(6, dtype=torch.uint8),
+        "model.0.up.bias": torch.zeros(9),
+        "model.0.down.weight": torch.zeros(5),
+        "model.0.norm.weight": torch.zeros(100),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert stored_bytes(tmp_path, {"model.0.up"}) == 18
+    assert stored_bytes(tmp_path, {"model.0.up", "model.0.down"}) == 28
+
+
+def test_a_copy_in_half_precision_loads_in_float16(tmp_path):
+    folder = save_tiny_model("llama", tmp_path / "model")
+    copy = copy_in_half_precision(folder, tmp_path / "copy")
+    whole, half = (load_file(path / "model.safetensors") for path in (folder, copy))
+    assert whole.keys() == half.keys()
+    assert all(torch.equal(half[name], whole[name].half()) for name in whole)
+    assert AutoModelForCausalLM.from_pretrained(copy).dtype == torch.float16
