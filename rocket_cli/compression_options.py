@@ -28,6 +28,7 @@ class CompressionOptions:
     group_size: options.GroupSize = None
     objective: options.Objective = None
     budget: options.Budget = None
+    storage: options.Storage = None
     evaluate: options.EvaluateOn = None
     evaluate_samples: options.EvaluateSamples = None
     evaluate_length: options.EvaluateLength = None
@@ -75,6 +76,7 @@ class CompressionOptions:
                 "group_size": self.group_size,
                 "objective": self.objective,
                 "budget": self.budget,
+                "storage": self.storage,
             }
         )
 

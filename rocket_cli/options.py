@@ -193,6 +193,14 @@ Tasks = Annotated[list[str] | None, typer.Option("--task", metavar="NAME_OR_FILE
 
 # Options of an evaluation within a compression.
 _EVALUATION = config.EvaluationConfig()
+Storage = Annotated[
+    config.Storage | None,
+    typer.Option(
+        metavar="WHAT",
+        help="What a size keeps small: the file, where layers may be entropy coded, or the memory as well.",
+        show_default="file",
+    ),
+]
 EvaluateOn = Annotated[
     str | None,
     typer.Option(

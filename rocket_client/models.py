@@ -185,11 +185,11 @@ class Candidate(Resource):
     """One way to store a layer."""
 
     kind: str
-    """dense, low_rank, factored, sparse or quantized."""
+    """dense, low_rank, factored, sparse, quantized or entropy_coded."""
     rank: int | None = None
     """number of atoms; None unless low-rank or factored."""
     nnz: int | None = None
-    """number of nonzero coefficients or weights; None if dense or quantized."""
+    """number of nonzero coefficients or weights; None if dense or of codes."""
     dictionary: str | None = None
     """layer that owns the shared dictionary, which may be this one; None if not shared."""
     bits: int | None = None

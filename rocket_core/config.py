@@ -16,7 +16,8 @@ Preset = Literal["paper", "fast", "best"]
 Objective = Literal["weight", "whitened", "fisher"]
 BudgetUnit = Literal["parameters", "bytes"]
 GroupSize = Literal[0, 32, 64, 128]
-Kind = Literal["low_rank", "factored", "shared", "sparse", "quantized"]
+Kind = Literal["low_rank", "factored", "shared", "sparse", "quantized", "entropy_coded"]
+Storage = Literal["file", "memory"]
 Sparsification = Literal["two-stage", "per-row", "global"]
 WeightMetric = Literal["frobenius", "l1", "cosine", "spectral"]
 ExportKind = Literal["factored", "dense"]
@@ -59,6 +60,9 @@ SYNTHETIC_DATASET = "synthetic"
 PROFILE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 15))
 PROFILE_RANK_NNZ_RATIOS = tuple(round(1.0 + 0.1 * step, 1) for step in range(21))
 
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""All kinds."""
+
 DEFAULT_PRESET: Preset = "fast"
 """Source of the settings' own defaults: far better than `paper` at twice its cost, and a profile answers any ratio."""
 
@@ -81,7 +85,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
         "fast": {
             "method": "rocket",
             "objective": "fisher",
-            "kinds": ("low_rank", "factored", "shared", "sparse", "quantized"),
+            "kinds": KINDS,
             "importance_balance": 0.0,
             "sweeps": 0,
             "column_weights": True,
@@ -90,7 +94,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
         "best": {
             "method": "rocket",
             "objective": "fisher",
-            "kinds": ("low_rank", "factored", "shared", "sparse", "quantized"),
+            "kinds": KINDS,
             "importance_balance": 0.0,
             "sweeps": 2,
             "column_weights": True,
@@ -210,12 +214,18 @@ class MethodOptions(FrozenModel):
     """what the ratio is a fraction of: `parameters` (default; the paper's count; masks are free) or `bytes` (bytes of
     the compressible layers as stored, masks included). Costs nothing.
     """
-    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("low_rank", "factored", "shared", "sparse", "quantized")
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = KINDS
     """ways to store a layer that the knapsack may choose from, in addition to leaving it dense: `low_rank`, `factored`
     (dictionary and sparse coefficients), `shared` (one dictionary for all layers that read the same input; not with the
     objective `weight`), `sparse` (the weight with most entries zero), `quantized` (integer codes of 2 to 8 bits with
-    scales; only where the target counts bytes). All by default. Each is profiled: `sparse` and `quantized` cost about
-    as much as calibration, the others less.
+    scales) and `entropy_coded` (integer codes in as many bits as their distribution needs), both only where the target
+    counts bytes. All by default. Each is profiled: `sparse` and `quantized` cost about as much as calibration, the
+    others less.
+    """
+    storage: Storage = "file"
+    """what is to be small where the target counts bytes: the `file` (default), for which layers may be entropy coded,
+    which has about three quarters of the error at equal bytes but takes 8 bits per weight in memory; or `memory`, where
+    no layer is. Costs nothing.
     """
     ignore: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)], ...], Field(max_length=MAX_PATTERNS)
@@ -361,8 +371,13 @@ class CompressionConfig(MethodOptions):
 
     @property
     def quantizes(self) -> bool:
-        """Whether layers may be quantized: the kind is allowed, and the budget counts bytes, of which it saves some."""
-        return self.method == "rocket" and self.budget == "bytes" and "quantized" in self.kinds
+        """Whether layers may be stored as integer codes: a kind of them is allowed, and the budget counts bytes."""
+        return self.method == "rocket" and self.budget == "bytes" and ("quantized" in self.kinds or self.entropy_codes)
+
+    @property
+    def entropy_codes(self) -> bool:
+        """Whether layers may be entropy coded, if the budget counts bytes."""
+        return self.storage == "file" and "entropy_coded" in self.kinds
 
     @property
     def measures_sensitivities(self) -> bool:

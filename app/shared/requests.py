@@ -254,6 +254,8 @@ class JobRequest(_Stored):
             name: True for name in ("queue", "evaluate", "target_bytes") if getattr(self, name) is None
         }
         newer["options"] = {name for name in ("code_bits", "group_size") if getattr(self.options, name) is None}
+        if self.options.storage == "file":
+            newer["options"].add("storage")
         return hashlib.sha256(self.model_dump_json(exclude=newer).encode()).hexdigest()
 
 

@@ -22,13 +22,12 @@ import torch
 from jaxtyping import Int8, UInt8
 from torch import Tensor
 
-from rocket_core.errors import CorruptCheckpointError
+from rocket_core.errors import CorruptCheckpointError, InvalidConfigError
+from rocket_core.linalg.entropy_rounding import LARGEST_CODE
 
 _DAMAGED = "copy the files again"
 # Largest magnitude in a byte, by the number of codes in it: (2 · magnitude + 1)^number <= 256.
-_MAGNITUDES = {1: 127, 2: 7, 3: 2}
-LARGEST_CODE = 127
-"""Codes are within ±127."""
+_MAGNITUDES = {1: LARGEST_CODE, 2: 7, 3: 2}
 
 
 def encode_codes(codes: Int8[Tensor, " n"]) -> UInt8[Tensor, " bytes"]:
@@ -41,10 +40,20 @@ def encode_codes(codes: Int8[Tensor, " n"]) -> UInt8[Tensor, " bytes"]:
 
     Returns:
         The stream, on the CPU.
+
+    Raises:
+        InvalidConfigError: a code is -128.
     """
     values = codes.cpu().numpy()
+    if values.min() < -LARGEST_CODE:
+        raise InvalidConfigError(f"entropy-coded codes are at least -{LARGEST_CODE}, not {values.min()}")
     streams = [bytes([number]) + _deflated(*_arranged(values, number)) for number in _MAGNITUDES]
     return torch.frombuffer(bytearray(min(streams, key=len)), dtype=torch.uint8)
+
+
+def coded_bytes(codes: Int8[Tensor, "d_in d_out"]) -> int:
+    """Return the bytes of a layer's codes as a stream."""
+    return encode_codes(codes.T.reshape(-1)).numel()
 
 
 def decode_codes(stream: UInt8[Tensor, " bytes"], n: int, *, layer: str) -> Int8[Tensor, " n"]:

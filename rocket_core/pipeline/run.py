@@ -32,8 +32,9 @@ from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
 from rocket_core.pipeline.report_builder import allocation_report, calibration_report, totals_report, without_paths
 from rocket_core.pipeline.requirements import check_evaluation
 from rocket_core.pipeline.stage_costs import Costs
-from rocket_core.pipeline.stages.artifact_size import bytes_beside
-from rocket_core.pipeline.stages.compress import compress_layers, group_units
+from rocket_core.pipeline.stages.artifact_size import bytes_beside, spare_bytes
+from rocket_core.pipeline.stages.coded_sizes import CodedSizes
+from rocket_core.pipeline.stages.compress import compress_layers
 from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan, evaluate_export, plan_evaluation
@@ -41,6 +42,7 @@ from rocket_core.pipeline.stages.export import stored_bytes, write_export
 from rocket_core.pipeline.stages.profile import allocate_layers, objective_of, profile_layers
 from rocket_core.pipeline.stages.publish import check_output_free, check_same_evaluation, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
+from rocket_core.pipeline.stages.units import group_units
 from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.report.schema import CompressionReport, ExportReport, StageReport, layer_report
@@ -345,10 +347,11 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         monitor.allocated(selected)
     with monitor.stage("factorizing"):
         units = group_units(selected)
+        sizes = CodedSizes(work, units, spare_bytes(run, allocation, selected))
         if run.config.sequential:
-            SequentialCompression(run, prepared.calibration, work, units, monitor).complete()
+            SequentialCompression(run, prepared.calibration, work, units, sizes, monitor).complete()
         else:
-            compress_layers(run, prepared.calibration, work, units, monitor)
+            compress_layers(run, prepared.calibration, work, units, sizes, monitor)
     frontiers = layer_frontiers(profile.layers, allocation.objective, allocation.budget_unit)
     layers = tuple(
         layer_report(layer, candidate, work.outcome(layer.name), frontiers[layer.name]) for layer, candidate in selected

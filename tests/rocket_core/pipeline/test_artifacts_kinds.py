@@ -15,8 +15,9 @@ from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.progress import Callbacks, Monitor
 from rocket_core.pipeline.stage_costs import Costs
-from rocket_core.pipeline.stages.compress import AchievedErrors, CompressionUnit, save
+from rocket_core.pipeline.stages.compress import AchievedErrors, save
 from rocket_core.pipeline.stages.export import write_export
+from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.report.schema import LayerReport
 from tests.reference.factored_models import INPUT_IDS, load_unpacked, logits, mixed_factors, quantized_factors
