@@ -57,7 +57,8 @@ BARS = (
     Bar(storage="file", fraction=0.2, bits=3, part=0.42),
     Bar(storage="file", fraction=0.15, bits=2, part=0.35),
 )
-# For the better of both storages. Upper bounds on the excess perplexity by fraction of the bytes: perplexity over dense, less 1.
+# Upper bounds on the excess perplexity, which is perplexity over dense less 1, by fraction of the bytes. For the better
+# of both storages.
 MOST_EXCESS: Mapping[float, float] = {0.5: 0.002, 0.4: 0.004, 0.3: 0.016, 0.25: 0.045, 0.2: 0.18}
 
 

@@ -10,6 +10,8 @@ References:
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -89,39 +91,72 @@ def round_each(weight: Float[Tensor, "d_in d_out"], scales: Scales) -> RoundedWe
     return RoundedWeight(codes=codes.to(torch.int8), scales=scales, entropy_coded=True)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RateTarget:
+    """What a weight is rounded for.
+
+    Attributes:
+        scales: one scale for each output.
+        lengths: bits of each code from -127 to 127.
+        worth: error that a bit is worth for each output, see `bit_worth`.
+    """
+
+    scales: Scales
+    lengths: Float[Tensor, "255"]
+    worth: Float[Tensor, " d_out"]
+
+    @classmethod
+    def of(
+        cls,
+        weight: Float[Tensor, "d_in d_out"],
+        steps: Float[Tensor, " d_out"],
+        importance: Float[Tensor, " d_out"],
+        c: float,
+        like: Tensor | None = None,
+    ) -> "RateTarget":
+        """Return the target for a multiple of the relative steps.
+
+        Args:
+            weight: W.
+            steps: `relative_steps`.
+            importance: weight of each output's squared error, > 0.
+            c: the multiple.
+            like: codes with about the distribution that will result; those of rounding every entry by itself if None.
+        """
+        scales = scales_for(weight, c * steps)
+        codes = round_each(weight, scales).codes if like is None else like
+        return cls(scales=scales, lengths=code_lengths(codes), worth=bit_worth(importance, c).to(weight.dtype))
+
+
 def round_for_rate(
-    weight: Float[Tensor, "d_in d_out"],
-    gram: RoundingGram,
-    scales: Scales,
-    lengths: Float[Tensor, "255"],
-    worth: Float[Tensor, " d_out"],
-) -> RoundedWeight:
+    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, targets: Sequence[RateTarget]
+) -> list[RoundedWeight]:
     """Round input by input as `gptq` does, and take of two codes the one with the least error plus the worth of bits.
 
     Args:
         weight: W.
         gram: prepared Gram matrix, in the weight's dtype.
-        scales: one scale for each output.
-        lengths: bits of each code from -127 to 127.
-        worth: error that a bit is worth for each output, see `bit_worth`.
+        targets: what to round it for; small layers take as long for all as for one.
     """
-    factor, order = gram.factor, gram.order
-    steps = scales.values(weight.dtype)[0]
-    # Both in units of the squared step.
-    bits = lengths.to(weight.dtype)
-    worth_of_bit = worth / steps.square()
-    rest = weight[order]
+    factor, order, d_out = gram.factor, gram.order, weight.shape[1]
+    steps = torch.cat([target.scales.values(weight.dtype)[0] for target in targets])
+    worth = torch.cat([target.worth for target in targets]) / steps.square()
+    bits = _BitTable([target.lengths for target in targets], d_out, weight)
+    rest = weight[order].repeat(1, len(targets))
     codes = torch.empty_like(rest)
     for begin in range(0, len(rest), _BLOCK):
         end = min(begin + _BLOCK, len(rest))
         errors = torch.empty_like(rest[begin:end])
         for row in range(begin, end):
             pivot = factor[row, row]
-            codes[row] = _cheapest(rest[row] / steps, bits, worth_of_bit * pivot.square())
+            codes[row] = bits.cheapest(rest[row] / steps, worth * pivot.square())
             error = torch.div(rest[row] - codes[row] * steps, pivot, out=errors[row - begin])
             rest[row + 1 : end].addr_(factor[row, row + 1 : end], error, alpha=-1)
         rest[end:].addmm_(factor[begin:end, end:].mT, errors, alpha=-1)
-    return _in_order_of_inputs(codes, order, scales)
+    return [
+        _in_order_of_inputs(own, order, target.scales)
+        for own, target in zip(codes.split(d_out, dim=1), targets, strict=True)
+    ]
 
 
 def improve_for_rate(
@@ -140,7 +175,7 @@ def improve_for_rate(
         weight: W.
         gram: prepared Gram matrix, in the weight's dtype.
         rounded: the rounding to start from.
-        worth: see `round_for_rate`.
+        worth: see `RateTarget`.
         sweeps: number of visits to every entry.
     """
     order, scales = gram.order, rounded.scales
@@ -151,13 +186,13 @@ def improve_for_rate(
     codes = rounded.codes[order].to(weight.dtype)
     slope = matrix @ (weight[order] - codes * steps)
     for _ in range(sweeps):
-        bits = code_lengths(codes).to(weight.dtype)
+        bits = _BitTable([code_lengths(codes)], weight.shape[1], weight)
         for begin in range(0, len(codes), _BLOCK):
             end = min(begin + _BLOCK, len(codes))
             before = codes[begin:end].clone()
             for row in range(begin, end):
                 parts = codes[row] + slope[row] / (curvature[row] * steps)
-                code = _cheapest(parts, bits, worth_of_bit / curvature[row], codes[row])
+                code = bits.cheapest(parts, worth_of_bit / curvature[row], codes[row])
                 slope[begin:end].addr_(matrix[begin:end, row], (code - codes[row]) * steps, alpha=-1)
                 codes[row] = code
             moved = codes[begin:end].sub(before).mul_(steps)
@@ -176,29 +211,34 @@ def bit_worth(importance: Float[Tensor, " d_out"], c: float) -> Float[Tensor, " 
     return _BIT_WORTH * c**2 / importance
 
 
-def _cheapest(
-    parts: Float[Tensor, " d_out"],
-    bits: Float[Tensor, "255"],
-    worth: Float[Tensor, " d_out"],
-    current: Float[Tensor, " d_out"] | None = None,
-) -> Float[Tensor, " d_out"]:
-    """Return the code that costs least: the nearest, its neighbour towards zero, or the current one."""
-    nearest = parts.round().clamp_(-LARGEST_CODE, LARGEST_CODE)
-    best, least = nearest, _cost(nearest, parts, bits, worth)
-    for other in (nearest - nearest.sign(), current):
-        if other is not None:
-            cost = _cost(other, parts, bits, worth)
-            best, least = torch.where(cost < least, other, best), torch.minimum(cost, least)
-    return best
+class _BitTable:
+    """Lengths of codes, with the same or different ones for every `d_out` columns."""
 
+    def __init__(self, lengths: Sequence[Float[Tensor, "255"]], d_out: int, like: Tensor) -> None:
+        self._lengths = torch.cat(list(lengths)).to(like)
+        starts = torch.arange(len(lengths), device=like.device) * (2 * LARGEST_CODE + 1) + LARGEST_CODE
+        self._zeros = starts.repeat_interleave(d_out)
 
-def _cost(
-    codes: Float[Tensor, " d_out"],
-    parts: Float[Tensor, " d_out"],
-    bits: Float[Tensor, "255"],
-    worth: Float[Tensor, " d_out"],
-) -> Float[Tensor, " d_out"]:
-    return bits[codes.long() + LARGEST_CODE].mul_(worth).add_((parts - codes).square_())
+    def cheapest(
+        self,
+        parts: Float[Tensor, " columns"],
+        worth: Float[Tensor, " columns"],
+        current: Float[Tensor, " columns"] | None = None,
+    ) -> Float[Tensor, " columns"]:
+        """Return the code that costs least: the nearest, its neighbour towards zero, or the current one."""
+        nearest = parts.round().clamp_(-LARGEST_CODE, LARGEST_CODE)
+        best, least = nearest, self._cost(nearest, parts, worth)
+        for other in (nearest - nearest.sign(), current):
+            if other is not None:
+                cost = self._cost(other, parts, worth)
+                best, least = torch.where(cost < least, other, best), torch.minimum(cost, least)
+        return best
+
+    def _cost(
+        self, codes: Float[Tensor, " columns"], parts: Float[Tensor, " columns"], worth: Float[Tensor, " columns"]
+    ) -> Float[Tensor, " columns"]:
+        bits = self._lengths[self._zeros + codes.long()]
+        return bits.mul_(worth).add_((parts - codes).square_())
 
 
 def _in_order_of_inputs(codes: Float[Tensor, "d_in d_out"], order: Tensor, scales: Scales) -> RoundedWeight:

@@ -14,9 +14,17 @@ from torch import Tensor
 from rocket_core.candidates import Candidate
 from rocket_core.code_format import coded_format, fewest_bytes
 from rocket_core.layers.code_stream import coded_bytes
-from rocket_core.linalg import entropy_rounding
-from rocket_core.linalg.entropy_rounding import LARGEST_CODE
-from rocket_core.linalg.integer_codes import RoundedWeight, Scales
+from rocket_core.linalg.entropy_rounding import (
+    LARGEST_CODE,
+    RateTarget,
+    entropy_bits,
+    improve_for_rate,
+    relative_steps,
+    round_each,
+    round_for_rate,
+    scales_for,
+)
+from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance
@@ -25,6 +33,8 @@ from rocket_core.methods.sampled_outputs import SampledOutputs, output_importanc
 _MOST_BITS = 6.5
 # Steps of candidates per octave; each octave is about a bit per weight.
 _PER_OCTAVE = 2
+# Steps that are tried at once: about those from 6.5 bits to 2.
+_TOGETHER = 11
 # Bytes that a layer may leave of a candidate's, as a part of them.
 _SLACK = 0.002
 _SWEEPS = 2
@@ -45,28 +55,28 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
         sample: its outputs, or some of them.
     """
     d_in, d_out = problem.shape
-    steps = entropy_rounding.relative_steps(sample.gram, sample.importance)
+    steps = relative_steps(sample.gram, sample.importance)
     fewest, scale_bytes = fewest_bytes(d_in, d_out), coded_format(d_in).scale_bytes(d_in, d_out)
     candidates: list[Candidate] = []
     first = math.ceil(_PER_OCTAVE * _octaves_for(sample.weight / steps, _MOST_BITS))
-    for step in itertools.count(first):
-        c = 2 ** (step / _PER_OCTAVE)
-        scales = entropy_rounding.scales_for(sample.weight, c * steps)
-        lengths = entropy_rounding.code_lengths(entropy_rounding.round_each(sample.weight, scales).codes)
-        worth = entropy_rounding.bit_worth(sample.importance, c).to(sample.weight.dtype)
-        rounded = entropy_rounding.round_for_rate(sample.weight, sample.gram, scales, lengths, worth)
-        size = math.ceil(coded_bytes(rounded.codes) * d_out / len(sample.outputs)) + scale_bytes
-        candidates.append(
-            Candidate(
-                kind="entropy_coded",
-                kept_parameters=d_in * d_out,
-                stored_bytes=max(size, fewest),
-                **sample.errors_of(rounded),
+    for step in itertools.count(first, _TOGETHER):
+        targets = [
+            RateTarget.of(sample.weight, steps, sample.importance, 2 ** (half_octave / _PER_OCTAVE))
+            for half_octave in range(step, step + _TOGETHER)
+        ]
+        for rounded in round_for_rate(sample.weight, sample.gram, targets):
+            size = math.ceil(coded_bytes(rounded.codes) * d_out / len(sample.outputs)) + scale_bytes
+            candidates.append(
+                Candidate(
+                    kind="entropy_coded",
+                    kept_parameters=d_in * d_out,
+                    stored_bytes=max(size, fewest),
+                    **sample.errors_of(rounded),
+                )
             )
-        )
-        if size <= fewest or not bool(rounded.codes.any()):
-            break
-    return [candidate for candidate in candidates if candidate.stored_bytes < d_in * d_out]
+            if size <= fewest or not bool(rounded.codes.any()):
+                return [candidate for candidate in candidates if candidate.stored_bytes < d_in * d_out]
+    raise AssertionError
 
 
 def compress(problem: LayerProblem, most_bytes: int) -> CompressedLayer:
@@ -102,14 +112,14 @@ class _Search:
         most_bytes: int,
     ) -> None:
         self._weight, self._gram, self._importance = weight, gram, importance
-        self._steps = entropy_rounding.relative_steps(gram, importance)
+        self._steps = relative_steps(gram, importance)
         self._most = most_bytes
         self._aim = most_bytes * (1 - _SLACK / 2)
 
     def best(self) -> RoundedWeight:
         """Return the rounding with the most bytes within the bound, of those that were tried."""
         octaves = _octaves_for(self._weight / self._steps, 8 * self._aim / self._weight.numel())
-        codes = entropy_rounding.round_each(self._weight, self._scales(octaves)).codes
+        codes = round_each(self._weight, scales_for(self._weight, 2**octaves * self._steps)).codes
         root = self._root()
         for _ in range(_ROUGH_TRIES):
             rounded, size = self._round(octaves, codes, sweeps=0)
@@ -131,15 +141,11 @@ class _Search:
     def _root(self) -> "_Root":
         return _Root(self._aim, self._weight.numel() / 8)
 
-    def _scales(self, octaves: float) -> Scales:
-        return entropy_rounding.scales_for(self._weight, 2**octaves * self._steps)
-
     def _round(self, octaves: float, codes: Tensor, *, sweeps: int) -> tuple[RoundedWeight, int]:
         """Return the rounding for c = 2^octaves, given similar codes, and its bytes."""
-        worth = entropy_rounding.bit_worth(self._importance, 2**octaves).to(self._weight.dtype)
-        lengths = entropy_rounding.code_lengths(codes)
-        rounded = entropy_rounding.round_for_rate(self._weight, self._gram, self._scales(octaves), lengths, worth)
-        rounded = entropy_rounding.improve_for_rate(self._weight, self._gram, rounded, worth, sweeps=sweeps)
+        target = RateTarget.of(self._weight, self._steps, self._importance, 2**octaves, like=codes)
+        [rounded] = round_for_rate(self._weight, self._gram, [target])
+        rounded = improve_for_rate(self._weight, self._gram, rounded, target.worth, sweeps=sweeps)
         return rounded, coded_bytes(rounded.codes)
 
 
@@ -172,7 +178,7 @@ def _octaves_for(parts: Float[Tensor, "d_in d_out"], bits: float) -> float:
     """Return log2 c at which codes have the given entropy if every entry is rounded by itself."""
     octaves = math.log2(max(float(parts.square().mean().sqrt()), 1e-30)) + 2 - bits
     for _ in range(_ENTROPY_TRIES):
-        octaves += entropy_rounding.entropy_bits(_codes_of(parts, octaves)) - bits
+        octaves += entropy_bits(_codes_of(parts, octaves)) - bits
     return octaves
 
 

@@ -3,7 +3,7 @@
 from rocket_core.candidates import Candidate
 from rocket_core.code_format import CodeFormat, formats_for
 from rocket_core.linalg.integer_codes import RoundedWeight, search_scales
-from rocket_core.linalg.rounding import RoundingGram, gptq, round_weight
+from rocket_core.linalg.rounding import RoundingGram, gptq_each, round_weight
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance
 
@@ -17,11 +17,12 @@ def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
         problem: the layer.
         sample: its outputs, or some of them.
     """
-    candidates = []
-    for code_format in formats_for(problem.shape[0]):
-        scales = search_scales(sample.weight, sample.gram.matrix.diagonal(), code_format)
-        rounded = gptq(sample.weight, sample.gram, scales)
-        candidates.append(candidate_of(problem, code_format, **sample.errors_of(rounded)))
+    importance = sample.gram.matrix.diagonal()
+    scales = [search_scales(sample.weight, importance, code_format) for code_format in formats_for(problem.shape[0])]
+    candidates = [
+        candidate_of(problem, rounded.scales.format, **sample.errors_of(rounded))
+        for rounded in gptq_each(sample.weight, sample.gram, scales)
+    ]
     return sorted(candidates, key=lambda candidate: -candidate.stored_bytes)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rocket_core.linalg.entropy_rounding import (
+    RateTarget,
     bit_worth,
     code_lengths,
     entropy_bits,
@@ -26,11 +27,9 @@ def importance_of(d_out, seed=0):
 
 
 def rounded_at(weight, gram, importance, c, *, sweeps=0):
-    scales = scales_for(weight, c * relative_steps(gram, importance))
-    lengths = code_lengths(round_each(weight, scales).codes)
-    worth = bit_worth(importance, c).to(weight.dtype)
-    rounded = round_for_rate(weight, gram, scales, lengths, worth)
-    return improve_for_rate(weight, gram, rounded, worth, sweeps=sweeps)
+    target = RateTarget.of(weight, relative_steps(gram, importance), importance, c)
+    [rounded] = round_for_rate(weight, gram, [target])
+    return improve_for_rate(weight, gram, rounded, target.worth, sweeps=sweeps)
 
 
 def weighted_error(weight, gram, rounded, importance):
@@ -49,10 +48,11 @@ def objective(weight, gram, rounded, lengths, worth):
 def test_each_code_is_the_cheaper_of_two(d_in, d_out, c):
     weight, gram = random_layer(d_in, d_out, seed=d_in)
     importance = importance_of(d_out)
-    scales = scales_for(weight, c * relative_steps(gram, importance))
-    lengths = code_lengths(round_each(weight, scales).codes)
-    worth = bit_worth(importance, c)
-    found = round_for_rate(weight, gram, scales, lengths, worth).codes.numpy()
+    target = RateTarget.of(weight, relative_steps(gram, importance), importance, c)
+    scales, lengths, worth = target.scales, target.lengths, target.worth
+    assert torch.equal(lengths, code_lengths(round_each(weight, scales).codes))
+    others = RateTarget.of(weight, relative_steps(gram, importance), importance, 2 * c)
+    found = round_for_rate(weight, gram, [others, target, others])[1].codes.numpy()
 
     matrix, steps = gram.matrix.numpy(), scales.values(torch.float64)[0].numpy()
     order = gram.order.tolist()
@@ -77,7 +77,8 @@ def test_each_code_is_the_cheaper_of_two(d_in, d_out, c):
 def test_bits_of_no_worth_leave_gptq():
     weight, gram = random_layer(70, 5)
     scales = scales_for(weight, 0.5 * relative_steps(gram, torch.ones(5)))
-    rounded = round_for_rate(weight, gram, scales, torch.zeros(255).double(), torch.zeros(5).double())
+    target = RateTarget(scales=scales, lengths=torch.zeros(255).double(), worth=torch.zeros(5).double())
+    [rounded] = round_for_rate(weight, gram, [target])
     assert torch.equal(rounded.codes, gptq(weight, gram, scales).codes)
     assert rounded.entropy_coded
 
