@@ -89,7 +89,7 @@ class QuantizedLinear(StoredLinear):
         """See `StoredLinear`."""
         if self.dtype not in _TABLE_DTYPES:
             return self.unpacking_bytes
-        packed, _ = code_shapes(self._shape, self.code_format).values()
+        packed, _ = code_shapes(self._shape, self.code_format, self.coded_bytes).values()
         return self._layout.memory_bytes - packed[0]
 
     @property
