@@ -155,7 +155,7 @@ def round_for_rate(
         rest[end:].addmm_(factor[begin:end, end:].mT, errors, alpha=-1)
     return [
         _in_order_of_inputs(own, order, target.scales)
-        for own, target in zip(codes.split(d_out, dim=1), targets, strict=True)
+        for own, target in zip(torch.split(codes, d_out, dim=1), targets, strict=True)
     ]
 
 

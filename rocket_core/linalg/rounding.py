@@ -150,7 +150,8 @@ def gptq_each(
         half = halves.to(weight).repeat_interleave(d_out)
         codes = _round_in_order(ordered.repeat(1, len(part)), gram.factor, steps, half)
         found += [
-            _in_order_of_inputs(own, order, scales) for own, scales in zip(codes.split(d_out, dim=1), part, strict=True)
+            _in_order_of_inputs(own, order, scales)
+            for own, scales in zip(torch.split(codes, d_out, dim=1), part, strict=True)
         ]
     return found
 

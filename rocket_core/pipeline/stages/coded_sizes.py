@@ -12,7 +12,7 @@ class CodedSizes:
 
     A layer is coded in slightly fewer bytes than it may take. What is left is divided among all unfinished layers in
     proportion to their bytes. The result depends only on which layers are finished, and layers are always compressed in
-    the same order, so that a resumed run goes on alike.
+    the same order, so that a resumed run ends with the same bytes.
 
     Args:
         work: work folder with the outcomes of finished layers.
