@@ -109,7 +109,7 @@ class Reach:
                 )
             case ByBits():
                 return (
-                    f"{target.text} are out of reach: about {self.bits} are the fewest that the selected layers are "
+                    f"{target.text} are out of reach: about {self.bits:g} are the fewest that the selected layers are "
                     "certain to reach; ask for that or more"
                 )
             case ByFormat():
