@@ -42,8 +42,8 @@ Ratio = Annotated[
     float | None,
     typer.Option(
         metavar="R",
-        help="Fraction of the compressible parameters to remove, at least 0 and less than 1. Either this or "
-        "--size is required.",
+        help="Fraction of the compressible parameters to remove, at least 0 and less than 1. One of this, --size "
+        "and --bits is required.",
         show_default=False,
     ),
 ]
@@ -66,6 +66,15 @@ Size = Annotated[
         parser=_size,
         help="Maximum size of the factored artifact's weights: a number of bytes, or 500MB, 1.5GiB. Instead "
         "of --ratio.",
+        show_default=False,
+    ),
+]
+Bits = Annotated[
+    float | None,
+    typer.Option(
+        metavar="N",
+        help="Maximum bits per weight of the compressible layers, scales and masks included, above 0 and up to 16, "
+        "such as 4.5. Instead of --ratio.",
         show_default=False,
     ),
 ]
@@ -108,7 +117,7 @@ Method = Annotated[
     typer.Option(
         metavar="NAME",
         help="rocket, or a baseline: rocket-uniform, svd-llm, cospadi, magnitude, wanda; or rtn or gptq, which take "
-        "--code-bits instead of --ratio or --size.",
+        "--code-bits instead of --ratio, --size or --bits.",
         show_default="rocket",
     ),
 ]

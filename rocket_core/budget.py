@@ -22,6 +22,16 @@ def parameter_budget(compressible_parameters: int, ratio: float) -> int:
     return math.floor(_kept_fraction(ratio) * compressible_parameters)
 
 
+def bits_budget(parameters: int, bits: float) -> int:
+    """Return the bytes allowed in total at a number of bits per weight, rounded down.
+
+    Args:
+        parameters: parameters of the selected linear layers when dense, >= 0.
+        bits: bits per parameter, > 0, read as the decimal that the user typed.
+    """
+    return math.floor(Fraction(repr(bits)) * parameters / 8)
+
+
 @lru_cache(maxsize=256)
 def _kept_fraction(ratio: float) -> Fraction:
     return 1 - Fraction(repr(ratio))

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 from rocket_core.code_format import CodeBits
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
-from rocket_core.target import ByBytes, ByFormat, ByRatio, Target, target_of
+from rocket_core.target import BitsPerWeight, ByBytes, ByFormat, ByRatio, Target, target_of
 
 Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", "wanda", "rtn", "gptq"]
 Preset = Literal["paper", "fast", "best"]
@@ -105,10 +105,14 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = MappingProxyType(
 """Settings of each preset; a setting given explicitly overrides its preset's."""
 
 ONE_FORMAT_METHODS: frozenset[str] = frozenset({"rtn", "gptq"})
-"""Methods that store every layer in one format, which decides the size: they take neither a ratio nor a size."""
+"""Methods that store every layer in one format, which decides the size: they take no other target."""
+TARGETS_IN_BYTES: frozenset[str] = frozenset({"target_bytes", "bits"})
+"""Members for a target with which the budget counts bytes."""
 _ONE_FORMAT: Mapping[str, Any] = MappingProxyType({"budget": "bytes", "code_bits": 4, "group_size": 32})
 
-SETTINGS_NOT_IN_PROFILE = frozenset({"ratio", "target_bytes", "preset", "cap_slack", "export", "max_shard_bytes"})
+SETTINGS_NOT_IN_PROFILE = frozenset(
+    {"ratio", "target_bytes", "bits", "preset", "cap_slack", "export", "max_shard_bytes"}
+)
 """Settings that a layer's profile does not depend on. All others do, and new settings are assumed to."""
 
 MAX_PATTERNS = 256
@@ -194,8 +198,8 @@ class MethodOptions(FrozenModel):
     method: Method = "rocket"
     """how layers are compressed: `rocket` (default), or for comparison: `rocket-uniform` (the paper's method with every
     layer at the same ratio), `svd-llm`, `magnitude`, `wanda` (none takes more time than `paper`), `cospadi` (seconds to
-    minutes for each layer), or `rtn` and `gptq`, which quantize every layer to `code_bits` instead of taking a ratio or
-    a size (less time than `paper`); see `rocket_core.methods`.
+    minutes for each layer), or `rtn` and `gptq`, which quantize every layer to `code_bits` instead of taking
+    another target (less time than `paper`); see `rocket_core.methods`.
     """
     code_bits: CodeBits | None = None
     """bits of a code, for the methods `rtn` and `gptq` only: 2, 3, 4, 5, 6 or 8; null takes 4. Costs nothing."""
@@ -293,12 +297,17 @@ class CompressionConfig(MethodOptions):
     """Everything that decides what a compression produces, and where it computes."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """target compression ratio: fraction of the compressible parameters to remove, [0, 1); None (default) if a size is
-    given instead, or if layers are only to be profiled.
+    """target compression ratio: fraction of the compressible parameters to remove, [0, 1); None (default) if a size or
+    bits per weight are given instead, or if layers are only to be profiled.
     """
     target_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     """upper bound on the size of all safetensors of the factored artifact, instead of a ratio; None by default. With
     it `budget` is `bytes`. Costs nothing.
+    """
+    bits: BitsPerWeight | None = None
+    """upper bound on the bits per weight of the compressible layers as stored, (0, 16], instead of a ratio; None by
+    default. Codes, scales, masks and factors are counted; biases and the rest of the model are not. With it `budget` is
+    `bytes`. For the method `rocket`; `rtn` and `gptq` take `code_bits`. Costs nothing.
     """
     calibration: CalibrationConfig = CalibrationConfig()
     """the calibration data."""
@@ -315,8 +324,8 @@ class CompressionConfig(MethodOptions):
 
     @model_validator(mode="before")
     @classmethod
-    def _size_counts_bytes(cls, settings: Any) -> Any:
-        if isinstance(settings, Mapping) and settings.get("target_bytes") is not None:
+    def _target_counts_bytes(cls, settings: Any) -> Any:
+        if isinstance(settings, Mapping) and any(settings.get(name) is not None for name in TARGETS_IN_BYTES):
             return {**settings, "budget": "bytes"}
         return settings
 
@@ -349,10 +358,10 @@ class CompressionConfig(MethodOptions):
             raise ValueError("target_bytes is a size of the factored artifact; export that")
 
     def _check_format(self) -> None:
-        if self.ratio is not None or self.target_bytes is not None:
+        if any(value is not None for value in (self.ratio, self.target_bytes, self.bits)):
             raise ValueError(
-                f"method {self.method} quantizes every layer to code_bits, which decides the size: leave ratio and "
-                "target_bytes out"
+                f"method {self.method} quantizes every layer to code_bits, which decides the size: leave ratio, "
+                "target_bytes and bits out (bits is for the method rocket)"
             )
         if self.budget != "bytes":
             raise ValueError(f"method {self.method} removes bytes and keeps all parameters; budget must be bytes")
@@ -367,7 +376,7 @@ class CompressionConfig(MethodOptions):
         """The target; None if layers are only to be profiled."""
         if self.code_bits is not None and self.group_size is not None:
             return ByFormat(bits=self.code_bits, group_size=self.group_size)
-        return target_of(self.ratio, self.target_bytes)
+        return target_of(self.ratio, self.target_bytes, self.bits)
 
     @property
     def quantizes(self) -> bool:

@@ -1,4 +1,4 @@
-"""A profiled model, and predictions for any ratio, size or error."""
+"""A profiled model, and predictions for any ratio, size, bits per weight or error."""
 
 from dataclasses import replace
 from typing import Annotated, Any, assert_never
@@ -9,7 +9,7 @@ from rocket_core.allocation import Allocation, Allocator, chosen
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import BudgetUnit, Objective
 from rocket_core.schema import FrozenModel
-from rocket_core.target import ByBytes, ByError, ByFormat, ByRatio, Target
+from rocket_core.target import ByBits, ByBytes, ByError, ByFormat, ByRatio, Target
 
 _FRONTIER_STEPS = 100
 
@@ -60,7 +60,7 @@ class ModelProfile(FrozenModel):
         return sum(layer.candidates[0].stored_bytes for layer in self.layers)
 
     def predictor(self) -> "Predictor":
-        """Return a predictor for any ratio, size or error."""
+        """Return a predictor for any ratio, size, bits per weight or error."""
         return Predictor(self)
 
 
@@ -82,7 +82,7 @@ class Predictor:
         return self._allocator.reachable_ratio
 
     def allocate(self, target: Target | ByError) -> Allocation:
-        """Return the allocation for a ratio, a size or an error bound.
+        """Return the allocation for a ratio, a size, bits per weight or an error bound.
 
         Raises:
             InvalidConfigError: the number is out of range.
@@ -93,6 +93,8 @@ class Predictor:
                 return self.at_ratio(ratio)
             case ByBytes(target_bytes=size):
                 return self.within_bytes(size)
+            case ByBits(bits=bits):
+                return self.within_bits(bits)
             case ByError(error=error):
                 return self.within_error(error)
             case ByFormat():
@@ -120,10 +122,23 @@ class Predictor:
         Raises:
             InfeasibleBudgetError: no choice of candidates is small enough.
         """
-        if self._by_bytes is None:
-            self._by_bytes = self._allocator if self.profile.budget_unit == "bytes" else self._by("bytes")
-        reach = replace(self._by_bytes.reach, other_bytes=self.profile.other_bytes)
-        return self._by_bytes.allocate(reach.check(ByBytes(target_bytes=size)))
+        allocator = self._counting_bytes()
+        reach = replace(allocator.reach, other_bytes=self.profile.other_bytes)
+        return allocator.allocate(reach.check(ByBytes(target_bytes=size)))
+
+    def within_bits(self, bits: float) -> Allocation:
+        """Return the best allocation whose layers take at most the given number of bits per weight.
+
+        The budget then counts bytes, whatever the profile's budget counts.
+
+        Args:
+            bits: upper bound on the stored bits of the layers for each of their parameters, > 0.
+
+        Raises:
+            InfeasibleBudgetError: no choice of candidates is small enough.
+        """
+        allocator = self._counting_bytes()
+        return allocator.allocate(allocator.reach.check(ByBits(bits=bits)))
 
     def within_error(self, error: float) -> Allocation:
         """Return the smallest allocation whose predicted error is at most a bound; see `Allocator.within_error`.
@@ -142,6 +157,11 @@ class Predictor:
     def chosen(self, allocation: Allocation) -> list[tuple[LayerProfile, Candidate]]:
         """Return each layer with its candidate, extra nonzeros included."""
         return chosen(self.profile.layers, allocation, itemsize=self.profile.itemsize)
+
+    def _counting_bytes(self) -> Allocator:
+        if self._by_bytes is None:
+            self._by_bytes = self._allocator if self.profile.budget_unit == "bytes" else self._by("bytes")
+        return self._by_bytes
 
     def _by(self, budget_unit: BudgetUnit) -> Allocator:
         profile = self.profile

@@ -112,8 +112,7 @@ def compress(
             is reused, and this run's is stored. It does not change the result. None disables it.
         meter: measures the energy of each stage, starting before the call; None leaves it out of the report.
         download: cost of downloading the model, if it was found before the call; its device is filled in.
-        on_progress: called at every step, at least once per layer; called repeatedly while a model is downloaded and
-            while calibration text passes through a block.
+        on_progress: called at every step, at least once per layer, and repeatedly within a download or a calibration.
         on_requirements: called with the run's estimated bytes of memory, before the work that needs them.
         on_offline: called when everything that may come from the Hub has been read; the network is not used after that.
         on_profile: called with each layer's position in the model and its profile as soon as that is on disk; a resumed
@@ -130,7 +129,7 @@ def compress(
     """
     target = config.target
     if target is None:
-        raise InvalidConfigError("specify either a ratio or a target size in bytes (target_bytes)")
+        raise InvalidConfigError("specify a ratio, a target size in bytes (target_bytes) or bits per weight (bits)")
     callbacks = Callbacks(
         on_progress=on_progress,
         on_requirements=on_requirements,

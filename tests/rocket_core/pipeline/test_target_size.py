@@ -99,5 +99,5 @@ def test_an_unreachable_size_is_refused_before_reading_data(run, tmp_path):
 
 
 def test_without_a_target_a_compression_is_refused(tmp_path, model_folder):
-    with pytest.raises(InvalidConfigError, match="specify either a ratio"):
+    with pytest.raises(InvalidConfigError, match="specify a ratio, a target size"):
         compress(str(model_folder("llama")), tmp_path / "out", compression_config())
