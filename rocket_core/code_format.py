@@ -79,6 +79,25 @@ def formats_for(d_in: int) -> tuple[CodeFormat, ...]:
     )
 
 
+@cache
+def formats_beside_coded(d_in: int, d_out: int) -> tuple[CodeFormat, ...]:
+    """Return the formats that a layer is profiled with if it may also be entropy coded.
+
+    These are the formats of 8 bits, and the smallest. From 2.5 to 15 bits per weight of stories260K and tiny-llama, the
+    knapsack took one of the others for 2 of 1,078 layers.
+
+    Args:
+        d_in: input features.
+        d_out: output features.
+    """
+    fewest = fewest_bytes(d_in, d_out)
+    return tuple(
+        code_format
+        for code_format in formats_for(d_in)
+        if code_format.bits == CODE_BITS[-1] or code_format.stored_bytes(d_in, d_out) == fewest
+    )
+
+
 def fewest_bytes(d_in: int, d_out: int) -> int:
     """Return the bytes of a layer in the smallest of these formats."""
     return min(code_format.stored_bytes(d_in, d_out) for code_format in formats_for(d_in))

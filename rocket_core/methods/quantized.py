@@ -1,24 +1,27 @@
 """Quantized candidates: a layer's weights as integer codes of a few bits, with a scale per group of inputs."""
 
+from collections.abc import Sequence
+
 from rocket_core.candidates import Candidate
-from rocket_core.code_format import CodeFormat, formats_for
+from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.integer_codes import RoundedWeight, search_scales
 from rocket_core.linalg.rounding import RoundingGram, gptq_each, round_weight
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance
 
 
-def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
-    """Return a candidate for each format, by falling bytes.
+def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[CodeFormat]) -> list[Candidate]:
+    """Return a candidate for each of the formats, by falling bytes.
 
     Errors are those of GPTQ alone, for wide layers on a sample of the outputs. Compression ends 10 to 30 % below them.
 
     Args:
         problem: the layer.
         sample: its outputs, or some of them.
+        formats: the formats.
     """
     importance = sample.gram.matrix.diagonal()
-    scales = [search_scales(sample.weight, importance, code_format) for code_format in formats_for(problem.shape[0])]
+    scales = [search_scales(sample.weight, importance, code_format) for code_format in formats]
     candidates = [
         candidate_of(problem, rounded.scales.format, **sample.errors_of(rounded))
         for rounded in gptq_each(sample.weight, sample.gram, scales)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rocket_core.candidates import Candidate, SharedCandidate
+from rocket_core.code_format import formats_beside_coded, formats_for
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS
 from rocket_core.methods import dictionary, entropy_coded, quantized, sparse
 from rocket_core.methods.base import Method
@@ -48,8 +49,9 @@ class Rocket(Method):
         if not config.quantizes:
             return []
         sample = SampledOutputs.of(problem)
-        fixed = quantized.profile(problem, sample) if "quantized" in config.kinds else []
-        return fixed + (entropy_coded.profile(problem, sample) if config.entropy_codes else [])
+        coded = entropy_coded.profile(problem, sample) if config.entropy_codes else []
+        formats = formats_beside_coded(*problem.shape) if coded else formats_for(problem.shape[0])
+        return (quantized.profile(problem, sample, formats) if "quantized" in config.kinds else []) + coded
 
     def share(
         self, problem: LayerProblem, dictionary_owner: str, per_layer_candidates: Sequence[Sequence[Candidate]] = ()

@@ -24,11 +24,15 @@ def rocket(**settings):
     return method_for(CompressionConfig(**{**base, **settings}), 2)
 
 
+def profile_of(layer):
+    return quantized.profile(layer.problem, SampledOutputs.of(layer.problem), formats_for(layer.problem.shape[0]))
+
+
 @pytest.mark.parametrize("weights", [None, 2])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_candidates_have_the_errors_of_gptq(shape, weights):
     layer = example(shape[0], shape[1:], weights=weights)
-    found = quantized.profile(layer.problem, SampledOutputs.of(layer.problem))
+    found = profile_of(layer)
     assert {(c.bits, c.group_size, c.scale_bits) for c in found} == {
         (f.bits, f.group_size, f.scale_bits) for f in formats_for(shape[0])
     }
@@ -61,7 +65,7 @@ def test_compression_has_the_stated_size_and_less_error(shape, sequential):
 def test_candidates_of_a_wide_layer_are_those_of_a_sample():
     layer = example(24, (4000,), weights=1)
     gram = RoundingGram.of(layer.problem.gram())
-    for candidate in quantized.profile(layer.problem, SampledOutputs.of(layer.problem)):
+    for candidate in profile_of(layer):
         scales = search_scales(layer.problem.weight, gram.matrix.diagonal(), candidate.code_format)
         _, relative, distance, loss = layer.errors(gptq(layer.problem.weight, gram, scales).weight(torch.float64))
         assert candidate.reconstruction_error == pytest.approx(relative, rel=0.1)
@@ -82,6 +86,16 @@ def test_a_target_size_quantizes_unless_the_preset_does_not():
     assert CompressionConfig(target_bytes=10**6).quantizes
     assert not CompressionConfig(ratio=0.3).quantizes
     assert not CompressionConfig(target_bytes=10**6, preset="paper").quantizes
+
+
+def test_beside_entropy_coded_layers_there_are_few_formats():
+    layer = example(64, (48,))
+    found = rocket(kinds=("quantized", "entropy_coded")).profile(layer.problem)
+    fixed = [candidate for candidate in found if candidate.kind == "quantized"]
+    of_8_bits = {code_format for code_format in formats_for(64) if code_format.bits == 8}
+    others = {candidate.code_format for candidate in fixed} - of_8_bits
+    assert len(fixed) == len(of_8_bits) + len(others)
+    assert {code_format.stored_bytes(64, 48) for code_format in others} == {fewest_bytes(64, 48)}
 
 
 @pytest.mark.parametrize("d_in", [1, 7, 16, 64, 100, 4096])
@@ -110,7 +124,7 @@ def profiles(number):
             d_out=24 + 8 * index,
             input_group=f"layers.{index}.proj",
             tokens=TOKENS,
-            candidates=(dense, *quantized.profile(layer.problem, SampledOutputs.of(layer.problem))),
+            candidates=(dense, *profile_of(layer)),
         )
 
 
@@ -131,7 +145,7 @@ def test_an_allocation_is_never_worse_than_uniform_bits():
 def test_more_bytes_leave_less_error():
     layer = example(64, (48,), weights=1)
     by_group = {}
-    for candidate in quantized.profile(layer.problem, SampledOutputs.of(layer.problem)):
+    for candidate in profile_of(layer):
         by_group.setdefault(candidate.group_size, []).append(candidate)
     for candidates in by_group.values():
         for larger, smaller in itertools.pairwise(candidates):
