@@ -8,13 +8,16 @@ from torch import Tensor
 
 from rocket_core.candidates import Candidate
 from rocket_core.code_format import CodeFormat, formats_for
-from rocket_core.linalg.integer_codes import RoundedWeight, search_scales
+from rocket_core.inspection.table_footprint import OUTPUTS_AT_ONCE
+from rocket_core.linalg.integer_codes import RoundedWeight, Scales, scale_exponent, search_scales
 from rocket_core.linalg.rounding import RoundingGram, gptq, round_weight
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
 
 # Outputs share nothing in rounding, so errors are measured on a sample: at least this many, and at least this share.
 _SAMPLED_OUTPUTS = 128
 _SAMPLED_PART = 1 / 8
+# Nor does a larger sample tell more.
+_MOST_SAMPLED = 4096
 
 
 def profile(problem: LayerProblem) -> list[Candidate]:
@@ -25,16 +28,17 @@ def profile(problem: LayerProblem) -> list[Candidate]:
     Args:
         problem: the layer.
     """
-    weight = problem.weight.to(problem.precision)
     scales = _importance(problem)
-    energies = output_errors(problem.gram(), weight) * scales
+    energies = scales * torch.cat(
+        [output_errors(problem.gram(), problem.weight[:, part].to(problem.precision)) for part in _parts(problem)]
+    )
     sample = _sample(energies)
-    part, part_scales = weight[:, sample].contiguous(), scales[sample]
+    part, part_scales = problem.weight[:, sample].to(problem.precision).contiguous(), scales[sample]
     energy, sampled_energy = float(energies.sum()), float(energies[sample].sum())
     sampled_length = float((part.double().square().sum(dim=0) * part_scales).sum())
     gram = RoundingGram.of(problem.gram())
     candidates = []
-    for code_format in formats_for(len(weight)):
+    for code_format in formats_for(len(part)):
         rounded = gptq(part, gram, search_scales(part, gram.matrix.diagonal(), code_format)).weight(part.dtype)
         removed = part - rounded
         error = float((output_errors(problem.gram(), removed) * part_scales).sum())
@@ -83,10 +87,26 @@ def compress(problem: LayerProblem, code_format: CodeFormat, *, splitting: bool)
         code_format: how to store it.
         splitting: see `round_weight`.
     """
-    weight = problem.weight.to(problem.precision)
-    rounded: RoundedWeight = round_weight(weight, RoundingGram.of(problem.gram()), code_format, splitting=splitting)
-    errors = output_errors(problem.gram(), weight - rounded.weight(weight.dtype))
-    return CompressedLayer(factors=rounded, errors=errors * _importance(problem))
+    gram = RoundingGram.of(problem.gram())
+    exponent = scale_exponent(problem.weight, code_format)
+    codes, scales, errors = [], [], []
+    for part in _parts(problem):
+        weight = problem.weight[:, part].to(problem.precision)
+        rounded = round_weight(weight, gram, code_format, splitting=splitting, exponent=exponent)
+        codes.append(rounded.codes)
+        scales.append(rounded.scales.codes)
+        errors.append(output_errors(problem.gram(), weight - rounded.weight(weight.dtype)))
+    whole = RoundedWeight(
+        codes=torch.cat(codes, dim=1),
+        scales=Scales(codes=torch.cat(scales, dim=1), exponent=exponent, format=code_format),
+    )
+    return CompressedLayer(factors=whole, errors=torch.cat(errors) * _importance(problem))
+
+
+def _parts(problem: LayerProblem) -> list[slice]:
+    """Return the outputs in parts of limited size."""
+    d_out = problem.shape[1]
+    return [slice(begin, begin + OUTPUTS_AT_ONCE) for begin in range(0, d_out, OUTPUTS_AT_ONCE)]
 
 
 def _importance(problem: LayerProblem) -> Float[Tensor, " d_out"]:
@@ -99,7 +119,7 @@ def _importance(problem: LayerProblem) -> Float[Tensor, " d_out"]:
 def _sample(energies: Float[Tensor, " d_out"]) -> Tensor:
     """Return indices of outputs, evenly from those of large and of small energy; all if there are few."""
     d_out = len(energies)
-    number = min(d_out, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
+    number = min(d_out, _MOST_SAMPLED, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
     if number == d_out:
         return torch.arange(d_out, device=energies.device)
     steps = ((torch.arange(number, device=energies.device) + 0.5) * d_out / number).long()
