@@ -18,7 +18,6 @@ from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages.profile import shared_name
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerOutcome
 from rocket_core.system.devices import return_freed_memory
@@ -96,7 +95,7 @@ def compress_layers(
             with naming_the_layer(unit.names[0]):
                 problem = _problem(run, work, unit, statistics)
                 result = compress_unit(method, problem, unit)
-                achieved = AchievedErrors(errors=result.errors.cpu(), energies=_output_energies(problem))
+                achieved = AchievedErrors(errors=result.errors.cpu(), energies=output_energies(problem))
                 save(run, work, unit, result.factors, achieved)
             del problem
             return_freed_memory()
@@ -158,6 +157,11 @@ def save(run: Run, work: WorkFolder, unit: CompressionUnit, factors: StoredWeigh
         work.save_outcome(name, _outcome(own, tensors, achieved.relative(part)))
 
 
+def shared_name(dictionary_owner: str) -> str:
+    """Return the name under which the statistics of a group's concatenated weights are stored."""
+    return f"{dictionary_owner}.shared"
+
+
 def _split(run: Run, unit: CompressionUnit, factors: StoredWeight) -> Iterator[StoredWeight]:
     """Yield the factors or codes of each layer of a unit."""
     if len(unit.names) == 1:
@@ -176,7 +180,7 @@ def _split(run: Run, unit: CompressionUnit, factors: StoredWeight) -> Iterator[S
         )
 
 
-def _output_energies(problem: LayerProblem) -> Tensor:
+def output_energies(problem: LayerProblem) -> Tensor:
     """Return ‖S w_j‖² of each output j, with output weights, in float64."""
     if problem.statistics.gram is None:
         basis = problem.eigenbasis()
