@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, assert_never
 import typer
 
 from rocket_client.errors import ClientError
-from rocket_core.target import ByBytes, ByRatio, target_of
+from rocket_core.target import ByBits, ByBytes, ByRatio, target_of
 
 if TYPE_CHECKING:
     from rocket_client.client import Rocket
@@ -87,11 +87,13 @@ def _description(job: "Job") -> str:
 
 
 def _target(job: "Job") -> str:
-    match target_of(job.ratio, job.target_bytes):
+    match target_of(job.ratio, job.target_bytes, job.bits):
         case ByRatio(ratio=ratio):
             return str(ratio)
         case ByBytes(target_bytes=size):
             return f"{size} bytes"
+        case ByBits() as target:
+            return target.text
         case None:
             bits = job.options.get("code_bits")
             return job.kind if bits is None else f"{bits} bits"

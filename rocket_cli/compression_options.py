@@ -18,6 +18,7 @@ class CompressionOptions:
 
     ratio: options.Ratio = None
     size: options.Size = None
+    bits: options.Bits = None
     calibration: options.ServerCalibration = None
     samples: options.ServerSamples = None
     sequence_length: options.SequenceLength = None
@@ -28,6 +29,7 @@ class CompressionOptions:
     group_size: options.GroupSize = None
     objective: options.Objective = None
     budget: options.Budget = None
+    storage: options.Storage = None
     evaluate: options.EvaluateOn = None
     evaluate_samples: options.EvaluateSamples = None
     evaluate_length: options.EvaluateLength = None
@@ -39,11 +41,16 @@ class CompressionOptions:
     export: options.Export = None
 
     def check_target(self) -> None:
-        """Raise typer.BadParameter unless exactly one of `--ratio` and `--size` is given, or neither with a format."""
-        if self.method in ONE_FORMAT_METHODS and self.ratio is None and self.size is None:
-            return
-        if (self.ratio is None) == (self.size is None):
-            raise typer.BadParameter("specify exactly one of them", param_hint="--ratio or --size")
+        """Raise typer.BadParameter unless one of `--ratio`, `--size` and `--bits` is given, or none with a format."""
+        given = sum(value is not None for value in (self.ratio, self.size, self.bits))
+        if self.method in ONE_FORMAT_METHODS:
+            if self.bits is not None:
+                message = f"is for the method rocket; {self.method} takes --code-bits"
+                raise typer.BadParameter(message, param_hint="--bits")
+            if given == 0:
+                return
+        if given != 1:
+            raise typer.BadParameter("specify exactly one of them", param_hint="--ratio, --size or --bits")
 
     def evaluation(self) -> dict[str, Any] | None:
         """Return the given settings of the evaluation; None if it was not asked for."""
@@ -77,6 +84,7 @@ class CompressionOptions:
                 "objective": self.objective,
                 "budget": self.budget,
                 "include": self._include(),
+                "storage": self.storage,
             }
         )
 
@@ -109,7 +117,12 @@ class ServerOptions(CompressionOptions):
 
     def compression_request(self) -> dict[str, Any]:
         """Return the arguments that `Rocket.submit` and `estimate` have in common."""
-        return self.request() | {"ratio": self.ratio, "target_bytes": self.size, "evaluate": self.evaluation()}
+        return self.request() | {
+            "ratio": self.ratio,
+            "target_bytes": self.size,
+            "bits": self.bits,
+            "evaluate": self.evaluation(),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +147,7 @@ class LocalOptions(CompressionOptions):
         return compression_config(
             ratio=self.ratio,
             target_bytes=self.size,
+            bits=self.bits,
             calibration=self._calibration(),
             **self._method(),
             evaluate=self.evaluation(),

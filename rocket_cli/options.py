@@ -49,8 +49,8 @@ Ratio = Annotated[
     float | None,
     typer.Option(
         metavar="R",
-        help="Fraction of the compressible parameters to remove, at least 0 and less than 1. Either this or "
-        "--size is required.",
+        help="Fraction of the compressible parameters to remove, at least 0 and less than 1. One of this, --size "
+        "and --bits is required.",
         show_default=False,
     ),
 ]
@@ -73,6 +73,15 @@ Size = Annotated[
         parser=_size,
         help="Maximum size of the factored artifact's weights: a number of bytes, or 500MB, 1.5GiB. Instead "
         "of --ratio.",
+        show_default=False,
+    ),
+]
+Bits = Annotated[
+    float | None,
+    typer.Option(
+        metavar="N",
+        help="Maximum bits per weight of the compressible layers, scales and masks included, above 0 and up to 16, "
+        "such as 4.5. Instead of --ratio.",
         show_default=False,
     ),
 ]
@@ -115,7 +124,7 @@ Method = Annotated[
     typer.Option(
         metavar="NAME",
         help="rocket, or a baseline: rocket-uniform, svd-llm, cospadi, magnitude, wanda; or rtn or gptq, which take "
-        "--code-bits instead of --ratio or --size.",
+        "--code-bits instead of --ratio, --size or --bits.",
         show_default="rocket",
     ),
 ]
@@ -209,6 +218,14 @@ Tasks = Annotated[list[str] | None, typer.Option("--task", metavar="NAME_OR_FILE
 
 # Options of an evaluation within a compression.
 _EVALUATION = config.EvaluationConfig()
+Storage = Annotated[
+    config.Storage | None,
+    typer.Option(
+        metavar="WHAT",
+        help="What a size keeps small: the file, where layers may be entropy coded, or the memory as well.",
+        show_default="file",
+    ),
+]
 EvaluateOn = Annotated[
     str | None,
     typer.Option(

@@ -128,13 +128,13 @@ def frontier(profile_id: str) -> Call[Frontier]:
 
 
 def allocate(
-    profile_id: str, *, ratio: float | None, model_bytes: int | None, error: float | None
+    profile_id: str, *, ratio: float | None, model_bytes: int | None, bits: float | None, error: float | None
 ) -> Call[PredictedAllocation]:
     """Return the request for a predicted allocation; raises InvalidArgumentError unless exactly one number is given."""
-    numbers = {"ratio": ratio, "model_bytes": model_bytes, "error": error}
+    numbers = {"ratio": ratio, "model_bytes": model_bytes, "bits": bits, "error": error}
     target = {name: value for name, value in numbers.items() if value is not None}
     if len(target) != 1 or not all(map(math.isfinite, target.values())):
-        raise InvalidArgumentError("specify exactly one of ratio, model_bytes and error")
+        raise InvalidArgumentError("specify exactly one of ratio, model_bytes, bits and error")
     return Call(method="POST", path=profile_path(profile_id, "allocations"), json=target, answer=PredictedAllocation)
 
 

@@ -7,10 +7,10 @@ from typing import assert_never
 
 from rocket_client.errors import InvalidArgumentError
 from rocket_core.config import ONE_FORMAT_METHODS
-from rocket_core.target import ByBytes, ByRatio, target_of
+from rocket_core.target import ByBits, ByBytes, ByRatio, target_of
 
-# A ratio of 0 is valid, and an empty evaluation requests one with all defaults.
-_MAY_BE_EMPTY = frozenset({"ratio", "evaluate"})
+# A ratio of 0 is valid, the server refuses 0 bits, and an empty evaluation requests one with all defaults.
+_MAY_BE_EMPTY = frozenset({"ratio", "bits", "evaluate"})
 _ID = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -36,14 +36,17 @@ def profile_path(profile_id: str, *parts: str) -> str:
 
 
 def target(
-    ratio: float | None, target_bytes: int | None, options: Mapping[str, object] | None = None
+    ratio: float | None,
+    target_bytes: int | None,
+    bits: float | None,
+    options: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
     """Return the target as part of a body; raises InvalidArgumentError unless exactly one number is given.
 
     No number is needed for a method of which `options` specify the format.
     """
     try:
-        requested = target_of(ratio, target_bytes)
+        requested = target_of(ratio, target_bytes, bits)
     except ValueError as error:
         raise InvalidArgumentError(str(error)) from None
     match requested:
@@ -53,10 +56,14 @@ def target(
             return {"ratio": fraction}
         case ByBytes(target_bytes=size):
             return {"target_bytes": size}
+        case ByBits(bits=number):
+            if not math.isfinite(number):
+                raise InvalidArgumentError(f"the bits per weight are {number}; give a number above 0, up to 16")
+            return {"bits": number}
         case None if (options or {}).get("method") in ONE_FORMAT_METHODS:
             return {}
         case None:
-            raise InvalidArgumentError("specify either ratio or target_bytes")
+            raise InvalidArgumentError("specify one of ratio, target_bytes and bits")
         case _:
             assert_never(requested)
 

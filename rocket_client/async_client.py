@@ -89,6 +89,7 @@ class AsyncRocket:
         *,
         ratio: float | None = None,
         target_bytes: int | None = None,
+        bits: float | None = None,
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
@@ -106,7 +107,7 @@ class AsyncRocket:
             "options": options,
             "metadata": metadata,
             "queue": queue,
-        } | target(ratio, target_bytes, options)
+        } | target(ratio, target_bytes, bits, options)
         call = _endpoints.submit(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return await self._transport.call(call)
 
@@ -139,6 +140,7 @@ class AsyncRocket:
         *,
         ratio: float | None = None,
         target_bytes: int | None = None,
+        bits: float | None = None,
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
@@ -151,7 +153,7 @@ class AsyncRocket:
             "calibration": calibration,
             "evaluate": evaluate,
             "options": options,
-        } | target(ratio, target_bytes, options)
+        } | target(ratio, target_bytes, bits, options)
         return await self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
 
     async def upload(self, file: Path) -> Upload:
@@ -247,10 +249,11 @@ class AsyncRocket:
         *,
         ratio: float | None = None,
         model_bytes: int | None = None,
+        bits: float | None = None,
         error: float | None = None,
     ) -> PredictedAllocation:
         """See `Rocket.allocate`."""
-        call = _endpoints.allocate(profile_id, ratio=ratio, model_bytes=model_bytes, error=error)
+        call = _endpoints.allocate(profile_id, ratio=ratio, model_bytes=model_bytes, bits=bits, error=error)
         return await self._transport.call(call)
 
     async def delete_profile(self, profile_id: str) -> None:

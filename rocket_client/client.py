@@ -90,6 +90,7 @@ class Rocket:
         *,
         ratio: float | None = None,
         target_bytes: int | None = None,
+        bits: float | None = None,
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
@@ -105,6 +106,7 @@ class Rocket:
             model_id: `namespace/name` on the Hub, or `local/NAME` from `models`.
             ratio: fraction of the compressible parameters to remove, [0, 1).
             target_bytes: most bytes that the factored artifact may take, instead of a ratio.
+            bits: most bits per weight that the compressible layers may take, (0, 16], instead of a ratio.
             revision: branch, tag or commit of a repository on the Hub.
             calibration: `dataset`, `samples`, `sequence_length`, `seed`.
             evaluate: how to compare the result with the dense model: `dataset`, `samples`, `sequence_length`,
@@ -117,7 +119,7 @@ class Rocket:
             hub_token: a token of the Hugging Face Hub, for private repositories; deleted when the job ends.
 
         Raises:
-            InvalidArgumentError: neither or both of ratio and target_bytes are given, or the ratio is not a number.
+            InvalidArgumentError: not exactly one of ratio, target_bytes and bits is given, or it is not a number.
             ProblemError: the server refuses the request.
         """
         settings: dict[str, object] = {
@@ -127,7 +129,7 @@ class Rocket:
             "options": options,
             "metadata": metadata,
             "queue": queue,
-        } | target(ratio, target_bytes, options)
+        } | target(ratio, target_bytes, bits, options)
         call = _endpoints.submit(model_id, settings, idempotency_key=idempotency_key, hub_token=hub_token)
         return self._transport.call(call)
 
@@ -164,6 +166,7 @@ class Rocket:
         *,
         ratio: float | None = None,
         target_bytes: int | None = None,
+        bits: float | None = None,
         revision: str | None = None,
         calibration: Mapping[str, JsonValue] | None = None,
         evaluate: Mapping[str, JsonValue] | None = None,
@@ -176,7 +179,7 @@ class Rocket:
             "calibration": calibration,
             "evaluate": evaluate,
             "options": options,
-        } | target(ratio, target_bytes, options)
+        } | target(ratio, target_bytes, bits, options)
         return self._transport.call(_endpoints.estimate(model_id, settings, hub_token=hub_token))
 
     def upload(self, file: Path) -> Upload:
@@ -249,8 +252,7 @@ class Rocket:
             after: id of the last job already seen.
             limit: most jobs to return, 1 to 100.
         """
-        call = _endpoints.list_jobs(status=status, metadata=metadata, after=after, limit=limit)
-        return self._transport.call(call)
+        return self._transport.call(_endpoints.list_jobs(status=status, metadata=metadata, after=after, limit=limit))
 
     def iterate_jobs(
         self, *, status: str | None = None, metadata: Mapping[str, str] | None = None, after: str | None = None
@@ -321,21 +323,23 @@ class Rocket:
         *,
         ratio: float | None = None,
         model_bytes: int | None = None,
+        bits: float | None = None,
         error: float | None = None,
     ) -> PredictedAllocation:
-        """Predict the allocation for exactly one of ratio, model_bytes and error, without creating a job.
+        """Predict the allocation for exactly one of ratio, model_bytes, bits and error, without creating a job.
 
         Args:
             profile_id: the profile.
             ratio: fraction to remove, [0, 1).
             model_bytes: most bytes that all weights may take.
+            bits: most bits per weight that the compressible layers may take, (0, 16].
             error: upper bound on the predicted error.
 
         Raises:
             InvalidArgumentError: not exactly one of them is given, or it is not a number.
             ProblemError: no choice of candidates reaches the target.
         """
-        call = _endpoints.allocate(profile_id, ratio=ratio, model_bytes=model_bytes, error=error)
+        call = _endpoints.allocate(profile_id, ratio=ratio, model_bytes=model_bytes, bits=bits, error=error)
         return self._transport.call(call)
 
     def delete_profile(self, profile_id: str) -> None:

@@ -98,9 +98,11 @@ class Job(Resource):
     revision: str | None = None
     """branch, tag or commit of a repository."""
     ratio: float | None = None
-    """fraction of the compressible parameters to remove; None for a target size, a format, or a profile."""
+    """fraction of the compressible parameters to remove; None for another target, or a profile."""
     target_bytes: int | None = None
-    """most bytes that the factored artifact may take; None for a ratio, a format, or a profile."""
+    """most bytes that the factored artifact may take; None for another target, or a profile."""
+    bits: float | None = None
+    """most bits per weight that the compressible layers may take; None for another target, or a profile."""
     calibration: Calibration
     """the calibration data."""
     evaluate: Evaluation | None = None
@@ -185,11 +187,11 @@ class Candidate(Resource):
     """One way to store a layer."""
 
     kind: str
-    """dense, low_rank, factored, sparse or quantized."""
+    """dense, low_rank, factored, sparse, quantized or entropy_coded."""
     rank: int | None = None
     """number of atoms; None unless low-rank or factored."""
     nnz: int | None = None
-    """number of nonzero coefficients or weights; None if dense or quantized."""
+    """number of nonzero coefficients or weights; None if dense or of codes."""
     dictionary: str | None = None
     """layer that owns the shared dictionary, which may be this one; None if not shared."""
     bits: int | None = None
@@ -403,7 +405,7 @@ class PredictedAllocation(Size):
     """A predicted allocation."""
 
     budget: str
-    """budget unit of `ratio`; bytes for a target size."""
+    """budget unit of `ratio`; bytes for a target size or bits per weight."""
     proven: bool
     """whether no other choice of candidates has less error."""
     layers: tuple[LayerChoice, ...]

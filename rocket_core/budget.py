@@ -22,6 +22,16 @@ def parameter_budget(compressible_parameters: int, ratio: float) -> int:
     return math.floor(_kept_fraction(ratio) * compressible_parameters)
 
 
+def bits_budget(parameters: int, bits: float) -> int:
+    """Return the bytes allowed in total at a number of bits per weight, rounded down.
+
+    Args:
+        parameters: parameters of the selected linear layers when dense, >= 0.
+        bits: bits per parameter, > 0, read as the decimal that the user typed.
+    """
+    return math.floor(Fraction(repr(bits)) * parameters / 8)
+
+
 @lru_cache(maxsize=256)
 def _kept_fraction(ratio: float) -> Fraction:
     return 1 - Fraction(repr(ratio))
@@ -189,9 +199,13 @@ def quantized_bytes(d_in: int, d_out: int, bits: int, group_size: int, scale_bit
         group_size: inputs that share a scale.
         scale_bits: bits of a scale: 16 for float16, 6 or 8 for a logarithmic scale.
     """
+    return packed_bytes(d_in * d_out, bits) + scale_bytes(d_in, d_out, group_size, scale_bits)
+
+
+def scale_bytes(d_in: int, d_out: int, group_size: int, scale_bits: int) -> int:
+    """Return the bytes of the scales of a quantized layer; see `quantized_bytes`."""
     scales = d_out * -(-d_in // group_size)
-    codes = packed_bytes(d_in * d_out, bits)
-    return codes + (2 * scales if scale_bits == 16 else packed_bytes(scales, scale_bits))
+    return 2 * scales if scale_bits == 16 else packed_bytes(scales, scale_bits)
 
 
 def packed_bytes(n: int, bits: int) -> int:

@@ -7,7 +7,10 @@ from pydantic import Field
 from rocket_core.code_format import CodeBits, CodeFormat, ScaleBits
 from rocket_core.schema import FrozenModel
 
-CandidateKind = Literal["dense", "low_rank", "factored", "sparse", "quantized"]
+CandidateKind = Literal["dense", "low_rank", "factored", "sparse", "quantized", "entropy_coded"]
+
+CODE_KINDS: frozenset[CandidateKind] = frozenset({"quantized", "entropy_coded"})
+"""Kinds that keep every weight, as an integer code."""
 
 _Count = Annotated[int, Field(ge=0)]
 _Error = Annotated[float, Field(ge=0)]
@@ -18,12 +21,13 @@ class Candidate(FrozenModel):
 
     kind: CandidateKind
     """`dense` (the layer as it is), `low_rank` (two dense factors), `factored` (dictionary times sparse coefficients),
-    `sparse` (the weight with most entries zero) or `quantized` (integer codes of a few bits, with scales).
+    `sparse` (the weight with most entries zero), `quantized` (integer codes of a few bits, with scales) or
+    `entropy_coded` (integer codes in as many bits as their distribution needs, with a scale for each output).
     """
     rank: Annotated[int, Field(ge=1)] | None = None
     """number of atoms; None unless low-rank or factored."""
     nnz: Annotated[int, Field(ge=1)] | None = None
-    """nonzero coefficients, or nonzero weights if sparse; None if dense or quantized."""
+    """nonzero coefficients, or nonzero weights if sparse; None if dense or of codes."""
     dictionary: str | None = None
     """the layer whose dictionary this one uses, itself if it owns a shared one; None if not shared."""
     bits: CodeBits | None = None
@@ -33,11 +37,11 @@ class Candidate(FrozenModel):
     scale_bits: ScaleBits | None = None
     """bits of a scale; None unless quantized."""
     kept_parameters: _Count
-    """`rank * d_in + nnz`, `d_in * d_out` if dense or quantized, `nnz` if sparse; `nnz` alone where the dictionary
+    """`rank * d_in + nnz`, `d_in * d_out` if dense or of codes, `nnz` if sparse; `nnz` alone where the dictionary
     belongs to another layer.
     """
     stored_bytes: _Count
-    """bytes on disk, masks included, bias excluded."""
+    """bytes on disk, masks included, bias excluded; at most, if entropy coded."""
     reconstruction_error: _Error
     """‖S(W - W̃)‖ / ‖SW‖, the relative error of the layer's output over the calibration tokens; 0 if dense. With column
     weights both norms are weighted by the sensitivity of each output.
@@ -118,7 +122,7 @@ class FrontierPoint(FrozenModel):
     """A candidate worth considering: none of the layer's others is both smaller and better."""
 
     kind: CandidateKind
-    """dense, low_rank, factored, sparse or quantized."""
+    """dense, low_rank, factored, sparse, quantized or entropy_coded."""
     shared: bool
     """whether it covers the whole input group."""
     cost: int

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from rocket_core.budget import quantized_bytes
+from rocket_core.budget import quantized_bytes, scale_bytes
 
 CodeBits = Literal[2, 3, 4, 5, 6, 8]
 ScaleBits = Literal[6, 8, 16]
@@ -40,6 +40,10 @@ class CodeFormat:
         """Return the bytes on disk of a layer, without its bias."""
         return quantized_bytes(d_in, d_out, self.bits, self.group_size, self.scale_bits)
 
+    def scale_bytes(self, d_in: int, d_out: int) -> int:
+        """Return the bytes on disk of a layer's scales."""
+        return scale_bytes(d_in, d_out, self.group_size, self.scale_bits)
+
     def groups(self, d_in: int) -> int:
         """Return the number of groups of an output."""
         return math.ceil(d_in / self.group_size)
@@ -53,6 +57,11 @@ class CodeFormat:
     def largest_exponent(self) -> int:
         """The largest `Scales.exponent`; the smallest is its negative."""
         return _MOST_OCTAVES * self.steps_per_octave
+
+
+def coded_format(d_in: int) -> CodeFormat:
+    """Return the format of entropy-coded codes once they are decoded: 8 bits, with one scale for every output."""
+    return CodeFormat(bits=8, group_size=d_in, scale_bits=8)
 
 
 @cache

@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 from typing import assert_never
 
-from rocket_core.budget import parameter_budget
+from rocket_core.budget import bits_budget, parameter_budget
 from rocket_core.config import BudgetUnit
 from rocket_core.errors import InfeasibleBudgetError
-from rocket_core.target import ByBytes, ByFormat, ByRatio, Target
+from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
 # The nearest reachable ratio is reported in steps of this fraction, so that it is short enough to type.
 RATIO_STEPS = 10_000
+# Steps of a bit, in which the fewest bits per weight are reported.
+_BIT_STEPS = 100
 # Steps of a ratio computed from a size: precise to a byte of a petabyte.
 _RATIO_PRECISION = 10**15
 
@@ -23,6 +25,7 @@ class Reach:
         dense: the compressible layers when dense, >= 1.
         smallest: lower bound on what any choice of candidates keeps.
         certain: what the smallest choice that is known to exist keeps; for profiled layers the same.
+        parameters: parameters of the compressible layers when dense, >= 1.
         unit_bytes: bytes of one unit when dense.
         other_bytes: bytes of the factored artifact apart from these layers.
     """
@@ -31,6 +34,7 @@ class Reach:
     dense: int
     smallest: int
     certain: int
+    parameters: int
     unit_bytes: int = 1
     other_bytes: int = 0
 
@@ -45,6 +49,12 @@ class Reach:
         """Bytes of the smallest artifact that is certain to be reachable, without the masks of unprofiled layers."""
         return self.other_bytes + self.certain * self.unit_bytes
 
+    @property
+    def bits(self) -> float:
+        """Fewest bits per weight that are certain to be reachable, rounded up; without masks, as `model_bytes`."""
+        steps = 8 * self.certain * self.unit_bytes * _BIT_STEPS
+        return -(-steps // self.parameters) / _BIT_STEPS
+
     def allows(self, target: Target) -> bool:
         """Return whether the smallest choice meets a target."""
         return self._allows(self._ratio_for(target))
@@ -53,7 +63,7 @@ class Reach:
         """Raise an error if no choice of candidates meets a target; otherwise return the ratio that does.
 
         Returns:
-            The fraction of the compressible layers to remove, [0, 1); 0 for a size that the dense model meets.
+            The fraction of the compressible layers to remove, [0, 1); 0 for a size or bits that the dense model meets.
 
         Raises:
             InfeasibleBudgetError: the target is out of reach; names the nearest one that is certain to be reachable.
@@ -68,14 +78,18 @@ class Reach:
             case ByRatio(ratio=ratio):
                 return ratio
             case ByBytes(target_bytes=size):
-                # Rounded down, so that the budget of this ratio is what fits, to the byte.
-                whole = self.dense * self.unit_bytes
-                removed = max(0, whole + self.other_bytes - size)
-                return removed * _RATIO_PRECISION // whole / _RATIO_PRECISION
+                return self._ratio_within(size - self.other_bytes)
+            case ByBits(bits=bits):
+                return self._ratio_within(bits_budget(self.parameters, bits))
             case ByFormat():
-                return (self.dense - self.smallest) * _RATIO_PRECISION // self.dense / _RATIO_PRECISION
+                return self._ratio_within(self.smallest * self.unit_bytes)
             case _:
                 assert_never(target)
+
+    def _ratio_within(self, layers_bytes: int) -> float:
+        # Rounded down, so that the budget of this ratio is what fits, to the byte.
+        whole = self.dense * self.unit_bytes
+        return max(0, whole - layers_bytes) * _RATIO_PRECISION // whole / _RATIO_PRECISION
 
     def _allows(self, ratio: float) -> bool:
         return ratio < 1 and self.smallest <= parameter_budget(self.dense, ratio)
@@ -92,6 +106,11 @@ class Reach:
                     f"{size} bytes are out of reach: what is not compressed takes {self.other_bytes}, and with the "
                     f"layers about {self.model_bytes} is the smallest size that is certain to be reachable; ask for "
                     "that or more, or ignore fewer layers"
+                )
+            case ByBits():
+                return (
+                    f"{target.text} are out of reach: about {self.bits:g} are the fewest that the selected layers are "
+                    "certain to reach; ask for that or more"
                 )
             case ByFormat():
                 raise AssertionError("a format has the size that it has")

@@ -1,8 +1,14 @@
-"""What a compression aims at: a ratio, a size, or one format for every layer."""
+"""What a compression aims at: a ratio, a size, bits per weight, or one format for every layer."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from rocket_core.code_format import CodeBits, CodeFormat
+
+BitsPerWeight = Annotated[float, Field(gt=0, le=16)]
+"""Stored bits for each weight of the compressible layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +31,23 @@ class ByBytes:
     """
 
     target_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByBits:
+    """Bits per weight of the compressible layers, which count bytes whatever the budget unit is.
+
+    Attributes:
+        bits: upper bound on the stored bits of these layers for each of their parameters, (0, 16]: codes, scales, masks
+            and factors. Biases and the rest of the model are not counted.
+    """
+
+    bits: float
+
+    @property
+    def text(self) -> str:
+        """The number as people say it."""
+        return f"{self.bits:.15g} bits per weight"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,17 +83,21 @@ class ByFormat:
         return f"{self.bits} bits, {f'groups of {self.group_size}' if self.group_size else 'a scale per output'}"
 
 
-Target = ByRatio | ByBytes | ByFormat
+Target = ByRatio | ByBytes | ByBits | ByFormat
 
 
-def target_of(ratio: float | int | None, target_bytes: int | None) -> ByRatio | ByBytes | None:
-    """Return the target that two members of a request, a row or a command line specify; None if neither is given.
+def target_of(
+    ratio: float | int | None, target_bytes: int | None, bits: float | int | None
+) -> ByRatio | ByBytes | ByBits | None:
+    """Return the target that three members of a request, a row or a command line specify; None if none is given.
 
     Raises:
-        ValueError: both are given.
+        ValueError: more than one is given.
     """
-    if ratio is not None and target_bytes is not None:
-        raise ValueError("specify either ratio or target_bytes, not both")
+    if sum(value is not None for value in (ratio, target_bytes, bits)) > 1:
+        raise ValueError("specify only one of ratio, target_bytes and bits")
     if ratio is not None:
         return ByRatio(ratio=float(ratio))
+    if bits is not None:
+        return ByBits(bits=float(bits))
     return None if target_bytes is None else ByBytes(target_bytes=target_bytes)

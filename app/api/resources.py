@@ -43,9 +43,13 @@ class JobView(FrozenModel):
     revision: str | None
     """requested branch, tag or commit of the repository; null for its main branch, or a local model."""
     ratio: float | None
-    """fraction of the compressible parameters to remove, [0, 1); null if a size, a format or a profile is requested."""
+    """fraction of the compressible parameters to remove, [0, 1); null if another target or a profile is requested."""
     target_bytes: int | None
-    """upper bound on the factored artifact's bytes; null if a ratio, a format or a profile is requested."""
+    """upper bound on the factored artifact's bytes; null if another target or a profile is requested."""
+    bits: float | None
+    """upper bound on the compressible layers' bits per weight, (0, 16]; null if another target or a profile is
+    requested.
+    """
     calibration: CalibrationRequest
     """the calibration data, with the defaults filled in."""
     evaluate: EvaluationRequest | None
@@ -259,7 +263,7 @@ class AllocationView(SizeView):
     object: Literal["allocation"] = "allocation"
     """always `allocation`."""
     budget: BudgetUnit
-    """the budget unit of `ratio`; bytes if a size was requested."""
+    """the budget unit of `ratio`; bytes if a size or bits per weight were requested."""
     proven: bool
     """whether the allocation is proven optimal: no other choice of candidates has a smaller error."""
     layers: list[LayerAllocation]

@@ -63,10 +63,13 @@ def read_compression(fields: Fields) -> CompressionRequest:
         InvalidFieldsError: a field is missing or invalid.
     """
     body = _common(fields)
-    if _is_size(fields):
-        body["target_bytes"] = _size(fields.get("size", ""))
-    else:
-        body["ratio"] = fields.get("ratio") or None
+    match fields.get("target"):
+        case "size":
+            body["target_bytes"] = _size(fields.get("size", ""))
+        case "bits":
+            body["bits"] = fields.get("bits") or None
+        case _:
+            body["ratio"] = fields.get("ratio") or None
     if fields.get("evaluate"):
         body["evaluate"] = {"dataset": fields.get("evaluate_dataset") or "builtin"}
     try:
@@ -82,7 +85,7 @@ def read_profile(fields: Fields) -> JobRequest:
         InvalidFieldsError: a field is invalid.
     """
     body = _common(fields)
-    if _is_size(fields):
+    if _counts_bytes(fields):
         body["options"]["budget"] = "bytes"
     try:
         return ProfileRequest.model_validate(body).job_request()
@@ -91,12 +94,12 @@ def read_profile(fields: Fields) -> JobRequest:
 
 
 def lacks_size(fields: Fields) -> bool:
-    """Return whether a form asks for a size that is not entered yet."""
-    return _is_size(fields) and not fields.get("size")
+    """Return whether a form asks for a size or bits per weight that are not entered yet."""
+    return _counts_bytes(fields) and not fields.get(fields["target"])
 
 
-def _is_size(fields: Fields) -> bool:
-    return fields.get("target") == "size"
+def _counts_bytes(fields: Fields) -> bool:
+    return fields.get("target") in {"size", "bits"}
 
 
 def _common(fields: Fields) -> dict[str, Any]:

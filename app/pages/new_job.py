@@ -48,7 +48,7 @@ _DEFAULTS = {
 # Fields that the address may prefill, so that a job can be repeated with another ratio.
 _PREFILLED = (
     *_DEFAULTS,
-    *("model_id", "revision", "sequence_length", "seed", "size", "ignore", "queue", "label", "evaluate"),
+    *("model_id", "revision", "sequence_length", "seed", "size", "bits", "ignore", "queue", "label", "evaluate"),
     "evaluate_dataset",
 )
 
@@ -82,8 +82,8 @@ class Preview:
 def show_form(request: Request, context: ContextDep, owner: OwnerDep) -> Response:
     """Show a form with defaults, or with the values in the address."""
     prefilled = {name: value for name, value in request.query_params.items() if name in _PREFILLED}
-    if "ratio" in prefilled and "size" not in prefilled:
-        prefilled.setdefault("target", "ratio")
+    named = [name for name in ("size", "bits", "ratio") if name in prefilled]
+    prefilled.setdefault("target", named[0] if named else _DEFAULTS["target"])
     return _form(request, context, owner, _DEFAULTS | prefilled, {})
 
 
@@ -115,7 +115,7 @@ def _show_preview(request: Request, context: Context, owner: str, fields: Fields
     if not fields.get("model_id"):
         return render(request, "preview.html.j2", preview=None)
     try:
-        # A size is chosen by what the model takes, so that is shown before one is entered.
+        # A size is chosen by what the model takes, which is shown before one is entered.
         reads = read_profile if lacks_size(fields) else read_compression
         preview = _preview(context, owner, reads(fields))
     except InvalidFieldsError as error:

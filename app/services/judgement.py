@@ -47,7 +47,10 @@ from rocket_core.inspection.safetensors_headers import (
     sum_summaries,
     summarize,
 )
-from rocket_core.target import ByBytes, ByFormat, ByRatio, Target
+from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
+
+# Names and shapes of a layer's parts in the header of a file: more than any model has.
+_LAYER_HEADER_BYTES = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,6 +195,10 @@ def _most_bytes(model: ModelShape, ratio: float, target: Target | None) -> int:
     match target:
         case ByBytes(target_bytes=size):
             return min(largest, size)
+        case ByBits(bits=bits):
+            dense = budget.dense_bytes(model.compressible_parameters, 1, model.itemsize)
+            layers = budget.bits_budget(model.compressible_parameters, bits) + _LAYER_HEADER_BYTES * len(model.shapes)
+            return min(largest, model.stored_bytes - dense + layers)
         case ByRatio() | ByFormat() | None:
             return largest
         case _:

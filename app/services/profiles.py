@@ -86,7 +86,7 @@ def get_frontier(context: Context, owner: str, profile_id: str) -> tuple["Predic
 
 
 def allocate(context: Context, owner: str, profile_id: str, target: Target | ByError) -> Predicted:
-    """Return the predicted allocation for a ratio, a size or an error bound.
+    """Return the predicted allocation for a ratio, a size, bits per weight or an error bound.
 
     Raises:
         ProfileNotFoundError: the profile does not exist, or is not the tenant's.

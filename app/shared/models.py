@@ -177,7 +177,7 @@ class LayerProfileRow(Base):
 
 
 class AllocationRow(Base):
-    """The candidate that the knapsack chose for one layer; `rank` and `nnz` are null where it is dense or quantized.
+    """The candidate that the knapsack chose for one layer; `rank` and `nnz` are null where it is dense or of codes.
 
     A sparse layer has no rank. `dictionary` names the layer whose dictionary it shares. `bits` and the two columns
     after it are null unless the layer is quantized.
@@ -186,7 +186,7 @@ class AllocationRow(Base):
     __tablename__ = "allocations"
     __table_args__ = (
         CheckConstraint(
-            "(kind IN ('dense', 'quantized')) = (rank IS NULL AND nnz IS NULL)"
+            "(kind IN ('dense', 'quantized', 'entropy_coded')) = (rank IS NULL AND nnz IS NULL)"
             " AND (kind = 'quantized') = (bits IS NOT NULL AND group_size IS NOT NULL AND scale_bits IS NOT NULL)",
             name="kind",
         ),

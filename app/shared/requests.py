@@ -11,13 +11,14 @@ from rocket_core.config import (
     HUB_DATASETS,
     HUB_TASKS,
     SYNTHETIC_DATASET,
+    TARGETS_IN_BYTES,
     CompressionConfig,
     MethodOptions,
     compression_config,
 )
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
-from rocket_core.target import ByError, Target, target_of
+from rocket_core.target import BitsPerWeight, ByError, Target, target_of
 
 LOCAL = "local/"
 UPLOAD = "upload/"
@@ -165,6 +166,11 @@ class JobRequest(_Stored):
     """upper bound on the bytes of all safetensors files of the factored artifact, in place of a ratio; with it the
     option `budget` is `bytes`.
     """
+    bits: BitsPerWeight | None = None
+    """upper bound on the bits per weight of the compressible layers as stored, (0, 16], in place of a ratio; codes,
+    scales, masks and factors are counted, biases and the rest of the model are not. With it the option `budget` is
+    `bytes`. The methods `rtn` and `gptq` take the option `code_bits` instead.
+    """
     calibration: CalibrationRequest = CalibrationRequest()
     """the calibration data."""
     evaluate: EvaluationRequest | None = None
@@ -178,10 +184,10 @@ class JobRequest(_Stored):
 
     @model_validator(mode="before")
     @classmethod
-    def _size_counts_bytes(cls, data: Any) -> Any:
+    def _target_counts_bytes(cls, data: Any) -> Any:
         # In the options as well: a profile is found by those that are stored with it.
         options = data.get("options", {}) if isinstance(data, dict) else None
-        if isinstance(options, dict) and data.get("target_bytes") is not None:
+        if isinstance(options, dict) and any(data.get(name) is not None for name in TARGETS_IN_BYTES):
             return {**data, "options": {**options, "budget": "bytes"}}
         return data
 
@@ -213,6 +219,7 @@ class JobRequest(_Stored):
         return compression_config(
             ratio=self.ratio,
             target_bytes=self.target_bytes,
+            bits=self.bits,
             calibration=calibration,
             evaluate=evaluate,
             **self.options.model_dump(),
@@ -251,19 +258,21 @@ class JobRequest(_Stored):
         """Return the SHA-256 of the request; spelling out a default does not change it."""
         # Members that did not exist in earlier versions are left out: a replay may follow an upgrade.
         newer: dict[str, Any] = {
-            name: True for name in ("queue", "evaluate", "target_bytes") if getattr(self, name) is None
+            name: True for name in ("queue", "evaluate", "target_bytes", "bits") if getattr(self, name) is None
         }
         newer["options"] = {name for name in ("code_bits", "group_size") if getattr(self.options, name) is None}
+        if self.options.storage == "file":
+            newer["options"].add("storage")
         return hashlib.sha256(self.model_dump_json(exclude=newer).encode()).hexdigest()
 
 
 class CompressionRequest(JobRequest):
-    """A compression to run: a `model_id`, and either a `ratio` or `target_bytes`; everything else has a default."""
+    """A compression to run: a `model_id`, and one of `ratio`, `target_bytes`, `bits`; everything else has a default."""
 
     @model_validator(mode="after")
     def _has_a_target(self) -> "CompressionRequest":
         if self.kind == "profile":
-            raise ValueError("specify either ratio or target_bytes")
+            raise ValueError("specify one of ratio, target_bytes and bits")
         return self
 
 
@@ -299,12 +308,16 @@ class ProfileRequest(_Stored):
 
 
 class AllocationRequest(_RequestModel):
-    """The target of a predicted allocation: exactly one of the three."""
+    """The target of a predicted allocation: exactly one of the four."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
     """fraction to remove, [0, 1), of the compressible parameters, or of bytes if that is the profile's budget unit."""
     model_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """upper bound on the bytes of all weights of the model; the best model within it is predicted."""
+    bits: BitsPerWeight | None = None
+    """upper bound on the bits per weight of the compressible layers as stored, (0, 16]; the best model within it is
+    predicted.
+    """
     error: Annotated[float, Field(ge=0)] | None = None
     """upper bound on the predicted error, at least 0, in the unit of the profile's objective; the smallest model within
     it is predicted.
@@ -312,8 +325,8 @@ class AllocationRequest(_RequestModel):
 
     @model_validator(mode="after")
     def _one_is_given(self) -> "AllocationRequest":
-        if sum(value is not None for value in (self.ratio, self.model_bytes, self.error)) != 1:
-            raise ValueError("give one of ratio, model_bytes and error")
+        if sum(value is not None for value in (self.ratio, self.model_bytes, self.bits, self.error)) != 1:
+            raise ValueError("give one of ratio, model_bytes, bits and error")
         return self
 
     @property
@@ -321,8 +334,8 @@ class AllocationRequest(_RequestModel):
         """The target of the prediction."""
         if self.error is not None:
             return ByError(error=self.error)
-        target = target_of(self.ratio, self.model_bytes)
-        assert target is not None, "one of the three is given"
+        target = target_of(self.ratio, self.model_bytes, self.bits)
+        assert target is not None, "one of the four is given"
         return target
 
 

@@ -20,7 +20,7 @@ from rocket_client._defaults import DEFAULT_SERVER
 from rocket_client.models import Job
 from rocket_core.config import stage_label
 from rocket_core.report.formatting import age_text, bytes_text, percent_text, progress_text
-from rocket_core.target import ByBytes, ByRatio, target_of
+from rocket_core.target import ByBits, ByBytes, ByRatio, target_of
 
 
 def jobs(
@@ -112,14 +112,16 @@ def _table(rows: Sequence[Job], now: datetime) -> Table:
 
 
 def _target(job: Job) -> str:
-    match target_of(job.ratio, job.target_bytes):
+    match target_of(job.ratio, job.target_bytes, job.bits):
         case ByRatio(ratio=ratio):
             return percent_text(ratio)
         case ByBytes(target_bytes=size):
             return f"≤ {bytes_text(size)}"
+        case ByBits(bits=bits):
+            return f"≤ {bits:.15g} bits"
         case None:
-            bits = job.options.get("code_bits")
-            return job.kind if bits is None else f"{bits} bits"
+            code_bits = job.options.get("code_bits")
+            return job.kind if code_bits is None else f"{code_bits} bits"
         case unknown:
             assert_never(unknown)
 

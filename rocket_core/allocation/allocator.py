@@ -119,7 +119,7 @@ class Allocator:
         self._items = build_items(profiles, self._priced)
         self._costs = _padded((item.costs.tolist() for item in self._items), 0)
         self._errors = _padded((item.errors.tolist() for item in self._items), math.inf)
-        self._reach = _reach(self._priced, self._items, budget_unit)
+        self._reach = _reach(profiles, self._priced, self._items, budget_unit)
 
     @property
     def reach(self) -> Reach:
@@ -278,7 +278,7 @@ def layer_frontiers(
 def reachable_ratio(profiles: Sequence[LayerProfile], budget_unit: BudgetUnit = "parameters") -> float:
     """Return the largest compression ratio that `allocate` can reach, rounded down to 4 decimals; [0, 1)."""
     priced = price(profiles, budget_unit, "weight")
-    return _reach(priced, build_items(profiles, priced), budget_unit).ratio
+    return _reach(profiles, priced, build_items(profiles, priced), budget_unit).ratio
 
 
 def _enlarged(candidate: Candidate, extra: int, itemsize: int) -> Candidate:
@@ -321,10 +321,13 @@ def _choices(items: Sequence[Item], options: Sequence[int], layers: int) -> tupl
     return tuple(choices)
 
 
-def _reach(priced: Sequence[Priced], items: Sequence[Item], budget_unit: BudgetUnit) -> Reach:
+def _reach(
+    profiles: Sequence[LayerProfile], priced: Sequence[Priced], items: Sequence[Item], budget_unit: BudgetUnit
+) -> Reach:
     smallest = sum(int(item.costs.min()) for item in items)
     dense = sum(int(layer.costs[0]) for layer in priced)
-    return Reach(unit=budget_unit, dense=dense, smallest=smallest, certain=smallest)
+    parameters = sum(profile.parameters for profile in profiles)
+    return Reach(unit=budget_unit, dense=dense, smallest=smallest, certain=smallest, parameters=parameters)
 
 
 def _padded(rows: Iterable[Sequence[float]], absent: int | float) -> Shaped[np.ndarray, "layers candidates"]:

@@ -1,4 +1,4 @@
-"""A profiled model, and predictions for any ratio, size or error."""
+"""A profiled model, and predictions for any ratio, size, bits per weight or error."""
 
 from dataclasses import replace
 from typing import Annotated, Any, assert_never
@@ -9,7 +9,7 @@ from rocket_core.allocation import Allocation, Allocator, chosen
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import BudgetUnit, Objective
 from rocket_core.schema import FrozenModel
-from rocket_core.target import ByBytes, ByError, ByFormat, ByRatio, Target
+from rocket_core.target import ByBits, ByBytes, ByError, ByFormat, ByRatio, Target
 
 _FRONTIER_STEPS = 100
 
@@ -78,7 +78,7 @@ class ModelProfile(FrozenModel):
         return self.other_bytes - sum(table.candidates[0].stored_bytes for table in tables)
 
     def predictor(self) -> "Predictor":
-        """Return a predictor for any ratio, size or error."""
+        """Return a predictor for any ratio, size, bits per weight or error."""
         return Predictor(self)
 
 
@@ -92,7 +92,8 @@ class Predictor:
     def __init__(self, profile: ModelProfile) -> None:
         self.profile = profile
         self._allocator = self._by(profile.budget_unit, profile.layers_for(ByRatio(ratio=0.0)))
-        self._by_bytes: Allocator | None = None
+        # By the number of layers that they decide about.
+        self._by_bytes: dict[int, Allocator] = {}
 
     @property
     def reachable_ratio(self) -> float:
@@ -100,7 +101,7 @@ class Predictor:
         return self._allocator.reachable_ratio
 
     def allocate(self, target: Target | ByError) -> Allocation:
-        """Return the allocation for a ratio, a size or an error bound.
+        """Return the allocation for a ratio, a size, bits per weight or an error bound.
 
         Raises:
             InvalidConfigError: the number is out of range.
@@ -111,6 +112,8 @@ class Predictor:
                 return self.at_ratio(ratio)
             case ByBytes(target_bytes=size):
                 return self.within_bytes(size)
+            case ByBits(bits=bits):
+                return self.within_bits(bits)
             case ByError(error=error):
                 return self.within_error(error)
             case ByFormat():
@@ -140,11 +143,24 @@ class Predictor:
         """
         target = ByBytes(target_bytes=size)
         layers = self.profile.layers_for(target)
-        if self._by_bytes is None:
-            same = self.profile.budget_unit == "bytes" and layers == self.profile.layers_for(ByRatio(ratio=0.0))
-            self._by_bytes = self._allocator if same else self._by("bytes", layers)
-        reach = replace(self._by_bytes.reach, other_bytes=self.profile.bytes_beside(len(layers)))
-        return self._by_bytes.allocate(reach.check(target))
+        allocator = self._counting_bytes(layers)
+        reach = replace(allocator.reach, other_bytes=self.profile.bytes_beside(len(layers)))
+        return allocator.allocate(reach.check(target))
+
+    def within_bits(self, bits: float) -> Allocation:
+        """Return the best allocation whose layers take at most the given number of bits per weight.
+
+        The budget then counts bytes, whatever the profile's budget counts.
+
+        Args:
+            bits: upper bound on the stored bits of the layers for each of their parameters, > 0.
+
+        Raises:
+            InfeasibleBudgetError: no choice of candidates is small enough.
+        """
+        target = ByBits(bits=bits)
+        allocator = self._counting_bytes(self.profile.layers_for(target))
+        return allocator.allocate(allocator.reach.check(target))
 
     def within_error(self, error: float) -> Allocation:
         """Return the smallest allocation whose predicted error is at most a bound; see `Allocator.within_error`.
@@ -164,6 +180,13 @@ class Predictor:
         """Return each layer that an allocation decides about with its candidate, extra nonzeros included."""
         layers = (*self.profile.layers, *self.profile.tables)[: len(allocation.choices)]
         return chosen(layers, allocation, itemsize=self.profile.itemsize)
+
+    def _counting_bytes(self, layers: tuple[LayerProfile, ...]) -> Allocator:
+        known = self._by_bytes.get(len(layers))
+        if known is None:
+            same = self.profile.budget_unit == "bytes" and layers == self.profile.layers_for(ByRatio(ratio=0.0))
+            known = self._by_bytes[len(layers)] = self._allocator if same else self._by("bytes", layers)
+        return known
 
     def _by(self, budget_unit: BudgetUnit, layers: tuple[LayerProfile, ...]) -> Allocator:
         profile = self.profile

@@ -120,7 +120,8 @@ def _make_layer(
 def _entry(name: str, factors: StoredWeight, weight: torch.Tensor) -> LayerEntry:
     """Return the table's entry of a layer, given its stored coefficients or codes."""
     if isinstance(factors, RoundedWeight):
-        return LayerEntry.of_codes(factors.scales.format, factors.scales.exponent)
+        coded_bytes = weight.numel() if factors.entropy_coded else None
+        return LayerEntry.of_codes(factors.scales.format, factors.scales.exponent, coded_bytes)
     rank = None if factors.dictionary is None else factors.dictionary.shape[1]
     if weight.numel() == 0 or (rank is not None and rank != factors.coefficients.shape[0]):
         raise InvalidConfigError(

@@ -90,7 +90,12 @@ def empty_layer(
     )
     if entry.scale_exponent is not None:
         layer = QuantizedLinear(
-            d_in, d_out, code_format=entry.code_format, scale_exponent=entry.scale_exponent, **options
+            d_in,
+            d_out,
+            code_format=entry.code_format,
+            scale_exponent=entry.scale_exponent,
+            coded_bytes=entry.coded_bytes,
+            **options,
         )
         _mark_initialized(layer)
         return layer
@@ -113,10 +118,10 @@ def empty_layer(
 
 
 def _empty_embedding(stock: nn.Embedding, entry: LayerEntry, name: str) -> QuantizedEmbedding:
-    if entry.scale_exponent is None:
+    if entry.scale_exponent is None or entry.coded_bytes is not None:
         raise CheckpointFormatError(
-            f"quantization_config: {name!r} is an embedding, which can only be quantized; check that config.json "
-            "belongs to these weights"
+            f"quantization_config: {name!r} is an embedding, which can only be quantized with packed codes; check that "
+            "config.json belongs to these weights"
         )
     embedding = QuantizedEmbedding(
         stock.num_embeddings,
@@ -178,8 +183,10 @@ def _stock_layer(layer: StoredLayer, dtype: torch.dtype | None) -> StockLayer:
 
 
 def _entry(name: str, layer: StoredLayer, disk_name_of: dict[int, str]) -> LayerEntry:
-    if isinstance(layer, QuantizedLinear | QuantizedEmbedding):
+    if isinstance(layer, QuantizedEmbedding):
         return LayerEntry.of_codes(layer.code_format, layer.scale_exponent)
+    if isinstance(layer, QuantizedLinear):
+        return LayerEntry.of_codes(layer.code_format, layer.scale_exponent, layer.disk_coded_bytes)
     if not isinstance(layer, FactorizedLinear):
         assert isinstance(layer, SparseLinear)
         return LayerEntry(nnz=layer.nnz)

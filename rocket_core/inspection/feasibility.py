@@ -7,13 +7,13 @@ from typing import Any, assert_never
 
 from rocket_core import budget
 from rocket_core.code_format import CODE_BITS, fewest_bytes
-from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS, BudgetUnit, CompressionConfig
+from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS, CompressionConfig
 from rocket_core.inspection.footprint import ModelShape, describe_model, item_bytes
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.preconditions import MAX_SHAPES, check_ignore, check_weights
 from rocket_core.inspection.safetensors_headers import WeightSummary
 from rocket_core.reachability import Reach
-from rocket_core.target import ByBytes, ByFormat, ByRatio
+from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio
 
 Shape = tuple[int, int]
 """Input and output features of a layer."""
@@ -33,7 +33,7 @@ def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: 
     Raises:
         AlreadyQuantizedError: most weights are not plain floating-point numbers.
         CheckpointFormatError: a size in config.json exceeds what the weights hold.
-        InfeasibleBudgetError: the ratio or the size cannot be reached.
+        InfeasibleBudgetError: the target cannot be reached.
         UnmatchedIgnoreError: a pattern of `ignore` matches no layer.
         UnsupportedArchitectureError: the model has nothing to compress.
     """
@@ -41,9 +41,11 @@ def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: 
     check_sizes(settings, weights, model)
     check_ignore(settings, weights, config.ignore, model)
     match config.target:
-        case ByRatio() as target:
-            itemsize = item_bytes(weights, config.dtype, model) if config.quantizes else None
-            check_any_selection(weights, target, code_itemsize=itemsize)
+        case ByRatio() as target if not config.quantizes:
+            check_any_selection(weights, target)
+        case (ByRatio() | ByBits()) as target:
+            itemsize = item_bytes(weights, config.dtype, model)
+            check_any_selection(weights, target, itemsize=itemsize, quantizes=config.quantizes)
         case ByBytes() as target:
             described = describe_model(settings, weights, ignore=config.ignore, dtype=config.dtype)
             reach_of_model(described, quantizes=config.quantizes, tables=config.decides_tables).check(target)
@@ -76,17 +78,14 @@ def reach_of_layers(
         table_parameters: upper bound on the parameters of token tables that may be quantized as well, but need not be
             possible to quantize; their bytes when dense are among `other_bytes`.
     """
-    counts_bytes = quantizes or only is not None
-    sizes = _Sizes(code_itemsize=itemsize if counts_bytes else None, only=only)
-    tables = table_parameters * itemsize if quantizes else 0
-    return Reach(
-        unit="bytes" if counts_bytes else "parameters",
-        dense=sum(sizes.of(*shape).dense for shape in layers) + tables,
-        smallest=sum(sizes.of(*shape).smallest for shape in layers) + tables * min(CODE_BITS) // (8 * itemsize),
-        certain=sum(sizes.of(*shape).certain for shape in layers) + tables,
-        unit_bytes=1 if counts_bytes else itemsize,
-        other_bytes=other_bytes - tables,
-    )
+    sizes = _Sizes(itemsize=itemsize, counts_bytes=quantizes or only is not None, only=only)
+    known = [sizes.of(*shape) for shape in layers]
+    if table_parameters and quantizes:
+        tables = table_parameters * itemsize
+        fewest = table_parameters * min(CODE_BITS) // 8
+        known.append(_Size(dense=tables, smallest=fewest, certain=tables, parameters=table_parameters))
+        other_bytes -= tables
+    return sizes.reach(known, other_bytes=other_bytes)
 
 
 def reach_of_model(
@@ -111,31 +110,27 @@ def reach_of_model(
     )
 
 
-def check_any_selection(weights: WeightSummary, target: ByRatio, *, code_itemsize: int | None = None) -> None:
-    """Raise an error if a ratio cannot be reached, whichever of a model's weights are the compressible layers.
+def check_any_selection(
+    weights: WeightSummary, target: ByRatio | ByBits, *, itemsize: int = 1, quantizes: bool = False
+) -> None:
+    """Raise an error if a target cannot be reached, whichever of a model's weights are the compressible layers.
 
     If each layer keeps more than its share of the budget, so does every sum of layers. A weight may be stored in either
     orientation; the one that keeps less is used.
 
     Args:
         weights: summary of the safetensors headers.
-        target: the ratio.
-        code_itemsize: bytes of a stored number if layers may be quantized; None if not.
+        target: the ratio, or the bits per weight.
+        itemsize: bytes of a stored number; of no account for a ratio of parameters.
+        quantizes: whether layers may be quantized.
 
     Raises:
-        InfeasibleBudgetError: no layer's profile reaches the ratio.
+        InfeasibleBudgetError: no layer's profile reaches the target.
     """
-    sizes = _Sizes(code_itemsize=code_itemsize)
+    sizes = _Sizes(itemsize=itemsize, counts_bytes=quantizes)
     shapes = {shape: count for shape, count in weights.block_shapes.items() if min(shape) > 0}
-    if not any(sizes.either_way(shape, 1).allows(target) for shape in shapes):
-        reaches = [sizes.either_way(shape, count) for shape, count in shapes.items()]
-        sizes.reach(
-            _Size(
-                dense=sum(reach.dense for reach in reaches),
-                smallest=sum(reach.smallest for reach in reaches),
-                certain=sum(reach.certain for reach in reaches),
-            )
-        ).check(target)
+    if not any(sizes.reach([sizes.either_way(shape, 1)]).allows(target) for shape in shapes):
+        sizes.reach([sizes.either_way(shape, count) for shape, count in shapes.items()]).check(target)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +140,7 @@ class _Size:
     dense: int
     smallest: int
     certain: int
+    parameters: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,43 +148,50 @@ class _Sizes:
     """Sizes of layers: in bytes if they may be quantized, otherwise in parameters.
 
     Attributes:
-        code_itemsize: bytes of a stored number if layers may be quantized; None if not.
+        itemsize: bytes of a stored number.
+        counts_bytes: whether layers may be quantized, so that sizes are in bytes.
         only: the format of every layer, if the method stores them in one.
     """
 
-    code_itemsize: int | None
+    itemsize: int
+    counts_bytes: bool
     only: ByFormat | None = None
 
     def of(self, d_in: int, d_out: int) -> _Size:
         """Return the size of a layer."""
-        if self.only is not None and self.code_itemsize is not None:
-            dense = d_in * d_out * self.code_itemsize
+        parameters = d_in * d_out
+        dense = parameters * self.itemsize
+        if self.only is not None:
             smallest = min(dense, self.only.code_format(d_in).stored_bytes(d_in, d_out))
-            return _Size(dense=dense, smallest=smallest, certain=smallest)
+            return _Size(dense=dense, smallest=smallest, certain=smallest, parameters=parameters)
         smallest, certain = _fewest_kept(d_in, d_out)
-        if self.code_itemsize is None:
-            return _Size(dense=d_in * d_out, smallest=smallest, certain=certain)
+        if not self.counts_bytes:
+            return _Size(dense=parameters, smallest=smallest, certain=certain, parameters=parameters)
         codes = fewest_bytes(d_in, d_out)
         # Masks are not counted, so that only codes are certain.
-        return _Size(
-            dense=d_in * d_out * self.code_itemsize, smallest=min(codes, smallest * self.code_itemsize), certain=codes
-        )
+        return _Size(dense=dense, smallest=min(codes, smallest * self.itemsize), certain=codes, parameters=parameters)
 
-    def either_way(self, shape: Shape, count: int) -> Reach:
-        """Return the reach of a number of weights whose orientation is unknown."""
+    def either_way(self, shape: Shape, count: int) -> _Size:
+        """Return the size of a number of weights whose orientation is unknown."""
         one, other = self.of(*shape), self.of(*reversed(shape))
-        return self.reach(
-            _Size(
-                dense=count * one.dense,
-                smallest=count * min(one.smallest, other.smallest),
-                certain=count * max(one.certain, other.certain),
-            )
+        return _Size(
+            dense=count * one.dense,
+            smallest=count * min(one.smallest, other.smallest),
+            certain=count * max(one.certain, other.certain),
+            parameters=count * one.parameters,
         )
 
-    def reach(self, size: _Size) -> Reach:
-        """Return a reach without a size of the artifact."""
-        unit: BudgetUnit = "parameters" if self.code_itemsize is None else "bytes"
-        return Reach(unit=unit, dense=size.dense, smallest=size.smallest, certain=size.certain)
+    def reach(self, sizes: Collection[_Size], *, other_bytes: int = 0) -> Reach:
+        """Return the reach of layers together."""
+        return Reach(
+            unit="bytes" if self.counts_bytes else "parameters",
+            dense=sum(size.dense for size in sizes),
+            smallest=sum(size.smallest for size in sizes),
+            certain=sum(size.certain for size in sizes),
+            parameters=sum(size.parameters for size in sizes),
+            unit_bytes=1 if self.counts_bytes else self.itemsize,
+            other_bytes=other_bytes,
+        )
 
 
 @lru_cache(maxsize=4 * MAX_SHAPES)

@@ -18,7 +18,7 @@ from rocket_core.inspection.layer_names import family_of, is_costly, name_matche
 from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
 from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
 from rocket_core.inspection.table_footprint import table_disk_bytes, table_memory_bytes
-from rocket_core.target import ByBytes, ByFormat, ByRatio, Target
+from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
 # Enough tokens in one batch to keep matrix products busy; more would only take memory.
 TOKENS_PER_BATCH = 8192
@@ -387,7 +387,7 @@ def _least_ratio(target: Target | None) -> float:
     match target:
         case ByRatio(ratio=ratio):
             return ratio
-        case ByBytes() | ByFormat() | None:
+        case ByBytes() | ByBits() | ByFormat() | None:
             return 0.0
         case _:
             assert_never(target)

@@ -10,7 +10,8 @@ embedding can be quantized, as if it were a linear layer with an output for ever
 - sparse: the coefficients are the weight itself, as if the dictionary were the identity. No `L.weight_u`; in
   `config.json` it has only an `nnz`.
 - quantized: weight ≈ code · scale, where inputs share scales by groups. Tensors `L.weight` and `L.weight_scale`; in
-  `config.json` it has `bits`, `group_size`, `scale_bits` and `scale_exponent`.
+  `config.json` it has `bits`, `group_size`, `scale_bits` and `scale_exponent`; and `coded_bytes` if its codes are
+  entropy coded.
 
 `L.weight` contains the stored coefficients as a one-dimensional tensor; `L.weight_mask` has one bit per coefficient and
 is absent if all are stored, except that a sparse layer always has it; `L.weight_u` is the transposed dictionary;

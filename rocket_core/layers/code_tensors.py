@@ -1,4 +1,4 @@
-"""Tensors on disk of a rounded weight: packed codes and scales."""
+"""Tensors on disk of a rounded weight: packed or entropy-coded codes, and scales."""
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -8,6 +8,7 @@ from rocket_core import budget
 from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CorruptCheckpointError
 from rocket_core.layers.code_packing import pack_integers, unpack_integers, unpack_rows
+from rocket_core.layers.code_stream import decode_codes, encode_codes
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
 
 _HALF = 16
@@ -16,15 +17,18 @@ _HALF = 16
 def pack_codes(rounded: RoundedWeight) -> dict[str, Tensor]:
     """Return the tensors of a rounded weight by their names after `L.`: `weight` and `weight_scale`, both bytes.
 
-    Codes are stored as code + 2^(bits - 1), output after output. Scales follow in the same order: packed, or as the
-    little-endian bytes of float16. They have no floating-point dtype, which loaders would cast.
+    Codes are stored as code + 2^(bits - 1), output after output, or entropy coded in the same order. Scales follow in
+    the same order: packed, or as the little-endian bytes of float16. They have no floating-point dtype, which loaders
+    would cast.
     """
     code_format = rounded.scales.format
-    codes = rounded.codes.T.reshape(-1).view(torch.uint8) + 2 ** (code_format.bits - 1)
+    codes = rounded.codes.T.reshape(-1)
     scales = rounded.scales.codes.T.reshape(-1)
     half = code_format.scale_bits == _HALF
     return {
-        "weight": pack_integers(codes, code_format.bits),
+        "weight": encode_codes(codes).to(codes.device)
+        if rounded.entropy_coded
+        else pack_integers(codes.view(torch.uint8) + 2 ** (code_format.bits - 1), code_format.bits),
         "weight_scale": scales.clone().view(torch.uint8) if half else pack_integers(scales, code_format.scale_bits),
     }
 
@@ -35,21 +39,33 @@ def unpack_codes(
     shape: tuple[int, int],
     code_format: CodeFormat,
     exponent: int,
+    *,
+    entropy_coded: bool = False,
+    layer: str = "this layer",
 ) -> RoundedWeight:
     """Return the rounded weight that `pack_codes` packed, from tensors that were validated by `check_codes`.
 
     Args:
-        weight: packed codes.
+        weight: packed or entropy-coded codes.
         weight_scale: packed scales.
         shape: `(d_in, d_out)` of the layer.
         code_format: bits of codes and scales, and the size of groups.
         exponent: see `Scales`.
+        entropy_coded: whether codes are entropy coded.
+        layer: name for messages.
+
+    Raises:
+        CorruptCheckpointError: the codes are entropy coded, and their stream is damaged.
     """
     d_in, d_out = shape
-    codes = unpack_integers(weight, code_format.bits, d_in * d_out) - 2 ** (code_format.bits - 1)
+    if entropy_coded:
+        codes = decode_codes(weight, d_in * d_out, layer=layer)
+    else:
+        codes = unpack_integers(weight, code_format.bits, d_in * d_out) - 2 ** (code_format.bits - 1)
     return RoundedWeight(
         codes=codes.view(torch.int8).view(d_out, d_in).T,
         scales=unpack_scales(weight_scale, shape, code_format, exponent),
+        entropy_coded=entropy_coded,
     )
 
 
@@ -92,19 +108,36 @@ def unpack_scales(
     return Scales(codes=scales.view(d_out, groups).T, exponent=exponent, format=code_format)
 
 
-def code_shapes(shape: tuple[int, int], code_format: CodeFormat) -> dict[str, tuple[int]]:
-    """Return the shapes of the tensors that `pack_codes` returns."""
+def code_shapes(
+    shape: tuple[int, int], code_format: CodeFormat, coded_bytes: int | None = None
+) -> dict[str, tuple[int]]:
+    """Return the shapes of the tensors that `pack_codes` returns.
+
+    Args:
+        shape: `(d_in, d_out)` of the layer.
+        code_format: bits of codes and scales, and the size of groups.
+        coded_bytes: bytes of entropy-coded codes; None if codes are packed.
+    """
     d_in, d_out = shape
-    codes = budget.packed_bytes(d_in * d_out, code_format.bits)
-    total = budget.quantized_bytes(d_in, d_out, code_format.bits, code_format.group_size, code_format.scale_bits)
-    return {"weight": (codes,), "weight_scale": (total - codes,)}
+    codes = budget.packed_bytes(d_in * d_out, code_format.bits) if coded_bytes is None else coded_bytes
+    scales = budget.scale_bytes(d_in, d_out, code_format.group_size, code_format.scale_bits)
+    return {"weight": (codes,), "weight_scale": (scales,)}
 
 
 def check_codes(
-    weight: Tensor, weight_scale: Tensor, shape: tuple[int, int], code_format: CodeFormat, layer: str
+    weight: Tensor,
+    weight_scale: Tensor,
+    shape: tuple[int, int],
+    code_format: CodeFormat,
+    layer: str,
+    coded_bytes: int | None = None,
 ) -> None:
-    """Raise CorruptCheckpointError, naming the layer, unless codes and scales belong to a layer of this shape."""
-    for (name, expected), tensor in zip(code_shapes(shape, code_format).items(), (weight, weight_scale), strict=True):
+    """Raise CorruptCheckpointError, naming the layer, unless codes and scales belong to a layer of this shape.
+
+    The content of entropy-coded codes is checked when they are decoded.
+    """
+    shapes = code_shapes(shape, code_format, coded_bytes)
+    for (name, expected), tensor in zip(shapes.items(), (weight, weight_scale), strict=True):
         if tensor.dtype != torch.uint8 or tuple(tensor.shape) != expected:
             raise CorruptCheckpointError(
                 f"{layer}: {name} is {tensor.dtype} of shape {list(tensor.shape)}, not {torch.uint8} of shape "
@@ -112,7 +145,7 @@ def check_codes(
             )
     d_in, d_out = shape
     scales = code_format.groups(d_in) * d_out
-    unused = [_unused(weight, code_format.bits, d_in * d_out)]
+    unused = [] if coded_bytes is not None else [_unused(weight, code_format.bits, d_in * d_out)]
     if code_format.scale_bits == _HALF:
         halves = _unpack_scales(weight_scale, scales, code_format)
         if not bool((halves.isfinite() & (halves != 0)).all()):

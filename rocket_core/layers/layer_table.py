@@ -13,8 +13,8 @@ QUANT_METHOD = "rocket"
 
 FORMAT_VERSION = 3
 """Newest supported version of the disk format. Version 1 has factored layers with their own dictionary; version 2 adds
-followers and sparse layers, version 3 quantized layers. An artifact is written as the earliest version that has all of
-its kinds, which earlier releases can read."""
+followers and sparse layers, version 3 quantized layers, packed or entropy coded. An artifact is written as the earliest
+version that has all of its kinds, which earlier releases can read."""
 
 _REMEDY = "config.json is damaged or does not belong to these weights; fetch it again"
 
@@ -24,7 +24,7 @@ _COEFFICIENT_KEYS = (
 )
 _CODE_KEYS = (
     f"bits, one of {get_args(CodeBits)}, a group_size, a positive integer, scale_bits, one of {get_args(ScaleBits)}, "
-    "and a scale_exponent, an integer of at most 100 octaves"
+    "and a scale_exponent, an integer of at most 100 octaves, and with 8 bits perhaps coded_bytes, a positive integer"
 )
 
 
@@ -37,6 +37,8 @@ def _integer(value: object) -> object:
 
 _Count = Annotated[int, Field(ge=1)]
 _Integer = BeforeValidator(_integer)
+# Bits of codes that are entropy coded, once they are decoded.
+_CODED_BITS = 8
 
 
 class LayerEntry(FrozenModel):
@@ -60,11 +62,15 @@ class LayerEntry(FrozenModel):
     """bits of a scale."""
     scale_exponent: int | None = None
     """logarithm of the unit of the scales, in steps; see `Scales.exponent`."""
+    coded_bytes: _Count | None = None
+    """bytes of the codes if they are entropy coded; None if they are packed."""
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> "LayerEntry":
         coefficients = (self.nnz, self.rank, self.dictionary)
         codes = (self.bits, self.group_size, self.scale_bits, self.scale_exponent)
+        if self.coded_bytes is not None and self.bits != _CODED_BITS:
+            raise ValueError(f"coded_bytes are of codes of {_CODED_BITS} bits")
         if self.nnz is None and (None in codes or coefficients != (None, None, None)):
             raise ValueError("neither coefficients nor codes are complete")
         if self.nnz is not None and codes != (None, None, None, None):
@@ -74,18 +80,20 @@ class LayerEntry(FrozenModel):
         return self
 
     @classmethod
-    def of_codes(cls, code_format: CodeFormat, exponent: int) -> "LayerEntry":
+    def of_codes(cls, code_format: CodeFormat, exponent: int, coded_bytes: int | None = None) -> "LayerEntry":
         """Return the entry of a quantized layer.
 
         Args:
             code_format: bits of codes and scales, and the size of groups.
             exponent: see `Scales.exponent`.
+            coded_bytes: bytes of the codes if they are entropy coded.
         """
         return cls(
             bits=code_format.bits,
             group_size=code_format.group_size,
             scale_bits=code_format.scale_bits,
             scale_exponent=exponent,
+            coded_bytes=coded_bytes,
         )
 
     @property

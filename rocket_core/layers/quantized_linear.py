@@ -10,9 +10,8 @@ from torch.nn import functional
 
 from rocket_core.code_format import CodeFormat
 from rocket_core.errors import RocketError
-from rocket_core.layers.code_packing import pack_integers
 from rocket_core.layers.code_table import TableLayout
-from rocket_core.layers.code_tensors import check_codes, code_shapes, unpack_codes, unpack_scales
+from rocket_core.layers.code_tensors import check_codes, code_shapes, pack_codes, unpack_codes, unpack_scales
 from rocket_core.layers.stored_linear import LayerOptions, StoredLinear
 from rocket_core.linalg.integer_codes import RoundedWeight
 
@@ -39,11 +38,13 @@ class QuantizedLinear(StoredLinear):
         out_features: d_out.
         code_format: bits of codes and scales, and the size of groups.
         scale_exponent: see `Scales.exponent`.
+        coded_bytes: bytes of the codes on disk if they are entropy coded; None if they are packed.
         options: see `LayerOptions`; the default dtype is torch's.
 
     Attributes:
         code_format: bits of codes and scales, and the size of groups.
         scale_exponent: see `Scales.exponent`.
+        coded_bytes: bytes of entropy-coded codes; None if they are packed.
     """
 
     _UNPACKED_NAME = "codes"
@@ -57,14 +58,16 @@ class QuantizedLinear(StoredLinear):
         *,
         code_format: CodeFormat,
         scale_exponent: int,
+        coded_bytes: int | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
         packed = {
             name: nn.Parameter(torch.empty(shape, device=options.get("device"), dtype=torch.uint8), requires_grad=False)
-            for name, shape in code_shapes((in_features, out_features), code_format).items()
+            for name, shape in code_shapes((in_features, out_features), code_format, coded_bytes).items()
         }
         super().__init__(in_features, out_features, weight=packed["weight"], options=options)
         self.code_format, self.scale_exponent = code_format, scale_exponent
+        self.coded_bytes = coded_bytes
         self.weight_scale = packed["weight_scale"]
         self.register_buffer("dense", None, persistent=False)
         self.register_buffer("table_scales", None, persistent=False)
@@ -86,7 +89,7 @@ class QuantizedLinear(StoredLinear):
         """See `StoredLinear`."""
         if self.dtype not in _TABLE_DTYPES:
             return self.unpacking_bytes
-        packed, _ = code_shapes(self._shape, self.code_format).values()
+        packed, _ = code_shapes(self._shape, self.code_format, self.coded_bytes).values()
         return self._layout.memory_bytes - packed[0]
 
     @property
@@ -153,6 +156,7 @@ class QuantizedLinear(StoredLinear):
             f"group_size={self.code_format.group_size}, scale_bits={self.code_format.scale_bits}, "
             f"bias={self.bias is not None}, packed={self.packed}"
             f"{', tabulated=True' if self.tabulated else ''}"
+            f"{'' if self.coded_bytes is None else f', coded_bytes={self.coded_bytes}'}"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedLinear":
@@ -205,38 +209,60 @@ class QuantizedLinear(StoredLinear):
         scales = unpack_scales(self.weight_scale, self._shape, self.code_format, self.scale_exponent)
         self.table_scales = self._layout.scales(scales)
 
+    @property
+    def disk_coded_bytes(self) -> int | None:
+        """Bytes of the codes that a state dict has if they are entropy coded; None if they are packed.
+
+        Not always `coded_bytes`: a table of codes is coded anew, perhaps by another version of the coder.
+        """
+        return self._packed_codes().numel() if self.tabulated and self.coded_bytes is not None else self.coded_bytes
+
     @torch.no_grad()
     def _rounded(self) -> RoundedWeight:
         if self.tabulated:
             scales = unpack_scales(self.weight_scale, self._shape, self.code_format, self.scale_exponent)
-            return RoundedWeight(codes=self._layout.codes(self.codes), scales=scales)
+            return RoundedWeight(
+                codes=self._layout.codes(self.codes), scales=scales, entropy_coded=self.coded_bytes is not None
+            )
         # Only once, as it waits for the device and cannot be compiled.
         if not self._checked and not torch.compiler.is_compiling():
-            check_codes(self.stored, self.weight_scale, self._shape, self.code_format, self.layer_name)
+            self._check(self.stored, self.weight_scale)
             self._checked = True
-        return unpack_codes(self.stored, self.weight_scale, self._shape, self.code_format, self.scale_exponent)
+        return self._read(self.stored, self.weight_scale)
 
     @torch.no_grad()
     def _decode(self, dtype: torch.dtype) -> Float[Tensor, "d_out d_in"]:
         return self._rounded().rows(dtype)
+
+    def _check(self, codes: Tensor, scales: Tensor) -> None:
+        check_codes(codes, scales, self._shape, self.code_format, self.layer_name, self.coded_bytes)
+
+    def _read(self, codes: Tensor, scales: Tensor) -> RoundedWeight:
+        return unpack_codes(
+            codes,
+            scales,
+            self._shape,
+            self.code_format,
+            self.scale_exponent,
+            entropy_coded=self.coded_bytes is not None,
+            layer=self.layer_name,
+        )
 
     def _packed_codes(self) -> Tensor:
         """Return the codes as on disk."""
         return self._to_disk(self.codes) if self.tabulated else self.stored
 
     def _to_disk(self, unpacked: Tensor) -> Tensor:
-        if not self.tabulated:
-            return unpacked
-        bits = self.code_format.bits
-        codes = self._layout.codes(unpacked).T.reshape(-1).view(torch.uint8)
-        return pack_integers(codes + 2 ** (bits - 1), bits)
+        return pack_codes(self._rounded())["weight"] if self.tabulated else unpacked
 
     def _from_disk(self, weight: Tensor, state: Mapping[str, Any], prefix: str) -> Tensor:
         scales = state.get(prefix + "weight_scale", self.weight_scale)
-        check_codes(weight, scales, self._shape, self.code_format, self.layer_name)
-        if not self.tabulated:
+        self._check(weight, scales)
+        if not self.tabulated and self.coded_bytes is None:
             return weight
-        return self._layout.fill(unpack_codes(weight, scales, self._shape, self.code_format, self.scale_exponent).codes)
+        # A damaged stream raises an error before parameters are overwritten.
+        codes = self._read(weight, scales).codes
+        return self._layout.fill(codes) if self.tabulated else weight
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -76,10 +76,12 @@ class RoundedWeight:
     Attributes:
         codes: see `CodeFormat.bits`.
         scales: a scale for each group and output.
+        entropy_coded: whether codes are stored entropy coded instead of in a fixed number of bits each.
     """
 
     codes: Int8[Tensor, "d_in d_out"]
     scales: Scales
+    entropy_coded: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -9,6 +9,7 @@ References:
     Behdin et al., "QuantEase: optimization-based quantization for language models", 2023.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +24,8 @@ from rocket_core.linalg.least_squares import UnitGram
 _DAMPING = 0.003
 # Inputs that are rounded before the others are corrected for their errors by one matrix product.
 _BLOCK = 64
+# Entries of weights that are rounded in different formats at once.
+_TOGETHER = 2**22
 # Iterations of splitting; nearly all of the gain is in the first half.
 _TURNS = 24
 _SWEEPS = 4
@@ -121,32 +124,61 @@ def round_to_nearest(weight: Float[Tensor, "d_in d_out"], scales: Scales) -> Rou
 
 
 def gptq(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Scales) -> RoundedWeight:
+    """Round input by input; see `gptq_each`."""
+    [rounded] = gptq_each(weight, gram, [scales])
+    return rounded
+
+
+def gptq_each(
+    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, all_scales: Sequence[Scales]
+) -> list[RoundedWeight]:
     """Round input by input, and let the inputs that are not rounded yet compensate each error.
 
     Inputs are rounded by falling energy; the scales, which were found before, stay. Costs n²m, and n³ for the factor of
-    `gram`.
+    `gram`. Small layers take as long for all scales as for one.
 
     Args:
         weight: W.
         gram: prepared Gram matrix, in the weight's dtype.
-        scales: scale of each group and output.
+        all_scales: scales of each group and output; W is rounded with each of them.
 
     References:
         Frantar et al., 2022, with static groups and activation order.
     """
-    factor, order, code_format = gram.factor, gram.order, scales.format
-    steps = scales.by_input(len(weight), weight.dtype)[order]
-    rest = weight[order]
+    order, (d_in, d_out) = gram.order, weight.shape
+    ordered = weight[order]
+    together = max(1, _TOGETHER // weight.numel())
+    found = []
+    for begin in range(0, len(all_scales), together):
+        part = all_scales[begin : begin + together]
+        steps = torch.cat([scales.by_input(d_in, weight.dtype) for scales in part], dim=1)[order]
+        halves = torch.tensor([2.0 ** (scales.format.bits - 1) for scales in part])
+        half = halves.to(weight).repeat_interleave(d_out)
+        codes = _round_in_order(ordered.repeat(1, len(part)), gram.factor, steps, half)
+        found += [
+            _in_order_of_inputs(own, order, scales)
+            for own, scales in zip(torch.split(codes, d_out, dim=1), part, strict=True)
+        ]
+    return found
+
+
+def _round_in_order(
+    rest: Float[Tensor, "n columns"],
+    factor: Float[Tensor, "n n"],
+    steps: Float[Tensor, "n columns"],
+    half: Float[Tensor, " columns"],
+) -> Float[Tensor, "n columns"]:
+    """Return codes from -half to half - 1, given the weight in the order of rounding, which is overwritten."""
     codes = torch.empty_like(rest)
     for begin in range(0, len(rest), _BLOCK):
         end = min(begin + _BLOCK, len(rest))
         errors = torch.empty_like(rest[begin:end])
         for row in range(begin, end):
-            codes[row] = round_parts(rest[row] / steps[row], code_format)
+            torch.div(rest[row], steps[row], out=codes[row]).round_().clamp_(-half, half - 1)
             error = torch.div(rest[row] - codes[row] * steps[row], factor[row, row], out=errors[row - begin])
             rest[row + 1 : end].addr_(factor[row, row + 1 : end], error, alpha=-1)
         rest[end:].addmm_(factor[begin:end, end:].mT, errors, alpha=-1)
-    return _in_order_of_inputs(codes, order, scales)
+    return codes
 
 
 def split(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, scales: Scales) -> RoundedWeight:

@@ -4,17 +4,18 @@ from collections.abc import Sequence
 
 from rocket_core.candidates import Candidate, SharedCandidate
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS
-from rocket_core.methods import dictionary, quantized, sparse
+from rocket_core.methods import dictionary, entropy_coded, quantized, sparse
 from rocket_core.methods.base import Method
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem
+from rocket_core.methods.sampled_outputs import SampledOutputs
 
 
 class Rocket(Method):
-    """Low-rank, factored, shared, sparse and quantized candidates (paper, section 3, and extensions)."""
+    """Candidates of every kind (paper, section 3, and extensions)."""
 
     @property
     def needs_input_gram(self) -> bool:
-        """Whether sparse or quantized candidates are allowed, as pruning and rounding need it."""
+        """Whether sparse candidates or codes are allowed, as pruning and rounding need it."""
         return "sparse" in self.config.kinds or self.config.quantizes
 
     @property
@@ -40,7 +41,15 @@ class Rocket(Method):
                 budget_itemsize=self.budget_itemsize,
                 competing_errors=self._competing_errors(pruned, problem.shape),
             )
-        return factored + pruned + (quantized.profile(problem) if self.config.quantizes else [])
+        return factored + pruned + self._codes(problem)
+
+    def _codes(self, problem: LayerProblem) -> list[Candidate]:
+        config = self.config
+        if not config.quantizes:
+            return []
+        sample = SampledOutputs.of(problem)
+        fixed = quantized.profile(problem, sample) if "quantized" in config.kinds else []
+        return fixed + (entropy_coded.profile(problem, sample) if config.entropy_codes else [])
 
     def share(
         self, problem: LayerProblem, dictionary_owner: str, per_layer_candidates: Sequence[Sequence[Candidate]] = ()
@@ -73,6 +82,8 @@ class Rocket(Method):
         """Compress the layer by the method for the candidate's kind."""
         if candidate.kind == "quantized":
             return quantized.compress(problem, candidate.code_format, splitting=self.config.sequential)
+        if candidate.kind == "entropy_coded":
+            return entropy_coded.compress(problem, candidate.stored_bytes)
         assert candidate.nnz is not None
         if candidate.kind == "sparse":
             return sparse.compress(problem, candidate.nnz)

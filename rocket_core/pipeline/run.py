@@ -38,7 +38,9 @@ from rocket_core.pipeline.report_builder import (
 )
 from rocket_core.pipeline.requirements import check_evaluation
 from rocket_core.pipeline.stage_costs import Costs
-from rocket_core.pipeline.stages.compress import compress_layers, group_units
+from rocket_core.pipeline.stages.artifact_size import spare_bytes
+from rocket_core.pipeline.stages.coded_sizes import CodedSizes
+from rocket_core.pipeline.stages.compress import compress_layers
 from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan, evaluate_export, plan_evaluation
@@ -47,6 +49,7 @@ from rocket_core.pipeline.stages.profile import allocate_layers, profile_layers
 from rocket_core.pipeline.stages.publish import check_output_free, check_same_evaluation, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
 from rocket_core.pipeline.stages.token_tables import compress_tables
+from rocket_core.pipeline.stages.units import group_units
 from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.report.schema import CompressionReport, ExportReport, StageReport, layer_report
@@ -116,8 +119,7 @@ def compress(
             is reused, and this run's is stored. It does not change the result. None disables it.
         meter: measures the energy of each stage, starting before the call; None leaves it out of the report.
         download: cost of downloading the model, if it was found before the call; its device is filled in.
-        on_progress: called at every step, at least once per layer; called repeatedly while a model is downloaded and
-            while calibration text passes through a block.
+        on_progress: called at every step, at least once per layer, and repeatedly within a download or a calibration.
         on_requirements: called with the run's estimated bytes of memory, before the work that needs them.
         on_offline: called when everything that may come from the Hub has been read; the network is not used after that.
         on_profile: called with each layer's position in the model and its profile as soon as that is on disk; a resumed
@@ -134,7 +136,7 @@ def compress(
     """
     target = config.target
     if target is None:
-        raise InvalidConfigError("specify either a ratio or a target size in bytes (target_bytes)")
+        raise InvalidConfigError("specify a ratio, a target size in bytes (target_bytes) or bits per weight (bits)")
     callbacks = Callbacks(
         on_progress=on_progress,
         on_requirements=on_requirements,
@@ -338,10 +340,11 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         monitor.allocated(selected)
     with monitor.stage("factorizing"):
         units = compress_tables(run, prepared.calibration, work, group_units(selected), monitor)
+        sizes = CodedSizes(work, units, spare_bytes(run, allocation, selected))
         if run.config.sequential:
-            SequentialCompression(run, prepared.calibration, work, units, monitor).complete()
+            SequentialCompression(run, prepared.calibration, work, units, sizes, monitor).complete()
         else:
-            compress_layers(run, prepared.calibration, work, units, monitor)
+            compress_layers(run, prepared.calibration, work, units, sizes, monitor)
     frontiers = layer_frontiers(decided, allocation.objective, allocation.budget_unit)
     layers = tuple(
         layer_report(layer, candidate, work.outcome(layer.name), frontiers[layer.name]) for layer, candidate in selected

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from rocket_core.budget import bits_per_weight, kept_fraction, sparsity
-from rocket_core.candidates import Candidate, LayerProfile, SizePoint
+from rocket_core.candidates import CODE_KINDS, Candidate, LayerProfile, SizePoint
 from rocket_core.config import Objective
 from rocket_core.report.schema import CompressionReport, LayerReport
 from rocket_core.schema import FrozenModel
@@ -315,7 +315,7 @@ def _map_of(rows: list[dict[str, Value]], error: str) -> Figure:
         title="Allocation map",
         note=(
             "Each cell is a layer, coloured by its bits on disk for each weight."
-            if any(row["kind"] == "quantized" for row in rows)
+            if any(row["kind"] in CODE_KINDS for row in rows)
             else "Each cell is a layer, coloured by the fraction of its parameters that is left."
         ),
         columns=(

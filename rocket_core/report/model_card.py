@@ -10,7 +10,7 @@ from rocket_core.inspection.model_files import read_start
 from rocket_core.report.loading_snippet import loading_snippet
 from rocket_core.report.quality import quality_rows
 from rocket_core.report.schema import CalibrationReport, CompressionReport
-from rocket_core.target import ByBytes, ByFormat, ByRatio
+from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio
 
 # How much of the original's card is read: the licence is in its first lines.
 _CARD_BYTES = 2**20
@@ -106,6 +106,8 @@ def _target(report: CompressionReport) -> str:
             return f"target ratio {ratio}"
         case ByBytes(target_bytes=size):
             return f"target size {size:,} bytes"
+        case ByBits() as target:
+            return f"target {target.text} of the layers"
         case ByFormat() as target:
             return f"all layers in {target.text}"
         case None:

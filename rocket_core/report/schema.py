@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rocket_core.budget import achieved_ratio, bits_per_weight, sparsity
-from rocket_core.candidates import Candidate, CandidateKind, FrontierPoint, LayerProfile
+from rocket_core.candidates import CODE_KINDS, Candidate, CandidateKind, FrontierPoint, LayerProfile
 from rocket_core.code_format import CodeBits, ScaleBits
 from rocket_core.config import BudgetUnit, CompressionConfig, ExportKind, InputKind, Objective
 from rocket_core.report.formatting import kwh_text, percent_text
@@ -102,7 +102,7 @@ class LayerReport(FrozenModel):
     name: str
     """module name."""
     kind: CandidateKind
-    """dense, low_rank, factored, sparse or quantized."""
+    """dense, low_rank, factored, sparse, quantized or entropy_coded."""
     d_in: int
     """input features."""
     d_out: int
@@ -110,9 +110,9 @@ class LayerReport(FrozenModel):
     rank: int | None
     """number of atoms; None if dense or sparse."""
     nnz: int | None
-    """nonzero coefficients; None if dense or quantized."""
+    """nonzero coefficients; None if dense or of codes."""
     sparsity: float | None
-    """fraction of zeros among the coefficients, [0, 1]; None if dense or quantized."""
+    """fraction of zeros among the coefficients, [0, 1]; None if dense or of codes."""
     rank_nnz_ratio: float | None
     """atoms per nonzero of a coefficient column; None if dense."""
     kept_parameters: int
@@ -251,8 +251,8 @@ class CompressionReport(FrozenModel):
 
     @property
     def change_text(self) -> str:
-        """What became of the layers: the fraction removed, or bits per weight if a layer is quantized."""
-        if any(layer.kind == "quantized" for layer in self.layers):
+        """What became of the layers: the fraction removed, or bits per weight if a layer is made of codes."""
+        if any(layer.kind in CODE_KINDS for layer in self.layers):
             what = "linear layers and embeddings" if self.tables else "linear layers"
             return f"{what} in {self.bits_per_weight:.2f} bits per weight"
         return f"{percent_text(self.totals.achieved_ratio)} of its linear layers removed"
@@ -312,7 +312,7 @@ def layer_report(
         frontier: the candidates that the knapsack chose from.
     """
     rows = profile.d_in if candidate.rank is None else candidate.rank
-    nnz = None if outcome is None or candidate.kind == "quantized" else outcome.nnz
+    nnz = None if outcome is None or candidate.kind in CODE_KINDS else outcome.nnz
     kept = candidate.kept_parameters if outcome is None else outcome.kept_parameters
     stored = candidate.stored_bytes if outcome is None else outcome.stored_bytes
     return LayerReport(

@@ -1,5 +1,7 @@
 """Compressed tiny models: random factors or codes instead of the linear layers of their blocks."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -90,7 +92,10 @@ CODE_FORMATS = (
 
 
 def quantized_factors(model, seed=0):
-    """Return rounded weights in all of `CODE_FORMATS` in turn; the second layer is sparse, the fourth dense."""
+    """Return rounded weights in all of `CODE_FORMATS` in turn, those of 8 bits entropy coded.
+
+    The second layer is sparse, the fourth dense.
+    """
     generator = torch.Generator().manual_seed(seed)
     factors = {}
     for index, (name, module) in enumerate(block_linears(model).items()):
@@ -101,7 +106,9 @@ def quantized_factors(model, seed=0):
             support = torch.rand(d_in, d_out, generator=generator) < 0.5
             factors[name] = LayerFactors(dictionary=None, coefficients=weight * support, support=support)
         elif index != 3:
-            factors[name] = round_to_nearest(weight, search_scales(weight, torch.ones(d_in), code_format))
+            rounded = round_to_nearest(weight, search_scales(weight, torch.ones(d_in), code_format))
+            codes = rounded.codes.clamp_min(-127) if code_format.bits == 8 else rounded.codes
+            factors[name] = replace(rounded, codes=codes, entropy_coded=code_format.bits == 8)
     return factors
 
 

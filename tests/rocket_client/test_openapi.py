@@ -30,6 +30,7 @@ METHODS = {
         | JOB_REQUEST,
         {"model_id": "a/b", "ratio": 0.3, "evaluate": {}},
         {"model_id": "a/b", "target_bytes": 10**9},
+        {"model_id": "a/b", "bits": 4.5},
     ],
     "profile": [
         {"model_id": "local/tiny"},
@@ -39,6 +40,7 @@ METHODS = {
     "estimate": [
         {"model_id": "local/tiny", "ratio": 0.3},
         {"model_id": "local/tiny", "target_bytes": 10**9},
+        {"model_id": "local/tiny", "bits": 4.5},
         {"model_id": "a/b", "hub_token": "t"} | JOB_REQUEST,
     ],
     "upload": [{"file": Path("a.txt")}, {"file": Path("a.jsonl")}],
@@ -56,7 +58,9 @@ METHODS = {
     "list_profiles": [{}, {"after": PROFILE, "limit": 3}],
     "get_profile": [{"profile_id": PROFILE}],
     "frontier": [{"profile_id": PROFILE}],
-    "allocate": [{"profile_id": PROFILE} | wanted for wanted in ({"ratio": 0}, {"model_bytes": 9}, {"error": 0.1})],
+    "allocate": [
+        {"profile_id": PROFILE} | wanted for wanted in ({"ratio": 0}, {"model_bytes": 9}, {"bits": 4.5}, {"error": 0.1})
+    ],
     "delete_profile": [{"profile_id": PROFILE}],
     "report": [{"job_id": JOB}],
     "artifacts": [{"job_id": JOB}],

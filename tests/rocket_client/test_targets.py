@@ -1,4 +1,4 @@
-"""Targets of a job: a ratio, a size, or only a profile."""
+"""Targets of a job: a ratio, a size, bits per weight, or only a profile."""
 
 import pytest
 
@@ -17,11 +17,23 @@ def test_a_size_is_sent_in_bytes(remote, client):
     assert "4.00 MB" in remote("jobs").out
 
 
+def test_bits_are_sent(remote, client):
+    assert remote("submit", "local/tiny", "--bits", "4.5").code == 0
+    job = only_job(client)
+    assert (job.kind, job.ratio, job.target_bytes, job.bits) == ("compression", None, None, 4.5)
+    assert "≤ 4.5 bits" in remote("jobs").out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ((), "specify exactly one"),
         (("--ratio", "0.3", "--size", "1GB"), "specify exactly one"),
+        (("--bits", "3", "--size", "1GB"), "--ratio, --size or --bits: specify exactly one"),
+        (("--bits", "4", "--method", "gptq"), "--bits: is for the method rocket; gptq takes --code-bits"),
+        (("--bits", "many"), "valid number"),
+        (("--bits", "0"), "greater than 0"),
+        (("--bits", "40"), "less than or equal to 16"),
         (("--size", "much"), "is not a size"),
     ],
 )
@@ -54,11 +66,15 @@ def test_a_method_of_one_format_needs_no_number(remote, client):
 @pytest.mark.both_clients
 def test_both_clients_require_exactly_one_target(connect, server):
     with connect(server.url) as rocket:
-        for wrong in ({}, {"ratio": 0.3, "target_bytes": 9}, {"ratio": float("nan")}):
+        for wrong in ({}, {"ratio": 0.3, "target_bytes": 9}, {"ratio": float("nan")}, {"bits": 4, "ratio": 0.3}):
             for ask in (rocket.submit, rocket.estimate):
                 with pytest.raises(InvalidArgumentError, match="ratio"):
                     ask("local/tiny", **wrong)
+        with pytest.raises(InvalidArgumentError, match="above 0, up to 16"):
+            rocket.submit("local/tiny", bits=float("inf"))
         assert rocket.submit("local/tiny", ratio=0).ratio == 0
+        assert rocket.submit("local/tiny", bits=4).bits == 4
+        assert rocket.estimate("local/tiny", bits=8).ratio == 0.5
         assert rocket.profile("local/tiny").kind == "profile"
         assert rocket.estimate("local/tiny", target_bytes=4_000_000).ratio > 0
         assert rocket.submit("local/tiny", options={"method": "rtn"}).options["code_bits"] == 4

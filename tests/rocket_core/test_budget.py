@@ -23,6 +23,11 @@ def test_the_budget_loses_no_parameter_to_binary_rounding():
     assert budget.parameter_budget(10, 0.9) == 1
 
 
+@given(parameters=st.integers(0, 10**12), hundredths=st.integers(1, 1600))
+def test_the_bytes_of_bits_are_exact_for_decimal_bits(parameters, hundredths):
+    assert budget.bits_budget(parameters, hundredths / 100) == parameters * hundredths // 800
+
+
 @given(d_in=SIDES, d_out=SIDES, ratio=RATIOS)
 def test_every_shape_stays_within_its_layer_budget(d_in, d_out, ratio):
     allowed = budget.parameter_budget(d_in * d_out, ratio)

@@ -14,6 +14,12 @@ from rocket_core.errors import InvalidConfigError
         ({"target_bytes": 0}, "target_bytes"),
         ({"target_bytes": 1000, "export": ("dense",)}, "factored"),
         ({"target_bytes": 1000, "method": "svd-llm"}, "svd-llm"),
+        ({"bits": 0}, "bits: Input should be greater than 0"),
+        ({"bits": -1}, "bits: Input should be greater than 0"),
+        ({"bits": 16.01}, "bits: Input should be less than or equal to 16"),
+        ({"bits": float("nan")}, "bits: Input should be a finite number"),
+        ({"bits": float("inf")}, "bits: Input should be a finite number"),
+        ({"bits": 4, "method": "wanda"}, "wanda"),
         ({"method": "wanda"}, "ratio"),
         ({"ratio": 0.2, "ration": 0.3}, "ration"),
         ({"ratio": 0.2, "objective": "wight"}, "objective"),
@@ -72,8 +78,9 @@ def test_methods_of_one_format_have_a_default_format(method):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"method": "gptq", "ratio": 0.5}, "leave ratio and target_bytes out"),
-        ({"method": "rtn", "target_bytes": 10}, "leave ratio and target_bytes out"),
+        ({"method": "gptq", "ratio": 0.5}, "leave ratio, target_bytes and bits out"),
+        ({"method": "rtn", "target_bytes": 10}, "leave ratio, target_bytes and bits out"),
+        ({"method": "gptq", "bits": 4}, "code_bits, which .*bits is for the method rocket"),
         ({"method": "gptq", "budget": "parameters"}, "budget must be bytes"),
         ({"method": "gptq", "code_bits": 7}, "code_bits: Input should be 2, 3, 4, 5, 6 or 8"),
         ({"method": "gptq", "group_size": 16}, "group_size: Input should be 0, 32, 64 or 128"),
@@ -115,9 +122,13 @@ def test_people_see_stages_by_other_names_than_programs():
     assert stage_label("queued") == "queued"
 
 
-def test_a_size_makes_the_budget_count_bytes_and_allows_codes():
-    asked = compression_config(target_bytes=1000, budget="parameters")
+@pytest.mark.parametrize("target", [{"target_bytes": 1000}, {"bits": 4.5}])
+def test_a_target_in_bytes_allows_codes(target):
+    asked = compression_config(**target, budget="parameters")
     assert (asked.budget, asked.quantizes) == ("bytes", True)
+    assert not compression_config(**target, kinds=("sparse",)).quantizes
+
+
+def test_a_ratio_allows_codes_if_it_is_one_of_bytes():
     assert not compression_config(ratio=0.5).quantizes
     assert compression_config(ratio=0.5, budget="bytes").quantizes
-    assert not compression_config(target_bytes=1000, kinds=("sparse",)).quantizes

@@ -1,4 +1,4 @@
-"""Reachable targets: one judge for ratios and sizes, with and without profiles."""
+"""Reachable targets: one judge for ratios, sizes and bits per weight, with and without profiles."""
 
 import re
 
@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from rocket_core.budget import parameter_budget
 from rocket_core.errors import InfeasibleBudgetError
 from rocket_core.reachability import Reach
-from rocket_core.target import ByBytes, ByRatio
+from rocket_core.target import ByBits, ByBytes, ByRatio
 
-PARAMETERS = Reach(unit="parameters", dense=1000, smallest=300, certain=350, unit_bytes=4, other_bytes=500)
+PARAMETERS = Reach(
+    unit="parameters", dense=1000, smallest=300, certain=350, parameters=1000, unit_bytes=4, other_bytes=500
+)
 COUNT = st.integers(0, 10**12)
+HUNDREDTHS = st.integers(1, 1600)
 
 
 def test_the_ratio_that_is_certain_is_named():
@@ -33,7 +36,7 @@ def test_the_size_that_is_certain_is_named():
 
 @pytest.mark.parametrize("size", [0, 499, 500])
 def test_no_size_below_what_is_not_compressed_is_reached(size):
-    layers_of_nothing = Reach(unit="bytes", dense=1000, smallest=0, certain=0, other_bytes=500)
+    layers_of_nothing = Reach(unit="bytes", dense=1000, smallest=0, certain=0, parameters=500, other_bytes=500)
     assert not layers_of_nothing.allows(ByBytes(target_bytes=size))
     assert layers_of_nothing.allows(ByBytes(target_bytes=501))
 
@@ -45,10 +48,34 @@ def test_a_size_that_the_dense_model_meets_removes_nothing():
 @given(COUNT, COUNT, COUNT)
 def test_the_budget_of_a_size_is_what_fits_to_the_byte(dense, room, other_bytes):
     room = min(room, dense)
-    reach = Reach(unit="bytes", dense=dense + 1, smallest=0, certain=0, other_bytes=other_bytes)
+    reach = Reach(unit="bytes", dense=dense + 1, smallest=0, certain=0, parameters=1, other_bytes=other_bytes)
     if room:
         ratio = reach.check(ByBytes(target_bytes=other_bytes + room))
         assert parameter_budget(reach.dense, ratio) == room
+
+
+def test_the_bits_that_are_certain_are_named():
+    # 300 of 1000 numbers of 32 bits.
+    assert PARAMETERS.check(ByBits(bits=9.6)) == 0.7
+    with pytest.raises(InfeasibleBudgetError, match=r"^9\.59 bits per weight .* about 11\.2 are the fewest") as caught:
+        PARAMETERS.check(ByBits(bits=9.59))
+    assert caught.value.nearest_ratio == 0.65
+
+
+def test_bits_that_the_dense_layers_have_remove_nothing():
+    halves = Reach(unit="bytes", dense=2000, smallest=300, certain=300, parameters=1000, other_bytes=500)
+    assert halves.check(ByBits(bits=16)) == 0.0
+    assert halves.check(ByBits(bits=15.99)) > 0
+    assert PARAMETERS.check(ByBits(bits=16)) == 0.5
+
+
+@given(COUNT, st.sampled_from([2, 4]), HUNDREDTHS)
+def test_the_budget_of_bits_is_what_fits_to_the_byte(parameters, itemsize, hundredths):
+    dense = (parameters + 1) * itemsize
+    reach = Reach(unit="bytes", dense=dense, smallest=0, certain=0, parameters=parameters + 1, other_bytes=7)
+    fitting = min(dense, (parameters + 1) * hundredths // 800)
+    if fitting:
+        assert parameter_budget(dense, reach.check(ByBits(bits=hundredths / 100))) == fitting
 
 
 @given(COUNT, COUNT, COUNT, COUNT, st.sampled_from([1, 2, 4, 8]))
@@ -60,11 +87,13 @@ def test_what_a_refusal_names_is_reachable(dense, smallest, certain, other_bytes
         dense=dense,
         smallest=min(smallest, certain),
         certain=certain,
+        parameters=dense,
         unit_bytes=unit_bytes,
         other_bytes=other_bytes,
     )
     assert reach.allows(ByRatio(ratio=reach.ratio))
     assert reach.allows(ByBytes(target_bytes=reach.model_bytes))
+    assert reach.allows(ByBits(bits=reach.bits))
     if not reach.allows(ByBytes(target_bytes=1)):
         with pytest.raises(InfeasibleBudgetError) as caught:
             reach.check(ByBytes(target_bytes=1))

@@ -1,16 +1,18 @@
-"""Targets: one type inside, two nullable members at each boundary."""
+"""Targets: one type inside, three nullable members at each boundary."""
 
 import pytest
 
 from app.shared.requests import AllocationRequest, CompressionRequest, JobRequest, ProfileRequest
 from rocket_core.config import CompressionConfig, compression_config
 from rocket_core.errors import InvalidConfigError
-from rocket_core.target import ByBytes, ByError, ByFormat, ByRatio, target_of
+from rocket_core.target import ByBits, ByBytes, ByError, ByFormat, ByRatio, target_of
 
 BOUNDARIES = [
     ({"ratio": 0.3}, ByRatio(ratio=0.3)),
     ({"ratio": 0.0}, ByRatio(ratio=0.0)),
     ({"target_bytes": 1000}, ByBytes(target_bytes=1000)),
+    ({"bits": 4}, ByBits(bits=4.0)),
+    ({"bits": 4.5}, ByBits(bits=4.5)),
     ({}, None),
 ]
 FORMATS = [
@@ -20,8 +22,8 @@ FORMATS = [
 
 
 @pytest.mark.parametrize(("members", "target"), BOUNDARIES)
-def test_two_members_become_one_target(members, target):
-    assert target_of(members.get("ratio"), members.get("target_bytes")) == target
+def test_three_members_become_one_target(members, target):
+    assert target_of(members.get("ratio"), members.get("target_bytes"), members.get("bits")) == target
 
 
 @pytest.mark.parametrize(("members", "target"), BOUNDARIES)
@@ -57,14 +59,24 @@ def test_groups_have_at_most_all_inputs(group_size, of_20, of_100):
     assert [target.code_format(d_in).group_size for d_in in (20, 100)] == [of_20, of_100]
 
 
-def test_a_ratio_and_a_size_are_not_both_a_target():
-    both = {"ratio": 0.3, "target_bytes": 1000}
-    with pytest.raises(ValueError, match="either ratio or target_bytes"):
-        target_of(**both)
-    with pytest.raises(InvalidConfigError, match="either ratio or target_bytes"):
-        compression_config(**both)
-    with pytest.raises(ValueError, match="either ratio or target_bytes"):
-        CompressionRequest.model_validate({"model_id": "local/m"} | both)
+@pytest.mark.parametrize("missing", ["ratio", "target_bytes", "bits", None])
+def test_more_than_one_target_is_refused(missing):
+    several = {"ratio": 0.3, "target_bytes": 1000, "bits": 4.5}
+    several.pop(missing, None)
+    with pytest.raises(ValueError, match="only one of ratio, target_bytes and bits"):
+        target_of(**dict.fromkeys(("ratio", "target_bytes", "bits")) | several)
+    with pytest.raises(InvalidConfigError, match="only one of ratio, target_bytes and bits"):
+        compression_config(**several)
+    with pytest.raises(ValueError, match="only one of ratio, target_bytes and bits"):
+        CompressionRequest.model_validate({"model_id": "local/m"} | several)
+
+
+def test_bits_are_said_as_they_were_typed():
+    assert [ByBits(bits=bits).text for bits in (4.0, 4.5, 2.0625)] == [
+        "4 bits per weight",
+        "4.5 bits per weight",
+        "2.0625 bits per weight",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +84,9 @@ def test_a_ratio_and_a_size_are_not_both_a_target():
     [
         ({"ratio": 0.0}, ByRatio(ratio=0.0)),
         ({"model_bytes": 0}, ByBytes(target_bytes=0)),
+        ({"bits": 4.5}, ByBits(bits=4.5)),
         ({"error": 0.0}, ByError(error=0.0)),
     ],
 )
-def test_a_prediction_has_one_target_of_three(members, target):
+def test_a_prediction_has_one_target_of_four(members, target):
     assert AllocationRequest.model_validate(members).target == target

@@ -142,6 +142,25 @@ def test_a_model_is_fitted_into_a_size(browser, service):
         expect(page.locator("figure[data-figure='allocation-map']").first).to_contain_text("bits on disk per weight")
 
 
+def test_a_target_is_selected_by_entering_it(browser, service):
+    with open_page(browser, service) as page:
+        page.goto("/ui/new?model_id=local/tiny&samples=4&sequence_length=32")
+        expect(page.locator("#preview")).to_contain_text("enter the size that it is to fit into, or bits per weight")
+        page.get_by_label("bits per weight, above 0").fill("8")
+        expect(page.get_by_label("Bits per weight of the layers")).to_be_checked()
+        page.get_by_label("Samples").focus()
+        expect(page.locator("#preview")).not_to_contain_text("enter the size")
+        look_at(page, "new-job-for-bits")
+        page.get_by_label("size", exact=True).fill("150kB")
+        expect(page.get_by_label("Fit into a size")).to_be_checked()
+        # Requests in flight when the page is closed would be logged as errors.
+        with page.expect_response("**/ui/new/preview"):
+            page.get_by_label("Samples").focus()
+        with page.expect_response("**/ui/new/preview"):
+            page.get_by_label("ratio, 0 to below 1").fill("0.4")
+        expect(page.get_by_label("Remove a fraction")).to_be_checked()
+
+
 def test_another_ratio_can_be_chosen_from_a_profile(browser, service):
     with open_page(browser, service) as page:
         page.goto("/ui/profiles")

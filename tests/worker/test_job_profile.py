@@ -9,7 +9,7 @@ from sqlalchemy import select
 from app.shared.models import Profile
 from app.shared.repositories import events, outputs
 from rocket_core.pipeline.block_walk import BlockWalk
-from rocket_core.report.schema import StageReport
+from rocket_core.report.schema import CompressionReport, StageReport
 from tests.worker.threads import ThreadedAttempt as Attempt
 
 QUICK = {"calibration": {"samples": 2, "sequence_length": 16}}
@@ -78,6 +78,15 @@ def test_a_size_is_respected(model, submit, attempt, published):
     assert job.status == "succeeded"
     files = published(job.id)
     assert 0.7 * whole < len(files["factored/model.safetensors"]) <= 0.8 * whole
+
+
+def test_bits_are_respected_and_reuse_the_profile_of_a_size(model, submit, attempt, published):
+    whole = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    sized = attempt(submit(**QUICK, ratio=None, target_bytes=round(0.8 * whole)))
+    job = attempt(submit(**QUICK, ratio=None, bits=6.5))
+    assert (job.status, job.profile_id) == ("succeeded", sized.profile_id)
+    report = CompressionReport.model_validate_json(published(job.id)["report.json"])
+    assert 6 < report.bits_per_weight <= 6.5
 
 
 def test_a_released_profile_job_can_be_resumed(model, submit, attempt, look, messages):

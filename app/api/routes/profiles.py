@@ -95,5 +95,5 @@ def get_frontier(profile_id: ProfileId, context: ContextDep, owner: OwnerDep) ->
 
 @router.post("/{profile_id}/allocations", dependencies=[JSON_BODY], responses=problems(400, 404, 413, 415, 422))
 def allocate(profile_id: ProfileId, body: AllocationRequest, context: ContextDep, owner: OwnerDep) -> AllocationView:
-    """Return the candidate of each layer for a ratio, a size or an error bound; nothing is computed or stored."""
+    """Return the candidate of each layer for a ratio, a size, bits per weight or an error; nothing is computed."""
     return allocation_view(profiles.allocate(context, owner, profile_id, body.target))

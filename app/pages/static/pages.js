@@ -11,7 +11,8 @@
   });
 
   document.addEventListener("input", (event) => {
-    if (event.target.id === "size") document.getElementById("target-size").checked = true;
+    const chosen = document.getElementById(`target-${event.target.id}`);
+    if (chosen) chosen.checked = true;
   });
 
   document.addEventListener("DOMContentLoaded", () => document.getElementById("problems")?.focus());

@@ -1,6 +1,6 @@
 """Bytes of the factored artifact before it is written, so that a target size can be met to the byte."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 
@@ -8,13 +8,17 @@ from rocket_core.allocation import Allocation
 from rocket_core.allocation.predictor import Predictor
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.checkpoint import TensorPlan, checkpoint_bytes, header_bytes, plan_tensor
+from rocket_core.code_format import coded_format
 from rocket_core.layers import FACTOR_NAMES, mask_shape
 from rocket_core.layers.code_tensors import code_shapes
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.stages.export import plan_untouched
+from rocket_core.target import ByBytes
 
 # Each round uses the bytes that the previous one left; names and offsets hardly change after the second.
 _ROUNDS = 6
+# Digits that a number in the header may gain.
+_DIGITS = 3
 
 
 def bytes_beside(run: Run, layers: Collection[str]) -> int:
@@ -84,6 +88,23 @@ def fill_size(run: Run, size: int, predictor: Predictor) -> Allocation:
     return best
 
 
+def spare_bytes(run: Run, allocation: Allocation, selected: Sequence[tuple[LayerProfile, Candidate]]) -> int:
+    """Return the bytes of the budget that an allocation leaves for entropy-coded layers.
+
+    Args:
+        run: the run.
+        allocation: the allocation.
+        selected: every profiled layer with its candidate.
+    """
+    match run.config.target:
+        case ByBytes(target_bytes=size):
+            # Longer streams may have more digits in the header, in a shape and two offsets of each.
+            coded = sum(candidate.kind == "entropy_coded" for _, candidate in selected)
+            return size - artifact_bytes(run, selected) - _DIGITS * 2 * coded
+        case _:
+            return allocation.budget - allocation.kept
+
+
 def _parts(run: Run, key: str, layer: LayerProfile, candidate: Candidate) -> Iterator[TensorPlan]:
     """Yield the tensors of a stored layer, without their contents."""
     for part, (dtype, shape) in _tensors(run, layer, candidate).items():
@@ -94,6 +115,11 @@ def _tensors(run: Run, layer: LayerProfile, candidate: Candidate) -> dict[str, t
     """Return dtype and shape of each tensor, by the part of its name after `L.`."""
     if candidate.kind == "quantized":
         shapes = code_shapes((layer.d_in, layer.d_out), candidate.code_format)
+        return {part: (torch.uint8, shape) for part, shape in shapes.items()}
+    if candidate.kind == "entropy_coded":
+        coded = coded_format(layer.d_in)
+        scale_bytes = coded.scale_bytes(layer.d_in, layer.d_out)
+        shapes = code_shapes((layer.d_in, layer.d_out), coded, candidate.stored_bytes - scale_bytes)
         return {part: (torch.uint8, shape) for part, shape in shapes.items()}
     assert candidate.nnz is not None
     rows = layer.d_in if candidate.rank is None else candidate.rank

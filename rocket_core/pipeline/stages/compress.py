@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.calibration.inputs import CalibrationInputs
-from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.candidates import CODE_KINDS
 from rocket_core.layers import LayerEntry, LayerFactors, StoredWeight, layer_tensors
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.linalg.whitening import GramStatistics
@@ -18,52 +18,23 @@ from rocket_core.pipeline.block_walk import BlockWalk
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
+from rocket_core.pipeline.stages.coded_sizes import CodedSizes
+from rocket_core.pipeline.stages.units import CompressionUnit, shared_name
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerOutcome
 from rocket_core.system.devices import return_freed_memory
 
 # Kinds that are computed from the Gram matrix of the input; the others from the eigenbasis.
-_NEED_GRAM = frozenset({"sparse", "quantized"})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompressionUnit:
-    """A layer to compress, or layers that share a dictionary.
-
-    Attributes:
-        names: the layers; the first owns the dictionary.
-        input_group: first layer that reads the same input.
-        candidates: the candidate of each layer.
-    """
-
-    names: tuple[str, ...]
-    input_group: str
-    candidates: tuple[Candidate, ...]
-
-    @property
-    def nnz(self) -> int:
-        """Nonzeros of all layers."""
-        return sum(candidate.nnz or 0 for candidate in self.candidates)
-
-
-def group_units(chosen: Sequence[tuple[LayerProfile, Candidate]]) -> list[CompressionUnit]:
-    """Return the units to compress, in the order of their first layers; layers that stay dense are left out."""
-    layers: dict[str, list[tuple[LayerProfile, Candidate]]] = {}
-    for profile, candidate in chosen:
-        if candidate.kind != "dense":
-            layers.setdefault(candidate.dictionary or profile.name, []).append((profile, candidate))
-    return [
-        CompressionUnit(
-            names=tuple(profile.name for profile, _ in unit),
-            input_group=unit[0][0].input_group,
-            candidates=tuple(candidate for _, candidate in unit),
-        )
-        for unit in layers.values()
-    ]
+_NEED_GRAM = CODE_KINDS | {"sparse"}
 
 
 def compress_layers(
-    run: Run, inputs: CalibrationInputs, work: WorkFolder, units: Sequence[CompressionUnit], monitor: Monitor
+    run: Run,
+    inputs: CalibrationInputs,
+    work: WorkFolder,
+    units: Sequence[CompressionUnit],
+    sizes: CodedSizes,
+    monitor: Monitor,
 ) -> None:
     """Compress every layer that the allocation does not leave dense, block by block.
 
@@ -72,6 +43,7 @@ def compress_layers(
         inputs: calibration samples, needed if statistics were not stored.
         work: work folder with the statistics, to which factors are written.
         units: the units to compress.
+        sizes: bytes of entropy-coded layers.
         monitor: notified of every layer.
 
     Raises:
@@ -94,7 +66,7 @@ def compress_layers(
             monitor.step(done / total, unit.names[0])
             with naming_the_layer(unit.names[0]):
                 problem = _problem(run, work, unit, statistics)
-                result = compress_unit(method, problem, unit)
+                result = compress_unit(method, problem, sizes.sized(unit))
                 achieved = AchievedErrors(errors=result.errors.cpu(), energies=output_energies(problem))
                 save(run, work, unit, result.factors, achieved)
             del problem
@@ -152,14 +124,10 @@ def save(run: Run, work: WorkFolder, unit: CompressionUnit, factors: StoredWeigh
         tensors = layer_tensors(own, run.dtype)
         codes = None
         if isinstance(own, RoundedWeight):
-            codes = LayerEntry.of_codes(own.scales.format, own.scales.exponent)
+            coded_bytes = tensors["weight"].numel() if own.entropy_coded else None
+            codes = LayerEntry.of_codes(own.scales.format, own.scales.exponent, coded_bytes)
         work.save_factors(name, tensors, codes=codes)
         work.save_outcome(name, _outcome(own, tensors, achieved.relative(part)))
-
-
-def shared_name(dictionary_owner: str) -> str:
-    """Return the name under which the statistics of a group's concatenated weights are stored."""
-    return f"{dictionary_owner}.shared"
 
 
 def _split(run: Run, unit: CompressionUnit, factors: StoredWeight) -> Iterator[StoredWeight]:

@@ -28,8 +28,10 @@ from rocket_core.pipeline.block_walk import begin_walk, loaded_block, split_inpu
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages.compress import AchievedErrors, CompressionUnit, compress_unit, is_finished, save
+from rocket_core.pipeline.stages.coded_sizes import CodedSizes
+from rocket_core.pipeline.stages.compress import AchievedErrors, compress_unit, is_finished, save
 from rocket_core.pipeline.stages.stored_weight import read_dense_weight
+from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.devices import return_freed_memory
 
@@ -133,6 +135,7 @@ class SequentialCompression:
         inputs: calibration samples.
         work: work folder for finished layers.
         units: the units to compress.
+        sizes: bytes of entropy-coded layers.
         monitor: notified of every unit.
     """
 
@@ -142,12 +145,14 @@ class SequentialCompression:
         inputs: CalibrationInputs,
         work: WorkFolder,
         units: Sequence[CompressionUnit],
+        sizes: CodedSizes,
         monitor: Monitor,
     ) -> None:
         self._run = run
         self._inputs = inputs
         self._work = work
         self._units = units
+        self._sizes = sizes
         self._monitor = monitor
         self._done = 0
 
@@ -256,7 +261,7 @@ class SequentialCompression:
         )
         with naming_the_layer(unit.names[0]):
             problem = layer_problem(run, self._work, unit.names, statistics, weight=target)
-            result = compress_unit(run.method, problem, unit)
+            result = compress_unit(run.method, problem, self._sizes.sized(unit))
         energies = torch.cat([self._work.output_energies(name) for name in unit.names]).to(run.device)
         save(run, self._work, unit, result.factors, _achieved(problem, weight, result.factors, sums, energies))
 

@@ -17,11 +17,11 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.artifact_size import fill_size
-from rocket_core.pipeline.stages.compress import shared_name
 from rocket_core.pipeline.stages.token_tables import NEVER_CALLED, profile_table
+from rocket_core.pipeline.stages.units import shared_name
 from rocket_core.pipeline.state.work_folder import BlockRecord, WorkFolder
 from rocket_core.system.devices import return_freed_memory
-from rocket_core.target import ByBytes, ByFormat, ByRatio, Target
+from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +93,7 @@ def allocate_layers(run: Run, target: Target, profile: ModelProfile, work: WorkF
 
     Args:
         run: the run.
-        target: the ratio or the size to reach.
+        target: what to reach.
         profile: profile of the model.
         work: work folder for the solution.
 
@@ -106,7 +106,7 @@ def allocate_layers(run: Run, target: Target, profile: ModelProfile, work: WorkF
         match target:
             case ByBytes(target_bytes=size):
                 allocation = fill_size(run, size, predictor)
-            case ByRatio() | ByFormat():
+            case ByRatio() | ByBits() | ByFormat():
                 allocation = predictor.allocate(target)
             case _:
                 assert_never(target)

@@ -42,8 +42,16 @@ def read_dense_weight(
     codes = work.codes(name)
     if codes is not None:
         assert codes.scale_exponent is not None
-        check_codes(**tensors, shape=shape, code_format=codes.code_format, layer=name)
-        rounded = unpack_codes(**tensors, shape=shape, code_format=codes.code_format, exponent=codes.scale_exponent)
+        code_format, coded_bytes = codes.code_format, codes.coded_bytes
+        check_codes(**tensors, shape=shape, code_format=code_format, layer=name, coded_bytes=coded_bytes)
+        rounded = unpack_codes(
+            **tensors,
+            shape=shape,
+            code_format=code_format,
+            exponent=codes.scale_exponent,
+            entropy_coded=coded_bytes is not None,
+            layer=name,
+        )
         return rounded.rows(dtype)
     d_in, d_out = shape
     coefficients = unpack_coefficients(

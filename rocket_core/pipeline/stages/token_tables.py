@@ -19,13 +19,15 @@ from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.candidates import Candidate, LayerProfile
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.methods import LayerProblem, output_weights, quantized
+from rocket_core.methods.sampled_outputs import SampledOutputs
 from rocket_core.models.block_calls import run_before
 from rocket_core.models.token_tables import TokenTable
 from rocket_core.pipeline.block_walk import BlockWalk, loaded_surroundings, split_inputs
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import load_weight, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
-from rocket_core.pipeline.stages.compress import AchievedErrors, CompressionUnit, is_finished, output_energies, save
+from rocket_core.pipeline.stages.compress import AchievedErrors, is_finished, output_energies, save
+from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.system.devices import return_freed_memory
 
@@ -53,7 +55,7 @@ def profile_table(
         return None
     problem = _problem(run, work, table, statistics)
     with naming_the_layer(table.name):
-        candidates = quantized.profile(problem)
+        candidates = quantized.profile(problem, SampledOutputs.of(problem))
     assert statistics.gram is not None
     work.save_gram(table.name, statistics.gram, quota=run.config.statistics_quota_bytes)
     d_in, d_out = problem.shape

@@ -2,7 +2,9 @@
 (() => {
   "use strict";
 
-  const KINDS = ["dense", "low_rank", "factored", "sparse", "quantized"];
+  const KINDS = ["dense", "low_rank", "factored", "sparse", "quantized", "entropy_coded"];
+  // Kinds that keep every weight, in fewer bits.
+  const CODE_KINDS = ["quantized", "entropy_coded"];
   const percent = (value) => `${(100 * value).toFixed(1)} %`;
   const megabytes = (value) => `${(value / 1e6).toPrecision(3)} MB`;
   const short = (value) => (value === null || value === undefined ? "–" : Number(value).toPrecision(3));
@@ -40,7 +42,7 @@
     const labelled = cell >= 40;
     // The fraction of parameters tells nothing about layers that keep all of them in fewer bits.
     const most = Math.max(8, ...rows.map((row) => row.bits_per_weight ?? 0));
-    const measure = rows.some((row) => row.kind === "quantized")
+    const measure = rows.some((row) => CODE_KINDS.includes(row.kind))
       ? { name: "bits_per_weight", most, label: "bits on disk per weight", text: (row) => row.bits_per_weight.toFixed(1) }
       : { name: "kept_fraction", most: 1, label: "kept fraction of the layer's parameters", text: (row) => `${Math.round(100 * row.kept_fraction)}` };
     return Plot.plot({

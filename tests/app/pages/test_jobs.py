@@ -123,12 +123,19 @@ def test_a_job_of_one_format_shows_its_bits(page, client):
         assert "gptq, 3 bits" in page("GET", path).text
 
 
+def test_a_job_for_bits_shows_them(page, client):
+    job = client.post("/jobs", json=BODY | {"ratio": None, "bits": 4}).json()
+    for path in ("/", f"/ui/jobs/{job['id']}"):
+        assert "at most 4 bits per weight" in page("GET", path).text
+
+
 @pytest.mark.parametrize(
     ("target", "fields"),
     [
         ({"ratio": 0.0}, {"target": "ratio", "ratio": "0.0"}),
         ({"ratio": 0.45}, {"target": "ratio", "ratio": "0.45"}),
         ({"ratio": None, "target_bytes": 4_000_000}, {"target": "size", "size": "4000000"}),
+        ({"ratio": None, "bits": 4.5}, {"target": "bits", "bits": "4.5"}),
     ],
 )
 def test_a_new_job_with_these_settings_has_the_same_target(page, client, target, fields):

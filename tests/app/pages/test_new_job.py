@@ -55,18 +55,38 @@ def test_a_size_replaces_the_ratio(submit, client):
     assert (job["ratio"], job["target_bytes"], job["options"]["budget"]) == (None, 90_000, "bytes")
 
 
+def test_bits_replace_the_ratio(submit, client):
+    assert submit(target="bits", bits="4.5", size="90kB").status_code == 303
+    [job] = client.get("/jobs").json()["data"]
+    assert (job["ratio"], job["target_bytes"], job["bits"]) == (None, None, 4.5)
+    assert job["options"]["budget"] == "bytes"
+
+
 def test_the_form_leads_with_a_size(page):
     text = page("GET", "/ui/new").text
-    assert text.index("Fit into a size") < text.index("Remove a fraction")
+    assert text.index("Fit into a size") < text.index("Bits per weight") < text.index("Remove a fraction")
     assert 'id="target-size" name="target" value="size" checked' in text
     # A link with a ratio means the ratio.
     assert 'id="target-ratio" name="target" value="ratio" checked' in page("GET", "/ui/new?ratio=0.5").text
+    assert 'id="target-bits" name="target" value="bits" checked' in page("GET", "/ui/new?bits=4.5").text
+    assert 'id="target-size" name="target" value="size" checked' in page("GET", "/ui/new?size=1GB&bits=4").text
 
 
-def test_the_preview_shows_the_size_to_fit_before_one_is_given(page):
-    text = page("POST", "/ui/new/preview", data=FIELDS | {"target": "size", "size": ""}).text
+@pytest.mark.parametrize("target", ["size", "bits"])
+def test_the_preview_shows_the_size_to_fit_before_one_is_given(page, target):
+    text = page("POST", "/ui/new/preview", data=FIELDS | {"target": target, target: ""}).text
     assert "enter the size that it is to fit into" in text
     assert "notice bad" not in text
+
+
+def test_a_profile_for_sizes_serves_bits(page, client, worker):
+    size = {"target": "size", "size": "90kB"}
+    assert page("POST", "/ui/new/profile", data=FIELDS | size).status_code == 303
+    [job] = client.get("/jobs").json()["data"]
+    profile = worker.profile_model(job["id"])
+    text = page("POST", "/ui/new/preview", data=FIELDS | {"target": "bits", "bits": "15"}).text
+    assert f"/ui/profiles/{profile}" in text
+    assert "predicted from its profile" in text
 
 
 def test_a_profile_for_sizes_is_found_by_sizes_alone(page, client, worker):
@@ -83,9 +103,14 @@ def test_a_profile_for_sizes_is_found_by_sizes_alone(page, client, worker):
     ("changes", "status", "said"),
     [
         ({"ratio": "2"}, 422, "less than 1"),
-        ({"ratio": ""}, 422, "specify either ratio or target_bytes"),
+        ({"ratio": ""}, 422, "specify one of ratio, target_bytes and bits"),
         ({"target": "size", "size": "much"}, 422, "write a size such as"),
         ({"target": "size", "size": "1kB"}, 422, "1000 bytes are out of reach"),
+        ({"target": "bits", "bits": "17"}, 422, "less than or equal to 16"),
+        ({"target": "bits", "bits": "0"}, 422, "greater than 0"),
+        ({"target": "bits", "bits": "0.5"}, 422, "0.5 bits per weight are out of reach"),
+        ({"target": "bits", "bits": "many"}, 422, "valid number"),
+        ({"target": "bits", "bits": ""}, 422, "specify one of ratio, target_bytes and bits"),
         ({"model_id": "tiny"}, 422, "is not a valid model id"),
         ({"model_id": "local/none"}, 422, "GET /models lists"),
         ({"samples": "many"}, 422, "integer"),

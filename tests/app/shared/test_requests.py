@@ -23,6 +23,7 @@ def test_options_match_the_settings_of_the_library():
     operator = {
         "ratio",
         "target_bytes",
+        "bits",
         "calibration",
         "evaluate",
         "device",
@@ -115,11 +116,31 @@ def test_the_fingerprint_is_independent_of_spelling_out_defaults():
 def test_a_fingerprint_includes_an_evaluation_only_if_requested():
     plain = JobRequest(model_id="local/x", ratio=0.3)
     evaluated = JobRequest(model_id="local/x", ratio=0.3, evaluate={})
-    newer = {"queue": True, "evaluate": True, "target_bytes": True, "options": {"code_bits", "group_size"}}
+    newer = {
+        "queue": True,
+        "evaluate": True,
+        "target_bytes": True,
+        "bits": True,
+        "options": {"code_bits", "group_size"},
+    }
     stored = plain.model_dump_json(exclude=newer)
     assert plain.fingerprint() == hashlib.sha256(stored.encode()).hexdigest()
     assert evaluated.fingerprint() != plain.fingerprint()
     assert evaluated.fingerprint() == JobRequest(model_id="local/x", ratio=0.3, evaluate={"samples": 64}).fingerprint()
+
+
+@pytest.mark.parametrize("target", [{"target_bytes": 1000}, {"bits": 4.5}])
+def test_a_target_in_bytes_is_stored_with_that_budget(target):
+    request = JobRequest(model_id="local/x", **target)
+    assert request.options.budget == "bytes"
+    assert JobRequest.model_validate_json(request.model_dump_json()) == request
+
+
+def test_a_fingerprint_includes_the_bits():
+    plain = JobRequest(model_id="local/x", bits=4)
+    assert plain.fingerprint() == JobRequest(model_id="local/x", bits=4.0, options={"budget": "bytes"}).fingerprint()
+    others = (JobRequest(model_id="local/x", bits=4.5), JobRequest(model_id="local/x", options={"budget": "bytes"}))
+    assert len({request.fingerprint() for request in (plain, *others)}) == 3
 
 
 def test_a_fingerprint_includes_the_format():

@@ -69,6 +69,13 @@ def test_a_size_can_be_estimated(remote):
     assert rows(remote("estimate", "local/tiny", "--size", "4MB").out)["weights"][2:4] == ["4.00", "MB"]
 
 
+def test_bits_can_be_estimated(remote):
+    outcome = remote("estimate", "local/tiny", "--bits", "8")
+
+    assert outcome.code == 0
+    assert outcome.err.endswith("rocket submit local/tiny --bits 8\n")
+
+
 def test_json_output_is_the_response(remote, client):
     outcome = remote("estimate", "local/tiny", "--ratio", "0.3", "--json")
 

@@ -98,6 +98,7 @@ def test_every_option_is_a_field_of_the_request():
         "model_id",
         "ratio",
         "size",
+        "bits",
         "revision",
         "metadata",
         "queue",

@@ -2,8 +2,16 @@
 
 import json
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.candidates import Candidate, LayerProfile
+from rocket_core.errors import InfeasibleBudgetError
+from rocket_core.target import ByBits
+from tests.reference import choices as reference
+from tests.reference.choices import ITEMSIZE, models
 
 
 def test_a_stored_profile_names_its_budget_unit_measure():
@@ -28,3 +36,36 @@ def test_a_stored_profile_names_its_budget_unit_measure():
     assert stored == json.loads(profile.model_dump_json())
     assert "budget_unit" not in stored
     assert ModelProfile.model_validate(stored) == profile
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    models(), st.integers(1, 1600), st.sampled_from(["parameters", "bytes"]), st.sampled_from(["whitened", "fisher"])
+)
+def test_bits_give_the_best_layers_within_them(layers, hundredths, budget_unit, objective):
+    predictor = ModelProfile(
+        fingerprint="f",
+        model="m",
+        revision="r",
+        settings={},
+        objective=objective,
+        budget_unit=budget_unit,
+        cap_slack=0,
+        itemsize=ITEMSIZE,
+        model_parameters=1000,
+        dense_bytes=2000,
+        other_bytes=300,
+        layers=layers,
+    ).predictor()
+    parameters = sum(layer.d_in * layer.d_out for layer in layers)
+    best = reference.least_error(layers, parameters * hundredths // 800, "bytes", objective)
+    target = ByBits(bits=hundredths / 100)
+    if best is None:
+        with pytest.raises(InfeasibleBudgetError, match="bits per weight are out of reach"):
+            predictor.allocate(target)
+        return
+    allocation = predictor.allocate(target)
+    stored = sum(candidate.stored_bytes for _, candidate in predictor.chosen(allocation))
+    assert 800 * stored <= hundredths * parameters
+    assert allocation.total_error == pytest.approx(best, abs=1e-12)
+    assert allocation.budget_unit == "bytes"

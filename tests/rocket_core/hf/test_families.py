@@ -68,7 +68,7 @@ class TestEveryFamily:
         for name, one in factors.items():
             entry, stem = config["layers"][disk[name]], disk[name]
             if isinstance(one, RoundedWeight):
-                assert entry == entry_of_codes(one)
+                assert entry == entry_of_codes(one, tensors[f"{stem}.weight"])
                 parts = {key for key in tensors if key.startswith(f"{stem}.")} - {f"{stem}.bias"}
                 assert parts == {f"{stem}.weight", f"{stem}.weight_scale"}
                 assert {(tensors[key].dtype, tensors[key].ndim) for key in parts} == {(torch.uint8, 1)}
@@ -114,21 +114,23 @@ class TestEveryFamily:
         for name, entry in table.items():
             layer = stored_layers(base)[next(each for each in stored_layers(base) if name.endswith(each))]
             numbers = layer.in_features * layer.out_features
-            stored = entry["nnz"] if "nnz" in entry else budget.packed_bytes(numbers, entry["bits"])
+            coded = entry.get("coded_bytes")
+            stored = entry["nnz"] if "nnz" in entry else coded or budget.packed_bytes(numbers, entry["bits"])
             assert tensors[f"{name}.weight"].shape == (stored,)
         assert all(
             f"{entry.get('dictionary', name)}.weight_u" in tensors for name, entry in table.items() if "rank" in entry
         )
 
 
-def entry_of_codes(rounded):
-    """Return the documented entry of a quantized layer."""
+def entry_of_codes(rounded, stream):
+    """Return the documented entry of a quantized or entropy-coded layer."""
     code_format = rounded.scales.format
     return {
         "bits": code_format.bits,
         "group_size": code_format.group_size,
         "scale_bits": code_format.scale_bits,
         "scale_exponent": rounded.scales.exponent,
+        **({"coded_bytes": len(stream)} if rounded.entropy_coded else {}),
     }
 
 

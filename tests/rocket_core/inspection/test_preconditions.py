@@ -41,7 +41,7 @@ from rocket_core.inspection.safetensors_headers import (
 )
 from rocket_core.models.architecture import build_architecture, ignored_layers, read_config
 from rocket_core.pipeline.preflight import prepare_run
-from rocket_core.target import ByRatio
+from rocket_core.target import ByBits, ByRatio
 from tests.reference.tiny_models import ALL_FAMILIES, byte_tokenizer, save_tiny_model
 
 COMMON = {
@@ -254,6 +254,25 @@ def test_no_ratio_reachable_by_any_selection_is_refused(weights, ratio):
     layers = [(columns, rows) if turned else (rows, columns) for rows, columns, _, turned in weights]
     chosen = [layer for layer, (_, _, is_layer, _) in zip(layers, weights, strict=True) if is_layer] or layers[:1]
     assert not reach_of_layers(chosen, itemsize=4, other_bytes=0).allows(ByRatio(ratio=ratio))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(SIDE, SIDE, st.booleans(), st.booleans()), min_size=1, max_size=8),
+    st.integers(1, 1600),
+    st.sampled_from([2, 4]),
+    st.booleans(),
+)
+def test_no_bits_reachable_by_any_selection_are_refused(weights, hundredths, itemsize, quantizes):
+    stored = WeightSummary(dtype_bytes={"F32": 1}, block_shapes={(rows, columns): 1 for rows, columns, _, _ in weights})
+    target = ByBits(bits=hundredths / 100)
+    try:
+        check_any_selection(stored, target, itemsize=itemsize, quantizes=quantizes)
+    except InfeasibleBudgetError:
+        layers = [(columns, rows) if turned else (rows, columns) for rows, columns, _, turned in weights]
+        chosen = [layer for layer, (_, _, is_layer, _) in zip(layers, weights, strict=True) if is_layer] or layers[:1]
+        reach = reach_of_layers(chosen, itemsize=itemsize, other_bytes=0, quantizes=quantizes)
+        assert not reach.allows(target)
 
 
 def test_families_with_custom_code_are_not_in_transformers():

@@ -123,9 +123,14 @@ def test_damage_is_detected_and_the_layer_named(kind, damage, message):
         check_codes(**damaged(kind, damage), shape=(D_IN, D_OUT), code_format=code_format, layer="layers.3.q_proj")
 
 
-def test_the_documented_example_is_what_is_stored():
+def documented(title):
+    """Return a section of the page about the format."""
     text = (Path(__file__).parents[3] / "docs/reference/artifact.md").read_text(encoding="utf-8")
-    example = text.partition("### Example")[2]
+    return text.partition(f"\n{title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_documented_example_is_what_is_stored():
+    example = documented("## Quantized layers").partition("### Example")[2]
     [entry] = re.findall(r"`(\{.*?\})`", example)
     rows = dict(re.findall(r"^\| (.+?) \| (.+ \| .+) \|$", example, flags=re.MULTILINE))
     numbers = {
@@ -146,3 +151,19 @@ def test_the_documented_example_is_what_is_stored():
     assert stored.keys() == {"weight", "weight_scale"}
     assert rounded.rows(torch.float32).tolist() == numbers["weights"]
     assert (rounded.codes.T + 4).tolist() == numbers["stored with 4 added"]
+
+
+def test_the_documented_stream_is_that_of_its_codes():
+    section = documented("## Entropy-coded layers")
+    codes = json.loads("[" + re.search(r"with the codes ([-\d, ]+) and (\d+)", section).expand(r"\1, \2") + "]")
+    entry = LayerEntry(**json.loads(re.search(r"`(\{.*?\})`", section)[1]))
+    stored = {
+        name: torch.frombuffer(bytearray.fromhex(data), dtype=torch.uint8)
+        for name, data in re.findall(r"^- `(weight\w*)`:[^`]*`([0-9a-f ]+)`", section, flags=re.MULTILINE)
+    }
+    shape, code_format = (len(codes), 1), entry.code_format
+    check_codes(**stored, shape=shape, code_format=code_format, layer="q", coded_bytes=entry.coded_bytes)
+    rounded = unpack_codes(
+        **stored, shape=shape, code_format=code_format, exponent=entry.scale_exponent, entropy_coded=True
+    )
+    assert rounded.rows(torch.float32).tolist() == [codes]

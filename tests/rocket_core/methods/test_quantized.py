@@ -13,7 +13,8 @@ from rocket_core.layers import approximation, layer_tensors
 from rocket_core.linalg.integer_codes import search_scales
 from rocket_core.linalg.rounding import RoundingGram, gptq
 from rocket_core.linalg.whitening import GramStatistics
-from rocket_core.methods import LayerProblem, method_for, quantized
+from rocket_core.methods import LayerProblem, method_for, quantized, sampled_outputs
+from rocket_core.methods.sampled_outputs import SampledOutputs
 from tests.reference.problems import TOKENS, example
 
 SHAPES = [(24, 24), (36, 12), (150, 20)]
@@ -28,7 +29,7 @@ def rocket(**settings):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_candidates_have_the_errors_of_gptq(shape, weights):
     layer = example(shape[0], shape[1:], weights=weights)
-    found = quantized.profile(layer.problem)
+    found = quantized.profile(layer.problem, SampledOutputs.of(layer.problem))
     assert {(c.bits, c.group_size, c.scale_bits) for c in found} == {
         (f.bits, f.group_size, f.scale_bits) for f in formats_for(shape[0])
     }
@@ -61,7 +62,7 @@ def test_compression_has_the_stated_size_and_less_error(shape, sequential):
 def test_candidates_of_a_wide_layer_are_those_of_a_sample():
     layer = example(24, (4000,), weights=1)
     gram = RoundingGram.of(layer.problem.gram())
-    for candidate in quantized.profile(layer.problem):
+    for candidate in quantized.profile(layer.problem, SampledOutputs.of(layer.problem)):
         scales = search_scales(layer.problem.weight, gram.matrix.diagonal(), candidate.code_format)
         _, relative, distance, loss = layer.errors(gptq(layer.problem.weight, gram, scales).weight(torch.float64))
         assert candidate.reconstruction_error == pytest.approx(relative, rel=0.1)
@@ -110,7 +111,7 @@ def profiles(number):
             d_out=24 + 8 * index,
             input_group=f"layers.{index}.proj",
             tokens=TOKENS,
-            candidates=(dense, *quantized.profile(layer.problem)),
+            candidates=(dense, *quantized.profile(layer.problem, SampledOutputs.of(layer.problem))),
         )
 
 
@@ -131,7 +132,7 @@ def test_an_allocation_is_never_worse_than_uniform_bits():
 def test_more_bytes_leave_less_error():
     layer = example(64, (48,), weights=1)
     by_group = {}
-    for candidate in quantized.profile(layer.problem):
+    for candidate in quantized.profile(layer.problem, SampledOutputs.of(layer.problem)):
         by_group.setdefault(candidate.group_size, []).append(candidate)
     for candidates in by_group.values():
         for larger, smaller in itertools.pairwise(candidates):
@@ -148,7 +149,7 @@ def test_outputs_in_parts_give_the_codes_of_the_whole(monkeypatch):
     for code_format in formats_for(24):
         results = []
         for outputs in (2**14, 7):
-            monkeypatch.setattr(quantized, "OUTPUTS_AT_ONCE", outputs)
+            monkeypatch.setattr(sampled_outputs, "OUTPUTS_AT_ONCE", outputs)
             problem = LayerProblem(weight=weight, statistics=statistics, shrinkage=0.0, precision=torch.float64)
             results.append(quantized.compress(problem, code_format, splitting=True))
         whole, parts = results

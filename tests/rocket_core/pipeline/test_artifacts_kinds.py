@@ -11,12 +11,14 @@ from rocket_core import budget
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.checkpoint import find_model
 from rocket_core.hf import attach_factors
+from rocket_core.layers.code_stream import coded_bytes
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.pipeline.preflight import prepare_run
 from rocket_core.pipeline.progress import Callbacks, Monitor
 from rocket_core.pipeline.stage_costs import Costs
-from rocket_core.pipeline.stages.compress import AchievedErrors, CompressionUnit, save
+from rocket_core.pipeline.stages.compress import AchievedErrors, save
 from rocket_core.pipeline.stages.export import write_export
+from rocket_core.pipeline.stages.units import CompressionUnit
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
 from rocket_core.report.schema import LayerReport
 from tests.reference.factored_models import INPUT_IDS, load_unpacked, logits, mixed_factors, quantized_factors
@@ -30,7 +32,7 @@ def kind_of(factors):
     if factors is None:
         return "dense"
     if isinstance(factors, RoundedWeight):
-        return "sparse"  # reports do not have quantized layers yet
+        return "entropy_coded" if factors.entropy_coded else "quantized"
     if factors.dictionary is None:
         return "sparse"
     return "low_rank" if factors.support is None else "factored"
@@ -40,6 +42,8 @@ def bytes_of(kind, layer, factors):
     """Return the bytes of a layer, by the formulas."""
     if isinstance(factors, RoundedWeight):
         layout = factors.scales.format
+        if factors.entropy_coded:
+            return coded_bytes(factors.codes) + layout.scale_bytes(*factors.shape)
         return budget.quantized_bytes(*factors.shape, layout.bits, layout.group_size, layout.scale_bits)
     d_in, d_out, rank, nnz = layer["d_in"], layer["d_out"], layer["rank"], layer["nnz"]
     if kind == "dense":

@@ -1,4 +1,4 @@
-"""Compression to bytes, for which layers are quantized."""
+"""Compression to bytes, for which layers become integer codes."""
 
 import pytest
 import torch
@@ -6,19 +6,26 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import rocket_core.hf  # noqa: F401  # registers the quantizer
+from rocket_core.candidates import CODE_KINDS
+from rocket_core.config import KINDS
 from rocket_core.errors import CompressionCancelledError, InfeasibleBudgetError
 from rocket_core.evaluation import evaluate_text
 from rocket_core.pipeline import compress
 
-BYTES = {"budget": "bytes", "preset": "fast", "kinds": ("low_rank", "factored", "shared", "sparse", "quantized")}
+BYTES = {"budget": "bytes", "preset": "fast", "kinds": KINDS}
+CHOICES = {
+    "static": {"sequential": False, "storage": "memory"},
+    "sequential": {"sequential": True, "storage": "memory"},
+    "sequential, entropy coded": {"sequential": True, "kinds": ("sparse", "entropy_coded")},
+}
 
 
-@pytest.fixture(params=[False, True], ids=["static", "sequential"])
+@pytest.fixture(params=CHOICES.values(), ids=CHOICES)
 def quantizing(request, settings):
     """Return settings that count bytes."""
 
     def make(**changes):
-        return settings(**{**BYTES, "sequential": request.param, **changes})
+        return settings(**{**BYTES, **request.param, **changes})
 
     return make
 
@@ -27,7 +34,7 @@ def quantizing(request, settings):
 def test_the_budget_is_kept_and_the_artifact_loads(family, model_folder, quantizing, tmp_path):
     report = compress(str(model_folder(family)), tmp_path / "out", quantizing(ratio=0.85))
     kinds = {layer.kind for layer in report.layers}
-    assert "quantized" in kinds
+    assert kinds & CODE_KINDS
     dense = sum(4 * layer.d_in * layer.d_out for layer in report.layers)
     stored = sum(layer.stored_bytes for layer in report.layers)
     assert stored <= 0.15 * dense
@@ -37,10 +44,10 @@ def test_the_budget_is_kept_and_the_artifact_loads(family, model_folder, quantiz
     for layer in report.layers:
         assert layer.bits_per_weight == pytest.approx(8 * layer.stored_bytes / (layer.d_in * layer.d_out))
         assert (layer.bits is None) == (layer.kind != "quantized")
-        assert layer.kind != "quantized" or (layer.nnz, layer.rank, layer.sparsity) == (None, None, None)
+        assert layer.kind not in CODE_KINDS or (layer.nnz, layer.rank, layer.sparsity) == (None, None, None)
     files = load_file(tmp_path / "out" / "factored" / "model.safetensors")
     weights = [name for name in files if name.endswith((".weight_scale",))]
-    assert len(weights) == sum(layer.kind == "quantized" for layer in report.layers)
+    assert len(weights) == sum(layer.kind in CODE_KINDS for layer in report.layers)
 
 
 def test_both_exports_compute_the_same(model_folder, quantizing, tmp_path):

@@ -59,6 +59,14 @@ def test_the_bytes_of_files_are_known_beforehand(run, model_folder, monkeypatch,
     assert expected == [size_of(output / "factored")]
 
 
+def test_entropy_coded_files_stay_just_within_the_size(run, model_folder):
+    target = round(0.65 * size_of(model_folder("llama")))
+    output, report = run(target, kinds=("entropy_coded",), max_shard_bytes=20_000, sequential=True)
+    assert {layer.kind for layer in report.layers} >= {"entropy_coded"}
+    # Streams of layers this small change by some bytes at once.
+    assert 0.995 * target <= size_of(output / "factored") <= target
+
+
 def test_shards_and_another_dtype_are_counted(run, model_folder):
     target = round(0.4 * size_of(model_folder("llama")))
     output, report = run(target, dtype="bfloat16", max_shard_bytes=4000)
@@ -91,5 +99,5 @@ def test_an_unreachable_size_is_refused_before_reading_data(run, tmp_path):
 
 
 def test_without_a_target_a_compression_is_refused(tmp_path, model_folder):
-    with pytest.raises(InvalidConfigError, match="specify either a ratio"):
+    with pytest.raises(InvalidConfigError, match="specify a ratio, a target size"):
         compress(str(model_folder("llama")), tmp_path / "out", compression_config())

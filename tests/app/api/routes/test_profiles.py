@@ -102,6 +102,17 @@ def test_the_answer_for_a_size_is_the_best_model_within_it(ask):
     assert ask(model_bytes=340).status_code == 200
 
 
+def test_the_answer_for_bits_is_the_best_model_within_them(ask):
+    # Two layers of 64 parameters take 256 bytes, or 120 and more nonzeros: 32 bits per weight, or 15 and more.
+    for bits, layers in ((16, 256), (15.5, 248), (15.49, 244), (15, 240)):
+        answer = ask(bits=bits).json()
+        assert sum(layer["chosen"]["stored_bytes"] for layer in answer["layers"]) == answer["stored_bytes"] == layers
+        assert answer["budget"] == "bytes"
+    answer = ask(bits=14.99)
+    assert (answer.status_code, answer.json()["code"]) == (422, "infeasible_budget")
+    assert "about 15 are the fewest" in answer.json()["detail"]
+
+
 def test_the_answer_for_an_error_is_the_smallest_model_within_it(ask):
     exact, loose = ask(error=0).json(), ask(error=0.0101).json()
     assert (exact["error"], exact["ratio"]) == (0, 0)
@@ -112,7 +123,10 @@ def test_the_answer_for_an_error_is_the_smallest_model_within_it(ask):
 
 @pytest.mark.parametrize(
     "wanted",
-    [{}, {"ratio": 0.1, "error": 1}, {"ratio": 1}, {"ratio": -0.1}, {"model_bytes": -1}, {"error": -1}, {"size": 3}],
+    [
+        *({}, {"ratio": 0.1, "error": 1}, {"ratio": 1}, {"ratio": -0.1}, {"model_bytes": -1}, {"error": -1}),
+        *({"size": 3}, {"bits": 0}, {"bits": 16.1}, {"bits": 15, "error": 1}),
+    ],
 )
 def test_invalid_questions_to_a_profile_are_refused(ask, wanted):
     answer = ask(**wanted)
@@ -206,6 +220,7 @@ def test_a_profile_can_be_requested_alone(client, worker):
     [
         ({"ratio": 0.3}, "ratio"),
         ({"target_bytes": 1000}, "target_bytes"),
+        ({"bits": 4}, "bits"),
         ({"evaluate": {}}, "evaluate"),
         ({"options": {"method": "svd-llm"}}, "body"),
         ({"model_id": "tiny"}, "model_id"),
@@ -239,3 +254,26 @@ def test_a_size_can_be_requested_instead_of_a_ratio(client):
             assert answer.status_code == 422, change
     # The last change is an unreachable target.
     assert (answer.json()["code"], answer.json()["nearest_ratio"] > 0) == ("infeasible_budget", True)
+
+
+def test_bits_can_be_requested_instead_of_a_ratio(client):
+    body = {name: value for name, value in BODY.items() if name != "ratio"}
+    whole = client.post("/estimates", json=BODY | {"ratio": 0}).json()
+    parameters, stored = whole["compressible_parameters"], whole["stored_bytes"]
+    told = client.post("/estimates", json=body | {"bits": 8}).json()
+    # A quarter of four bytes per parameter is left, apart from names and shapes.
+    assert told["ratio"] == pytest.approx(0.75)
+    assert told["kept_parameters"] == parameters
+    assert stored - 3 * parameters <= told["factored_bytes"] <= stored - 3 * parameters + 1024 * 14
+    job = client.post("/jobs", json=body | {"bits": 8}).json()
+    assert (job["kind"], job["ratio"], job["target_bytes"], job["bits"]) == ("compression", None, None, 8)
+    assert job["options"]["budget"] == "bytes"
+    assert client.get("/jobs").json()["data"][0]["bits"] == 8
+    for change in ({"bits": 0}, {"bits": 16.5}, {"bits": 4, "ratio": 0.3}, {"bits": "many"}, {"bits": 0.5}):
+        for path in ("/jobs", "/estimates"):
+            answer = client.post(path, json=body | change)
+            assert answer.status_code == 422, change
+    # The last change is an unreachable target.
+    assert (answer.json()["code"], answer.json()["nearest_ratio"] > 0) == ("infeasible_budget", True)
+    coded = client.post("/jobs", json=body | {"bits": 4, "options": {"method": "gptq"}})
+    assert "bits is for the method rocket" in coded.json()["detail"]

@@ -1,0 +1,149 @@
+"""Entropy coding of integer codes: several codes to a byte, and bytes in a Huffman code.
+
+The coder is deflate from the standard library, restricted to its Huffman code. A Huffman code gives each byte a whole
+number of bits, which wastes up to 10 % below 2.5 bits per code; several codes in a byte share that waste. Bytes above
+the entropy of the codes, in percent, by bits per code (2^20 codes with a Laplace distribution; layers of stories260K,
+4,096 codes each, where tables of the code take most of it):
+
+|             | 4.4 | 3.5 | 3.0 | 2.5 | 2.0 | 1.3 |
+|-------------|-----|-----|-----|-----|-----|-----|
+| one a byte  | 1.0 | 1.2 | 2.1 | 3.5 | 2.2 |  16 |
+| this module | 0.7 | 0.8 | 0.6 | 1.1 | 1.3 | 1.8 |
+| small layer | 1.9 | 1.8 | 2.4 | 2.8 | 3.1 |     |
+
+Decodes 100 to 240 MB/s of codes on a busy core, and encodes 20. Asymmetric numeral systems waste 0.1 %, but decode 15
+to 30 MB/s in the library constriction and 10 to 30 in numpy, where the interleaved states take more bytes than is won.
+"""
+
+import zlib
+
+import numpy as np
+import torch
+from jaxtyping import Int8, UInt8
+from torch import Tensor
+
+from rocket_core.errors import CorruptCheckpointError, InvalidConfigError
+from rocket_core.linalg.entropy_rounding import LARGEST_CODE
+
+_DAMAGED = "copy the files again"
+# Largest magnitude in a byte, by the number of codes in it: (2 · magnitude + 1)^number <= 256.
+_MAGNITUDES = {1: LARGEST_CODE, 2: 7, 3: 2}
+
+
+def encode_codes(codes: Int8[Tensor, " n"]) -> UInt8[Tensor, " bytes"]:
+    """Return codes as a stream of bytes, by the arrangement with the shortest one.
+
+    Equal codes give equal bytes with one version of zlib. Other versions may choose other bytes for the same codes.
+
+    Args:
+        codes: at least one, each from -127 to 127.
+
+    Returns:
+        The stream, on the CPU.
+
+    Raises:
+        InvalidConfigError: a code is -128.
+    """
+    values = codes.cpu().numpy()
+    if values.min() < -LARGEST_CODE:
+        raise InvalidConfigError(f"entropy-coded codes are at least -{LARGEST_CODE}, not {values.min()}")
+    streams = [bytes([number]) + _deflated(*_arranged(values, number)) for number in _MAGNITUDES]
+    return torch.frombuffer(bytearray(min(streams, key=len)), dtype=torch.uint8)
+
+
+def coded_bytes(codes: Int8[Tensor, "d_in d_out"]) -> int:
+    """Return the bytes of a layer's codes as a stream."""
+    return encode_codes(codes.T.reshape(-1)).numel()
+
+
+def decode_codes(stream: UInt8[Tensor, " bytes"], n: int, *, layer: str) -> Int8[Tensor, " n"]:
+    """Return the codes of a stream; the inverse of `encode_codes`.
+
+    Takes memory in proportion to n, whatever the stream contains.
+
+    Args:
+        stream: the bytes.
+        n: number of codes, at least one.
+        layer: name for messages.
+
+    Returns:
+        The codes, on the device of the stream.
+
+    Raises:
+        CorruptCheckpointError: the stream is damaged, or does not have exactly n codes.
+    """
+    data = stream.cpu().numpy().tobytes()
+    number = data[0] if data else 0
+    if number not in _MAGNITUDES:
+        raise CorruptCheckpointError(f"{layer}: {number} codes to a byte is not possible; {_DAMAGED}")
+    try:
+        codes = _decoded(data[1:], n, number)
+    except (zlib.error, EOFError) as error:
+        raise CorruptCheckpointError(f"{layer}: the stream of codes is damaged ({error}); {_DAMAGED}") from error
+    return torch.from_numpy(codes).to(stream.device)
+
+
+def _arranged(codes: np.ndarray, number: int) -> tuple[bytes, bytes]:
+    """Return codes, limited to the magnitude, `number` to a byte; and what the magnitude of limited codes exceeds."""
+    most, base = _MAGNITUDES[number], 2 * _MAGNITUDES[number] + 1
+    digits = np.full(-(-len(codes) // number) * number, most, dtype=np.uint8)
+    digits[: len(codes)] = codes.clip(-most, most) + most
+    packed = np.zeros(len(digits) // number, dtype=np.uint8)
+    for place in reversed(range(number)):
+        packed = packed * np.uint8(base) + digits[place::number]
+    sizes = np.abs(codes)
+    return packed.tobytes(), (sizes[sizes >= most] - most).astype(np.uint8).tobytes()
+
+
+def _deflated(packed: bytes, excess: bytes) -> bytes:
+    compressor = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL + 1, zlib.Z_HUFFMAN_ONLY)
+    parts = [compressor.compress(packed)]
+    if excess:
+        # In a block with its own code.
+        parts += [compressor.flush(zlib.Z_BLOCK), compressor.compress(excess)]
+    return b"".join([*parts, compressor.flush()])
+
+
+def _decoded(data: bytes, n: int, number: int) -> np.ndarray:
+    """Return the codes.
+
+    Raises:
+        zlib.error: the data or its checksum is damaged.
+        EOFError: there is too little or too much of it, or a byte has no meaning.
+    """
+    most, base = _MAGNITUDES[number], 2 * _MAGNITUDES[number] + 1
+    inflating = zlib.decompressobj()
+    packed = _inflated(inflating, data, -(-n // number))
+    if np.frombuffer(packed, dtype=np.uint8).max() >= base**number:
+        raise EOFError(f"a byte is not {number} codes")
+    codes = np.empty((len(packed), number), dtype=np.int8)
+    for place in range(number):
+        table = bytes((byte // base**place % base - most) % 256 for byte in range(256))
+        codes[:, place] = np.frombuffer(packed.translate(table), dtype=np.int8)
+    flat = codes.reshape(-1)
+    if flat[n:].any():
+        raise EOFError("there are codes after the last")
+    flat = flat[:n]
+    limited = np.flatnonzero(np.abs(flat) == most)
+    excess = np.frombuffer(_inflated(inflating, inflating.unconsumed_tail, len(limited)), dtype=np.uint8)
+    if excess.max(initial=0) > LARGEST_CODE - most:
+        raise EOFError(f"a code is beyond {LARGEST_CODE}")
+    rest = excess.astype(np.int8)
+    flat[limited] += np.where(flat[limited] < 0, -rest, rest)
+    # Reads the checksum.
+    if inflating.decompress(inflating.unconsumed_tail, 1) or not inflating.eof or inflating.unused_data:
+        raise EOFError("it does not end after the last code")
+    return flat
+
+
+def _inflated(inflating: "zlib._Decompress", data: bytes, size: int) -> bytes:
+    """Return the next bytes.
+
+    Raises:
+        zlib.error: the data is damaged.
+        EOFError: there are fewer.
+    """
+    found = inflating.decompress(data, size) if size else b""
+    if len(found) < size:
+        raise EOFError("it ends too early")
+    return found

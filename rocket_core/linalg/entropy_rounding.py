@@ -1,0 +1,247 @@
+"""Rounding of a weight to integer codes that will be entropy coded: error is weighed against the bits of each code.
+
+Every output has one step. At high rate an entry with step s has the squared error s²/12 and h - log2 s bits: the best
+steps give every entry of every layer the same weighted error c²/12, and a bit is worth (ln 2 / 6) c² of error. With
+(G + damping)⁻¹ = UᵀU, an error e at input i costs e² / U_ii² after all later inputs have compensated what they can.
+
+References:
+    Gray and Neuhoff, "Quantization", 1998, sections 5 and 6 (rate and error at high rate).
+    Sullivan and Wiegand, "Rate-distortion optimization for video compression", 1998.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rocket_core.code_format import coded_format
+from rocket_core.linalg.integer_codes import RoundedWeight, Scales
+from rocket_core.linalg.rounding import RoundingGram
+
+LARGEST_CODE = 127
+"""Codes are within ±127."""
+
+# Error that a bit is worth, as a part of the squared step: the slope of the curve at high rate.
+_BIT_WORTH = math.log(2) / 6
+# Codes of the largest weight of an output are at most about this, which leaves room for what it compensates.
+_REACH = 115
+# Multiples of it are spread evenly between integers.
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
+# Added to the count of every code, so that those that did not occur have a finite length.
+_UNSEEN = 0.02
+# Inputs that are rounded before the others are corrected for their errors by one matrix product.
+_BLOCK = 64
+
+
+def relative_steps(gram: RoundingGram, importance: Float[Tensor, " d_out"]) -> Float[Tensor, " d_out"]:
+    """Return the step of each output for c = 1: the geometric mean of U_ii over the root of the output's importance.
+
+    Args:
+        gram: prepared Gram matrix.
+        importance: weight of each output's squared error, > 0.
+
+    Raises:
+        torch.linalg.LinAlgError: the matrix is not positive definite.
+    """
+    pivot = gram.factor.diagonal().double().log().mean().exp()
+    return (pivot * importance.double().rsqrt()).to(gram.matrix.dtype)
+
+
+def scales_for(weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, " d_out"]) -> Scales:
+    """Return steps as scales that can be stored, on a logarithmic grid, and large enough for each output's weights.
+
+    Whether a step is rounded up or down also depends on its place, so that equal steps do not all change at once: the
+    bytes of a layer would.
+
+    Args:
+        weight: W.
+        steps: step of each output, > 0.
+    """
+    code_format = coded_format(len(weight))
+    octave, most = code_format.steps_per_octave, code_format.largest_exponent
+    places = torch.arange(len(steps), device=steps.device, dtype=torch.float64)
+    spread = torch.maximum(steps, weight.abs().amax(dim=0) / _REACH) * torch.exp2(
+        ((places * _GOLDEN_RATIO) % 1 - 0.5) / octave
+    ).to(steps.dtype)
+    exponent = max(-most, min(math.ceil(math.log2(float(spread.max())) * octave), most))
+    return Scales.nearest(spread[None], exponent, code_format)
+
+
+def code_lengths(codes: Tensor) -> Float[Tensor, "255"]:
+    """Return the ideal length of each code from -127 to 127 in bits, given how often it occurs."""
+    index = (codes.reshape(-1).to(torch.int16) + LARGEST_CODE).long()
+    counts = torch.bincount(index, minlength=2 * LARGEST_CODE + 1).double() + _UNSEEN
+    return -(counts / counts.sum()).log2()
+
+
+def entropy_bits(codes: Tensor) -> float:
+    """Return the entropy of codes, in bits per code."""
+    index = (codes.reshape(-1).to(torch.int16) + LARGEST_CODE).long()
+    counts = torch.bincount(index, minlength=2 * LARGEST_CODE + 1).double()
+    parts = counts[counts > 0] / counts.sum()
+    return float(-(parts * parts.log2()).sum())
+
+
+def round_each(weight: Float[Tensor, "d_in d_out"], scales: Scales) -> RoundedWeight:
+    """Round every entry by itself, to codes within ±127."""
+    codes = (weight / scales.values(weight.dtype)).round_().clamp_(-LARGEST_CODE, LARGEST_CODE)
+    return RoundedWeight(codes=codes.to(torch.int8), scales=scales, entropy_coded=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RateTarget:
+    """What a weight is rounded for.
+
+    Attributes:
+        scales: one scale for each output.
+        lengths: bits of each code from -127 to 127.
+        worth: error that a bit is worth for each output, see `bit_worth`.
+    """
+
+    scales: Scales
+    lengths: Float[Tensor, "255"]
+    worth: Float[Tensor, " d_out"]
+
+    @classmethod
+    def of(
+        cls,
+        weight: Float[Tensor, "d_in d_out"],
+        steps: Float[Tensor, " d_out"],
+        importance: Float[Tensor, " d_out"],
+        c: float,
+        like: Tensor | None = None,
+    ) -> "RateTarget":
+        """Return the target for a multiple of the relative steps.
+
+        Args:
+            weight: W.
+            steps: `relative_steps`.
+            importance: weight of each output's squared error, > 0.
+            c: the multiple.
+            like: codes with about the distribution that will result; those of rounding every entry by itself if None.
+        """
+        scales = scales_for(weight, c * steps)
+        codes = round_each(weight, scales).codes if like is None else like
+        return cls(scales=scales, lengths=code_lengths(codes), worth=bit_worth(importance, c).to(weight.dtype))
+
+
+def round_for_rate(
+    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, targets: Sequence[RateTarget]
+) -> list[RoundedWeight]:
+    """Round input by input as `gptq` does, and take of two codes the one with the least error plus the worth of bits.
+
+    Args:
+        weight: W.
+        gram: prepared Gram matrix, in the weight's dtype.
+        targets: what to round it for; small layers take as long for all as for one.
+    """
+    factor, order, d_out = gram.factor, gram.order, weight.shape[1]
+    steps = torch.cat([target.scales.values(weight.dtype)[0] for target in targets])
+    worth = torch.cat([target.worth for target in targets]) / steps.square()
+    bits = _BitTable([target.lengths for target in targets], d_out, weight)
+    rest = weight[order].repeat(1, len(targets))
+    codes = torch.empty_like(rest)
+    for begin in range(0, len(rest), _BLOCK):
+        end = min(begin + _BLOCK, len(rest))
+        errors = torch.empty_like(rest[begin:end])
+        for row in range(begin, end):
+            pivot = factor[row, row]
+            codes[row] = bits.cheapest(rest[row] / steps, worth * pivot.square())
+            error = torch.div(rest[row] - codes[row] * steps, pivot, out=errors[row - begin])
+            rest[row + 1 : end].addr_(factor[row, row + 1 : end], error, alpha=-1)
+        rest[end:].addmm_(factor[begin:end, end:].mT, errors, alpha=-1)
+    return [
+        _in_order_of_inputs(own, order, target.scales)
+        for own, target in zip(torch.split(codes, d_out, dim=1), targets, strict=True)
+    ]
+
+
+def improve_for_rate(
+    weight: Float[Tensor, "d_in d_out"],
+    gram: RoundingGram,
+    rounded: RoundedWeight,
+    worth: Float[Tensor, " d_out"],
+    *,
+    sweeps: int = 2,
+) -> RoundedWeight:
+    """Change one code of each output at a time if that reduces the error plus the worth of bits.
+
+    The length of each code is that of the rounding before the sweep. A sweep costs n²m.
+
+    Args:
+        weight: W.
+        gram: prepared Gram matrix, in the weight's dtype.
+        rounded: the rounding to start from.
+        worth: see `RateTarget`.
+        sweeps: number of visits to every entry.
+    """
+    order, scales = gram.order, rounded.scales
+    matrix = gram.matrix[order][:, order]
+    curvature = matrix.diagonal()
+    steps = scales.values(weight.dtype)[0]
+    worth_of_bit = worth / steps.square()
+    codes = rounded.codes[order].to(weight.dtype)
+    slope = matrix @ (weight[order] - codes * steps)
+    for _ in range(sweeps):
+        bits = _BitTable([code_lengths(codes)], weight.shape[1], weight)
+        for begin in range(0, len(codes), _BLOCK):
+            end = min(begin + _BLOCK, len(codes))
+            before = codes[begin:end].clone()
+            for row in range(begin, end):
+                parts = codes[row] + slope[row] / (curvature[row] * steps)
+                code = bits.cheapest(parts, worth_of_bit / curvature[row], codes[row])
+                slope[begin:end].addr_(matrix[begin:end, row], (code - codes[row]) * steps, alpha=-1)
+                codes[row] = code
+            moved = codes[begin:end].sub(before).mul_(steps)
+            slope[:begin].addmm_(matrix[:begin, begin:end], moved, alpha=-1)
+            slope[end:].addmm_(matrix[end:, begin:end], moved, alpha=-1)
+    return _in_order_of_inputs(codes, order, scales)
+
+
+def bit_worth(importance: Float[Tensor, " d_out"], c: float) -> Float[Tensor, " d_out"]:
+    """Return the unweighted squared error that a bit is worth for each output, (ln 2 / 6) c² / importance.
+
+    Args:
+        importance: weight of each output's squared error, > 0.
+        c: multiple of the relative steps.
+    """
+    return _BIT_WORTH * c**2 / importance
+
+
+class _BitTable:
+    """Lengths of codes, with the same or different ones for every `d_out` columns."""
+
+    def __init__(self, lengths: Sequence[Float[Tensor, "255"]], d_out: int, like: Tensor) -> None:
+        self._lengths = torch.cat(list(lengths)).to(like)
+        starts = torch.arange(len(lengths), device=like.device) * (2 * LARGEST_CODE + 1) + LARGEST_CODE
+        self._zeros = starts.repeat_interleave(d_out)
+
+    def cheapest(
+        self,
+        parts: Float[Tensor, " columns"],
+        worth: Float[Tensor, " columns"],
+        current: Float[Tensor, " columns"] | None = None,
+    ) -> Float[Tensor, " columns"]:
+        """Return the code that costs least: the nearest, its neighbour towards zero, or the current one."""
+        nearest = parts.round().clamp_(-LARGEST_CODE, LARGEST_CODE)
+        best, least = nearest, self._cost(nearest, parts, worth)
+        for other in (nearest - nearest.sign(), current):
+            if other is not None:
+                cost = self._cost(other, parts, worth)
+                best, least = torch.where(cost < least, other, best), torch.minimum(cost, least)
+        return best
+
+    def _cost(
+        self, codes: Float[Tensor, " columns"], parts: Float[Tensor, " columns"], worth: Float[Tensor, " columns"]
+    ) -> Float[Tensor, " columns"]:
+        bits = self._lengths[self._zeros + codes.long()]
+        return bits.mul_(worth).add_((parts - codes).square_())
+
+
+def _in_order_of_inputs(codes: Float[Tensor, "d_in d_out"], order: Tensor, scales: Scales) -> RoundedWeight:
+    stored = torch.empty_like(codes, dtype=torch.int8)
+    stored[order] = codes.to(torch.int8)
+    return RoundedWeight(codes=stored, scales=scales, entropy_coded=True)

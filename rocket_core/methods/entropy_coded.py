@@ -1,0 +1,186 @@
+"""Entropy-coded candidates: integer codes on one step per output, in as many bits as their distribution needs.
+
+A candidate is a number of bytes. Its step is found when the layer is compressed: the smallest with which the coded
+layer has at most that many.
+"""
+
+import itertools
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rocket_core.candidates import Candidate
+from rocket_core.code_format import coded_format, fewest_bytes
+from rocket_core.layers.code_stream import coded_bytes
+from rocket_core.linalg.entropy_rounding import (
+    LARGEST_CODE,
+    RateTarget,
+    entropy_bits,
+    improve_for_rate,
+    relative_steps,
+    round_each,
+    round_for_rate,
+    scales_for,
+)
+from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.linalg.rounding import RoundingGram
+from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
+from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance
+
+# Candidates at the highest rate; with more bits, codes of 8 bits with groups are better.
+_MOST_BITS = 6.5
+# Steps of candidates per octave; each octave is about a bit per weight.
+_PER_OCTAVE = 2
+# Steps that are tried at once: about those from 6.5 bits to 2.
+_TOGETHER = 11
+# Bytes that a layer may leave of a candidate's, as a part of them.
+_SLACK = 0.002
+_SWEEPS = 2
+# The search starts with roundings without sweeps, until their bytes are near the aim.
+_ROUGHLY = 0.01
+_ROUGH_TRIES = 3
+_TRIES = 6
+_ENTROPY_TRIES = 4
+
+
+def profile(problem: LayerProblem, sample: SampledOutputs) -> list[Candidate]:
+    """Return candidates at steps of half an octave, by falling bytes, down to the bytes of the smallest format.
+
+    Errors are those of one pass over a sample of the outputs.
+
+    Args:
+        problem: the layer.
+        sample: its outputs, or some of them.
+    """
+    d_in, d_out = problem.shape
+    steps = relative_steps(sample.gram, sample.importance)
+    fewest, scale_bytes = fewest_bytes(d_in, d_out), coded_format(d_in).scale_bytes(d_in, d_out)
+    candidates: list[Candidate] = []
+    first = math.ceil(_PER_OCTAVE * _octaves_for(sample.weight / steps, _MOST_BITS))
+    for step in itertools.count(first, _TOGETHER):
+        targets = [
+            RateTarget.of(sample.weight, steps, sample.importance, 2 ** (half_octave / _PER_OCTAVE))
+            for half_octave in range(step, step + _TOGETHER)
+        ]
+        for rounded in round_for_rate(sample.weight, sample.gram, targets):
+            size = math.ceil(coded_bytes(rounded.codes) * d_out / len(sample.outputs)) + scale_bytes
+            candidates.append(
+                Candidate(
+                    kind="entropy_coded",
+                    kept_parameters=d_in * d_out,
+                    stored_bytes=max(size, fewest),
+                    **sample.errors_of(rounded),
+                )
+            )
+            if size <= fewest or not bool(rounded.codes.any()):
+                return [candidate for candidate in candidates if candidate.stored_bytes < d_in * d_out]
+    raise AssertionError
+
+
+def compress(problem: LayerProblem, most_bytes: int) -> CompressedLayer:
+    """Round the weight so that its coded form has at most a number of bytes, and hardly less.
+
+    Args:
+        problem: the layer.
+        most_bytes: bytes of codes and scales.
+    """
+    weight = problem.weight.to(problem.precision)
+    importance = output_importance(problem)
+    scale_bytes = coded_format(len(weight)).scale_bytes(*problem.shape)
+    rounded = _Search(weight, RoundingGram.of(problem.gram()), importance, most_bytes - scale_bytes).best()
+    errors = output_errors(problem.gram(), weight - rounded.weight(weight.dtype))
+    return CompressedLayer(factors=rounded, errors=errors * importance)
+
+
+class _Search:
+    """Search for the multiple c of the relative steps at which a layer takes the given bytes.
+
+    Args:
+        weight: W.
+        gram: prepared Gram matrix.
+        importance: weight of each output's squared error.
+        most_bytes: upper bound on the bytes of the codes.
+    """
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "d_in d_out"],
+        gram: RoundingGram,
+        importance: Float[Tensor, " d_out"],
+        most_bytes: int,
+    ) -> None:
+        self._weight, self._gram, self._importance = weight, gram, importance
+        self._steps = relative_steps(gram, importance)
+        self._most = most_bytes
+        self._aim = most_bytes * (1 - _SLACK / 2)
+
+    def best(self) -> RoundedWeight:
+        """Return the rounding with the most bytes within the bound, of those that were tried."""
+        octaves = _octaves_for(self._weight / self._steps, 8 * self._aim / self._weight.numel())
+        codes = round_each(self._weight, scales_for(self._weight, 2**octaves * self._steps)).codes
+        root = self._root()
+        for _ in range(_ROUGH_TRIES):
+            rounded, size = self._round(octaves, codes, sweeps=0)
+            codes, octaves = rounded.codes, root.after(octaves, size)
+            if abs(size - self._aim) < _ROUGHLY * self._aim:
+                break
+        root = self._root()
+        most, best = -1, None
+        for tries in itertools.count():
+            if best is not None and (tries >= _TRIES or most >= self._most * (1 - _SLACK)):
+                return best
+            rounded, size = self._round(octaves, codes, sweeps=_SWEEPS)
+            codes = rounded.codes
+            if most < size <= self._most:
+                most, best = size, rounded
+            octaves = root.after(octaves, size)
+        raise AssertionError
+
+    def _root(self) -> "_Root":
+        return _Root(self._aim, self._weight.numel() / 8)
+
+    def _round(self, octaves: float, codes: Tensor, *, sweeps: int) -> tuple[RoundedWeight, int]:
+        """Return the rounding for c = 2^octaves, given similar codes, and its bytes."""
+        target = RateTarget.of(self._weight, self._steps, self._importance, 2**octaves, like=codes)
+        [rounded] = round_for_rate(self._weight, self._gram, [target])
+        rounded = improve_for_rate(self._weight, self._gram, rounded, target.worth, sweeps=sweeps)
+        return rounded, coded_bytes(rounded.codes)
+
+
+class _Root:
+    """Search for the octaves at which bytes, which fall with them, have a value.
+
+    Args:
+        aim: the value.
+        slope: bytes by which an octave reduces them, about.
+    """
+
+    def __init__(self, aim: float, slope: float) -> None:
+        self._aim, self._slope = aim, slope
+        self._above: tuple[float, int] | None = None
+        self._below: tuple[float, int] | None = None
+
+    def after(self, octaves: float, size: int) -> float:
+        """Return the octaves to try after some that gave a size."""
+        if size > self._aim:
+            self._above = octaves, size
+        else:
+            self._below = octaves, size
+        if self._above is None or self._below is None or self._above[0] >= self._below[0]:
+            return octaves + (size - self._aim) / self._slope
+        (low, more), (high, less) = self._above, self._below
+        return low + (high - low) * min(0.9, max(0.1, (more - self._aim) / (more - less)))
+
+
+def _octaves_for(parts: Float[Tensor, "d_in d_out"], bits: float) -> float:
+    """Return log2 c at which codes have the given entropy if every entry is rounded by itself."""
+    octaves = math.log2(max(float(parts.square().mean().sqrt()), 1e-30)) + 2 - bits
+    for _ in range(_ENTROPY_TRIES):
+        octaves += entropy_bits(_codes_of(parts, octaves)) - bits
+    return octaves
+
+
+def _codes_of(parts: Float[Tensor, "d_in d_out"], octaves: float) -> Tensor:
+    return (parts / 2**octaves).round_().clamp_(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)

@@ -1,0 +1,105 @@
+"""A sample of a layer's outputs, on which candidates of integer codes are measured."""
+
+import math
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from rocket_core.inspection.table_footprint import OUTPUTS_AT_ONCE
+from rocket_core.linalg.integer_codes import RoundedWeight
+from rocket_core.linalg.rounding import RoundingGram
+from rocket_core.methods.layer_problem import LayerProblem, output_errors
+
+# Outputs share nothing in rounding, so errors are measured on a sample: at least this many, and at least this share.
+_SAMPLED_OUTPUTS = 128
+_SAMPLED_PART = 1 / 8
+# Nor does a larger sample tell more.
+_MOST_SAMPLED = 4096
+
+
+class CandidateErrors(TypedDict):
+    """The errors of a candidate, see `Candidate`."""
+
+    reconstruction_error: float
+    weight_error: float
+    loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledOutputs:
+    """Some outputs of a layer, or all of them if there are few.
+
+    Attributes:
+        problem: the layer.
+        gram: its Gram matrix, prepared for rounding.
+        outputs: indices of the sample.
+        weight: their part of the weight, in the computing precision.
+        importance: weight of each output's squared error, in float64.
+        energy: weighted squared norm of all outputs over the calibration tokens.
+        sampled_energy: that of the sample.
+    """
+
+    problem: LayerProblem
+    gram: RoundingGram
+    outputs: Int64[Tensor, " sampled"]
+    weight: Float[Tensor, "d_in sampled"]
+    importance: Float[Tensor, " sampled"]
+    energy: float
+    sampled_energy: float
+
+    @classmethod
+    def of(cls, problem: LayerProblem) -> "SampledOutputs":
+        """Take the sample of a layer."""
+        importance = output_importance(problem)
+        parts = parts_of_outputs(problem)
+        errors = [output_errors(problem.gram(), problem.weight[:, part].to(problem.precision)) for part in parts]
+        energies = torch.cat(errors) * importance
+        outputs = _sample(energies)
+        return cls(
+            problem=problem,
+            gram=RoundingGram.of(problem.gram()),
+            outputs=outputs,
+            weight=problem.weight[:, outputs].to(problem.precision).contiguous(),
+            importance=importance[outputs],
+            energy=float(energies.sum()),
+            sampled_energy=float(energies[outputs].sum()),
+        )
+
+    def errors_of(self, rounded: RoundedWeight) -> CandidateErrors:
+        """Return the errors of the layer if all of its outputs are rounded as the sample is."""
+        removed = self.weight - rounded.weight(self.weight.dtype)
+        error = float((output_errors(self.problem.gram(), removed) * self.importance).sum())
+        relative = (error / self.sampled_energy) ** 0.5 if self.sampled_energy > 0 else 0.0
+        distance, length = (
+            float((part.double().square().sum(dim=0) * self.importance).sum()) for part in (removed, self.weight)
+        )
+        return CandidateErrors(
+            reconstruction_error=relative,
+            weight_error=(distance / length) ** 0.5 if length > 0 else 0.0,
+            loss=self.problem.predicted_loss_increase(relative**2 * self.energy),
+        )
+
+
+def parts_of_outputs(problem: LayerProblem) -> list[slice]:
+    """Return the outputs of a layer in parts of limited size."""
+    return [slice(begin, begin + OUTPUTS_AT_ONCE) for begin in range(0, problem.shape[1], OUTPUTS_AT_ONCE)]
+
+
+def output_importance(problem: LayerProblem) -> Float[Tensor, " d_out"]:
+    """Return the weight of each output's squared error, in float64."""
+    if problem.output_weights is None:
+        return torch.ones(problem.shape[1], dtype=torch.float64, device=problem.weight.device)
+    return problem.output_weights.double().square()
+
+
+def _sample(energies: Float[Tensor, " d_out"]) -> Int64[Tensor, " sampled"]:
+    """Return indices of outputs, evenly from those of large and of small energy; all if there are few."""
+    d_out = len(energies)
+    number = min(d_out, _MOST_SAMPLED, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
+    if number == d_out:
+        return torch.arange(d_out, device=energies.device)
+    steps = ((torch.arange(number, device=energies.device) + 0.5) * d_out / number).long()
+    return energies.argsort()[steps]
