@@ -202,10 +202,12 @@ class MethodOptions(FrozenModel):
     another target (less time than `paper`); see `rocket_core.methods`.
     """
     code_bits: CodeBits | None = None
-    """bits of a code, for the methods `rtn` and `gptq` only: 2, 3, 4, 5, 6 or 8; null takes 4. Costs nothing."""
+    """bits of a code, for the methods `rtn` and `gptq` only: 2, 3, 4, 5, 6 or 8; null (default) takes
+    4. Costs nothing.
+    """
     group_size: GroupSize | None = None
     """inputs of an output that share a 16-bit scale, for the methods `rtn` and `gptq` only: 32, 64, 128, or 0 for all;
-    null takes 32. Smaller groups have less error and add 16 / `group_size` bits to each weight.
+    null (default) takes 32. Smaller groups have less error and cost 16 / `group_size` bits for each weight.
     """
     objective: Objective = "fisher"
     """error that the knapsack sums over layers: `weight` (the paper: relative error in the original space, under a cap

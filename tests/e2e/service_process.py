@@ -75,8 +75,8 @@ class Service:
         orphans = self.descendants()
         self.process.kill()
         self._ended()
-        psutil.wait_procs(orphans, timeout=10)
-        assert not [orphan for orphan in orphans if orphan.is_running() and orphan.status() != psutil.STATUS_ZOMBIE]
+        _, alive = psutil.wait_procs(orphans, timeout=30)
+        assert not [described for orphan in alive if (described := _described(orphan))]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Stop it as a user would, and return its exit code."""
@@ -150,3 +150,13 @@ def command_line(process: psutil.Process) -> list[str]:
         return " ".join(process.cmdline()).split()
     except psutil.NoSuchProcess:
         return []
+
+
+def _described(process: psutil.Process) -> str | None:
+    """Return what a process is; None if it has ended."""
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return f"{process.pid} {process.status()} {process.cmdline()}"
+    except psutil.NoSuchProcess:
+        return None
