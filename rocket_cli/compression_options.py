@@ -36,6 +36,7 @@ class CompressionOptions:
     evaluate_stride: options.EvaluateStride = None
     task: options.ServerTasks = None
     task_items: options.TaskItems = None
+    include: options.Include = None
     ignore: options.Ignore = None
     export: options.Export = None
 
@@ -82,9 +83,15 @@ class CompressionOptions:
                 "group_size": self.group_size,
                 "objective": self.objective,
                 "budget": self.budget,
+                "include": self._include(),
                 "storage": self.storage,
             }
         )
+
+    def _include(self) -> list[str] | None:
+        if self.include is None:
+            return None
+        return [] if self.include is options.IncludeChoice.NONE else [self.include.value]
 
     def _exports(self) -> tuple[str, ...]:
         return tuple(kind.value for kind in self.export or ())

@@ -20,6 +20,13 @@ class QueueChoice(StrEnum):
     GPU = "gpu"
 
 
+class IncludeChoice(StrEnum):
+    """What `--include` accepts: the entries of the setting, and a word for none."""
+
+    EMBEDDINGS = "embeddings"
+    NONE = "none"
+
+
 class ExportChoice(StrEnum):
     """The values of `ExportKind`, as an enumeration because typer does not support lists of Literals."""
 
@@ -140,6 +147,15 @@ GroupSize = Annotated[
 Budget = Annotated[
     config.BudgetUnit | None,
     typer.Option(metavar="UNIT", help="Unit of the ratio: parameters or bytes.", show_default="parameters"),
+]
+Include = Annotated[
+    IncludeChoice | None,
+    typer.Option(
+        metavar="WHAT",
+        help="What to quantize besides the layers in blocks: embeddings (token embedding and head), or none. By "
+        "default embeddings with --size, none otherwise.",
+        show_default=False,
+    ),
 ]
 Ignore = Annotated[
     list[str] | None,

@@ -239,6 +239,12 @@ class MethodOptions(FrozenModel):
     """glob patterns of layer names that stay dense, none by default; each must match at least one compressible layer.
     At most 256 patterns of at most 256 characters. Saves the time of each ignored layer.
     """
+    include: tuple[Literal["embeddings"], ...] | None = None
+    """what may be quantized in addition to the layers in blocks: `embeddings` for the token embedding and the head,
+    tied or not, `[]` for nothing. null (default) includes embeddings where the target is a size; a ratio is one of
+    the layers in blocks, unless embeddings are named here. Never where the budget counts parameters. They are profiled
+    either way if a profile counts bytes, which costs about as much as one more layer in a block for each.
+    """
     export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ("factored", "dense")
     """artifacts to write, both by default; each costs disk space."""
     dtype: StorageDtype = "auto"
@@ -333,13 +339,15 @@ class CompressionConfig(MethodOptions):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "CompressionConfig":
-        for name, values in (("export", self.export), ("kinds", self.kinds)):
+        for name, values in (("export", self.export), ("kinds", self.kinds), ("include", self.include or ())):
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} has the same entry twice; name each once")
         if self.objective == "weight" and "shared" in self.kinds:
             raise ValueError("kinds: a shared dictionary has no cap on each layer; take objective fisher or whitened")
         if self.column_weights and self.objective != "fisher":
             raise ValueError("column_weights need the sensitivities of objective fisher")
+        if self.include and not self.profiles_tables:
+            raise ValueError("include embeddings: they are quantized, which needs kind quantized and budget bytes")
         if self.metric != "frobenius" and self.objective != "weight":
             raise ValueError("metric is what objective weight measures; leave it out, or take that objective")
         if self.stores_one_format:
@@ -389,6 +397,21 @@ class CompressionConfig(MethodOptions):
     def entropy_codes(self) -> bool:
         """Whether layers may be entropy coded, if the budget counts bytes."""
         return self.storage == "file" and "entropy_coded" in self.kinds
+
+    @property
+    def profiles_tables(self) -> bool:
+        """Whether the token embedding and the head are profiled, because some target may quantize them."""
+        return self.quantizes and "quantized" in self.kinds and self.include != ()
+
+    @property
+    def ratio_counts_tables(self) -> bool:
+        """Whether a ratio is one of layers, token embedding and head together."""
+        return self.profiles_tables and bool(self.include)
+
+    @property
+    def decides_tables(self) -> bool:
+        """Whether the target may be met by quantizing the token embedding and the head."""
+        return self.ratio_counts_tables or (self.profiles_tables and isinstance(self.target, ByBytes))
 
     @property
     def measures_sensitivities(self) -> bool:

@@ -191,6 +191,8 @@ def _frontier(context: Context, owner: str, profile_id: str | None, report: Comp
         predictor, points = profiles.get_frontier(context, owner, profile_id)
     except ProfileNotFoundError:
         return None
-    stored_bytes = None if report is None else sum(layer.stored_bytes for layer in report.layers)
-    marked = None if stored_bytes is None else predictor.profile.other_bytes + stored_bytes
+    marked = None
+    if report is not None:
+        beside = predictor.profile.bytes_beside(len(report.layers))
+        marked = beside + sum(layer.stored_bytes for layer in report.layers)
     return frontier_of(predictor, points, marked_bytes=marked)

@@ -35,7 +35,8 @@ class Predicted:
     @property
     def model_bytes(self) -> int:
         """Bytes that all weights of the model would take."""
-        return self.predictor.profile.other_bytes + sum(candidate.stored_bytes for _, candidate in self.chosen)
+        beside = self.predictor.profile.bytes_beside(len(self.chosen))
+        return beside + sum(candidate.stored_bytes for _, candidate in self.chosen)
 
 
 def list_profiles(context: Context, owner: str, *, after: str | None, limit: int) -> tuple[Sequence[Profile], bool]:

@@ -260,7 +260,9 @@ class JobRequest(_Stored):
         newer: dict[str, Any] = {
             name: True for name in ("queue", "evaluate", "target_bytes", "bits") if getattr(self, name) is None
         }
-        newer["options"] = {name for name in ("code_bits", "group_size") if getattr(self.options, name) is None}
+        newer["options"] = {
+            name for name in ("code_bits", "group_size", "include") if getattr(self.options, name) is None
+        }
         if self.options.storage == "file":
             newer["options"].add("storage")
         return hashlib.sha256(self.model_dump_json(exclude=newer).encode()).hexdigest()

@@ -43,11 +43,15 @@ class ModelProfile(FrozenModel):
     dense_bytes: _Count
     """bytes of all safetensors of the original."""
     other_bytes: _Count
-    """upper bound on the size of the factored artifact without the profiled layers: embeddings, norms, biases, layers
-    left alone, and the names and shapes in the header of each file.
+    """upper bound on the size of the factored artifact without `layers`: embeddings, norms, biases, layers left alone,
+    and the names and shapes in the header of each file.
     """
     layers: Annotated[tuple[LayerProfile, ...], Field(min_length=1)]
     """profiles, in model order."""
+    tables: tuple[LayerProfile, ...] = ()
+    """profiles of token embedding and head, where they may be quantized."""
+    ratio_counts_tables: bool = False
+    """whether a ratio is one of layers and tables together; a size always is."""
 
     @property
     def compressible_parameters(self) -> int:
@@ -58,6 +62,20 @@ class ModelProfile(FrozenModel):
     def compressible_bytes(self) -> int:
         """Bytes of all profiled layers when dense."""
         return sum(layer.candidates[0].stored_bytes for layer in self.layers)
+
+    def layers_for(self, target: Target | ByError) -> tuple[LayerProfile, ...]:
+        """Return the profiles that an allocation for a target decides about: the layers, and perhaps the tables."""
+        counts = isinstance(target, ByBytes) or (self.ratio_counts_tables and not isinstance(target, ByFormat))
+        return (*self.layers, *self.tables) if counts else self.layers
+
+    def bytes_beside(self, layers: int) -> int:
+        """Return the bytes of the artifact other than those of the first layers and tables.
+
+        Args:
+            layers: number of layers and tables that an allocation decides about.
+        """
+        tables = self.tables[: max(0, layers - len(self.layers))]
+        return self.other_bytes - sum(table.candidates[0].stored_bytes for table in tables)
 
     def predictor(self) -> "Predictor":
         """Return a predictor for any ratio, size, bits per weight or error."""
@@ -73,8 +91,9 @@ class Predictor:
 
     def __init__(self, profile: ModelProfile) -> None:
         self.profile = profile
-        self._allocator = self._by(profile.budget_unit)
-        self._by_bytes: Allocator | None = None
+        self._allocator = self._by(profile.budget_unit, profile.layers_for(ByRatio(ratio=0.0)))
+        # By the number of layers that they decide about.
+        self._by_bytes: dict[int, Allocator] = {}
 
     @property
     def reachable_ratio(self) -> float:
@@ -122,9 +141,11 @@ class Predictor:
         Raises:
             InfeasibleBudgetError: no choice of candidates is small enough.
         """
-        allocator = self._counting_bytes()
-        reach = replace(allocator.reach, other_bytes=self.profile.other_bytes)
-        return allocator.allocate(reach.check(ByBytes(target_bytes=size)))
+        target = ByBytes(target_bytes=size)
+        layers = self.profile.layers_for(target)
+        allocator = self._counting_bytes(layers)
+        reach = replace(allocator.reach, other_bytes=self.profile.bytes_beside(len(layers)))
+        return allocator.allocate(reach.check(target))
 
     def within_bits(self, bits: float) -> Allocation:
         """Return the best allocation whose layers take at most the given number of bits per weight.
@@ -137,8 +158,9 @@ class Predictor:
         Raises:
             InfeasibleBudgetError: no choice of candidates is small enough.
         """
-        allocator = self._counting_bytes()
-        return allocator.allocate(allocator.reach.check(ByBits(bits=bits)))
+        target = ByBits(bits=bits)
+        allocator = self._counting_bytes(self.profile.layers_for(target))
+        return allocator.allocate(allocator.reach.check(target))
 
     def within_error(self, error: float) -> Allocation:
         """Return the smallest allocation whose predicted error is at most a bound; see `Allocator.within_error`.
@@ -155,18 +177,21 @@ class Predictor:
         return self._allocator.frontier(ratios)
 
     def chosen(self, allocation: Allocation) -> list[tuple[LayerProfile, Candidate]]:
-        """Return each layer with its candidate, extra nonzeros included."""
-        return chosen(self.profile.layers, allocation, itemsize=self.profile.itemsize)
+        """Return each layer that an allocation decides about with its candidate, extra nonzeros included."""
+        layers = (*self.profile.layers, *self.profile.tables)[: len(allocation.choices)]
+        return chosen(layers, allocation, itemsize=self.profile.itemsize)
 
-    def _counting_bytes(self) -> Allocator:
-        if self._by_bytes is None:
-            self._by_bytes = self._allocator if self.profile.budget_unit == "bytes" else self._by("bytes")
-        return self._by_bytes
+    def _counting_bytes(self, layers: tuple[LayerProfile, ...]) -> Allocator:
+        known = self._by_bytes.get(len(layers))
+        if known is None:
+            same = self.profile.budget_unit == "bytes" and layers == self.profile.layers_for(ByRatio(ratio=0.0))
+            known = self._by_bytes[len(layers)] = self._allocator if same else self._by("bytes", layers)
+        return known
 
-    def _by(self, budget_unit: BudgetUnit) -> Allocator:
+    def _by(self, budget_unit: BudgetUnit, layers: tuple[LayerProfile, ...]) -> Allocator:
         profile = self.profile
         return Allocator(
-            profile.layers,
+            layers,
             objective=profile.objective,
             cap_slack=profile.cap_slack,
             budget_unit=budget_unit,

@@ -5,7 +5,7 @@ inputs. Layers that read the same tensor share one matrix.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,6 +122,25 @@ def collect_statistics(
         for handle in handles:
             handle.remove()
     return {name: collector.statistics(name, group) for group in groups for name in group.layers}
+
+
+def sum_inputs(name: str, inputs: Iterable[Tensor], dtype: torch.dtype) -> GramStatistics:
+    """Accumulate the Gram matrix of a single layer's inputs.
+
+    Args:
+        name: name for messages.
+        inputs: what the layer reads, batch by batch.
+        dtype: dtype of the products, float32 or float64.
+
+    Raises:
+        NonFiniteCalibrationError: an input has NaN or infinity.
+    """
+    collector = _Collector(dtype=dtype)
+    group = InputGroup(layers=(name,), from_output=False)
+    for batch, tensor in enumerate(inputs):
+        collector.batch = batch
+        collector.add(name, group, nn.Identity(), (tensor,), {}, tensor)
+    return collector.statistics(name, group)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -7,8 +7,8 @@ one block only: the block is run again on its cached input with gradients, and t
 the previous block.
 """
 
+import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.errors import NonFiniteCalibrationError, UnsupportedArchitectureError
 from rocket_core.models.block_calls import Activations, BlockCall, handing_on, replace_tensors, stand_ins, without_cache
 
@@ -30,8 +31,6 @@ _LOGIT_BYTES = 64 * 2**20
 _NO_TARGET = -100
 # Token ids at the positions of the last list of blocks, by argument of the model.
 _READ_BY_THE_LAST = ("decoder_input_ids", "input_ids")
-# The largest float16 number is near 2^16, so gradients are scaled to about 2^4: they may grow 4000-fold within a block.
-_LARGEST_HALF_EXPONENT = 4
 # Exponents to try after the last block, where no scale is known yet; the first with finite gradients is used.
 _HALF_EXPONENTS = (8, 0, -8)
 
@@ -57,47 +56,6 @@ class Sensitivity:
         row of the layer; resolved by coordinate, it is `1/2 sum_j f_j ||S (w_j - w~_j)||^2 / rows`.
         """
         return 0.5 * float(self.fisher_diagonal.mean())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScaledGradient:
-    """A gradient times a power of two, so that a narrow dtype can hold it.
-
-    Attributes:
-        values: the gradient of one batch times `2**exponent`, in the model's dtype.
-        exponent: 0 except for float16.
-    """
-
-    values: Float[Tensor, "windows tokens hidden"]
-    exponent: int
-
-    def centred(self) -> "ScaledGradient":
-        """Return the gradient scaled so that float16 neither overflows nor underflows; other dtypes stay unchanged."""
-        if self.values.dtype != torch.float16:
-            return self
-        return _centred(self.values.float(), self.exponent)
-
-    def added(self, other: "ScaledGradient") -> "ScaledGradient":
-        """Return the sum of two gradients of one batch, whose exponents may differ."""
-        if self.values.dtype != torch.float16:
-            return ScaledGradient(values=self.values + other.values, exponent=self.exponent)
-        exponent = min(self.exponent, other.exponent)
-        return _centred(self.at(exponent) + other.at(exponent), exponent)
-
-    def at(self, exponent: int) -> Float[Tensor, "windows tokens hidden"]:
-        """Return the gradient times `2**exponent`, in float32 if the model's dtype is float16."""
-        if self.values.dtype != torch.float16:
-            return self.values
-        # No shift exceeds the range of float32.
-        return self.values.float() * 2.0 ** (exponent - self.exponent)
-
-
-def _centred(values: Float[Tensor, "windows tokens hidden"], exponent: int) -> ScaledGradient:
-    largest = float(values.abs().max())
-    if largest == 0.0 or not math.isfinite(largest):
-        return ScaledGradient(values=values.half(), exponent=exponent)
-    shift = _LARGEST_HALF_EXPONENT - math.frexp(largest)[1]
-    return ScaledGradient(values=(values * 2.0**shift).half(), exponent=exponent + shift)
 
 
 def natural_loss(model: PreTrainedModel, *, reads_in_order: bool) -> Loss:
@@ -128,6 +86,7 @@ def output_gradient(
     *,
     number: int = 0,
     passed: tuple[nn.ModuleList, Activations] | None = None,
+    watched: "SquaredGradients | None" = None,
 ) -> ScaledGradient:
     """Return the gradient of a batch's loss with respect to the output of the last block.
 
@@ -146,6 +105,7 @@ def output_gradient(
         activations: contain the output of the last block.
         number: index of the batch in the activations; the random signs depend on it.
         passed: in an encoder-decoder the encoder's blocks, and their activations with the last one's output.
+        watched: layers after the blocks whose gradients are added up as well.
 
     Returns:
         The gradient in the dtype of the hidden states, on their device. Memory for intermediate logits is bounded.
@@ -158,6 +118,7 @@ def output_gradient(
     for exponent in _HALF_EXPONENTS if hidden.dtype == torch.float16 else (0,):
         generator = torch.Generator().manual_seed(number)
         gradient = torch.empty_like(hidden)
+        before = None if watched is None else watched.begin(batch=number, exponent=exponent)
         for rows, columns in _pieces(model, loss, hidden.shape):
             leaf = hidden[rows, columns].detach().requires_grad_()
             piece = _cut(batch, rows, columns)
@@ -165,6 +126,7 @@ def output_gradient(
                 handing_on(passed, number, rows),
                 torch.enable_grad(),
                 stand_ins(blocks, _always(leaf), lambda: nothing),
+                contextlib.nullcontext() if watched is None else watched.watching(),
             ):
                 if loss == "tokens":
                     value = _negative_log_likelihood(model, piece, _targets(batch)[rows, columns])
@@ -175,6 +137,8 @@ def output_gradient(
             gradient[rows, columns] = leaf.grad
         if bool(torch.isfinite(gradient).all()):
             return ScaledGradient(values=gradient, exponent=exponent).centred()
+        if watched is not None and before is not None:
+            watched.sums = before
     raise NonFiniteCalibrationError(_non_finite("gradients after the last block"))
 
 
@@ -297,6 +261,30 @@ class SquaredGradients:
             raise UnsupportedArchitectureError(_no_backward(block))
         first, *rest = (self._gradient_at(tensor, gradient.exponent) for tensor in (leaf, *beside.values()))
         return first, rest
+
+    def begin(self, *, batch: int, exponent: int) -> dict[str, Tensor]:
+        """Prepare for the gradients of a batch, and return a copy of the sums so far.
+
+        Args:
+            batch: index of the batch, for messages.
+            exponent: logarithm of the factor that gradients have.
+        """
+        self._batch, self._exponent = batch, exponent
+        return {name: total.clone() for name, total in self.sums.items()}
+
+    def pull_to_start(self, run: Callable[[], Tensor], gradient: ScaledGradient, *, batch: int) -> None:
+        """Run what precedes the blocks with gradients, and add up those of the layers.
+
+        Args:
+            run: returns the input of the first block.
+            gradient: gradient of the loss with respect to that.
+            batch: index of the batch, for messages.
+        """
+        self.begin(batch=batch, exponent=gradient.exponent)
+        with torch.enable_grad(), self.watching():
+            hidden = run()
+            if hidden.requires_grad:
+                hidden.backward(gradient.values)  # type: ignore[no-untyped-call]  # of torch
 
     def _gradient_at(self, leaf: Tensor, exponent: int) -> ScaledGradient:
         values = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

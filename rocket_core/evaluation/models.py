@@ -7,7 +7,7 @@ to a higher layer.
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
+from rocket_core.code_format import CODE_BITS
 from rocket_core.errors import (
     CheckpointFormatError,
     CorruptCheckpointError,
@@ -105,6 +106,8 @@ def load_model(folder: ModelFolder, device: torch.device) -> PreTrainedModel:
     if getattr(config, "quantization_config", None) is not None:
         # Many tokens at once are fastest with the dense weight, which is the same on every device.
         config.quantization_config = {"keep_packed": False} | config.quantization_config
+        # The table of embeddings may be stored as codes, several to a byte.
+        weights = replace(weights, largest_tensor=weights.largest_tensor * 8 // min(CODE_BITS))
     # Without the table of compressed layers, which has an entry per layer.
     fields = {key: value for key, value in folder.config.to_dict().items() if key != "quantization_config"}
     check_sizes(fields, weights, str(folder.path))

@@ -3,26 +3,37 @@
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from rocket_core.errors import AlreadyQuantizedError, InvalidConfigError
-from rocket_core.hf.names import disk_names, stock_linear
+from rocket_core.hf.names import disk_names, find_stock
 from rocket_core.hf.quantizer import RocketConfig, RocketHfQuantizer
-from rocket_core.hf.replacement import empty_layer, features, stored_entries, stored_layers
+from rocket_core.hf.replacement import (
+    StoredLayer,
+    empty_layer,
+    features,
+    install_layer,
+    stored_entries,
+    stored_layers,
+)
 from rocket_core.layers import (
     QUANT_METHOD,
     FactorizedLinear,
     LayerEntry,
     LayerFactors,
-    StoredLinear,
+    QuantizedEmbedding,
     StoredWeight,
+    TiedLinear,
     layer_tensors,
 )
 from rocket_core.linalg.integer_codes import RoundedWeight
 
 
 def attach_factors(model: PreTrainedModel, factors: Mapping[str, StoredWeight]) -> PreTrainedModel:
-    """Replace linear layers with their factors or codes, in place, so that `save_pretrained` writes an artifact.
+    """Replace layers with their factors or codes, in place, so that `save_pretrained` writes an artifact.
+
+    Embeddings can be replaced with codes; heads that are tied to them then multiply with these.
 
     Args:
         model: a model with plain weights, or one returned by this function.
@@ -43,7 +54,10 @@ def attach_factors(model: PreTrainedModel, factors: Mapping[str, StoredWeight]) 
         raise AlreadyQuantizedError(f"{type(model).__name__} is quantized already; load its plain weights")
     disk_names(model, factors)
     for name, layer in _make_layers(model, factors).items():
-        model.set_submodule(name, layer)
+        install_layer(model, name, layer)
+    for _, layer in stored_layers(model):
+        if isinstance(layer, TiedLinear):
+            layer.unpack_()
     config = RocketConfig(stored_entries(model))
     marks = {  # those of `from_pretrained`
         "hf_quantizer": RocketHfQuantizer(config, pre_quantized=True),
@@ -56,8 +70,8 @@ def attach_factors(model: PreTrainedModel, factors: Mapping[str, StoredWeight]) 
     return model
 
 
-def _make_layers(model: PreTrainedModel, factors: Mapping[str, StoredWeight]) -> dict[str, StoredLinear]:
-    made: dict[str, StoredLinear] = {}
+def _make_layers(model: PreTrainedModel, factors: Mapping[str, StoredWeight]) -> dict[str, StoredLayer]:
+    made: dict[str, StoredLayer] = {}
     attached = dict(stored_layers(model))
     followers = {
         name: one for name, one in factors.items() if isinstance(one, LayerFactors) and one.dictionary_owner is not None
@@ -72,7 +86,7 @@ def _make_layers(model: PreTrainedModel, factors: Mapping[str, StoredWeight]) ->
     return made
 
 
-def _find_owner(name: str, factors: LayerFactors, owner_name: str, owner: StoredLinear | None) -> FactorizedLinear:
+def _find_owner(name: str, factors: LayerFactors, owner_name: str, owner: StoredLayer | None) -> FactorizedLinear:
     if not isinstance(owner, FactorizedLinear) or owner.dictionary_owner is not owner:
         raise InvalidConfigError(
             f"layer {name!r} shares the dictionary of {owner_name!r}, which has none; give its factors too"
@@ -85,11 +99,11 @@ def _find_owner(name: str, factors: LayerFactors, owner_name: str, owner: Stored
 
 def _make_layer(
     model: PreTrainedModel, name: str, factors: StoredWeight, owner: FactorizedLinear | None
-) -> StoredLinear:
+) -> StoredLayer:
     """Return the unpacked layer with these factors, and with dtype, device, mode and bias of the stock layer."""
-    stock = stock_linear(model, name)
+    stock = find_stock(model, name)
     if stock is None:
-        raise InvalidConfigError(f"the model has no linear layer {name!r}")
+        raise InvalidConfigError(f"the model has no linear layer or embedding {name!r}")
     if factors.shape != features(stock):
         raise InvalidConfigError(
             f"layer {name!r} has {features(stock)} inputs and outputs, its factors {factors.shape}"
@@ -97,6 +111,8 @@ def _make_layer(
     tensors = {key: value.to(stock.weight.device) for key, value in layer_tensors(factors, stock.weight.dtype).items()}
     layer = empty_layer(stock, _entry(name, factors, tensors["weight"]), name, owner)
     layer.load_state_dict(tensors, strict=False, assign=True)
+    if isinstance(layer, QuantizedEmbedding) or isinstance(stock, nn.Embedding):
+        return layer.train(stock.training)
     layer.bias = stock.bias
     return layer.train(stock.training).unpack_()
 

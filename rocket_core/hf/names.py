@@ -1,7 +1,7 @@
 """Layer names in files and in models, which differ in some families."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, TypeAlias
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -9,9 +9,12 @@ from transformers.pytorch_utils import Conv1D
 
 from rocket_core.errors import CheckpointFormatError, UnsupportedArchitectureError
 
+StockLayer: TypeAlias = nn.Linear | Conv1D | nn.Embedding
+"""A layer that a stored one replaces."""
+
 
 def disk_names(model: PreTrainedModel, modules: Iterable[str]) -> dict[str, str]:
-    """Return the names that `save_pretrained` gives to linear layers, by their names in the model.
+    """Return the names that `save_pretrained` gives to layers, by their names in the model.
 
     Raises:
         UnsupportedArchitectureError: transformers stores a layer together with others, or in pieces.
@@ -31,12 +34,16 @@ def disk_names(model: PreTrainedModel, modules: Iterable[str]) -> dict[str, str]
     return names
 
 
-def find_modules(model: PreTrainedModel, names: Iterable[str]) -> dict[str, tuple[str, nn.Linear | Conv1D]]:
+def find_modules(model: PreTrainedModel, names: Collection[str]) -> dict[str, tuple[str, StockLayer]]:
     """Return, for each name of a layer in the files, its name in the model and the stock layer.
 
+    A model without a head lacks layers of the head, which are left out.
+
     Raises:
-        CheckpointFormatError: the model has no such linear layer.
+        CheckpointFormatError: the model has no such layer.
     """
+    within = f"{model.base_model_prefix}."
+    headless = model.get_output_embeddings() is None and any(name.startswith(within) for name in names)
     conversions = _conversions(model, saving=False)
     modules = {}
     for name in names:
@@ -44,11 +51,14 @@ def find_modules(model: PreTrainedModel, names: Iterable[str]) -> dict[str, tupl
         for conversion in conversions:
             key, _ = conversion.rename_source_key(key)
         candidates = with_and_without(model.base_model_prefix, name, key.removesuffix(".weight"))
-        matches = ((candidate, stock_linear(model, candidate)) for candidate in candidates)
+        matches = ((candidate, find_stock(model, candidate)) for candidate in candidates)
         match = next(((candidate, stock) for candidate, stock in matches if stock is not None), None)
+        if match is None and headless and not name.startswith(within):
+            continue
         if match is None:
             raise CheckpointFormatError(
-                f"config.json lists the layer {name!r}, and {type(model).__name__} has no such linear layer; "
+                f"config.json lists the layer {name!r}, and {type(model).__name__} has no such linear layer or "
+                "embedding; "
                 "check that config.json belongs to these weights"
             )
         modules[name] = match
@@ -61,13 +71,23 @@ def with_and_without(prefix: str, *names: str) -> list[str]:
     return [*names, *bare, *(f"{prefix}.{name}" for name in bare)]
 
 
-def stock_linear(model: nn.Module, name: str) -> nn.Linear | Conv1D | None:
+def find_stock(model: nn.Module, name: str) -> StockLayer | None:
     """Return the stock layer of that name, or None. Subclasses are excluded, as they may compute something else."""
     try:
         module = model.get_submodule(name)
     except AttributeError:
         return None
-    return module if type(module) is nn.Linear or type(module) is Conv1D else None
+    if type(module) is nn.Linear or type(module) is Conv1D or type(module) is nn.Embedding:
+        return module
+    return None
+
+
+def tied_heads(model: PreTrainedModel, embedding: str) -> list[str]:
+    """Return the linear layers whose weight is tied to that of an embedding."""
+    source = f"{embedding}.weight"
+    targets = [target for target, origin in model.all_tied_weights_keys.items() if origin == source]
+    names = [target.removesuffix(".weight") for target in targets if target.endswith(".weight")]
+    return [name for name in names if type(model.get_submodule(name)) is nn.Linear]
 
 
 def _conversions(model: PreTrainedModel, *, saving: bool) -> list[Any]:

@@ -1,6 +1,6 @@
 """Quantization configuration and quantizer, which transformers uses to load and save compressed models."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,14 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rocket_core.errors import CheckpointFormatError, CorruptCheckpointError, RocketError
 from rocket_core.hf.names import find_modules, with_and_without
-from rocket_core.hf.replacement import empty_layer, stock_layer, stored_entries, stored_layers
+from rocket_core.hf.replacement import (
+    StoredLayer,
+    empty_layer,
+    install_layer,
+    restore_layers,
+    stored_entries,
+    stored_layers,
+)
 from rocket_core.layers import (
     CODE_NAMES,
     FACTOR_NAMES,
@@ -115,26 +122,28 @@ class RocketHfQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         entries = self.quantization_config.layers
         modules = find_modules(model, entries)
-        self._packed_bytes = _nbytes(model)
-        layers: dict[str, StoredLinear] = {}
-        for name, entry in sorted(entries.items(), key=lambda item: item[1].is_follower):
-            module_name, stock = modules[name]
+        layers: dict[str, StoredLayer] = {}
+        for name, (module_name, stock) in sorted(modules.items(), key=lambda item: entries[item[0]].is_follower):
+            entry = entries[name]
             owner = None if entry.dictionary is None else layers[entry.dictionary]
             assert owner is None or isinstance(owner, FactorizedLinear), "the table has been checked"
             layer = layers[name] = empty_layer(stock, entry, name, owner)
-            self._packed_bytes += _nbytes(layer) - _nbytes(stock)
-            model.set_submodule(module_name, layer)
+            install_layer(model, module_name, layer)
+        self._packed_bytes = _nbytes(model)
         prepares = self.quantization_config.keep_packed is None
-        self._bytes_elsewhere = sum(layer.unpacking_bytes for layer in layers.values())
-        on_cpu = sum(layer.preparing_bytes_on_cpu for layer in layers.values())
+        expanding = [layer for _, layer in stored_layers(model) if isinstance(layer, StoredLinear)]
+        self._bytes_elsewhere = sum(layer.unpacking_bytes for layer in expanding)
+        on_cpu = sum(layer.preparing_bytes_on_cpu for layer in expanding)
         self._bytes_on_cpu = on_cpu if prepares else self._bytes_elsewhere
-        _check_files(kwargs.get("checkpoint_files") or [], layers, model.base_model_prefix)
+        left_out = entries.keys() - layers.keys()
+        _check_files(kwargs.get("checkpoint_files") or [], layers, model.base_model_prefix, left_out)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
         keep_packed = self.quantization_config.keep_packed
         if not keep_packed:
-            # Offloaded layers are on the meta device here: they stay packed.
-            layers = [layer for _, layer in stored_layers(model) if not layer.offloaded]
+            # Offloaded layers are on the meta device here: they stay packed, as embeddings always do.
+            stored = [layer for _, layer in stored_layers(model) if isinstance(layer, StoredLinear)]
+            layers = [layer for layer in stored if not layer.offloaded]
             with ThreadPoolExecutor(torch.get_num_threads()) as pool:
                 list(pool.map(lambda layer: layer.prepare_() if keep_packed is None else layer.unpack_(), layers))
         return model
@@ -170,12 +179,9 @@ class RocketHfQuantizer(HfQuantizer):
         Raises:
             RocketError: a layer is offloaded.
         """
-        layers = dict(stored_layers(model))
-        if any(layer.offloaded for layer in layers.values()):
+        if any(layer.offloaded for _, layer in stored_layers(model)):
             raise RocketError("a part of the model is offloaded; load it without offloading to dequantize it")
-        while layers:  # last to first, releasing the factors of each layer once it is replaced
-            name, layer = layers.popitem()
-            model.set_submodule(name, stock_layer(layer, dtype))
+        restore_layers(model, dtype)
         if dtype is not None:
             model.to(dtype=dtype)  # type: ignore[call-arg]  # transformers hides the signature
         self.remove_quantization_config(model)  # type: ignore[no-untyped-call]
@@ -205,7 +211,9 @@ def _nbytes(module: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in module.parameters())
 
 
-def _check_files(files: Iterable[str], layers: Mapping[str, StoredLinear], prefix: str) -> None:
+def _check_files(
+    files: Iterable[str], layers: Mapping[str, StoredLayer], prefix: str, left_out: Collection[str]
+) -> None:
     """Check the files against the table; for a missing tensor transformers only warns and uses random numbers."""
     found: dict[str, _TensorForm] = {}
     for file in files:
@@ -216,7 +224,7 @@ def _check_files(files: Iterable[str], layers: Mapping[str, StoredLinear], prefi
                 found |= {key: _TensorForm.of_slice(tensors.get_slice(key)) for key in tensors.keys()}  # noqa: SIM118 (no mapping)
         except SafetensorError as error:
             raise CorruptCheckpointError(f"{file} cannot be read ({error}); copy it again") from error
-    stems = set()
+    stems = set(left_out)
     for name, layer in layers.items() if found else ():
         candidates = with_and_without(prefix, name)
         stem = next((candidate for candidate in candidates if f"{candidate}.weight" in found), name)

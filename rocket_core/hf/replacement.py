@@ -1,6 +1,7 @@
 """Conversion of stock layers to stored layers, and back."""
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -8,14 +9,26 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rocket_core.errors import CheckpointFormatError, RocketError
-from rocket_core.hf.names import disk_names
-from rocket_core.layers import FactorizedLinear, LayerEntry, QuantizedLinear, SparseLinear, StoredLinear
+from rocket_core.hf.names import StockLayer, disk_names, tied_heads
+from rocket_core.layers import (
+    FactorizedLinear,
+    LayerEntry,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    SparseLinear,
+    StoredLinear,
+    TiedLinear,
+)
 from rocket_core.layers.stored_linear import LayerOptions
 
+StoredLayer: TypeAlias = StoredLinear | QuantizedEmbedding
+"""A layer that is stored in another form than a dense weight."""
 
-def stored_layers(model: nn.Module) -> Iterable[tuple[str, StoredLinear]]:
-    """Return the stored layers of a model, with their names in it."""
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, StoredLinear))
+
+def stored_layers(model: nn.Module) -> Iterable[tuple[str, StoredLayer]]:
+    """Return the stored layers of a model, with their names in it; heads tied to an embedding are among them."""
+    kinds = (StoredLinear, QuantizedEmbedding)
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, kinds))
 
 
 def stored_entries(model: PreTrainedModel) -> dict[str, LayerEntry]:
@@ -25,20 +38,34 @@ def stored_entries(model: PreTrainedModel) -> dict[str, LayerEntry]:
         RocketError: a layer uses the dictionary of a layer that has been removed from the model.
         UnsupportedArchitectureError: transformers stores a layer together with others, or in pieces.
     """
-    layers = dict(stored_layers(model))
+    layers = {name: layer for name, layer in stored_layers(model) if not isinstance(layer, TiedLinear)}
     names = disk_names(model, layers)
     by_layer = {id(layer): names[name] for name, layer in layers.items()}
     return {names[name]: _entry(name, layer, by_layer) for name, layer in layers.items()}
 
 
-def features(stock: nn.Linear | Conv1D) -> tuple[int, int]:
-    """Return `(d_in, d_out)` of a stock layer."""
+def features(stock: StockLayer) -> tuple[int, int]:
+    """Return `(d_in, d_out)` of a stock layer; an embedding has an output for every token."""
+    if isinstance(stock, nn.Embedding):
+        return stock.embedding_dim, stock.num_embeddings
     return (stock.nx, stock.nf) if isinstance(stock, Conv1D) else (stock.in_features, stock.out_features)
 
 
+def install_layer(model: PreTrainedModel, name: str, layer: StoredLayer) -> None:
+    """Replace a stock layer; with an embedding, also the heads that are tied to it."""
+    heads = tied_heads(model, name) if isinstance(layer, QuantizedEmbedding) else []
+    model.set_submodule(name, layer)
+    for head in heads:
+        assert isinstance(layer, QuantizedEmbedding)
+        tied = TiedLinear(layer, layer_name=head)
+        model.set_submodule(head, tied.train(layer.training))
+        # So that loading, device maps and saving treat the scales like the weight.
+        model.all_tied_weights_keys[f"{head}.weight_scale"] = f"{name}.weight_scale"
+
+
 def empty_layer(
-    stock: nn.Linear | Conv1D, entry: LayerEntry, name: str, dictionary_owner: FactorizedLinear | None
-) -> StoredLinear:
+    stock: StockLayer, entry: LayerEntry, name: str, dictionary_owner: FactorizedLinear | None
+) -> StoredLayer:
     """Return the packed layer for a stock layer, on the meta device.
 
     Args:
@@ -48,8 +75,11 @@ def empty_layer(
         dictionary_owner: the layer whose dictionary it uses; None if it is not a follower.
 
     Raises:
-        CheckpointFormatError: there are more coefficients than fit, or the dictionary has another number of inputs.
+        CheckpointFormatError: there are more coefficients than fit, the dictionary has another number of inputs, or an
+            embedding is not quantized.
     """
+    if isinstance(stock, nn.Embedding):
+        return _empty_embedding(stock, entry, name)
     d_in, d_out = features(stock)
     options = LayerOptions(
         bias=stock.bias is not None,
@@ -67,9 +97,7 @@ def empty_layer(
             coded_bytes=entry.coded_bytes,
             **options,
         )
-        for parameter in (layer.weight, layer.weight_scale):
-            # Else transformers tries to initialise bytes that it leaves on the disk with random numbers.
-            parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        _mark_initialized(layer)
         return layer
     assert entry.nnz is not None
     room = (d_in if entry.rank is None else entry.rank) * d_out
@@ -89,10 +117,61 @@ def empty_layer(
     return FactorizedLinear(d_in, d_out, rank=entry.rank, nnz=entry.nnz, dictionary_owner=dictionary_owner, **options)
 
 
-def stock_layer(layer: StoredLinear, dtype: torch.dtype | None) -> nn.Linear | Conv1D:
+def _empty_embedding(stock: nn.Embedding, entry: LayerEntry, name: str) -> QuantizedEmbedding:
+    if entry.scale_exponent is None or entry.coded_bytes is not None:
+        raise CheckpointFormatError(
+            f"quantization_config: {name!r} is an embedding, which can only be quantized with packed codes; check that "
+            "config.json belongs to these weights"
+        )
+    embedding = QuantizedEmbedding(
+        stock.num_embeddings,
+        stock.embedding_dim,
+        code_format=entry.code_format,
+        scale_exponent=entry.scale_exponent,
+        padding_idx=stock.padding_idx,
+        layer_name=name,
+        device="meta",
+        dtype=stock.weight.dtype,
+    )
+    _mark_initialized(embedding)
+    return embedding
+
+
+def _mark_initialized(layer: QuantizedLinear | QuantizedEmbedding) -> None:
+    """Keep transformers from initialising bytes that it leaves on the disk with random numbers."""
+    for parameter in (layer.weight, layer.weight_scale):
+        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+
+
+def restore_layers(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
+    """Replace all stored layers with stock layers, in place; tied heads share the weight of their embedding again."""
+    layers = dict(stored_layers(model))
+    heads = {name: layer for name, layer in layers.items() if isinstance(layer, TiedLinear)}
+    names = {id(layer): name for name, layer in layers.items()}
+    for name in heads:
+        del layers[name]
+    while layers:  # last to first, releasing the factors of each layer once it is replaced
+        name, layer = layers.popitem()
+        model.set_submodule(name, _stock_layer(layer, dtype))
+    for name, head in heads.items():
+        with torch.device("meta"):
+            stock = nn.Linear(head.in_features, head.out_features, bias=False)
+        weight = model.get_submodule(names[id(head.embedding)]).weight
+        assert isinstance(weight, nn.Parameter)
+        stock.weight = weight
+        model.set_submodule(name, stock.train(head.training))
+        model.all_tied_weights_keys.pop(f"{name}.weight_scale", None)
+
+
+def _stock_layer(layer: StoredLayer, dtype: torch.dtype | None) -> StockLayer:
     """Return the stock layer with the composed weight, in the given dtype or in the layer's own."""
     weight = layer.dense_weight(dtype)
-    stock: nn.Linear | Conv1D
+    stock: StockLayer
+    if isinstance(layer, QuantizedEmbedding):
+        with torch.device("meta"):
+            stock = nn.Embedding(layer.num_embeddings, layer.embedding_dim, padding_idx=layer.padding_idx)
+        stock.weight = nn.Parameter(weight)
+        return stock.train(layer.training)
     with torch.device("meta"):
         if layer.transposed:
             stock = Conv1D(layer.out_features, layer.in_features)
@@ -103,7 +182,9 @@ def stock_layer(layer: StoredLinear, dtype: torch.dtype | None) -> nn.Linear | C
     return stock.train(layer.training)
 
 
-def _entry(name: str, layer: StoredLinear, disk_name_of: dict[int, str]) -> LayerEntry:
+def _entry(name: str, layer: StoredLayer, disk_name_of: dict[int, str]) -> LayerEntry:
+    if isinstance(layer, QuantizedEmbedding):
+        return LayerEntry.of_codes(layer.code_format, layer.scale_exponent)
     if isinstance(layer, QuantizedLinear):
         return LayerEntry.of_codes(layer.code_format, layer.scale_exponent, layer.disk_coded_bytes)
     if not isinstance(layer, FactorizedLinear):

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any, assert_never
 
 from rocket_core import budget
-from rocket_core.code_format import fewest_bytes
+from rocket_core.code_format import CODE_BITS, fewest_bytes
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS, CompressionConfig
 from rocket_core.inspection.footprint import ModelShape, describe_model, item_bytes
 from rocket_core.inspection.model_fields import check_sizes
@@ -48,7 +48,7 @@ def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: 
             check_any_selection(weights, target, itemsize=itemsize, quantizes=config.quantizes)
         case ByBytes() as target:
             described = describe_model(settings, weights, ignore=config.ignore, dtype=config.dtype)
-            reach_of_model(described, quantizes=config.quantizes).check(target)
+            reach_of_model(described, quantizes=config.quantizes, tables=config.decides_tables).check(target)
         case ByFormat() | None:
             pass
         case unknown:
@@ -62,6 +62,7 @@ def reach_of_layers(
     other_bytes: int,
     quantizes: bool = False,
     only: ByFormat | None = None,
+    table_parameters: int = 0,
 ) -> Reach:
     """Return how small layers can become that are not profiled yet.
 
@@ -74,15 +75,38 @@ def reach_of_layers(
         other_bytes: lower bound on the bytes of the factored artifact apart from these layers.
         quantizes: whether layers may be quantized.
         only: the format of every layer, if the method stores them in one.
+        table_parameters: upper bound on the parameters of token tables that may be quantized as well, but need not be
+            possible to quantize; their bytes when dense are among `other_bytes`.
     """
     sizes = _Sizes(itemsize=itemsize, counts_bytes=quantizes or only is not None, only=only)
-    return sizes.reach([sizes.of(*shape) for shape in layers], other_bytes=other_bytes)
+    known = [sizes.of(*shape) for shape in layers]
+    if table_parameters and quantizes:
+        tables = table_parameters * itemsize
+        fewest = table_parameters * min(CODE_BITS) // 8
+        known.append(_Size(dense=tables, smallest=fewest, certain=tables, parameters=table_parameters))
+        other_bytes -= tables
+    return sizes.reach(known, other_bytes=other_bytes)
 
 
-def reach_of_model(model: ModelShape, *, quantizes: bool = False, only: ByFormat | None = None) -> Reach:
-    """Return how small a model can become whose layers are not profiled yet; see `reach_of_layers`."""
+def reach_of_model(
+    model: ModelShape, *, quantizes: bool = False, only: ByFormat | None = None, tables: bool = False
+) -> Reach:
+    """Return how small a model can become whose layers are not profiled yet; see `reach_of_layers`.
+
+    Args:
+        model: the model's sizes.
+        quantizes: whether layers may be quantized.
+        only: the format of every layer, if the method stores them in one.
+        tables: whether token embedding and head may be quantized. Which parameters these are is not known, so that all
+            outside of the blocks may be theirs.
+    """
     return reach_of_layers(
-        model.shapes, itemsize=model.itemsize, other_bytes=model.other_bytes, quantizes=quantizes, only=only
+        model.shapes,
+        itemsize=model.itemsize,
+        other_bytes=model.other_bytes,
+        quantizes=quantizes,
+        only=only,
+        table_parameters=max(0, model.parameters - sum(model.block_parameters)) if tables else 0,
     )
 
 

@@ -17,6 +17,7 @@ from rocket_core.errors import InvalidConfigError, UnsupportedArchitectureError
 from rocket_core.inspection.layer_names import family_of, is_costly, name_matcher, possible_names
 from rocket_core.inspection.model_fields import HIDDEN_SIZES, POSITIONS, find_number, longer_side
 from rocket_core.inspection.safetensors_headers import WeightSummary, storage_dtype
+from rocket_core.inspection.table_footprint import table_disk_bytes, table_memory_bytes
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
 
 # Enough tokens in one batch to keep matrix products busy; more would only take memory.
@@ -141,7 +142,8 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     Memory is the sum of the calibration inputs, the hidden states of all samples, and the largest of: the embeddings
     (twice, while they are read); one block's weights and Gram matrices with either the activations of one batch or the
     memory needed to solve the largest layer. Sequential compression holds the hidden states of two models and as many
-    outputs of parts of their blocks, two copies of a block, and two Gram matrices at a time. Disk is the sum of the
+    outputs of parts of their blocks, two copies of a block, and two Gram matrices at a time. Where
+    embedding and head may be quantized, everything outside the blocks counts as theirs. Disk is the sum of the
     cached statistics (or of the hidden states that sensitivities are measured on, which precede them, if larger), of
     the factors, and of the artifacts.
 
@@ -165,6 +167,11 @@ def estimate_footprint(model: ModelShape, work: Workload) -> ResourceEstimate:
     inputs = work.windows * work.input_bytes
     memory = max(2 * prelude * model.compute_itemsize + 2 * hidden, working) + inputs + _HEADROOM
     disk = _statistics_disk(model, work) + inputs + _factors_bytes(model, _least_ratio(work.config.target))
+    if work.config.profiles_tables:
+        sizes = {"compute_itemsize": model.compute_itemsize, "itemsize": work.itemsize}
+        tables = table_memory_bytes(prelude, model.hidden_size, **sizes)
+        memory = max(memory, tables + hidden + inputs + _HEADROOM)
+        disk += table_disk_bytes(prelude, model.hidden_size)
     return ResourceEstimate(memory_bytes=memory, disk_bytes=disk + len(work.config.export) * model.stored_bytes)
 
 

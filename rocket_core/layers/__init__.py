@@ -1,6 +1,7 @@
 """Stored layers: their tensors on disk, in memory and in the forward pass.
 
-A layer `L` that is not dense is stored as coefficients or as integer codes, and is one of four kinds:
+A layer `L` that is not dense is stored as coefficients or as integer codes, and is one of four kinds. A token
+embedding can be quantized, as if it were a linear layer with an output for every token.
 
 - factored: weight ≈ dictionary @ coefficients. Tensors `L.weight`, `L.weight_mask`, `L.weight_u`; in `config.json` it
   has a `rank` and an `nnz`.
@@ -40,6 +41,7 @@ from rocket_core.layers.layer_table import (
     read_entries,
 )
 from rocket_core.layers.packing import PackedCoefficients, mask_shape, pack_coefficients, unpack_coefficients
+from rocket_core.layers.quantized_embedding import QuantizedEmbedding, TiedLinear
 from rocket_core.layers.quantized_linear import QuantizedLinear
 from rocket_core.layers.stored_linear import StoredLinear
 
@@ -53,10 +55,12 @@ __all__ = [
     "LayerEntry",
     "LayerFactors",
     "PackedCoefficients",
+    "QuantizedEmbedding",
     "QuantizedLinear",
     "SparseLinear",
     "StoredLinear",
     "StoredWeight",
+    "TiedLinear",
     "approximation",
     "check_codes",
     "compose_weight",

@@ -1,7 +1,7 @@
 """Packing of integers of 2 to 8 bits into bytes."""
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from rocket_core.budget import packed_bytes
@@ -56,6 +56,32 @@ def unpack_integers(packed: UInt8[Tensor, " bytes"], bits: int, n: int) -> UInt8
         low, shift = _low_halves(width, bits), width * (_WORD - bits)
         words = (words & low) | ((words & (low << (width * bits))) << shift)
     return words.view(torch.uint8)[:n]
+
+
+def unpack_rows(
+    packed: UInt8[Tensor, " bytes"], bits: int, rows: Int64[Tensor, " n"], width: int
+) -> UInt8[Tensor, "n width"]:
+    """Unpack some rows of a packed matrix, and nothing else of it.
+
+    Args:
+        packed: all integers, row after row.
+        bits: 2 to 8.
+        rows: indices of rows; one outside the matrix is an error of `torch.index_select`.
+        width: integers in a row.
+
+    Returns:
+        The rows in the given order, in new memory.
+    """
+    first = rows * width
+    # Every row takes as many words as the one that begins latest within its first word.
+    words = -(-(width + (_WORD - 1 if width % _WORD else 0)) // _WORD)
+    spread = torch.arange(words, device=rows.device)
+    index = torch.minimum(first[:, None] // _WORD + spread, (first[:, None] + width - 1) // _WORD)
+    taken = packed.view(-1, bits).index_select(0, index.flatten()).flatten()
+    integers = unpack_integers(taken, bits, index.numel() * _WORD).view(len(rows), words * _WORD)
+    if width % _WORD == 0:
+        return integers
+    return integers.gather(1, (first % _WORD)[:, None] + torch.arange(width, device=rows.device))
 
 
 def _low_halves(width: int, bits: int) -> int:

@@ -1,13 +1,13 @@
 """Tensors on disk of a rounded weight: packed or entropy-coded codes, and scales."""
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from rocket_core import budget
 from rocket_core.code_format import CodeFormat
 from rocket_core.errors import CorruptCheckpointError
-from rocket_core.layers.code_packing import pack_integers, unpack_integers
+from rocket_core.layers.code_packing import pack_integers, unpack_integers, unpack_rows
 from rocket_core.layers.code_stream import decode_codes, encode_codes
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
 
@@ -66,6 +66,35 @@ def unpack_codes(
         codes=codes.view(torch.int8).view(d_out, d_in).T,
         scales=unpack_scales(weight_scale, shape, code_format, exponent),
         entropy_coded=entropy_coded,
+    )
+
+
+def unpack_outputs(
+    weight: UInt8[Tensor, " bytes"],
+    weight_scale: UInt8[Tensor, " scale_bytes"],
+    outputs: Int64[Tensor, " n"],
+    d_in: int,
+    code_format: CodeFormat,
+    exponent: int,
+) -> RoundedWeight:
+    """Return the rounded weight of some outputs, as `unpack_codes` does for all; nothing else is unpacked.
+
+    Args:
+        weight: packed codes of all outputs.
+        weight_scale: packed scales of all outputs.
+        outputs: indices of the outputs; one that does not exist is an error of `torch.index_select`.
+        d_in: inputs of the layer.
+        code_format: bits of codes and scales, and the size of groups.
+        exponent: see `Scales`.
+    """
+    codes = unpack_rows(weight, code_format.bits, outputs, d_in) - 2 ** (code_format.bits - 1)
+    groups = code_format.groups(d_in)
+    if code_format.scale_bits == _HALF:
+        scales = weight_scale.view(-1, 2 * groups).index_select(0, outputs).view(torch.float16)
+    else:
+        scales = unpack_rows(weight_scale, code_format.scale_bits, outputs, groups)
+    return RoundedWeight(
+        codes=codes.view(torch.int8).T, scales=Scales(codes=scales.T, exponent=exponent, format=code_format)
     )
 
 

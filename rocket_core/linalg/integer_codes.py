@@ -115,6 +115,7 @@ def search_scales(
     code_format: CodeFormat,
     *,
     positive: bool = False,
+    exponent: int | None = None,
 ) -> Scales:
     """Return for each group and output the scale that minimises Σ_i h_i (w_i - w̃_i)², every w̃_i rounded to nearest.
 
@@ -126,16 +127,16 @@ def search_scales(
         importance: h, >= 0, for instance the diagonal of the Gram matrix.
         code_format: how the weight will be stored.
         positive: try positive scales only, and for that also larger ones, as the largest weight may be positive.
+        exponent: see `Scales.exponent`; None takes `scale_exponent` of the weight. With the exponent of a whole weight,
+            some of its outputs get the scales that they have in the whole.
     """
     grouped = by_group(weight, code_format)
     weights = by_group((importance / importance.mean().clamp_min(1e-30))[:, None], code_format)
     half = 2 ** (code_format.bits - 1)
     largest = grouped.abs().amax(dim=1) / (half - 1 if positive else half)
     octave = code_format.steps_per_octave
-    # Steps, so that outputs have the same scales whatever other outputs the layer has.
-    logarithm = math.log2(max(float(largest.max()), torch.finfo(torch.float32).tiny))
-    most = code_format.largest_exponent
-    exponent = max(-most, min(math.ceil(logarithm * octave), most))
+    if exponent is None:
+        exponent = scale_exponent(weight, code_format, positive=positive)
     tries = _TRIES_PER_OCTAVE if code_format.scale_bits == 16 else octave
     unit = 2.0 ** (exponent / octave)
     last = math.inf if code_format.scale_bits == 16 else 2 ** (code_format.scale_bits - 1) - 1
@@ -153,6 +154,22 @@ def search_scales(
             least = torch.where(better, error, least)
             best = torch.where(better, scale, best)
     return Scales.nearest(best, exponent, code_format)
+
+
+def scale_exponent(weight: Float[Tensor, "d_in d_out"], code_format: CodeFormat, *, positive: bool = False) -> int:
+    """Return the exponent of the smallest unit that represents all weights; see `Scales.exponent`.
+
+    Args:
+        weight: W.
+        code_format: how the weight will be stored.
+        positive: whether scales will be positive only.
+    """
+    half = 2 ** (code_format.bits - 1)
+    largest = weight.abs().amax() / (half - 1 if positive else half)
+    # Steps, so that outputs have the same scales whatever other outputs the layer has.
+    logarithm = math.log2(max(float(largest), torch.finfo(torch.float32).tiny))
+    most = code_format.largest_exponent
+    return max(-most, min(math.ceil(logarithm * code_format.steps_per_octave), most))
 
 
 def round_parts(parts: Float[Tensor, "*shape"], code_format: CodeFormat) -> Float[Tensor, "*shape"]:

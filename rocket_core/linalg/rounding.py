@@ -92,7 +92,12 @@ class RoundingGram:
 
 
 def round_weight(
-    weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, code_format: CodeFormat, *, splitting: bool = True
+    weight: Float[Tensor, "d_in d_out"],
+    gram: RoundingGram,
+    code_format: CodeFormat,
+    *,
+    splitting: bool = True,
+    exponent: int | None = None,
 ) -> RoundedWeight:
     """Round a weight: the better of GPTQ and splitting for each output, coordinate descent, and a refit of the scales.
 
@@ -101,8 +106,9 @@ def round_weight(
         gram: prepared Gram matrix, in the weight's dtype.
         code_format: how to store the weight.
         splitting: also try splitting, which doubles the time. It matters below 4 bits.
+        exponent: see `search_scales`.
     """
-    scales = search_scales(weight, gram.matrix.diagonal(), code_format)
+    scales = search_scales(weight, gram.matrix.diagonal(), code_format, exponent=exponent)
     rounded = gptq(weight, gram, scales)
     if splitting:
         rounded = _better(weight, gram, rounded, split(weight, gram, scales))

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from rocket_core.candidates import Candidate
 from rocket_core.code_format import CodeFormat
-from rocket_core.linalg.integer_codes import RoundedWeight, search_scales
+from rocket_core.linalg.integer_codes import RoundedWeight, Scales, scale_exponent, search_scales
 from rocket_core.linalg.rounding import RoundingGram, gptq_each, round_weight
 from rocket_core.methods.layer_problem import CompressedLayer, LayerProblem, output_errors
-from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance
+from rocket_core.methods.sampled_outputs import SampledOutputs, output_importance, parts_of_outputs
 
 
 def profile(problem: LayerProblem, sample: SampledOutputs, formats: Sequence[CodeFormat]) -> list[Candidate]:
@@ -60,7 +62,17 @@ def compress(problem: LayerProblem, code_format: CodeFormat, *, splitting: bool)
         code_format: how to store it.
         splitting: see `round_weight`.
     """
-    weight = problem.weight.to(problem.precision)
-    rounded: RoundedWeight = round_weight(weight, RoundingGram.of(problem.gram()), code_format, splitting=splitting)
-    errors = output_errors(problem.gram(), weight - rounded.weight(weight.dtype))
-    return CompressedLayer(factors=rounded, errors=errors * output_importance(problem))
+    gram = RoundingGram.of(problem.gram())
+    exponent = scale_exponent(problem.weight, code_format)
+    codes, scales, errors = [], [], []
+    for part in parts_of_outputs(problem):
+        weight = problem.weight[:, part].to(problem.precision)
+        rounded = round_weight(weight, gram, code_format, splitting=splitting, exponent=exponent)
+        codes.append(rounded.codes)
+        scales.append(rounded.scales.codes)
+        errors.append(output_errors(problem.gram(), weight - rounded.weight(weight.dtype)))
+    whole = RoundedWeight(
+        codes=torch.cat(codes, dim=1),
+        scales=Scales(codes=torch.cat(scales, dim=1), exponent=exponent, format=code_format),
+    )
+    return CompressedLayer(factors=whole, errors=torch.cat(errors) * output_importance(problem))

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from rocket_core.inspection.table_footprint import OUTPUTS_AT_ONCE
 from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.linalg.rounding import RoundingGram
 from rocket_core.methods.layer_problem import LayerProblem, output_errors
@@ -15,6 +16,8 @@ from rocket_core.methods.layer_problem import LayerProblem, output_errors
 # Outputs share nothing in rounding, so errors are measured on a sample: at least this many, and at least this share.
 _SAMPLED_OUTPUTS = 128
 _SAMPLED_PART = 1 / 8
+# Nor does a larger sample tell more.
+_MOST_SAMPLED = 4096
 
 
 class CandidateErrors(TypedDict):
@@ -50,15 +53,16 @@ class SampledOutputs:
     @classmethod
     def of(cls, problem: LayerProblem) -> "SampledOutputs":
         """Take the sample of a layer."""
-        weight = problem.weight.to(problem.precision)
         importance = output_importance(problem)
-        energies = output_errors(problem.gram(), weight) * importance
+        parts = parts_of_outputs(problem)
+        errors = [output_errors(problem.gram(), problem.weight[:, part].to(problem.precision)) for part in parts]
+        energies = torch.cat(errors) * importance
         outputs = _sample(energies)
         return cls(
             problem=problem,
             gram=RoundingGram.of(problem.gram()),
             outputs=outputs,
-            weight=weight[:, outputs].contiguous(),
+            weight=problem.weight[:, outputs].to(problem.precision).contiguous(),
             importance=importance[outputs],
             energy=float(energies.sum()),
             sampled_energy=float(energies[outputs].sum()),
@@ -79,6 +83,11 @@ class SampledOutputs:
         )
 
 
+def parts_of_outputs(problem: LayerProblem) -> list[slice]:
+    """Return the outputs of a layer in parts of limited size."""
+    return [slice(begin, begin + OUTPUTS_AT_ONCE) for begin in range(0, problem.shape[1], OUTPUTS_AT_ONCE)]
+
+
 def output_importance(problem: LayerProblem) -> Float[Tensor, " d_out"]:
     """Return the weight of each output's squared error, in float64."""
     if problem.output_weights is None:
@@ -89,7 +98,7 @@ def output_importance(problem: LayerProblem) -> Float[Tensor, " d_out"]:
 def _sample(energies: Float[Tensor, " d_out"]) -> Int64[Tensor, " sampled"]:
     """Return indices of outputs, evenly from those of large and of small energy; all if there are few."""
     d_out = len(energies)
-    number = min(d_out, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
+    number = min(d_out, _MOST_SAMPLED, max(_SAMPLED_OUTPUTS, math.ceil(_SAMPLED_PART * d_out)))
     if number == d_out:
         return torch.arange(d_out, device=energies.device)
     steps = ((torch.arange(number, device=energies.device) + 0.5) * d_out / number).long()

@@ -2,12 +2,12 @@
 
 Everything is discovered; nothing is copied from modeling files. A layer is compressible if its type is exactly
 `nn.Linear` or `Conv1D`, it is inside a repeated block, is not tied, is not the head, and is later seen by a forward
-hook. A model has one list of blocks; an encoder-decoder has two.
+hook. A model has one list of blocks; an encoder-decoder has two. Token embedding and head are listed separately.
 """
 
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from rocket_core.inspection import preconditions
 from rocket_core.inspection.footprint import positions
 from rocket_core.inspection.layer_names import advice_on_pattern
 from rocket_core.models.pretrained import interpreting, load_config
+from rocket_core.models.token_tables import TokenTable, find_tables
 
 # Input kind by the model's main argument.
 _KINDS: dict[str, InputKind] = {"input_ids": "text", "pixel_values": "images", "input_features": "audio"}
@@ -69,11 +70,15 @@ class Architecture:
         model: the model, with parameters on the meta device and real buffers.
         lists: the lists of repeated blocks, in the order in which they run: one, or an encoder's and a decoder's.
         layers: names of the compressible layers of each block, in model order.
+        tables: token embedding and head, where they can be quantized.
+        other_tables: token embedding and head that cannot, with the reason.
     """
 
     model: PreTrainedModel
     lists: tuple[BlockList, ...]
     layers: tuple[tuple[str, ...], ...]
+    tables: tuple[TokenTable, ...] = ()
+    other_tables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -119,9 +124,14 @@ class Architecture:
         return _KINDS[self.model.main_input_name]
 
     def shape(self, layer: str) -> tuple[int, int]:
-        """Return `(d_in, d_out)` of a layer."""
+        """Return `(d_in, d_out)` of a layer; a token table has an output for every token."""
         d_in, d_out = oriented_weight(self.model.get_submodule(layer)).shape
         return d_in, d_out
+
+    def outputs(self, layer: str) -> int:
+        """Return the numbers that a layer returns for a token; for a token embedding these are its columns."""
+        d_in, d_out = self.shape(layer)
+        return d_in if isinstance(self.model.get_submodule(layer), nn.Embedding) else d_out
 
     @property
     def vocabulary(self) -> int:
@@ -197,7 +207,9 @@ def build_architecture(config: PretrainedConfig, dtype: torch.dtype) -> Architec
         raise UnsupportedArchitectureError(
             f"{type(model).__name__} has no nn.Linear or Conv1D layer in {lists[0].name} that could be compressed"
         )
-    return Architecture(model=model, lists=lists, layers=layers)
+    reads_text = model.main_input_name == "input_ids" and len(lists) == 1
+    tables, others = find_tables(model, predicts=_is_causal(config)) if reads_text else ((), {})
+    return Architecture(model=model, lists=lists, layers=layers, tables=tables, other_tables=others)
 
 
 def window_length(config: PretrainedConfig, requested: int | None) -> int:

@@ -240,6 +240,58 @@ def _record(
     return recording
 
 
+def run_before(model: PreTrainedModel, blocks: nn.ModuleList, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return what the first block of a model reads, and leave a graph for autograd if something requires gradients."""
+    found: list[Tensor] = []
+
+    def receive(_index: int, hidden: Tensor, _call: BlockCall) -> Tensor:
+        found.append(hidden)
+        raise _EnoughError
+
+    with stand_ins(blocks, receive), contextlib.suppress(_EnoughError):
+        model(**batch, **without_cache(model))
+    return found[0]
+
+
+def run_after(
+    model: PreTrainedModel,
+    blocks: nn.ModuleList,
+    batch: Mapping[str, Tensor],
+    activations: Activations,
+    number: int,
+    module: nn.Module,
+) -> Tensor | None:
+    """Return what a module reads that the model calls after its blocks; None if it never calls it.
+
+    Args:
+        model: with the weights of everything between the blocks and the module.
+        blocks: its repeated blocks.
+        batch: arguments of the model by name.
+        activations: contain the output of the last block.
+        number: index of the batch in the activations.
+        module: the module, which is not run.
+    """
+    found: list[Tensor] = []
+
+    def note(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        found.append(args[0] if args else next(iter(kwargs.values())))
+        raise _EnoughError
+
+    nothing = (None,) * (activations.beside or 0)
+    hidden = activations.hidden[number]
+    handle = module.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        with (
+            torch.no_grad(),
+            stand_ins(blocks, lambda _index, _hidden, _call: hidden, lambda: nothing),
+            contextlib.suppress(_EnoughError),
+        ):
+            model(**batch, **without_cache(model))
+    finally:
+        handle.remove()
+    return found[0] if found else None
+
+
 @contextmanager
 def handing_on(
     passed: tuple[nn.ModuleList, Activations] | None, batch: int, samples: slice = slice(None)

@@ -1,5 +1,6 @@
 """Block-by-block walk through the dense model, with only one block's weights in memory."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
@@ -7,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups
+from rocket_core.calibration.grams import InputGroup, collect_statistics, find_input_groups, sum_inputs
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.inspection.footprint import TOKENS_PER_BATCH, TOKENS_PER_BATCH_ON_CPU
 from rocket_core.linalg.whitening import GramStatistics
 from rocket_core.models.architecture import BlockList
-from rocket_core.models.block_calls import Activations, record_block_inputs
+from rocket_core.models.block_calls import Activations, record_block_inputs, run_after
 from rocket_core.pipeline.context import Run
 from rocket_core.system.devices import return_freed_memory
 
@@ -76,6 +77,29 @@ class BlockWalk:
         self._position = index + 1
         return statistics, _group_names(groups)
 
+    def head_statistics(self, head: str) -> GramStatistics | None:
+        """Collect the Gram matrix of the input of the output head; None if the model never calls it.
+
+        The head itself is neither loaded nor run.
+        """
+        run = self._run
+        blocks = run.architecture.lists[-1]
+        self.advance_to(blocks.stop)
+
+        def inputs(model: PreTrainedModel) -> Iterator[Tensor]:
+            for number, batch in enumerate(split_inputs(run, self._inputs)):
+                self._on_batch()
+                modules = run.architecture.blocks_of(blocks), model.get_submodule(head)
+                found = run_after(model, modules[0], batch, self._states, number, modules[1])
+                if found is None:
+                    return
+                yield found
+
+        with loaded_surroundings(run, head=False) as model:
+            rows = inputs(model)
+            first = next(rows, None)
+            return None if first is None else sum_inputs(head, itertools.chain([first], rows), run.precision)
+
     def block(self, index: int) -> AbstractContextManager[nn.Module]:
         """Return a context manager that yields a block with its weights loaded."""
         return loaded_block(self._run, index)
@@ -90,7 +114,9 @@ class BlockWalk:
         return self._activations
 
     def _enter_list(self) -> None:
-        """Record the calls of the list that the walk has reached, unless it has done so already."""
+        """Record the calls of the list that the walk has reached, unless it has done so already, or is at the end."""
+        if self._activations is not None and self._position == self._run.architecture.lists[-1].stop:
+            return
         blocks = self._run.architecture.list_of(self._position)
         if self._activations is not None and self._activations.first == blocks.first:
             return

@@ -10,6 +10,7 @@ from rocket_core.checkpoint import Checkpoint, ModelSource, WeightLoader
 from rocket_core.config import CompressionConfig
 from rocket_core.methods import Method, method_for
 from rocket_core.models.architecture import Architecture
+from rocket_core.models.token_tables import TokenTable
 from rocket_core.system.devices import compute_dtype
 
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -32,6 +33,7 @@ class Run:
         positions: positions of a sample that pass through blocks, summed over all lists of blocks.
         layers: compressible layers of each block, without the ignored ones.
         skipped: layers left alone, with the reason.
+        tables: token embedding and head to profile.
     """
 
     config: CompressionConfig
@@ -46,6 +48,7 @@ class Run:
     positions: int
     layers: tuple[tuple[str, ...], ...]
     skipped: dict[str, str]
+    tables: tuple[TokenTable, ...] = ()
 
     @property
     def compute_dtype(self) -> torch.dtype:

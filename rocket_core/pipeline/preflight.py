@@ -36,6 +36,7 @@ from rocket_core.models.architecture import (
     window_length,
 )
 from rocket_core.models.pretrained import check_settings
+from rocket_core.models.token_tables import TokenTable
 from rocket_core.pipeline.context import FLOATS, Run
 from rocket_core.pipeline.requirements import check_target
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
@@ -64,6 +65,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     companions(source.folder, source.name)
     check_settings(source.folder)
     layers, skipped = _select(architecture, loader, config)
+    tables, other_tables = _select_tables(architecture, loader, config)
     local_path_of(config.calibration.dataset)
     check_calibration(architecture.kind, config.calibration.dataset, config.calibration.sequence_length, source.name)
     length, positions = _lengths(architecture, config.calibration.sequence_length)
@@ -79,7 +81,8 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
         sequence_length=length,
         positions=positions,
         layers=layers,
-        skipped=skipped,
+        skipped=skipped | other_tables,
+        tables=tables,
     )
     check_target(run)
     return run
@@ -195,3 +198,18 @@ def _select(
             f"{len(names) - len(ignored)} are stored merged with others"
         )
     return layers, skipped
+
+
+def _select_tables(
+    architecture: Architecture, loader: WeightLoader, config: CompressionConfig
+) -> tuple[tuple[TokenTable, ...], dict[str, str]]:
+    if not config.profiles_tables:
+        return (), {}
+    skipped = dict(architecture.other_tables)
+    for table in architecture.tables:
+        stored = [loader.disk_key(f"{name}.weight") for name in table.modules]
+        if stored[0] is None:
+            skipped[table.name] = "stored under another name in the checkpoint"
+        elif any(stored[1:]):
+            skipped[table.name] = "stored twice in the checkpoint"
+    return tuple(table for table in architecture.tables if table.name not in skipped), skipped

@@ -5,10 +5,14 @@ from pathlib import Path
 
 from rocket_core import budget
 from rocket_core.allocation import Allocation
+from rocket_core.allocation.predictor import ModelProfile
 from rocket_core.calibration.inputs import CalibrationInputs
 from rocket_core.config import HUB_TASKS, CompressionConfig
 from rocket_core.inspection.dataset_names import local_path_of
 from rocket_core.pipeline.context import Run
+from rocket_core.pipeline.stages.artifact_size import bytes_beside
+from rocket_core.pipeline.stages.profile import Profiled, objective_of
+from rocket_core.pipeline.state.work_folder import RunIdentity
 from rocket_core.report.schema import AllocationReport, CalibrationReport, ExportReport, LayerReport, TotalsReport
 
 
@@ -39,6 +43,34 @@ def without_paths(config: CompressionConfig) -> CompressionConfig:
 def _without_folder(dataset: str) -> str:
     path = local_path_of(dataset)
     return dataset if path is None else path.name
+
+
+def model_profile(run: Run, identity: RunIdentity, profiled: Profiled) -> ModelProfile:
+    """Return the profile of a run's model.
+
+    Args:
+        run: the run.
+        identity: see `profile_identity`.
+        profiled: profiles of all layers and tables.
+    """
+    names = [profile.name for profile in (*profiled.profiles, *profiled.tables)]
+    dense_tables = sum(table.candidates[0].stored_bytes for table in profiled.tables)
+    return ModelProfile(
+        fingerprint=identity.fingerprint,
+        model=identity.model,
+        revision=identity.revision,
+        settings=identity.settings,
+        objective=objective_of(run.config),
+        budget_unit=run.config.budget,
+        cap_slack=run.config.cap_slack,
+        itemsize=run.dtype.itemsize,
+        model_parameters=run.architecture.parameters,
+        dense_bytes=run.checkpoint.stored_bytes,
+        other_bytes=bytes_beside(run, names) + dense_tables,
+        layers=profiled.profiles,
+        tables=profiled.tables,
+        ratio_counts_tables=run.config.ratio_counts_tables,
+    )
 
 
 def allocation_report(allocation: Allocation) -> AllocationReport:

@@ -92,6 +92,8 @@ def check_target(run: Run) -> None:
     target = run.config.target
     if target is not None:
         names = [name for block in run.layers for name in block]
+        if run.config.decides_tables:
+            names += [table.name for table in run.tables]
         shapes = [run.architecture.shape(name) for name in names]
         other_bytes = bytes_beside(run, names)
         reach = reach_of_layers(

@@ -29,19 +29,26 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.preflight import calibration_inputs, prepare_run, run_identity
 from rocket_core.pipeline.profile_reuse import RunProfileCache
 from rocket_core.pipeline.progress import Callbacks, Monitor, Progress
-from rocket_core.pipeline.report_builder import allocation_report, calibration_report, totals_report, without_paths
+from rocket_core.pipeline.report_builder import (
+    allocation_report,
+    calibration_report,
+    model_profile,
+    totals_report,
+    without_paths,
+)
 from rocket_core.pipeline.requirements import check_evaluation
 from rocket_core.pipeline.stage_costs import Costs
-from rocket_core.pipeline.stages.artifact_size import bytes_beside, spare_bytes
+from rocket_core.pipeline.stages.artifact_size import spare_bytes
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
 from rocket_core.pipeline.stages.compress import compress_layers
 from rocket_core.pipeline.stages.compress_sequentially import SequentialCompression
 from rocket_core.pipeline.stages.download import obtain_model
 from rocket_core.pipeline.stages.evaluate import EvaluationPlan, evaluate_export, plan_evaluation
 from rocket_core.pipeline.stages.export import stored_bytes, write_export
-from rocket_core.pipeline.stages.profile import allocate_layers, objective_of, profile_layers
+from rocket_core.pipeline.stages.profile import allocate_layers, profile_layers
 from rocket_core.pipeline.stages.publish import check_output_free, check_same_evaluation, finished_report, publish
 from rocket_core.pipeline.stages.sensitivity import measure_sensitivities
+from rocket_core.pipeline.stages.token_tables import compress_tables
 from rocket_core.pipeline.stages.units import group_units
 from rocket_core.pipeline.state.profile_cache import ProfileCache, profile_identity
 from rocket_core.pipeline.state.work_folder import RunIdentity, WorkFolder
@@ -318,21 +325,7 @@ def _profile(prepared: _PreparedRun) -> tuple[ModelProfile, dict[str, str]]:
     with monitor.stage("calibrating"):
         profiled = profile_layers(run, prepared.calibration, work, monitor)
         prepared.profile_cache.store(work)
-    identity = prepared.profile_cache.identity
-    profile = ModelProfile(
-        fingerprint=identity.fingerprint,
-        model=identity.model,
-        revision=identity.revision,
-        settings=identity.settings,
-        objective=objective_of(run.config),
-        budget_unit=run.config.budget,
-        cap_slack=run.config.cap_slack,
-        itemsize=run.dtype.itemsize,
-        model_parameters=run.architecture.parameters,
-        dense_bytes=run.checkpoint.stored_bytes,
-        other_bytes=bytes_beside(run, [profile.name for profile in profiled.profiles]),
-        layers=profiled.profiles,
-    )
+    profile = model_profile(run, prepared.profile_cache.identity, profiled)
     monitor.profiled_all(profile)
     return profile, profiled.skipped
 
@@ -342,16 +335,17 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
     profile, skipped = _profile(prepared)
     with monitor.stage("allocating"):
         allocation = allocate_layers(run, target, profile, work)
-        selected = chosen(profile.layers, allocation, itemsize=run.dtype.itemsize)
+        decided = profile.layers_for(target)
+        selected = chosen(decided, allocation, itemsize=run.dtype.itemsize)
         monitor.allocated(selected)
     with monitor.stage("factorizing"):
-        units = group_units(selected)
+        units = compress_tables(run, prepared.calibration, work, group_units(selected), monitor)
         sizes = CodedSizes(work, units, spare_bytes(run, allocation, selected))
         if run.config.sequential:
             SequentialCompression(run, prepared.calibration, work, units, sizes, monitor).complete()
         else:
             compress_layers(run, prepared.calibration, work, units, sizes, monitor)
-    frontiers = layer_frontiers(profile.layers, allocation.objective, allocation.budget_unit)
+    frontiers = layer_frontiers(decided, allocation.objective, allocation.budget_unit)
     layers = tuple(
         layer_report(layer, candidate, work.outcome(layer.name), frontiers[layer.name]) for layer, candidate in selected
     )
@@ -378,6 +372,7 @@ def _compress(prepared: _PreparedRun, target: Target) -> CompressionReport:
         totals=totals_report(run, layers, exports),
         exports=exports,
         layers=layers,
+        tables=tuple(layer.name for layer in decided[len(profile.layers) :]),
         skipped=run.skipped | skipped,
         evaluation=evaluation,
     )

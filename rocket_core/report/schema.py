@@ -162,7 +162,7 @@ class TotalsReport(FrozenModel):
     """Sizes before and after."""
 
     compressible_parameters: int
-    """parameters of the selected linear layers."""
+    """parameters of the selected linear layers, and of embedding and head where they are among the layers."""
     kept_parameters: int
     """number of them that remain."""
     achieved_ratio: float
@@ -226,7 +226,9 @@ class CompressionReport(FrozenModel):
     exports: tuple[ExportReport, ...]
     """artifacts written."""
     layers: tuple[LayerReport, ...]
-    """one entry per compressible layer, in model order."""
+    """one entry per compressible layer, in model order; then those of `tables`."""
+    tables: tuple[str, ...] = ()
+    """token embedding and head, if the target could be met by quantizing them; they are the last of `layers`."""
     skipped: Annotated[dict[str, str], Field(default_factory=dict)]
     """layers that were left alone, with the reason."""
     evaluation: EvaluationReport | None = None
@@ -251,7 +253,8 @@ class CompressionReport(FrozenModel):
     def change_text(self) -> str:
         """What became of the layers: the fraction removed, or bits per weight if a layer is made of codes."""
         if any(layer.kind in CODE_KINDS for layer in self.layers):
-            return f"linear layers in {self.bits_per_weight:.2f} bits per weight"
+            what = "linear layers and embeddings" if self.tables else "linear layers"
+            return f"{what} in {self.bits_per_weight:.2f} bits per weight"
         return f"{percent_text(self.totals.achieved_ratio)} of its linear layers removed"
 
     @property

@@ -112,6 +112,20 @@ def quantized_factors(model, seed=0):
     return factors
 
 
+def embedding_codes(model):
+    """Return rounded weights of the token embedding, in 5 bits, and of an untied head, in 8 bits."""
+    names = {id(module): name for name, module in model.named_modules()}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tables = [embedding] if head is None or head.weight is embedding.weight else [embedding, head]
+    formats = (CodeFormat(bits=5, group_size=16, scale_bits=6), CodeFormat(bits=8, group_size=32, scale_bits=16))
+    codes = {}
+    for table, code_format in zip(tables, formats, strict=False):
+        weight = table.weight.detach().T
+        scales = search_scales(weight, torch.ones(len(weight)), code_format)
+        codes[names[id(table)]] = round_to_nearest(weight, scales)
+    return codes
+
+
 def dense_rows(factors, dtype):
     """Return the dense weight of factors or codes, in the orientation of `nn.Linear`."""
     if isinstance(factors, RoundedWeight):

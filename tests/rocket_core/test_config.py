@@ -1,4 +1,5 @@
 import pytest
+from pydantic import ValidationError
 
 from rocket_core.config import STAGES, CompressionConfig, compression_config, stage_label
 from rocket_core.errors import InvalidConfigError
@@ -132,3 +133,27 @@ def test_a_target_in_bytes_allows_codes(target):
 def test_a_ratio_allows_codes_if_it_is_one_of_bytes():
     assert not compression_config(ratio=0.5).quantizes
     assert compression_config(ratio=0.5, budget="bytes").quantizes
+
+
+@pytest.mark.parametrize(
+    ("settings", "profiles", "decides"),
+    [
+        ({"target_bytes": 10**6}, True, True),
+        ({"target_bytes": 10**6, "include": ()}, False, False),
+        ({"target_bytes": 10**6, "kinds": ("sparse",)}, False, False),
+        ({"ratio": 0.5, "budget": "bytes"}, True, False),
+        ({"ratio": 0.5, "budget": "bytes", "include": ("embeddings",)}, True, True),
+        ({"bits": 4}, True, False),
+        ({"ratio": 0.5}, False, False),
+        ({"method": "gptq"}, False, False),
+    ],
+)
+def test_embeddings_take_part_where_bytes_are_counted(settings, profiles, decides):
+    config = CompressionConfig.model_validate(settings)
+    assert (config.profiles_tables, config.decides_tables) == (profiles, decides)
+
+
+@pytest.mark.parametrize("settings", [{"ratio": 0.5}, {"method": "gptq"}, {"target_bytes": 1, "kinds": ("sparse",)}])
+def test_embeddings_cannot_be_included_where_none_are_quantized(settings):
+    with pytest.raises(ValidationError, match="include embeddings"):
+        CompressionConfig.model_validate(settings | {"include": ("embeddings",)})

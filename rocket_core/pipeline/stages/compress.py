@@ -19,8 +19,7 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.coded_sizes import CodedSizes
-from rocket_core.pipeline.stages.profile import shared_name
-from rocket_core.pipeline.stages.units import CompressionUnit
+from rocket_core.pipeline.stages.units import CompressionUnit, shared_name
 from rocket_core.pipeline.state.work_folder import WorkFolder
 from rocket_core.report.schema import LayerOutcome
 from rocket_core.system.devices import return_freed_memory
@@ -68,7 +67,7 @@ def compress_layers(
             with naming_the_layer(unit.names[0]):
                 problem = _problem(run, work, unit, statistics)
                 result = compress_unit(method, problem, sizes.sized(unit))
-                achieved = AchievedErrors(errors=result.errors.cpu(), energies=_output_energies(problem))
+                achieved = AchievedErrors(errors=result.errors.cpu(), energies=output_energies(problem))
                 save(run, work, unit, result.factors, achieved)
             del problem
             return_freed_memory()
@@ -149,7 +148,7 @@ def _split(run: Run, unit: CompressionUnit, factors: StoredWeight) -> Iterator[S
         )
 
 
-def _output_energies(problem: LayerProblem) -> Tensor:
+def output_energies(problem: LayerProblem) -> Tensor:
     """Return ‖S w_j‖² of each output j, with output weights, in float64."""
     if problem.statistics.gram is None:
         basis = problem.eigenbasis()

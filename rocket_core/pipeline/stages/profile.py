@@ -17,6 +17,8 @@ from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.layer_inputs import layer_problem, naming_the_layer
 from rocket_core.pipeline.progress import Monitor
 from rocket_core.pipeline.stages.artifact_size import fill_size
+from rocket_core.pipeline.stages.token_tables import NEVER_CALLED, profile_table
+from rocket_core.pipeline.stages.units import shared_name
 from rocket_core.pipeline.state.work_folder import BlockRecord, WorkFolder
 from rocket_core.system.devices import return_freed_memory
 from rocket_core.target import ByBits, ByBytes, ByFormat, ByRatio, Target
@@ -28,10 +30,12 @@ class Profiled:
 
     Attributes:
         profiles: the profiles, in model order.
+        tables: profiles of token embedding and head.
         skipped: layers that cannot be compressed, with the reason.
     """
 
     profiles: tuple[LayerProfile, ...]
+    tables: tuple[LayerProfile, ...]
     skipped: dict[str, str]
 
 
@@ -52,7 +56,7 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
         CompressionCancelledError: the caller has cancelled the run.
     """
     walk = BlockWalk(run, inputs, monitor.pulse)
-    total = sum(len(names) for names in run.layers)
+    total = sum(len(names) for names in run.layers) + len(run.tables)
     done = 0
     profiles: list[LayerProfile] = []
     skipped: dict[str, str] = {}
@@ -72,7 +76,16 @@ def profile_layers(run: Run, inputs: CalibrationInputs, work: WorkFolder, monito
             monitor.skip_to((done + len(names)) / total)
         skipped |= record.skipped
         done += len(names)
-    return Profiled(profiles=tuple(profiles), skipped=skipped)
+    layers = len(profiles)
+    for position, table in enumerate(run.tables):
+        monitor.step((done + position) / total, table.name)
+        found = work.profile(table.name) or profile_table(run, walk, work, table, inputs)
+        if found is None:
+            skipped[table.name] = NEVER_CALLED
+        else:
+            _hand_over(monitor, profiles, found)
+        return_freed_memory()
+    return Profiled(profiles=tuple(profiles[:layers]), tables=tuple(profiles[layers:]), skipped=skipped)
 
 
 def allocate_layers(run: Run, target: Target, profile: ModelProfile, work: WorkFolder) -> Allocation:
@@ -166,7 +179,7 @@ def _profile_block(
         group_of={name: group_of[name] for name in names if name in group_of},
         called=tuple(dict.fromkeys(group_of.values())),
     )
-    skipped = {name: "never called through forward" for name in names if name not in calibrated.group_of}
+    skipped = {name: NEVER_CALLED for name in names if name not in calibrated.group_of}
     called = [name for name in names if name not in skipped]
     finished: list[str] = []
     for position, name in enumerate(calibrated.first_layers_last(called) if method.shares else called):
@@ -240,8 +253,3 @@ def _share(
     if not run.config.sequential and problem.basis is not None:
         work.save_basis(shared_name(layers[0]), problem.basis, quota=run.config.statistics_quota_bytes)
     return shared
-
-
-def shared_name(dictionary_owner: str) -> str:
-    """Return the name under which the statistics of a group's concatenated weights are stored."""
-    return f"{dictionary_owner}.shared"

@@ -1,5 +1,6 @@
 """Measurement of sensitivities: one pass forward through the blocks, and one back in reverse order."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -7,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rocket_core.calibration.inputs import CalibrationInputs
+from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.calibration.sensitivity import (
     Loss,
-    ScaledGradient,
     Sensitivity,
     SquaredGradients,
     gradient_of_encoder,
@@ -20,7 +21,7 @@ from rocket_core.calibration.sensitivity import (
 )
 from rocket_core.checkpoint import TensorEntry
 from rocket_core.models.architecture import BlockList
-from rocket_core.models.block_calls import Activations
+from rocket_core.models.block_calls import Activations, run_before
 from rocket_core.pipeline.block_walk import begin_walk, loaded_block, loaded_surroundings, split_inputs
 from rocket_core.pipeline.context import Run
 from rocket_core.pipeline.progress import Monitor
@@ -66,7 +67,8 @@ def measure_sensitivities(
         loss: `tokens` or `hidden_states`; None uses `tokens` if the model predicts next tokens.
 
     Returns:
-        Sensitivities of all layers by name, in model order; all zero for a layer that is never called.
+        Sensitivities of all layers by name, in model order, then of the modules of token tables; all zero for a layer
+        that is never called.
 
     Raises:
         NonFiniteCalibrationError: the gradients of a layer contain NaN or infinity.
@@ -74,6 +76,7 @@ def measure_sensitivities(
         CompressionCancelledError: the caller has cancelled the run.
     """
     names = [name for block in run.layers for name in block]
+    names += [name for table in run.tables for name in table.modules]
     cache = StateCache(work.path / _CACHE_NAME)
     if any(work.sensitivity(name) is None for name in names):
         architecture = run.architecture
@@ -123,8 +126,11 @@ class _ReversePass:
         self._monitor = monitor
         self._loss: Loss = loss
         self._lists = run.architecture.lists
-        # Nothing before the first compressed block is needed.
-        self._first = next(index for index, names in enumerate(run.layers) if names)
+        self._heads = [table.head for table in run.tables if table.head is not None]
+        self._embeddings = [table.embedding for table in run.tables if table.embedding is not None]
+        # Nothing before the first compressed block is needed, unless the embedding is compressed.
+        first = next(index for index, names in enumerate(run.layers) if names)
+        self._first = 0 if self._embeddings else first
         self._blocks = len(run.layers)
 
     def complete(self) -> None:
@@ -139,6 +145,8 @@ class _ReversePass:
             if blocks.first + number <= place and self._first < blocks.stop:
                 self._go_back(number, place - number)
                 place = blocks.first + number - 1
+        if self._embeddings:
+            self._reach_embeddings()
 
     def _go_forward(self) -> None:
         kept = self._cache.indices("hidden")
@@ -211,13 +219,20 @@ class _ReversePass:
         blocks = architecture.blocks_of(self._lists[-1])
         before = None if passed is None else (architecture.blocks_of(passed[0]), passed[1])
         gradients = []
+        squares = self._squares(self._heads) if self._heads else None
         with loaded_surroundings(self._run, head=True) as model:
             for number, batch in enumerate(self._batches):
                 self._monitor.pulse()
                 gradients.append(
-                    output_gradient(model, blocks, self._loss, batch, states, number=number, passed=before)
+                    output_gradient(
+                        model, blocks, self._loss, batch, states, number=number, passed=before, watched=squares
+                    )
                 )
-        self._save_gradients(_Gradients(hidden=gradients), place, tokens=self._tokens(states))
+        tokens = self._tokens(states)
+        if squares is not None:
+            self._save_sensitivities(self._heads, squares, tokens)
+        # Saved last, as the pass continues from the gradients.
+        self._save_gradients(_Gradients(hidden=gradients), place, tokens=tokens)
         self._cache.drop("hidden", place)
 
     def _tokens(self, states: Activations) -> int:
@@ -279,13 +294,30 @@ class _ReversePass:
                 )
                 totals = gradients.sides[batch]
                 gradients.sides[batch] = [total.added(new) for total, new in zip(totals, of_sides, strict=True)]
+        self._save_sensitivities(names, squares, tokens)
+
+    def _reach_embeddings(self) -> None:
+        """Propagate the gradients from the input of the first block to the token embedding."""
+        run = self._run
+        blocks = run.architecture.blocks_of(self._lists[0])
+        gradients, tokens = self._gradients(0, [()] * len(self._batches))
+        squares = self._squares(self._embeddings)
+        with loaded_surroundings(run, head=False) as model:
+            for number, batch in enumerate(self._batches):
+                self._monitor.pulse()
+                before = functools.partial(run_before, model, blocks, batch)
+                squares.pull_to_start(before, gradients.hidden[number], batch=number)
+        self._save_sensitivities(self._embeddings, squares, tokens)
+
+    def _save_sensitivities(self, names: Sequence[str], squares: SquaredGradients, tokens: int) -> None:
         for name in names:
             self._work.save_sensitivity(name, Sensitivity(fisher_diagonal=squares.total(name) / tokens))
 
     def _squares(self, names: Sequence[str]) -> SquaredGradients:
         architecture = self._run.architecture
         layers: dict[str, nn.Module] = {name: architecture.model.get_submodule(name) for name in names}
-        return SquaredGradients(layers=layers, widths={name: architecture.shape(name)[1] for name in names})
+        widths = {name: architecture.outputs(name) for name in names}
+        return SquaredGradients(layers=layers, widths=widths)
 
     def _save_gradients(self, gradients: _Gradients, place: int, *, tokens: int) -> None:
         sides = {

@@ -40,3 +40,8 @@ def group_units(chosen: Sequence[tuple[LayerProfile, Candidate]]) -> list[Compre
         )
         for unit in layers.values()
     ]
+
+
+def shared_name(dictionary_owner: str) -> str:
+    """Return the name under which the statistics of a group's concatenated weights are stored."""
+    return f"{dictionary_owner}.shared"

@@ -39,6 +39,16 @@ def test_a_format_reaches_the_library(rocket: Callable, pipeline: FakePipeline, 
     assert call["config"] == CompressionConfig(method="rtn", code_bits=8, group_size=0)
 
 
+@pytest.mark.parametrize(("what", "included"), [("embeddings", ("embeddings",)), ("none", ())])
+def test_what_to_include_reaches_the_library(
+    rocket: Callable, pipeline: FakePipeline, tmp_path: Path, what: str, included: tuple[str, ...]
+) -> None:
+    assert rocket("compress", "model", tmp_path, "--size", "1MB", "--include", what).code == 0
+
+    (call,) = pipeline.calls
+    assert call["config"] == CompressionConfig.model_validate({"target_bytes": 10**6, "include": included})
+
+
 def test_every_option_reaches_the_library(
     rocket: Callable, pipeline: FakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from rocket_core.calibration import sensitivity
+from rocket_core.calibration.scaled_gradient import ScaledGradient
 from rocket_core.calibration.sensitivity import (
-    ScaledGradient,
     Sensitivity,
     SquaredGradients,
     natural_loss,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_core.budget import packed_bytes
-from rocket_core.layers.code_packing import pack_integers, unpack_integers
+from rocket_core.layers.code_packing import pack_integers, unpack_integers, unpack_rows
 
 BITS = range(2, 9)
 
@@ -62,3 +62,24 @@ def test_a_gpu_packs_the_same(bits):
     packed = pack_integers(values.cuda(), bits)
     assert torch.equal(packed.cpu(), pack_integers(values, bits))
     assert torch.equal(unpack_integers(packed, bits, 1001).cpu(), values)
+
+
+@given(
+    bits=st.sampled_from(BITS),
+    rows=st.lists(st.integers(0, 6), max_size=9),
+    width=st.integers(1, 40),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=300, deadline=None)
+def test_rows_are_those_of_the_whole_matrix(bits, rows, width, seed):
+    values = np.random.default_rng(seed).integers(0, 2**bits, (7, width), dtype=np.uint8)
+    packed = torch.from_numpy(packed_by_numpy(values.ravel(), bits))
+    index = torch.tensor(rows, dtype=torch.int64)
+    assert np.array_equal(unpack_rows(packed, bits, index, width).numpy(), values[rows])
+
+
+@pytest.mark.parametrize("row", [-1, 3])
+def test_a_row_that_does_not_exist_is_an_error(row):
+    packed = pack_integers(torch.zeros(3 * 16, dtype=torch.uint8), 5)
+    with pytest.raises((IndexError, RuntimeError), match="out of range"):
+        unpack_rows(packed, 5, torch.tensor([row]), 16)

@@ -12,7 +12,8 @@ from rocket_core.config import CompressionConfig
 from rocket_core.layers import approximation, layer_tensors
 from rocket_core.linalg.integer_codes import search_scales
 from rocket_core.linalg.rounding import RoundingGram, gptq
-from rocket_core.methods import method_for, quantized
+from rocket_core.linalg.whitening import GramStatistics
+from rocket_core.methods import LayerProblem, method_for, quantized, sampled_outputs
 from rocket_core.methods.sampled_outputs import SampledOutputs
 from tests.reference.problems import TOKENS, example
 
@@ -151,3 +152,20 @@ def test_more_bytes_leave_less_error():
         for larger, smaller in itertools.pairwise(candidates):
             assert larger.stored_bytes > smaller.stored_bytes
             assert larger.loss < smaller.loss
+
+
+def test_outputs_in_parts_give_the_codes_of_the_whole(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, 24, generator=generator, dtype=torch.float64)
+    weight = torch.randn(24, 40, generator=generator, dtype=torch.float64) * torch.rand(40, generator=generator)
+    gram = rows.T @ rows
+    statistics = GramStatistics(tokens=200, gram=gram, output_gram=None, input_energy=gram.diagonal())
+    for code_format in formats_for(24):
+        results = []
+        for outputs in (2**14, 7):
+            monkeypatch.setattr(sampled_outputs, "OUTPUTS_AT_ONCE", outputs)
+            problem = LayerProblem(weight=weight, statistics=statistics, shrinkage=0.0, precision=torch.float64)
+            results.append(quantized.compress(problem, code_format, splitting=True))
+        whole, parts = results
+        assert torch.equal(whole.factors.weight(torch.float64), parts.factors.weight(torch.float64))
+        torch.testing.assert_close(whole.errors, parts.errors, rtol=1e-9, atol=0)

@@ -236,10 +236,15 @@ def test_options_without_effect_on_a_profile_are_refused(client, change, param):
 def test_a_size_can_be_requested_instead_of_a_ratio(client):
     body = {name: value for name, value in BODY.items() if name != "ratio"}
     whole = client.post("/estimates", json=BODY | {"ratio": 0}).json()
+    layers = {"options": BODY.get("options", {}) | {"include": []}}
     target = whole["stored_bytes"] - whole["compressible_parameters"]
-    told = client.post("/estimates", json=body | {"target_bytes": target}).json()
+    told = client.post("/estimates", json=body | layers | {"target_bytes": target}).json()
     # A quarter of four bytes per parameter.
     assert told["ratio"] == pytest.approx(0.25)
+    assert told["factored_bytes"] == target
+    # The same bytes are a smaller part of layers and embeddings together.
+    told = client.post("/estimates", json=body | {"target_bytes": target}).json()
+    assert 0 < told["ratio"] < 0.25
     assert told["factored_bytes"] == target
     job = client.post("/jobs", json=body | {"target_bytes": target}).json()
     assert (job["kind"], job["ratio"], job["target_bytes"]) == ("compression", None, target)

@@ -1,0 +1,78 @@
+"""The matrices of a model with a row for every token: embedding and output head, which may be the same one."""
+
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenTable:
+    """A matrix with a row for every token.
+
+    Attributes:
+        embedding: module that looks up its rows; None if it only is a head.
+        head: module that multiplies with it; None if it only is an embedding.
+    """
+
+    embedding: str | None
+    head: str | None
+
+    @property
+    def name(self) -> str:
+        """The module under whose name it is stored."""
+        name = self.embedding or self.head
+        assert name is not None
+        return name
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """All modules that use it."""
+        return tuple(name for name in (self.embedding, self.head) if name is not None)
+
+
+def find_tables(model: PreTrainedModel, *, predicts: bool) -> tuple[tuple[TokenTable, ...], dict[str, str]]:
+    """Return the tables of a model that reads text, and those that cannot be quantized, with the reason.
+
+    Args:
+        model: the model, which has one list of blocks.
+        predicts: whether it predicts next tokens, with its head.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    looked_up, multiplied = names.get(id(embedding)), names.get(id(head))
+    ties = model.all_tied_weights_keys
+    tied = {target for target, source in ties.items() if source == f"{looked_up}.weight"}
+    reasons: dict[str, str] = {}
+    tables: list[TokenTable] = []
+    if looked_up is not None:
+        reason = _reason_against_embedding(embedding)
+        if tied or f"{looked_up}.weight" in ties:
+            reason = reason or _reason_against_tie(tied, multiplied, head, predicts=predicts)
+        if reason is None:
+            tables.append(TokenTable(embedding=looked_up, head=multiplied if tied else None))
+        else:
+            reasons[looked_up] = reason
+    if multiplied is not None and f"{multiplied}.weight" not in {*ties, *ties.values()}:
+        if type(head) is nn.Linear and predicts:
+            tables.append(TokenTable(embedding=None, head=multiplied))
+        else:
+            reasons[multiplied] = "a head that does not predict next tokens" if predicts is False else _OTHER_CLASS
+    return tuple(tables), reasons
+
+
+_OTHER_CLASS = "computes more than a stock layer"
+
+
+def _reason_against_embedding(embedding: nn.Module) -> str | None:
+    # Subclasses may scale what they look up, and a largest norm changes the table while it is used.
+    plain = type(embedding) is nn.Embedding and embedding.max_norm is None
+    return None if plain else _OTHER_CLASS
+
+
+def _reason_against_tie(tied: set[str], head_name: str | None, head: nn.Module | None, *, predicts: bool) -> str | None:
+    if tied != {f"{head_name}.weight"}:
+        return "tied to other layers than the head"
+    if type(head) is not nn.Linear or head.bias is not None:
+        return "tied to a head that computes more than a product"
+    return None if predicts else "tied to a head that does not predict next tokens"
