@@ -72,18 +72,18 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="rocket-before-after-") as folder:
         variants = [Variant(name="original", folder=Path(arguments.model))]
-        targets: dict[str, dict[str, object]] = {
-            **{f"`--size {size / 1e6:.1f}MB`": {"target_bytes": size} for size in arguments.sizes},
-            **{f"`--ratio {ratio}`": {"ratio": ratio} for ratio in arguments.ratios},
-        }
+        sizes = {f"`--size {size / 1e6:.1f}MB`": {"target_bytes": size} for size in arguments.sizes}
+        in_memory = {f"{name[:-1]} --storage memory`": target | {"storage": "memory"} for name, target in sizes.items()}
+        ratios = {f"`--ratio {ratio}`": {"ratio": ratio} for ratio in arguments.ratios}
+        targets: dict[str, dict[str, object]] = {**sizes, **in_memory, **ratios}
         for number, (name, target) in enumerate(targets.items()):
             out = Path(folder, str(number))
             calibration = {"dataset": arguments.calibration, "samples": 64, "sequence_length": 256}
             compress(arguments.model, out, compression_config(**target, export=("factored",), calibration=calibration))
-            variants += [
-                Variant(name=name, folder=out / "factored"),
-                Variant(name=f"{name}, packed in memory", folder=out / "factored", is_packed=True),
-            ]
+            variants.append(Variant(name=name, folder=out / "factored"))
+            # Layers of codes take little memory unless they are unpacked.
+            if "ratio" in target:
+                variants.append(Variant(name=f"{name}, packed in memory", folder=out / "factored", is_packed=True))
         print_table(variants, arguments.text, arguments.tokens)
 
 
