@@ -298,8 +298,9 @@ def test_fingerprints_ignore_fields_added_later_if_unset():
     request = JobRequest(model_id="local/tiny", ratio=0.3)
     assert request.model_dump_json().startswith(before)
     dumped = request.model_dump_json()
-    for name in ("queue", "evaluate", "target_bytes", "bits", "code_bits", "group_size"):
-        assert dumped.count(f',"{name}":null') == 1
-        dumped = dumped.replace(f',"{name}":null', "")
+    unset = dict.fromkeys(("queue", "evaluate", "target_bytes", "bits", "code_bits", "group_size", "include"), "null")
+    for name, value in {**unset, "storage": '"file"'}.items():
+        assert dumped.count(f',"{name}":{value}') == 1
+        dumped = dumped.replace(f',"{name}":{value}', "")
     assert request.fingerprint() == hashlib.sha256(dumped.encode()).hexdigest()
     assert JobRequest(model_id="local/tiny", ratio=0.3, queue="gpu").fingerprint() != request.fingerprint()
