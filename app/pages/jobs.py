@@ -193,6 +193,6 @@ def _frontier(context: Context, owner: str, profile_id: str | None, report: Comp
         return None
     marked = None
     if report is not None:
-        beside = predictor.profile.bytes_beside(len(report.layers))
-        marked = beside + sum(layer.stored_bytes for layer in report.layers)
+        others = predictor.profile.bytes_beside(len(report.layers))
+        marked = others + sum(layer.stored_bytes for layer in report.layers)
     return frontier_of(predictor, points, marked_bytes=marked)

@@ -35,8 +35,8 @@ class Predicted:
     @property
     def model_bytes(self) -> int:
         """Bytes that all weights of the model would take."""
-        beside = self.predictor.profile.bytes_beside(len(self.chosen))
-        return beside + sum(candidate.stored_bytes for _, candidate in self.chosen)
+        others = self.predictor.profile.bytes_beside(len(self.chosen))
+        return others + sum(candidate.stored_bytes for _, candidate in self.chosen)
 
 
 def list_profiles(context: Context, owner: str, *, after: str | None, limit: int) -> tuple[Sequence[Profile], bool]:

@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rocket_core.code_format import coded_format
-from rocket_core.linalg.integer_codes import RoundedWeight, Scales
-from rocket_core.linalg.rounding import RoundingGram
+from rocket_core.linalg.integer_codes import RoundedWeight, Scales, exponent_above
+from rocket_core.linalg.rounding import ROUNDING_BLOCK, RoundingGram, in_order_of_inputs
 
 LARGEST_CODE = 127
 """Codes are within ±127."""
@@ -32,8 +32,6 @@ _REACH = 115
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 # Added to the count of every code, so that those that did not occur have a finite length.
 _UNSEEN = 0.02
-# Inputs that are rounded before the others are corrected for their errors by one matrix product.
-_BLOCK = 64
 
 
 def relative_steps(gram: RoundingGram, importance: Float[Tensor, " d_out"]) -> Float[Tensor, " d_out"]:
@@ -61,12 +59,10 @@ def scales_for(weight: Float[Tensor, "d_in d_out"], steps: Float[Tensor, " d_out
         steps: step of each output, > 0.
     """
     code_format = coded_format(len(weight))
-    octave, most = code_format.steps_per_octave, code_format.largest_exponent
     places = torch.arange(len(steps), device=steps.device, dtype=torch.float64)
-    spread = torch.maximum(steps, weight.abs().amax(dim=0) / _REACH) * torch.exp2(
-        ((places * _GOLDEN_RATIO) % 1 - 0.5) / octave
-    ).to(steps.dtype)
-    exponent = max(-most, min(math.ceil(math.log2(float(spread.max())) * octave), most))
+    shift = torch.exp2(((places * _GOLDEN_RATIO) % 1 - 0.5) / code_format.steps_per_octave)
+    spread = torch.maximum(steps, weight.abs().amax(dim=0) / _REACH) * shift.to(steps.dtype)
+    exponent = exponent_above(float(spread.max()), code_format)
     return Scales.nearest(spread[None], exponent, code_format)
 
 
@@ -144,8 +140,8 @@ def round_for_rate(
     bits = _BitTable([target.lengths for target in targets], d_out, weight)
     rest = weight[order].repeat(1, len(targets))
     codes = torch.empty_like(rest)
-    for begin in range(0, len(rest), _BLOCK):
-        end = min(begin + _BLOCK, len(rest))
+    for begin in range(0, len(rest), ROUNDING_BLOCK):
+        end = min(begin + ROUNDING_BLOCK, len(rest))
         errors = torch.empty_like(rest[begin:end])
         for row in range(begin, end):
             pivot = factor[row, row]
@@ -154,7 +150,7 @@ def round_for_rate(
             rest[row + 1 : end].addr_(factor[row, row + 1 : end], error, alpha=-1)
         rest[end:].addmm_(factor[begin:end, end:].mT, errors, alpha=-1)
     return [
-        _in_order_of_inputs(own, order, target.scales)
+        in_order_of_inputs(own, order, target.scales, entropy_coded=True)
         for own, target in zip(torch.split(codes, d_out, dim=1), targets, strict=True)
     ]
 
@@ -187,8 +183,8 @@ def improve_for_rate(
     slope = matrix @ (weight[order] - codes * steps)
     for _ in range(sweeps):
         bits = _BitTable([code_lengths(codes)], weight.shape[1], weight)
-        for begin in range(0, len(codes), _BLOCK):
-            end = min(begin + _BLOCK, len(codes))
+        for begin in range(0, len(codes), ROUNDING_BLOCK):
+            end = min(begin + ROUNDING_BLOCK, len(codes))
             before = codes[begin:end].clone()
             for row in range(begin, end):
                 parts = codes[row] + slope[row] / (curvature[row] * steps)
@@ -198,7 +194,7 @@ def improve_for_rate(
             moved = codes[begin:end].sub(before).mul_(steps)
             slope[:begin].addmm_(matrix[:begin, begin:end], moved, alpha=-1)
             slope[end:].addmm_(matrix[end:, begin:end], moved, alpha=-1)
-    return _in_order_of_inputs(codes, order, scales)
+    return in_order_of_inputs(codes, order, scales, entropy_coded=True)
 
 
 def bit_worth(importance: Float[Tensor, " d_out"], c: float) -> Float[Tensor, " d_out"]:
@@ -239,9 +235,3 @@ class _BitTable:
     ) -> Float[Tensor, " columns"]:
         bits = self._lengths[self._zeros + codes.long()]
         return bits.mul_(worth).add_((parts - codes).square_())
-
-
-def _in_order_of_inputs(codes: Float[Tensor, "d_in d_out"], order: Tensor, scales: Scales) -> RoundedWeight:
-    stored = torch.empty_like(codes, dtype=torch.int8)
-    stored[order] = codes.to(torch.int8)
-    return RoundedWeight(codes=stored, scales=scales, entropy_coded=True)

@@ -165,9 +165,18 @@ def scale_exponent(weight: Float[Tensor, "d_in d_out"], code_format: CodeFormat,
         positive: whether scales will be positive only.
     """
     half = 2 ** (code_format.bits - 1)
-    largest = weight.abs().amax() / (half - 1 if positive else half)
+    return exponent_above(float(weight.abs().amax() / (half - 1 if positive else half)), code_format)
+
+
+def exponent_above(largest: float, code_format: CodeFormat) -> int:
+    """Return the exponent of the smallest unit that is at least a scale, or of the largest unit.
+
+    Args:
+        largest: the scale, >= 0.
+        code_format: how the weight will be stored.
+    """
     # Steps, so that outputs have the same scales whatever other outputs the layer has.
-    logarithm = math.log2(max(float(largest), torch.finfo(torch.float32).tiny))
+    logarithm = math.log2(max(largest, torch.finfo(torch.float32).tiny))
     most = code_format.largest_exponent
     return max(-most, min(math.ceil(logarithm * code_format.steps_per_octave), most))
 

@@ -20,10 +20,11 @@ from rocket_core.code_format import CodeFormat
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales, by_group, round_parts, search_scales
 from rocket_core.linalg.least_squares import UnitGram
 
+ROUNDING_BLOCK = 64
+"""Inputs that are rounded before the others are corrected for their errors by one matrix product."""
+
 # Added to the diagonal of G, as a part of its mean. Between 0.001 and 0.01 the result hardly changes.
 _DAMPING = 0.003
-# Inputs that are rounded before the others are corrected for their errors by one matrix product.
-_BLOCK = 64
 # Entries of weights that are rounded in different formats at once.
 _TOGETHER = 2**22
 # Iterations of splitting; nearly all of the gain is in the first half.
@@ -156,7 +157,7 @@ def gptq_each(
         half = halves.to(weight).repeat_interleave(d_out)
         codes = _round_in_order(ordered.repeat(1, len(part)), gram.factor, steps, half)
         found += [
-            _in_order_of_inputs(own, order, scales)
+            in_order_of_inputs(own, order, scales)
             for own, scales in zip(torch.split(codes, d_out, dim=1), part, strict=True)
         ]
     return found
@@ -170,8 +171,8 @@ def _round_in_order(
 ) -> Float[Tensor, "n columns"]:
     """Return codes from -half to half - 1, given the weight in the order of rounding, which is overwritten."""
     codes = torch.empty_like(rest)
-    for begin in range(0, len(rest), _BLOCK):
-        end = min(begin + _BLOCK, len(rest))
+    for begin in range(0, len(rest), ROUNDING_BLOCK):
+        end = min(begin + ROUNDING_BLOCK, len(rest))
         errors = torch.empty_like(rest[begin:end])
         for row in range(begin, end):
             torch.div(rest[row], steps[row], out=codes[row]).round_().clamp_(-half, half - 1)
@@ -240,8 +241,8 @@ def improve(
     slope = matrix @ (weight[order] - codes * steps)
     for _ in range(sweeps):
         changes = 0
-        for begin in range(0, len(codes), _BLOCK):
-            end = min(begin + _BLOCK, len(codes))
+        for begin in range(0, len(codes), ROUNDING_BLOCK):
+            end = min(begin + ROUNDING_BLOCK, len(codes))
             before = codes[begin:end].clone()
             for row in range(begin, end):
                 code = round_parts(codes[row] + slope[row] / (curvature[row] * steps[row]), scales.format)
@@ -253,7 +254,7 @@ def improve(
             changes += int(torch.count_nonzero(moved))
         if changes < _FEW * codes.numel():
             break
-    return _in_order_of_inputs(codes, order, scales)
+    return in_order_of_inputs(codes, order, scales)
 
 
 def refit_scales(weight: Float[Tensor, "d_in d_out"], gram: RoundingGram, rounded: RoundedWeight) -> RoundedWeight:
@@ -297,13 +298,13 @@ def _energies(matrix: Float[Tensor, "n n"], columns: Float[Tensor, "n columns"])
     return (columns * (matrix @ columns)).sum(dim=0, dtype=torch.float64).clamp_min_(0)
 
 
-def _in_order_of_inputs(
-    codes: Float[Tensor, "d_in d_out"], order: Int64[Tensor, " d_in"], scales: Scales
+def in_order_of_inputs(
+    codes: Float[Tensor, "d_in d_out"], order: Int64[Tensor, " d_in"], scales: Scales, *, entropy_coded: bool = False
 ) -> RoundedWeight:
     """Return a weight, given its codes in the order of rounding."""
     stored = torch.empty_like(codes, dtype=torch.int8)
     stored[order] = codes.to(torch.int8)
-    return RoundedWeight(codes=stored, scales=scales)
+    return RoundedWeight(codes=stored, scales=scales, entropy_coded=entropy_coded)
 
 
 def _better(

@@ -127,7 +127,7 @@ def _stored_statistics(run: Run, work: WorkFolder, name: str) -> GramStatistics 
 def _statistics(
     run: Run, walk: BlockWalk, work: WorkFolder, table: TokenTable, inputs: CalibrationInputs
 ) -> GramStatistics | None:
-    """Return the Gram matrix that stands for all uses of a table; None if one of them is not known to happen."""
+    """Return the Gram matrix of all uses of a table; None if the model does not use it in a known way."""
     tokens = len(inputs) * run.positions
     looked_up = None if table.embedding is None else _lookup_weights(run, work, table, inputs)
     if table.embedding is not None and looked_up is None:
