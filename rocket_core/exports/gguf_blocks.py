@@ -54,8 +54,8 @@ class _Bits:
             rows = taken.reshape(blocks, -1, self.width, self.parts).mT
         else:
             rows = taken.reshape(blocks, -1, self.parts, self.width)
-        rows = rows << self._shifts(rows)
-        return rows.sum(dim=2, dtype=torch.int16).reshape(blocks, -1)
+        shifted: Tensor = rows << self._shifts(rows)
+        return shifted.sum(dim=2, dtype=torch.int16).reshape(blocks, -1)
 
     def unpack(self, packed: Int16[Tensor, "blocks size"], integers: Int16[Tensor, "blocks count"]) -> None:
         """Add to the integers what a run of bytes says of them."""

@@ -37,7 +37,7 @@ class Levels:
         if self.table is None:
             return parts.round_().clamp_(self.least, self.largest)
         table = torch.tensor(self.table, dtype=parts.dtype, device=parts.device)
-        return parts.copy_(table[torch.bucketize(parts, (table[1:] + table[:-1]) / 2)])
+        return parts.copy_(table[torch.bucketize(parts.contiguous(), (table[1:] + table[:-1]) / 2)])
 
 
 _SelfT = TypeVar("_SelfT")

@@ -1,6 +1,8 @@
-"""The quantizers of llama.cpp itself, out of the library that `xllamacpp` ships."""
+"""llama.cpp itself, out of the library that `xllamacpp` ships: its quantizers, and its engine."""
 
 import ctypes
+import json
+import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,3 +32,46 @@ def quantize(rows, block_type, importance=None):
 def dequantize(packed, block_type):
     """Return the rows that bytes stand for."""
     return gguf.dequantize(packed, gguf.GGMLQuantizationType[block_type])
+
+
+class Engine:
+    """llama.cpp running a file on one thread, as its own server."""
+
+    def __init__(self, path, *, context=256):
+        xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp is needed: pip install xllamacpp")
+        params = xllamacpp.CommonParams()
+        params.model.path = str(path)
+        params.n_ctx = context
+        params.n_parallel = 1
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+        # As exact as transformers.
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.warmup = False
+        self._server = xllamacpp.Server(params)
+
+    def _post(self, path, body):
+        request = urllib.request.Request(
+            self._server.listening_address + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return json.load(response)
+
+    def tokens(self, text):
+        """Return the tokens of a text, with those that are added to it."""
+        return self._post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
+
+    def greedy(self, prompt, count):
+        """Return the most likely tokens after a prompt, and the logarithms of their probabilities."""
+        body = {
+            "prompt": prompt,
+            "n_predict": count,
+            "temperature": 0,
+            "return_tokens": True,
+            "cache_prompt": False,
+            "ignore_eos": True,
+            "n_probs": 1,
+            "post_sampling_probs": False,
+        }
+        answer = self._post("/completion", body)
+        return answer["tokens"], [place["logprob"] for place in answer["completion_probabilities"]]
