@@ -9,6 +9,8 @@ from rocket_core.errors import UnsupportedExportError
 from rocket_core.exports.gguf_file import GgufValue
 
 _SILU, _GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu")
+# Upper bounds, far above those of any model, so that absurd settings take no memory.
+_MOST = {"num_hidden_layers": 4096, "vocab_size": 2**22, "hidden_size": 2**20, "num_attention_heads": 2**16}
 # Modules of a block, by their names in transformers and in llama.cpp.
 _ATTENTION = {
     "input_layernorm": "attn_norm",
@@ -188,6 +190,11 @@ def _refuse(what: str) -> UnsupportedExportError:
 
 def _check(config: Mapping[str, Any], family: Family) -> None:
     """Raise an error for settings that change what a family computes in a way that llama.cpp does not know."""
+    for key, most in _MOST.items():
+        if not 0 < int(config[key]) <= most:
+            raise _refuse(f"{key} {config[key]}")
+    if not 0 < head_dim(config) <= _MOST["hidden_size"]:
+        raise _refuse(f"heads of size {head_dim(config)}")
     activation = config.get("hidden_activation") or config.get("hidden_act") or family.activations[0]
     if activation not in family.activations:
         raise _refuse(f"the activation function {activation}, and llama.cpp computes {family.activations[0]}")

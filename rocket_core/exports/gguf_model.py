@@ -133,20 +133,30 @@ def plan_gguf(config: Mapping[str, Any], folder: Path, *, name: str | None = Non
     Raises:
         UnsupportedExportError: llama.cpp cannot express the model or its tokenizer.
     """
+    try:
+        return _plan(config, folder, name)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UnsupportedExportError(
+            f"The model cannot be written for llama.cpp: a value is missing or malformed in its settings or tokenizer"
+            f" ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _plan(config: Mapping[str, Any], folder: Path, name: str | None) -> GgufPlan:
     family = family_of(config)
-    metadata = {
-        "general.architecture": GgufValue("string", family.arch),
-        "general.type": GgufValue("string", "model"),
-        **({} if name is None else {"general.name": GgufValue("string", name)}),
-        "general.quantization_version": GgufValue("uint32", _QUANTIZATION_VERSION),
-        **family_metadata(config, family),
-        **tokenizer_metadata(folder, config, int(config["vocab_size"])),
-    }
-    if key_heads(config) < 1 or config["num_attention_heads"] % key_heads(config):
+    heads = int(config["num_attention_heads"])
+    if heads % key_heads(config):
         raise UnsupportedExportError("The heads of queries are not a multiple of those of keys")
     return GgufPlan(
         family=family,
-        metadata=metadata,
+        metadata={
+            "general.architecture": GgufValue("string", family.arch),
+            "general.type": GgufValue("string", "model"),
+            **({} if name is None else {"general.name": GgufValue("string", name)}),
+            "general.quantization_version": GgufValue("uint32", _QUANTIZATION_VERSION),
+            **family_metadata(config, family),
+            **tokenizer_metadata(folder, config, int(config["vocab_size"])),
+        },
         computed=rope_factors(config, family),
         tied=is_tied(config, family),
         head_rows=head_dim(config),

@@ -139,6 +139,21 @@ def test_tokenizers_that_llama_cpp_lacks_are_refused(change, reason, tmp_path):
         check_gguf(settings_of("llama"), tmp_path)
 
 
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "vocab_size", "num_hidden_layers"])
+@pytest.mark.parametrize("value", [None, "many", [], {}, 0, -1, 10**12])
+def test_malformed_settings_are_refused(key, value, folder):
+    config = settings_of("llama", head_dim=None, **{key: value})
+    with pytest.raises(UnsupportedExportError):
+        check_gguf(config, folder)
+
+
+@pytest.mark.parametrize("raw", ["[]", "{", "{}", '{"model": []}', '{"model": {"vocab": 3, "merges": [1]}}'])
+def test_malformed_tokenizers_are_refused(raw, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(raw)
+    with pytest.raises(UnsupportedExportError):
+        check_gguf(settings_of("llama"), tmp_path)
+
+
 def test_a_missing_tokenizer_is_refused(tmp_path):
     with pytest.raises(UnsupportedExportError, match=r"tokenizer\.json"):
         check_gguf(settings_of("llama"), tmp_path)
