@@ -30,6 +30,7 @@ class CompressionOptions:
     objective: options.Objective = None
     budget: options.Budget = None
     storage: options.Storage = None
+    engine: options.Engine = None
     evaluate: options.EvaluateOn = None
     evaluate_samples: options.EvaluateSamples = None
     evaluate_length: options.EvaluateLength = None
@@ -85,6 +86,7 @@ class CompressionOptions:
                 "budget": self.budget,
                 "include": self._include(),
                 "storage": self.storage,
+                "engine": self.engine,
             }
         )
 
@@ -152,7 +154,7 @@ class LocalOptions(CompressionOptions):
             **self._method(),
             evaluate=self.evaluation(),
             ignore=tuple(self.ignore or _DEFAULTS.ignore),
-            export=self._exports() or _DEFAULTS.export,
+            **({"export": self._exports()} if self.export else {}),
             device=self.device,
             dtype=self.dtype,
             precision=self.precision,

@@ -10,6 +10,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from rocket_cli import completion
 from rocket_client._defaults import DEFAULT_SERVER, SERVER_VARIABLE
 from rocket_core import config
+from rocket_core.engines import ENGINES, EngineName
 from rocket_core.report.figures import ERROR_NAMES
 
 
@@ -32,8 +33,10 @@ class ExportChoice(StrEnum):
 
     FACTORED = "factored"
     DENSE = "dense"
+    COMPRESSED_TENSORS = "compressed-tensors"
 
 
+_EXPORTS = ", ".join(ExportChoice)
 _WINDOW_DEFAULT = "1024, or the model's maximum if that is less"
 
 Model = Annotated[
@@ -119,6 +122,16 @@ Preset = Annotated[
         show_default=config.DEFAULT_PRESET,
     ),
 ]
+Engine = Annotated[
+    EngineName | None,
+    typer.Option(
+        "--for",
+        metavar="ENGINE",
+        help=f"What will run the result: {'; '.join(f'{name}, {engine.title}' for name, engine in ENGINES.items())}. "
+        "Decides how layers may be stored, and the exports.",
+        show_default="rocket",
+    ),
+]
 Method = Annotated[
     config.Method | None,
     typer.Option(
@@ -163,7 +176,9 @@ Ignore = Annotated[
 ]
 Export = Annotated[
     list[ExportChoice] | None,
-    typer.Option(metavar="KIND", help="Format to write: factored or dense; repeatable.", show_default="both"),
+    typer.Option(
+        metavar="KIND", help=f"Format to write: {_EXPORTS}; repeatable.", show_default="what the engine reads"
+    ),
 ]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1, ...")]
 _DTYPE = typer.Option(
@@ -340,8 +355,6 @@ DownloadFolder = Annotated[
 ]
 DownloadExport = Annotated[
     list[ExportChoice] | None,
-    typer.Option(
-        "--export", metavar="KIND", help="Only this export, factored or dense; repeatable.", show_default="all"
-    ),
+    typer.Option("--export", metavar="KIND", help=f"Only this export: {_EXPORTS}; repeatable.", show_default="all"),
 ]
 JsonResult = Annotated[bool, typer.Option("--json", help="Write the result, or an error, to stdout as JSON.")]

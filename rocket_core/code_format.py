@@ -30,11 +30,14 @@ class CodeFormat:
             side of zero the additional integer is.
         group_size: inputs that share a scale, >= 1; the last group of an output may have fewer.
         scale_bits: bits of a scale: 16 for float16, 6 or 8 for a logarithmic scale.
+        bfloat16_scales: whether scales have a unit of 1 and 8 significant bits, so that bfloat16 represents them as
+            well as float16; only for scales of 16 bits.
     """
 
     bits: CodeBits
     group_size: int
     scale_bits: ScaleBits
+    bfloat16_scales: bool = False
 
     def stored_bytes(self, d_in: int, d_out: int) -> int:
         """Return the bytes on disk of a layer, without its bias."""

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from rocket_core.code_format import CodeBits
+from rocket_core.code_format import CodeBits, CodeFormat
+from rocket_core.engines import ENGINES, ROCKET, Engine, EngineName, ExportKind, Kind
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
 from rocket_core.target import BitsPerWeight, ByBytes, ByFormat, ByRatio, Target, target_of
@@ -16,11 +17,9 @@ Preset = Literal["paper", "fast", "best"]
 Objective = Literal["weight", "whitened", "fisher"]
 BudgetUnit = Literal["parameters", "bytes"]
 GroupSize = Literal[0, 32, 64, 128]
-Kind = Literal["low_rank", "factored", "shared", "sparse", "quantized", "entropy_coded"]
 Storage = Literal["file", "memory"]
 Sparsification = Literal["two-stage", "per-row", "global"]
 WeightMetric = Literal["frobenius", "l1", "cosine", "spectral"]
-ExportKind = Literal["factored", "dense"]
 StorageDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Precision = Literal["float32", "float64"]
 InputKind = Literal["text", "images", "audio"]
@@ -60,7 +59,7 @@ SYNTHETIC_DATASET = "synthetic"
 PROFILE_RATIOS = tuple(round(0.05 * step, 2) for step in range(1, 15))
 PROFILE_RANK_NNZ_RATIOS = tuple(round(1.0 + 0.1 * step, 1) for step in range(21))
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[Kind, ...] = ROCKET.kinds
 """All kinds."""
 
 DEFAULT_PRESET: Preset = "fast"
@@ -209,6 +208,11 @@ class MethodOptions(FrozenModel):
     """inputs of an output that share a 16-bit scale, for the methods `rtn` and `gptq` only: 32, 64, 128, or 0 for all;
     null (default) takes 32. Smaller groups have less error and cost 16 / `group_size` bits for each weight.
     """
+    engine: EngineName = "rocket"
+    """program that will run the result: `rocket` (default) is `transformers` with `rocket_core.hf`, which reads every
+    kind; for `vllm` layers are quantized in formats that it reads, the budget counts bytes, and the artifact is one
+    of compressed-tensors. Costs nothing.
+    """
     objective: Objective = "fisher"
     """error that the knapsack sums over layers: `weight` (the paper: relative error in the original space, under a cap
     on each layer; when it is selected, the preset's shared dictionaries and column weights are disabled), `whitened`
@@ -245,8 +249,11 @@ class MethodOptions(FrozenModel):
     the layers in blocks, unless embeddings are named here. Never where the budget counts parameters. They are profiled
     either way if a profile counts bytes, which costs about as much as one more layer in a block for each.
     """
-    export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ("factored", "dense")
-    """artifacts to write, both by default; each costs disk space."""
+    export: Annotated[tuple[ExportKind, ...], Field(min_length=1)] = ROCKET.exports
+    """artifacts to write: `factored` (every layer as it is stored), `dense` (stock names and shapes, as large as the
+    original) or, for the engine vllm, `compressed-tensors`. By default the first two, or for another engine what it
+    reads; each costs disk space.
+    """
     dtype: StorageDtype = "auto"
     """dtype in which the model is stored; `auto` (default) is the checkpoint's own. It also runs in this dtype, but on
     a CPU in float32 instead of float16, and instead of bfloat16 unless the CPU multiplies bfloat16 matrices itself.
@@ -354,7 +361,28 @@ class CompressionConfig(MethodOptions):
             self._check_format()
         else:
             self._check_target()
+        self._check_engine()
         return self
+
+    def _check_engine(self) -> None:
+        engine = self.reader
+        unreadable = [kind for kind in self.export if kind not in engine.readable]
+        if unreadable:
+            raise ValueError(
+                f"engine {engine.name} does not read export {unreadable[0]}; take {' or '.join(engine.readable)}, or "
+                "another engine"
+            )
+        if engine is ROCKET:
+            return
+        if self.budget != "bytes":
+            raise ValueError(f"engine {engine.name} reads quantized layers, so that the budget must count bytes")
+        if self.method != "rocket":
+            raise ValueError(f"method {self.method} makes layers that engine {engine.name} does not read; take rocket")
+        if not set(self.kinds) <= set(engine.kinds):
+            unread = ", ".join(kind for kind in self.kinds if kind not in engine.kinds)
+            raise ValueError(f"engine {engine.name} does not read {unread}; kinds may be {', '.join(engine.kinds)}")
+        if self.include and not engine.tables:
+            raise ValueError(f"engine {engine.name} does not read quantized embeddings; leave include out")
 
     def _check_target(self) -> None:
         if self.code_bits is not None or self.group_size is not None:
@@ -364,8 +392,9 @@ class CompressionConfig(MethodOptions):
             raise ValueError(
                 f"method {self.method} compresses every layer at one ratio and allocates nothing: give that"
             )
-        if isinstance(target, ByBytes) and "factored" not in self.export:
-            raise ValueError("target_bytes is a size of the factored artifact; export that")
+        sized = self.reader.exports[0]
+        if isinstance(target, ByBytes) and sized not in self.export:
+            raise ValueError(f"target_bytes is a size of the {sized} artifact; export that")
 
     def _check_format(self) -> None:
         if any(value is not None for value in (self.ratio, self.target_bytes, self.bits)):
@@ -389,6 +418,15 @@ class CompressionConfig(MethodOptions):
         return target_of(self.ratio, self.target_bytes, self.bits)
 
     @property
+    def reader(self) -> Engine:
+        """The engine that will run the result."""
+        return ENGINES[self.engine]
+
+    def code_formats(self, d_in: int) -> tuple[CodeFormat, ...]:
+        """Return the formats that a layer with so many input features is profiled with."""
+        return self.reader.formats(d_in)
+
+    @property
     def quantizes(self) -> bool:
         """Whether layers may be stored as integer codes: a kind of them is allowed, and the budget counts bytes."""
         return self.method == "rocket" and self.budget == "bytes" and ("quantized" in self.kinds or self.entropy_codes)
@@ -401,7 +439,7 @@ class CompressionConfig(MethodOptions):
     @property
     def profiles_tables(self) -> bool:
         """Whether the token embedding and the head are profiled, because some target may quantize them."""
-        return self.quantizes and "quantized" in self.kinds and self.include != ()
+        return self.quantizes and "quantized" in self.kinds and self.include != () and self.reader.tables
 
     @property
     def ratio_counts_tables(self) -> bool:
@@ -438,11 +476,15 @@ def with_preset(settings: Any) -> Any:
     if chosen is None:
         return settings
     yielding: dict[str, Any] = {}
+    engine = next((known for name, known in ENGINES.items() if name == settings.get("engine")), ROCKET)
+    if engine is not ROCKET:
+        yielding |= {"kinds": engine.kinds, "export": engine.exports, "budget": "bytes"}
     objective = settings.get("objective", chosen["objective"])
     if objective != "fisher":
         yielding["column_weights"] = False
     if objective == "weight":
-        yielding["kinds"] = tuple(kind for kind in chosen["kinds"] if kind != "shared")
+        kinds = yielding.get("kinds", chosen["kinds"])
+        yielding["kinds"] = tuple(kind for kind in kinds if kind != "shared")
     if any(settings.get("method") == name for name in ONE_FORMAT_METHODS):
         nulls = {name for name in ("code_bits", "group_size") if settings.get(name) is None}
         settings = {**_ONE_FORMAT, **{name: value for name, value in settings.items() if name not in nulls}}

@@ -6,8 +6,10 @@ from functools import lru_cache
 from typing import Any, assert_never
 
 from rocket_core import budget
-from rocket_core.code_format import CODE_BITS, fewest_bytes
+from rocket_core.code_format import CODE_BITS
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS, PROFILE_RATIOS, CompressionConfig
+from rocket_core.engines import ROCKET, Engine
+from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import ModelShape, describe_model, item_bytes
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.preconditions import MAX_SHAPES, check_ignore, check_weights
@@ -34,21 +36,25 @@ def check_feasible(settings: Mapping[str, Any], weights: WeightSummary, config: 
         AlreadyQuantizedError: most weights are not plain floating-point numbers.
         CheckpointFormatError: a size in config.json exceeds what the weights hold.
         InfeasibleBudgetError: the target cannot be reached.
+        InvalidConfigError: the engine does not run models in this dtype.
         UnmatchedIgnoreError: a pattern of `ignore` matches no layer.
-        UnsupportedArchitectureError: the model has nothing to compress.
+        UnsupportedArchitectureError: the model has nothing to compress, or the engine does not run it.
     """
     check_weights(weights, model)
     check_sizes(settings, weights, model)
     check_ignore(settings, weights, config.ignore, model)
+    check_engine(settings, item_bytes(weights, config.dtype, model), config, model)
     match config.target:
         case ByRatio() as target if not config.quantizes:
             check_any_selection(weights, target)
         case (ByRatio() | ByBits()) as target:
             itemsize = item_bytes(weights, config.dtype, model)
-            check_any_selection(weights, target, itemsize=itemsize, quantizes=config.quantizes)
+            check_any_selection(weights, target, itemsize=itemsize, quantizes=config.quantizes, engine=config.reader)
         case ByBytes() as target:
             described = describe_model(settings, weights, ignore=config.ignore, dtype=config.dtype)
-            reach_of_model(described, quantizes=config.quantizes, tables=config.decides_tables).check(target)
+            reach_of_model(
+                described, quantizes=config.quantizes, tables=config.decides_tables, engine=config.reader
+            ).check(target)
         case ByFormat() | None:
             pass
         case unknown:
@@ -62,6 +68,7 @@ def reach_of_layers(
     other_bytes: int,
     quantizes: bool = False,
     only: ByFormat | None = None,
+    engine: Engine = ROCKET,
     table_parameters: int = 0,
 ) -> Reach:
     """Return how small layers can become that are not profiled yet.
@@ -75,10 +82,11 @@ def reach_of_layers(
         other_bytes: lower bound on the bytes of the factored artifact apart from these layers.
         quantizes: whether layers may be quantized.
         only: the format of every layer, if the method stores them in one.
+        engine: engine whose formats layers may be quantized to.
         table_parameters: upper bound on the parameters of token tables that may be quantized as well, but need not be
             possible to quantize; their bytes when dense are among `other_bytes`.
     """
-    sizes = _Sizes(itemsize=itemsize, counts_bytes=quantizes or only is not None, only=only)
+    sizes = _Sizes(itemsize=itemsize, counts_bytes=quantizes or only is not None, only=only, engine=engine)
     known = [sizes.of(*shape) for shape in layers]
     if table_parameters and quantizes:
         tables = table_parameters * itemsize
@@ -89,7 +97,12 @@ def reach_of_layers(
 
 
 def reach_of_model(
-    model: ModelShape, *, quantizes: bool = False, only: ByFormat | None = None, tables: bool = False
+    model: ModelShape,
+    *,
+    quantizes: bool = False,
+    only: ByFormat | None = None,
+    engine: Engine = ROCKET,
+    tables: bool = False,
 ) -> Reach:
     """Return how small a model can become whose layers are not profiled yet; see `reach_of_layers`.
 
@@ -97,6 +110,7 @@ def reach_of_model(
         model: the model's sizes.
         quantizes: whether layers may be quantized.
         only: the format of every layer, if the method stores them in one.
+        engine: engine whose formats layers may be quantized to.
         tables: whether token embedding and head may be quantized. Which parameters these are is not known, so that all
             outside of the blocks may be theirs.
     """
@@ -106,12 +120,18 @@ def reach_of_model(
         other_bytes=model.other_bytes,
         quantizes=quantizes,
         only=only,
+        engine=engine,
         table_parameters=max(0, model.parameters - sum(model.block_parameters)) if tables else 0,
     )
 
 
 def check_any_selection(
-    weights: WeightSummary, target: ByRatio | ByBits, *, itemsize: int = 1, quantizes: bool = False
+    weights: WeightSummary,
+    target: ByRatio | ByBits,
+    *,
+    itemsize: int = 1,
+    quantizes: bool = False,
+    engine: Engine = ROCKET,
 ) -> None:
     """Raise an error if a target cannot be reached, whichever of a model's weights are the compressible layers.
 
@@ -123,11 +143,12 @@ def check_any_selection(
         target: the ratio, or the bits per weight.
         itemsize: bytes of a stored number; of no account for a ratio of parameters.
         quantizes: whether layers may be quantized.
+        engine: engine whose formats layers may be quantized to.
 
     Raises:
         InfeasibleBudgetError: no layer's profile reaches the target.
     """
-    sizes = _Sizes(itemsize=itemsize, counts_bytes=quantizes)
+    sizes = _Sizes(itemsize=itemsize, counts_bytes=quantizes, engine=engine)
     shapes = {shape: count for shape, count in weights.block_shapes.items() if min(shape) > 0}
     if not any(sizes.reach([sizes.either_way(shape, 1)]).allows(target) for shape in shapes):
         sizes.reach([sizes.either_way(shape, count) for shape, count in shapes.items()]).check(target)
@@ -151,11 +172,13 @@ class _Sizes:
         itemsize: bytes of a stored number.
         counts_bytes: whether layers may be quantized, so that sizes are in bytes.
         only: the format of every layer, if the method stores them in one.
+        engine: engine whose formats layers may be quantized to.
     """
 
     itemsize: int
     counts_bytes: bool
     only: ByFormat | None = None
+    engine: Engine = ROCKET
 
     def of(self, d_in: int, d_out: int) -> _Size:
         """Return the size of a layer."""
@@ -164,10 +187,14 @@ class _Sizes:
         if self.only is not None:
             smallest = min(dense, self.only.code_format(d_in).stored_bytes(d_in, d_out))
             return _Size(dense=dense, smallest=smallest, certain=smallest, parameters=parameters)
+        codes = self.engine.fewest_bytes(d_in, d_out)
+        if self.engine is not ROCKET:
+            smallest = dense if codes is None else min(dense, codes)
+            return _Size(dense=dense, smallest=smallest, certain=smallest, parameters=parameters)
         smallest, certain = _fewest_kept(d_in, d_out)
         if not self.counts_bytes:
             return _Size(dense=parameters, smallest=smallest, certain=certain, parameters=parameters)
-        codes = fewest_bytes(d_in, d_out)
+        assert codes is not None, "some format suits every number of inputs"
         # Masks are not counted, so that only codes are certain.
         return _Size(dense=dense, smallest=min(codes, smallest * self.itemsize), certain=codes, parameters=parameters)
 

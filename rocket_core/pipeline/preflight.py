@@ -17,6 +17,7 @@ from rocket_core.errors import (
     WorkFolderError,
 )
 from rocket_core.inspection.dataset_names import local_path_of
+from rocket_core.inspection.engine_limits import check_engine
 from rocket_core.inspection.footprint import sample_positions
 from rocket_core.inspection.model_fields import check_sizes
 from rocket_core.inspection.model_files import CONFIG_NAME, companions, read_start
@@ -59,6 +60,7 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     model_config = read_config(source.folder)
     check_config(model_config.to_dict(), source.name)
     dtype = _storage_dtype(checkpoint, config)
+    check_engine(model_config.to_dict(), dtype.itemsize, config, source.name)
     architecture = build_architecture(model_config, compute_dtype(dtype, device))
     loader = WeightLoader(architecture.model, checkpoint, device)
     # Files that will be copied into the artifacts are checked before long work, and again when they are copied.

@@ -102,6 +102,7 @@ def check_target(run: Run) -> None:
             other_bytes=other_bytes,
             quantizes=run.config.quantizes,
             only=target if isinstance(target, ByFormat) else None,
+            engine=run.config.reader,
         )
         reach.check(target)
 

@@ -157,3 +157,31 @@ def test_embeddings_take_part_where_bytes_are_counted(settings, profiles, decide
 def test_embeddings_cannot_be_included_where_none_are_quantized(settings):
     with pytest.raises(ValidationError, match="include embeddings"):
         CompressionConfig.model_validate(settings | {"include": ("embeddings",)})
+
+
+def test_an_engine_decides_kinds_exports_and_budget():
+    config = compression_config(engine="vllm", ratio=0.7)
+    assert (config.kinds, config.export, config.budget) == (("quantized",), ("compressed-tensors",), "bytes")
+    assert config.quantizes
+    assert not config.entropy_codes
+    assert not config.profiles_tables
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kinds": ("quantized", "sparse", "low_rank")}, "engine vllm does not read sparse, low_rank"),
+        ({"budget": "parameters"}, "the budget must count bytes"),
+        ({"method": "wanda", "budget": "bytes"}, "method wanda makes layers that engine vllm does not read"),
+        ({"include": ("embeddings",)}, "include embeddings"),
+        ({"export": ("dense",), "ratio": None, "target_bytes": 10**6}, "a size of the compressed-tensors artifact"),
+    ],
+)
+def test_what_an_engine_does_not_read_is_refused(settings, said):
+    with pytest.raises(InvalidConfigError, match=said):
+        compression_config(**({"engine": "vllm", "ratio": 0.5} | settings))
+
+
+def test_an_export_of_another_engine_is_refused():
+    with pytest.raises(InvalidConfigError, match="engine rocket does not read export compressed-tensors"):
+        compression_config(ratio=0.5, export=("compressed-tensors",))

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rocket_core.checkpoint import TensorEntry
 from rocket_core.layers import check_codes, compose_weight, unpack_codes, unpack_coefficients
+from rocket_core.linalg.integer_codes import RoundedWeight
 from rocket_core.pipeline.state.work_folder import WorkFolder
 
 
@@ -14,6 +15,33 @@ def stored_tensors(work: WorkFolder, name: str) -> dict[str, TensorEntry]:
     entries = work.factors(name)
     assert entries is not None, name
     return entries
+
+
+def read_codes(work: WorkFolder, name: str, shape: tuple[int, int]) -> RoundedWeight:
+    """Return codes and scales of a compressed layer that has them, on the CPU.
+
+    Args:
+        work: work folder with the layer's tensors.
+        name: module name.
+        shape: `(d_in, d_out)` of the layer.
+
+    Raises:
+        CorruptCheckpointError: the stored tensors are inconsistent.
+    """
+    tensors = {part: stored.read() for part, stored in stored_tensors(work, name).items()}
+    codes = work.codes(name)
+    assert codes is not None, name
+    assert codes.scale_exponent is not None, name
+    code_format, coded_bytes = codes.code_format, codes.coded_bytes
+    check_codes(**tensors, shape=shape, code_format=code_format, layer=name, coded_bytes=coded_bytes)
+    return unpack_codes(
+        **tensors,
+        shape=shape,
+        code_format=code_format,
+        exponent=codes.scale_exponent,
+        entropy_coded=coded_bytes is not None,
+        layer=name,
+    )
 
 
 def read_dense_weight(
@@ -38,21 +66,9 @@ def read_dense_weight(
     Raises:
         CorruptCheckpointError: the stored tensors are inconsistent.
     """
+    if work.codes(name) is not None:
+        return read_codes(work, name, shape).rows(dtype)
     tensors = {part: stored.read() for part, stored in stored_tensors(work, name).items()}
-    codes = work.codes(name)
-    if codes is not None:
-        assert codes.scale_exponent is not None
-        code_format, coded_bytes = codes.code_format, codes.coded_bytes
-        check_codes(**tensors, shape=shape, code_format=code_format, layer=name, coded_bytes=coded_bytes)
-        rounded = unpack_codes(
-            **tensors,
-            shape=shape,
-            code_format=code_format,
-            exponent=codes.scale_exponent,
-            entropy_coded=coded_bytes is not None,
-            layer=name,
-        )
-        return rounded.rows(dtype)
     d_in, d_out = shape
     coefficients = unpack_coefficients(
         tensors["weight"], tensors.get("weight_mask"), d_in if rank is None else rank, d_out, layer=name
