@@ -159,7 +159,7 @@ Include = Annotated[
 ]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option(metavar="PATTERN", help="Layers not to compress, such as '*.down_proj'; repeatable."),
+    typer.Option(metavar="PATTERN", help="Layers not to compress, such as '*.down_proj' or lm_head; repeatable."),
 ]
 Export = Annotated[
     list[ExportChoice] | None,

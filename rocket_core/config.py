@@ -236,8 +236,9 @@ class MethodOptions(FrozenModel):
     ignore: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)], ...], Field(max_length=MAX_PATTERNS)
     ] = ()
-    """glob patterns of layer names that stay dense, none by default; each must match at least one compressible layer.
-    At most 256 patterns of at most 256 characters. Saves the time of each ignored layer.
+    """glob patterns of layer names that stay dense, none by default; each must match at least one compressible layer,
+    or the token embedding or head, which the last part of their name suffices for: `lm_head`, `embed_tokens`. A tied
+    one is ignored by either name. At most 256 patterns of at most 256 characters. Saves the time of each ignored layer.
     """
     include: tuple[Literal["embeddings"], ...] | None = None
     """what may be quantized in addition to the layers in blocks: `embeddings` for the token embedding and the head,

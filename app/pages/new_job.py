@@ -48,7 +48,19 @@ _DEFAULTS = {
 # Fields that the address may prefill, so that a job can be repeated with another ratio.
 _PREFILLED = (
     *_DEFAULTS,
-    *("model_id", "revision", "sequence_length", "seed", "size", "bits", "ignore", "queue", "label", "evaluate"),
+    *(
+        "model_id",
+        "revision",
+        "sequence_length",
+        "seed",
+        "size",
+        "bits",
+        "ignore",
+        "include",
+        "queue",
+        "label",
+        "evaluate",
+    ),
     "evaluate_dataset",
 )
 
