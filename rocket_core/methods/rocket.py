@@ -50,7 +50,7 @@ class Rocket(Method):
             return []
         sample = SampledOutputs.of(problem)
         coded = entropy_coded.profile(problem, sample) if config.entropy_codes else []
-        formats = formats_beside_coded(*problem.shape) if coded else formats_for(problem.shape[0])
+        formats = formats_beside_coded(*problem.shape) if coded else formats_for(problem.shape[0], config.code_choices)
         return (quantized.profile(problem, sample, formats) if "quantized" in config.kinds else []) + coded
 
     def share(
