@@ -60,6 +60,8 @@ class Figure(FrozenModel):
     """one row for each item that is drawn."""
     options: dict[str, Value] = Field(default_factory=dict)
     """data for the drawing in addition to the rows, such as a marked value."""
+    measures: tuple[str, ...] = ()
+    """names of columns that the marks can be coloured by, the usual one first."""
 
     def csv(self) -> str:
         """Return the rows as CSV (RFC 4180), with a header line."""
@@ -72,7 +74,7 @@ class Figure(FrozenModel):
 
 
 def allocation_map(layers: Iterable[LayerReport]) -> Figure:
-    """Return the fraction that each layer kept, by block and projection.
+    """Return what became of each layer, by block and projection.
 
     Args:
         layers: layers of a report, in model order.
@@ -87,8 +89,10 @@ def allocation_map(layers: Iterable[LayerReport]) -> Figure:
             "kind": _kind_name(layer.kind, layer.dictionary),
             "kept_fraction": kept_fraction(layer.d_in, layer.d_out, layer.kept_parameters),
             "bits_per_weight": layer.bits_per_weight,
+            "stored_bytes": layer.stored_bytes,
             "rank": layer.rank,
             "sparsity": layer.sparsity,
+            "loss": layer.loss,
             "error": layer.reconstruction_error if layer.achieved_error is None else layer.achieved_error,
         }
         for place, layer in zip(places, layers, strict=True)
@@ -112,8 +116,10 @@ def predicted_map(chosen: Iterable[tuple[LayerProfile, Candidate]]) -> Figure:
             "kind": _kind_name(candidate.kind, candidate.dictionary),
             "kept_fraction": kept_fraction(layer.d_in, layer.d_out, candidate.kept_parameters),
             "bits_per_weight": bits_per_weight(layer.d_in, layer.d_out, candidate.stored_bytes),
+            "stored_bytes": candidate.stored_bytes,
             "rank": candidate.rank,
             "sparsity": _sparsity(layer, candidate),
+            "loss": candidate.loss,
             "error": candidate.reconstruction_error,
         }
         for place, (layer, candidate) in zip(places, pairs, strict=True)
@@ -310,25 +316,29 @@ def _split(name: str) -> tuple[str, str, str]:
 
 
 def _map_of(rows: list[dict[str, Value]], error: str) -> Figure:
+    # The fraction of parameters tells nothing about layers that keep all of them in fewer bits.
+    has_codes = any(row["kind"] in CODE_KINDS for row in rows)
+    usual = ("bits_per_weight", "kept_fraction") if has_codes else ("kept_fraction", "bits_per_weight")
+    measures = (*usual, "kind", "stored_bytes", "loss", "error", "rank", "sparsity")
+    columns = (
+        Column(name="block", title="block", kind="text"),
+        Column(name="projection", title="projection", kind="text"),
+        Column(name="kind", title="stored as", kind="text"),
+        Column(name="kept_fraction", title="kept fraction of the parameters", kind="fraction"),
+        Column(name="bits_per_weight", title="bits on disk per weight"),
+        Column(name="stored_bytes", title="bytes on disk", kind="bytes"),
+        Column(name="rank", title="rank", kind="count"),
+        Column(name="sparsity", title="fraction of zeros", kind="fraction"),
+        Column(name="loss", title="predicted increase of the loss"),
+        Column(name="error", title=error),
+    )
     return Figure(
         name="allocation-map",
         title="Allocation map",
-        note=(
-            "Each cell is a layer, coloured by its bits on disk for each weight."
-            if any(row["kind"] in CODE_KINDS for row in rows)
-            else "Each cell is a layer, coloured by the fraction of its parameters that is left."
-        ),
-        columns=(
-            Column(name="block", title="block", kind="text"),
-            Column(name="projection", title="projection", kind="text"),
-            Column(name="kind", title="stored as", kind="text"),
-            Column(name="kept_fraction", title="kept", kind="fraction"),
-            Column(name="bits_per_weight", title="bits per weight"),
-            Column(name="rank", title="rank", kind="count"),
-            Column(name="sparsity", title="zeros", kind="fraction"),
-            Column(name="error", title=error),
-        ),
+        note="Each cell is a layer; what its colour means can be chosen.",
+        columns=columns,
         rows=tuple(rows),
+        measures=tuple(name for name in measures if any(row[name] is not None for row in rows)),
     )
 
 
