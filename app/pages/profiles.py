@@ -99,7 +99,12 @@ def _what_if(
         "dense_bytes": model.dense_bytes,
         "objective": model.objective,
         "allocation": allocation,
-        "frontier": frontier_of(predictor, points, marked_bytes=None if predicted is None else predicted.model_bytes),
+        "frontier": frontier_of(
+            predictor,
+            points,
+            marked_bytes=None if predicted is None else predicted.model_bytes,
+            marked_error=None if predicted is None else predicted.allocation.total_error,
+        ),
         "links": {
             kind: f"{_PROFILES}/{profile_id}/figures/%s.{kind.lower()}?{asked.query}" for kind in ("JSON", "CSV")
         },

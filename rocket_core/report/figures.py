@@ -215,7 +215,12 @@ def stage_times(report: CompressionReport) -> Figure:
 
 
 def size_frontier(
-    points: Iterable[SizePoint], objective: Objective, *, other_bytes: int, marked_bytes: int | None = None
+    points: Iterable[SizePoint],
+    objective: Objective,
+    *,
+    other_bytes: int,
+    marked_bytes: int | None = None,
+    marked_error: float | None = None,
 ) -> Figure:
     """Return the predicted size and error of a model at every ratio.
 
@@ -224,6 +229,8 @@ def size_frontier(
         objective: the objective that errors measure.
         other_bytes: bytes of the model other than the compressible layers.
         marked_bytes: a size to mark; None marks none.
+        marked_error: error of what is marked, not a point if it decides about more than the layers; None
+            marks the point of the nearest size.
     """
     return Figure(
         name="size-frontier",
@@ -244,7 +251,7 @@ def size_frontier(
             }
             for point in points
         ),
-        options={"marked_bytes": marked_bytes},
+        options={"marked_bytes": marked_bytes, "marked_error": marked_error},
     )
 
 
@@ -294,13 +301,15 @@ class _Place(FrozenModel):
 def _places(names: Sequence[str]) -> list[_Place]:
     """Return the block and the projection of each layer: the parts of its name before and after the first number."""
     split = [_split(name) for name in names]
-    lists = {head for head, _, _ in split}
+    lists = {head for head, number, _ in split if number}
     # With one list of blocks the number suffices; with several (an encoder and a decoder) add the part that differs.
     parts = [head.split(".") for head in lists]
     common = len(list(takewhile(lambda at: len(set(at)) == 1, zip(*parts, strict=False)))) if len(lists) > 1 else 0
     return [
         _Place(
-            block=number if len(lists) == 1 else f"{(head.split('.')[common:] or [''])[0]} {number}".strip(),
+            block=number
+            if len(lists) == 1 or not number
+            else f"{(head.split('.')[common:] or [''])[0]} {number}".strip(),
             projection=rest or name,
         )
         for name, (head, number, rest) in zip(names, split, strict=True)

@@ -73,7 +73,7 @@
         scheme: "viridis",
         unknown: "transparent",
         ticks: 5,
-        tickFormat: column.kind === "fraction" ? "%" : column.kind === "bytes" ? "~s" : undefined,
+        tickFormat: column.kind === "fraction" ? "%" : column.kind === "bytes" ? "~s" : column.kind === "number" ? "~g" : undefined,
       },
       label: column.title,
     };
@@ -83,7 +83,7 @@
     const rows = data.rows;
     const blocks = [...new Set(rows.map((row) => row.block))];
     const projections = [...new Set(rows.map((row) => row.projection))];
-    const marginLeft = 12 + 7.2 * longest(projections);
+    const marginLeft = 24 + 7.2 * longest(projections);
     const cell = (width - marginLeft - 20) / blocks.length;
     const labelled = cell >= 40;
     const measure = measureOf(data, measureFor(data));
@@ -208,8 +208,11 @@
   function sizeFrontier(data, width) {
     const rows = data.rows;
     const marked = data.options.marked_bytes;
+    const error = data.options.marked_error;
     const nearest = marked === null || marked === undefined
       ? []
+      : error !== null && error !== undefined
+      ? [{ model_bytes: marked, error }]
       : [rows.reduce((best, row) => (Math.abs(row.model_bytes - marked) < Math.abs(best.model_bytes - marked) ? row : best))];
     return Plot.plot({
       ...common(data, width),
