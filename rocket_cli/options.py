@@ -142,19 +142,21 @@ Method = Annotated[
     ),
 ]
 CodeBits = Annotated[
-    int | None,
+    list[int] | None,
     typer.Option(
         metavar="N",
-        help="With --method rtn or gptq: bits of each weight's code, 2, 3, 4, 5, 6 or 8.",
-        show_default="4",
+        help="Bits of a weight's code, 2, 3, 4, 5, 6 or 8: those to choose from with --size, --bits or --budget bytes "
+        "(repeatable; then no layer is entropy coded), or the one of --method rtn or gptq.",
+        show_default="all; 4 for rtn and gptq",
     ),
 ]
 GroupSize = Annotated[
-    int | None,
+    list[int] | None,
     typer.Option(
         metavar="N",
-        help="With --method rtn or gptq: inputs that share a 16-bit scale, 32, 64, 128, or 0 for all of an output.",
-        show_default="32",
+        help="Inputs that share a scale, 8, 16, 32, 64, 128, or 0 for all of an output: those to choose from "
+        "(repeatable), or the one of --method rtn or gptq, from 32 on.",
+        show_default="all but 128; 32 for rtn and gptq",
     ),
 ]
 Budget = Annotated[
@@ -172,7 +174,7 @@ Include = Annotated[
 ]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option(metavar="PATTERN", help="Layers not to compress, such as '*.down_proj'; repeatable."),
+    typer.Option(metavar="PATTERN", help="Layers not to compress, such as '*.down_proj' or lm_head; repeatable."),
 ]
 Export = Annotated[
     list[ExportChoice] | None,

@@ -1,12 +1,13 @@
 """Compression settings. Every value is validated here and nowhere else."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 
-from rocket_core.code_format import CodeBits, CodeFormat
+from rocket_core.code_format import CodeBits, CodeChoices, GroupSize
 from rocket_core.engines import ENGINES, ROCKET, Engine, EngineName, ExportKind, Kind
 from rocket_core.errors import InvalidConfigError
 from rocket_core.schema import FrozenModel
@@ -16,7 +17,6 @@ Method = Literal["rocket", "rocket-uniform", "svd-llm", "cospadi", "magnitude", 
 Preset = Literal["paper", "fast", "best"]
 Objective = Literal["weight", "whitened", "fisher"]
 BudgetUnit = Literal["parameters", "bytes"]
-GroupSize = Literal[0, 32, 64, 128]
 Storage = Literal["file", "memory"]
 Sparsification = Literal["two-stage", "per-row", "global"]
 WeightMetric = Literal["frobenius", "l1", "cosine", "spectral"]
@@ -107,6 +107,7 @@ ONE_FORMAT_METHODS: frozenset[str] = frozenset({"rtn", "gptq"})
 """Methods that store every layer in one format, which decides the size: they take no other target."""
 TARGETS_IN_BYTES: frozenset[str] = frozenset({"target_bytes", "bits"})
 """Members for a target with which the budget counts bytes."""
+_ONE_FORMAT_GROUPS: frozenset[GroupSize] = frozenset({0, 32, 64, 128})
 _ONE_FORMAT: Mapping[str, Any] = MappingProxyType({"budget": "bytes", "code_bits": 4, "group_size": 32})
 
 SETTINGS_NOT_IN_PROFILE = frozenset(
@@ -186,6 +187,29 @@ class EvaluationConfig(FrozenModel):
         return self
 
 
+def _as_list(value: Any) -> Any:
+    return value if value is None or isinstance(value, list | tuple) else (value,)
+
+
+def _as_sent(values: Sequence[int]) -> int | tuple[int, ...]:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+# In Python always tuples. In JSON a single number is not in a list, as before several could be given.
+_CodeBits = Annotated[
+    tuple[CodeBits, ...],
+    Field(min_length=1),
+    BeforeValidator(_as_list, json_schema_input_type=CodeBits | tuple[CodeBits, ...]),
+    PlainSerializer(_as_sent, return_type=CodeBits | tuple[CodeBits, ...]),
+]
+_GroupSizes = Annotated[
+    tuple[GroupSize, ...],
+    Field(min_length=1),
+    BeforeValidator(_as_list, json_schema_input_type=GroupSize | tuple[GroupSize, ...]),
+    PlainSerializer(_as_sent, return_type=GroupSize | tuple[GroupSize, ...]),
+]
+
+
 class MethodOptions(FrozenModel):
     """How to compress: the settings that a client of the service may choose as well."""
 
@@ -200,13 +224,16 @@ class MethodOptions(FrozenModel):
     minutes for each layer), or `rtn` and `gptq`, which quantize every layer to `code_bits` instead of taking
     another target (less time than `paper`); see `rocket_core.methods`.
     """
-    code_bits: CodeBits | None = None
-    """bits of a code, for the methods `rtn` and `gptq` only: 2, 3, 4, 5, 6 or 8; null (default) takes
-    4. Costs nothing.
+    code_bits: _CodeBits | None = None
+    """bits of a code in quantized layers: 2, 3, 4, 5, 6 or 8, or a list of them. The methods `rtn` and `gptq` take one;
+    null (default) is 4. With `rocket` it is what the knapsack may choose from where the budget counts bytes; null
+    (default) is all, and if given no layer is entropy coded. A shorter list costs less time to profile.
     """
-    group_size: GroupSize | None = None
-    """inputs of an output that share a 16-bit scale, for the methods `rtn` and `gptq` only: 32, 64, 128, or 0 for all;
-    null (default) takes 32. Smaller groups have less error and cost 16 / `group_size` bits for each weight.
+    group_size: _GroupSizes | None = None
+    """inputs of an output that share a scale in quantized layers: 8, 16, 32, 64, 128, or 0 for all of an output, or a
+    list of them. The methods `rtn` and `gptq` take one of 0 and 32 to 128, with 16-bit scales; null (default) is 32.
+    With `rocket` it is what the knapsack may choose from, as for `code_bits`; null (default) is all but 128, and a
+    size that a layer has less inputs than is 0. Smaller groups have less error and cost more bytes.
     """
     engine: EngineName = "rocket"
     """program that will run the result: `rocket` (default) is `transformers` with `rocket_core.hf`, which reads every
@@ -240,8 +267,9 @@ class MethodOptions(FrozenModel):
     ignore: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)], ...], Field(max_length=MAX_PATTERNS)
     ] = ()
-    """glob patterns of layer names that stay dense, none by default; each must match at least one compressible layer.
-    At most 256 patterns of at most 256 characters. Saves the time of each ignored layer.
+    """glob patterns of layer names that stay dense, none by default; each must match at least one compressible layer,
+    or the token embedding or head, which the last part of their name suffices for: `lm_head`, `embed_tokens`. A tied
+    one is ignored by either name. At most 256 patterns of at most 256 characters. Saves the time of each ignored layer.
     """
     include: tuple[Literal["embeddings"], ...] | None = None
     """what may be quantized in addition to the layers in blocks: `embeddings` for the token embedding and the head,
@@ -346,7 +374,8 @@ class CompressionConfig(MethodOptions):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> "CompressionConfig":
-        for name, values in (("export", self.export), ("kinds", self.kinds), ("include", self.include or ())):
+        for name in ("export", "kinds", "include", "code_bits", "group_size"):
+            values = getattr(self, name) or ()
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} has the same entry twice; name each once")
         if self.objective == "weight" and "shared" in self.kinds:
@@ -381,12 +410,21 @@ class CompressionConfig(MethodOptions):
         if not set(self.kinds) <= set(engine.kinds):
             unread = ", ".join(kind for kind in self.kinds if kind not in engine.kinds)
             raise ValueError(f"engine {engine.name} does not read {unread}; kinds may be {', '.join(engine.kinds)}")
+        for name, asked, known in (
+            ("code_bits", self.code_bits, engine.codes.bits),
+            ("group_size", self.group_size, engine.codes.group_sizes),
+        ):
+            if not set(asked or ()) <= set(known or ()):
+                raise ValueError(f"engine {engine.name} reads {name} of {', '.join(map(str, known or ()))} only")
         if self.include and not engine.tables:
             raise ValueError(f"engine {engine.name} does not read quantized embeddings; leave include out")
 
     def _check_target(self) -> None:
-        if self.code_bits is not None or self.group_size is not None:
-            raise ValueError("code_bits and group_size are for the methods rtn and gptq; leave them out")
+        if self._limits_codes and not (self.quantizes and "quantized" in self.kinds):
+            raise ValueError(
+                "code_bits and group_size are for the methods rtn and gptq, or for method rocket with kind quantized "
+                "and a size, bits per weight or budget bytes; leave them out"
+            )
         target = self.target
         if not isinstance(target, ByRatio) and self.method != "rocket":
             raise ValueError(
@@ -404,6 +442,13 @@ class CompressionConfig(MethodOptions):
             )
         if self.budget != "bytes":
             raise ValueError(f"method {self.method} removes bytes and keeps all parameters; budget must be bytes")
+        sizes = self.group_size or ()
+        if len(self.code_bits or ()) != 1 or len(sizes) != 1:
+            raise ValueError(
+                f"method {self.method} stores every layer in one format: give one of code_bits and group_size"
+            )
+        if sizes[0] not in _ONE_FORMAT_GROUPS:
+            raise ValueError(f"group_size: Input should be 0, 32, 64 or 128 for the method {self.method}")
 
     @property
     def stores_one_format(self) -> bool:
@@ -413,18 +458,14 @@ class CompressionConfig(MethodOptions):
     @property
     def target(self) -> Target | None:
         """The target; None if layers are only to be profiled."""
-        if self.code_bits is not None and self.group_size is not None:
-            return ByFormat(bits=self.code_bits, group_size=self.group_size)
+        if self.stores_one_format and self.code_bits and self.group_size:
+            return ByFormat(bits=self.code_bits[0], group_size=self.group_size[0])
         return target_of(self.ratio, self.target_bytes, self.bits)
 
     @property
     def reader(self) -> Engine:
         """The engine that will run the result."""
         return ENGINES[self.engine]
-
-    def code_formats(self, d_in: int) -> tuple[CodeFormat, ...]:
-        """Return the formats that a layer with so many input features is profiled with."""
-        return self.reader.formats(d_in)
 
     @property
     def quantizes(self) -> bool:
@@ -433,8 +474,23 @@ class CompressionConfig(MethodOptions):
 
     @property
     def entropy_codes(self) -> bool:
-        """Whether layers may be entropy coded, if the budget counts bytes."""
-        return self.storage == "file" and "entropy_coded" in self.kinds
+        """Whether layers may be entropy coded, if the budget counts bytes; their codes have no fixed bits or groups."""
+        return self.storage == "file" and "entropy_coded" in self.kinds and not self._limits_codes
+
+    @property
+    def code_choices(self) -> CodeChoices:
+        """The formats that quantized candidates may have."""
+        readable = self.reader.codes
+        return replace(
+            readable,
+            bits=self.code_bits or readable.bits,
+            group_sizes=readable.group_sizes if self.group_size is None else self.group_size,
+            alone={"quantized", "entropy_coded"}.issuperset(self.kinds),
+        )
+
+    @property
+    def _limits_codes(self) -> bool:
+        return self.code_bits is not None or self.group_size is not None
 
     @property
     def profiles_tables(self) -> bool:

@@ -48,7 +48,19 @@ _DEFAULTS = {
 # Fields that the address may prefill, so that a job can be repeated with another ratio.
 _PREFILLED = (
     *_DEFAULTS,
-    *("model_id", "revision", "sequence_length", "seed", "size", "bits", "ignore", "queue", "label", "evaluate"),
+    *(
+        "model_id",
+        "revision",
+        "sequence_length",
+        "seed",
+        "size",
+        "bits",
+        "ignore",
+        "include",
+        "queue",
+        "label",
+        "evaluate",
+    ),
     "evaluate_dataset",
 )
 
@@ -191,14 +203,14 @@ def _predict(context: Context, owner: str, request: JobRequest, estimate: Estima
             predicted = profiles.allocate(context, owner, profile.id, request.target)
     except InfeasibleBudgetError as error:
         refusal, nearest = str(error), error.nearest_ratio
-    marked = None if predicted is None else predicted.model_bytes
+    marked, error = (None, None) if predicted is None else (predicted.model_bytes, predicted.allocation.total_error)
     return Preview(
         estimate=estimate,
         profile=profile,
         predicted=predicted,
         refusal=refusal,
         suggestion=nearest,
-        frontier=frontier_of(predictor, points, marked_bytes=marked),
+        frontier=frontier_of(predictor, points, marked_bytes=marked, marked_error=error),
         allocation=None if predicted is None else predicted_map(predictor.chosen(predicted.allocation)),
         lacks_target=request.target is None,
     )

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 from rocket_core.allocation import Allocation, Allocator, chosen
 from rocket_core.candidates import Candidate, LayerProfile, SizePoint
 from rocket_core.config import BudgetUnit, Objective
+from rocket_core.reachability import Reach
 from rocket_core.schema import FrozenModel
 from rocket_core.target import ByBits, ByBytes, ByError, ByFormat, ByRatio, Target
 
@@ -102,6 +103,16 @@ class Predictor:
         """Largest ratio that can be reached."""
         return self._allocator.reachable_ratio
 
+    @property
+    def smallest_bytes(self) -> int:
+        """Bytes of the smallest artifact that can be reached."""
+        return self._reach_of_sizes().model_bytes
+
+    @property
+    def fewest_bits(self) -> float:
+        """Fewest bits per weight that the layers can be stored in, rounded up to hundredths."""
+        return self._counting_bytes(self.profile.layers_for(ByBits(bits=1.0))).reach.bits
+
     def allocate(self, target: Target | ByError) -> Allocation:
         """Return the allocation for a ratio, a size, bits per weight or an error bound.
 
@@ -144,10 +155,8 @@ class Predictor:
             InfeasibleBudgetError: no choice of candidates is small enough.
         """
         target = ByBytes(target_bytes=size)
-        layers = self.profile.layers_for(target)
-        allocator = self._counting_bytes(layers)
-        reach = replace(allocator.reach, other_bytes=self.profile.bytes_beside(len(layers)))
-        return allocator.allocate(reach.check(target))
+        allocator = self._counting_bytes(self.profile.layers_for(target))
+        return allocator.allocate(self._reach_of_sizes().check(target))
 
     def within_bits(self, bits: float) -> Allocation:
         """Return the best allocation whose layers take at most the given number of bits per weight.
@@ -182,6 +191,10 @@ class Predictor:
         """Return each layer that an allocation decides about with its candidate, extra nonzeros included."""
         layers = (*self.profile.layers, *self.profile.tables)[: len(allocation.choices)]
         return chosen(layers, allocation, itemsize=self.profile.itemsize)
+
+    def _reach_of_sizes(self) -> Reach:
+        layers = self.profile.layers_for(ByBytes(target_bytes=1))
+        return replace(self._counting_bytes(layers).reach, other_bytes=self.profile.bytes_beside(len(layers)))
 
     def _counting_bytes(self, layers: tuple[LayerProfile, ...]) -> Allocator:
         known = self._by_bytes.get(len(layers))

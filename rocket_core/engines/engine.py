@@ -1,10 +1,10 @@
 """What an engine reads: the description that restricts candidates and decides the exports. Loads no torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rocket_core.code_format import CodeFormat
+from rocket_core.code_format import CodeChoices
 
 EngineName = Literal["rocket", "vllm"]
 ExportKind = Literal["factored", "dense", "compressed-tensors"]
@@ -21,8 +21,7 @@ class Engine:
         exports: the exports that it is offered by default; the first is the one whose size a target in bytes limits.
         readable: every export that may be asked for.
         kinds: ways to store a layer that it reads.
-        formats: the formats of integer codes that it reads, for a number of input features; may be empty.
-        bfloat16_scales: see `CodeFormat`.
+        codes: the formats of integer codes that it reads.
         one_format_per_input: whether all layers that read the same input must be stored in the same way, because the
             engine fuses them.
         tables: whether it reads a quantized token embedding and head.
@@ -36,14 +35,9 @@ class Engine:
     exports: tuple[ExportKind, ...]
     readable: tuple[ExportKind, ...]
     kinds: tuple[Kind, ...]
-    formats: Callable[[int], tuple[CodeFormat, ...]]
-    bfloat16_scales: bool = False
+    codes: CodeChoices
     one_format_per_input: bool = False
     tables: bool = False
     layer_bytes: int = 0
     classes: tuple[str, ...] = ()
     refused_families: Mapping[str, str] = field(default_factory=dict)
-
-    def fewest_bytes(self, d_in: int, d_out: int) -> int | None:
-        """Return the bytes of a layer in the smallest of the formats; None if it has none."""
-        return min((code_format.stored_bytes(d_in, d_out) for code_format in self.formats(d_in)), default=None)

@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from rocket_core.code_format import formats_for
+from rocket_core.code_format import ANY_CODES
 from rocket_core.engines.engine import Engine, Kind
 
 ROCKET = Engine(
@@ -11,6 +11,6 @@ ROCKET = Engine(
     exports=("factored", "dense"),
     readable=("factored", "dense"),
     kinds=get_args(Kind),
-    formats=formats_for,
+    codes=ANY_CODES,
     tables=True,
 )

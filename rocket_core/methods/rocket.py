@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rocket_core.candidates import Candidate, SharedCandidate
-from rocket_core.code_format import formats_beside_coded
+from rocket_core.code_format import formats_beside_coded, formats_for
 from rocket_core.config import PROFILE_RANK_NNZ_RATIOS
 from rocket_core.methods import dictionary, entropy_coded, quantized, sparse
 from rocket_core.methods.base import Method
@@ -51,7 +51,7 @@ class Rocket(Method):
             return []
         sample = SampledOutputs.of(problem)
         coded = entropy_coded.profile(problem, sample) if config.entropy_codes else []
-        formats = formats_beside_coded(*problem.shape) if coded else config.code_formats(problem.shape[0])
+        formats = formats_beside_coded(*problem.shape) if coded else formats_for(problem.shape[0], config.code_choices)
         return (quantized.profile(problem, sample, formats) if "quantized" in config.kinds else []) + coded
 
     def share(
@@ -84,7 +84,7 @@ class Rocket(Method):
     def compress(self, problem: LayerProblem, candidate: Candidate) -> CompressedLayer:
         """Compress the layer by the method for the candidate's kind."""
         if candidate.kind == "quantized":
-            code_format = replace(candidate.code_format, bfloat16_scales=self.config.reader.bfloat16_scales)
+            code_format = replace(candidate.code_format, bfloat16_scales=self.config.reader.codes.aligned)
             return quantized.compress(problem, code_format, splitting=self.config.sequential)
         if candidate.kind == "entropy_coded":
             return entropy_coded.compress(problem, candidate.stored_bytes)

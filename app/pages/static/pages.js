@@ -4,14 +4,8 @@
 
   document.addEventListener("input", (event) => {
     const other = event.target.dataset.mirrors;
-    if (!other) return;
-    document.getElementById(other).value = event.target.value;
-    const chosen = document.getElementById("target-ratio");
-    if (chosen) chosen.checked = true;
-  });
-
-  document.addEventListener("input", (event) => {
-    const chosen = document.getElementById(`target-${event.target.id}`);
+    if (other) document.getElementById(other).value = event.target.value;
+    const chosen = document.getElementById(`target-${event.target.id.replace(/-slider$/, "")}`);
     if (chosen) chosen.checked = true;
   });
 

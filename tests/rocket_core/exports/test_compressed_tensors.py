@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rocket_core.code_format import formats_for
 from rocket_core.engines.vllm import VLLM
 from rocket_core.exports.compressed_tensors import plan_layer, quantization_config
 from rocket_core.linalg.integer_codes import RoundedWeight, Scales
 
 ct = pytest.importorskip("compressed_tensors")
 SHAPE = (256, 24)
-FORMATS = VLLM.formats(SHAPE[0])
+FORMATS = formats_for(SHAPE[0], VLLM.codes)
 
 
 def rounded_weight(code_format, seed=0):
