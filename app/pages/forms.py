@@ -24,6 +24,7 @@ _FIELDS = {
     "options.ignore": "ignore",
     "options.export": "export",
     "options.include": "include",
+    "options.engine": "engine",
     "target_bytes": "size",
     "evaluate.dataset": "evaluate_dataset",
 }
@@ -105,6 +106,8 @@ def _counts_bytes(fields: Fields) -> bool:
 
 def _common(fields: Fields) -> dict[str, Any]:
     options: dict[str, Any] = {"preset": fields.get("preset") or "fast"}
+    if fields.get("engine"):
+        options["engine"] = fields["engine"]
     if fields.get("ignore"):
         options["ignore"] = fields["ignore"].replace(",", " ").split()
     if fields.get("include"):

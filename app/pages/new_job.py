@@ -31,6 +31,7 @@ from app.shared.errors import AppError, ProfileNotFoundError
 from app.shared.models import Profile
 from app.shared.repositories.audit import Actor
 from app.shared.requests import QUEUES, UPLOAD, JobRequest
+from rocket_core.engines import ENGINES
 from rocket_core.errors import InfeasibleBudgetError, RocketError
 from rocket_core.report.figures import Figure, predicted_map
 
@@ -43,6 +44,7 @@ _DEFAULTS = {
     "preset": "fast",
     "target": "size",
     "ratio": "0.3",
+    "engine": "rocket",
     "export": "both",
 }
 # Fields that the address may prefill, so that a job can be repeated with another ratio.
@@ -175,6 +177,7 @@ def _form(
         models=catalog.list_models(context.settings),
         datasets=[*catalog.list_calibrations(context.settings), *own],
         queues=QUEUES,
+        engines=tuple(ENGINES.values()),
         form=secrets.token_urlsafe(16),
     )
 

@@ -14,7 +14,7 @@ def check_engine(settings: Mapping[str, object], itemsize: int, config: Compress
     """Raise an error if the engine cannot run the model.
 
     Args:
-        settings: the content of config.json.
+        settings: the content of config.json. If it names no class, that is not judged.
         itemsize: bytes of a stored number.
         config: the compression.
         model: name of the model in messages.
@@ -28,10 +28,10 @@ def check_engine(settings: Mapping[str, object], itemsize: int, config: Compress
         return
     named = settings.get("architectures")
     classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    if not any(name.endswith(engine.classes) for name in classes):
+    if classes and not any(name.endswith(engine.classes) for name in classes):
         raise UnsupportedArchitectureError(
-            f"{engine.title} runs language models, whose config.json names a class that ends with "
-            f"{' or '.join(engine.classes)}; {model} is another model; use the engine rocket"
+            f"{engine.title} runs language models, whose class ends with {' or '.join(engine.classes)}; {model} is "
+            f"of the class {', '.join(classes)}; use the engine rocket"
         )
     family = family_of(settings)
     if family in engine.refused_families:

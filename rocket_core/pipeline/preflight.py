@@ -61,8 +61,9 @@ def prepare_run(source: ModelSource, config: CompressionConfig) -> Run:
     model_config = read_config(source.folder)
     check_config(model_config.to_dict(), source.name)
     dtype = _storage_dtype(checkpoint, config)
-    check_engine(model_config.to_dict(), dtype.itemsize, config, source.name)
     architecture = build_architecture(model_config, compute_dtype(dtype, device))
+    named = model_config.to_dict() | {"architectures": [architecture.class_name]}
+    check_engine(named, dtype.itemsize, config, source.name)
     loader = WeightLoader(architecture.model, checkpoint, device)
     # Files that will be copied into the artifacts are checked before long work, and again when they are copied.
     companions(source.folder, source.name)
