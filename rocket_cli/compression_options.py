@@ -27,6 +27,7 @@ class CompressionOptions:
     method: options.Method = None
     code_bits: options.CodeBits = None
     group_size: options.GroupSize = None
+    value_bits: options.ValueBits = None
     objective: options.Objective = None
     budget: options.Budget = None
     storage: options.Storage = None
@@ -82,6 +83,7 @@ class CompressionOptions:
                 "method": self.method,
                 "code_bits": self.code_bits,
                 "group_size": self.group_size,
+                "value_bits": self.value_bits,
                 "objective": self.objective,
                 "budget": self.budget,
                 "include": self._include(),

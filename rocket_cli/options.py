@@ -159,6 +159,14 @@ GroupSize = Annotated[
         show_default="all but 128; 32 for rtn and gptq",
     ),
 ]
+ValueBits = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="With --ratio of parameters: bits of each number that is kept, 16, 8 or 4; 8 and 4 round afterwards.",
+        show_default="16",
+    ),
+]
 Budget = Annotated[
     config.BudgetUnit | None,
     typer.Option(metavar="UNIT", help="Unit of the ratio: parameters or bytes.", show_default="parameters"),

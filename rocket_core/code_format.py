@@ -101,6 +101,12 @@ class CodeFormat:
         return _MOST_OCTAVES * self.steps_per_octave
 
 
+def value_format(bits: int) -> CodeFormat:
+    """Return the format of the kept numbers of a layer that are stored in fewer bits afterwards."""
+    width = next(width for width in CODE_BITS if width == bits)
+    return CodeFormat(bits=width, group_size=32, scale_bits=8)
+
+
 def coded_format(d_in: int) -> CodeFormat:
     """Return the format of entropy-coded codes once they are decoded: 8 bits, with one scale for every output."""
     return CodeFormat(bits=8, group_size=d_in, scale_bits=8)

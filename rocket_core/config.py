@@ -18,6 +18,7 @@ Preset = Literal["paper", "fast", "best"]
 Objective = Literal["weight", "whitened", "fisher"]
 BudgetUnit = Literal["parameters", "bytes"]
 Storage = Literal["file", "memory"]
+ValueBits = Literal[4, 8, 16]
 Sparsification = Literal["two-stage", "per-row", "global"]
 WeightMetric = Literal["frobenius", "l1", "cosine", "spectral"]
 StorageDtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -111,7 +112,7 @@ _ONE_FORMAT_GROUPS: frozenset[GroupSize] = frozenset({0, 32, 64, 128})
 _ONE_FORMAT: Mapping[str, Any] = MappingProxyType({"budget": "bytes", "code_bits": 4, "group_size": 32})
 
 SETTINGS_NOT_IN_PROFILE = frozenset(
-    {"ratio", "target_bytes", "bits", "preset", "cap_slack", "export", "max_shard_bytes"}
+    {"ratio", "target_bytes", "bits", "preset", "cap_slack", "export", "max_shard_bytes", "value_bits"}
 )
 """Settings that a layer's profile does not depend on. All others do, and new settings are assumed to."""
 
@@ -264,6 +265,12 @@ class MethodOptions(FrozenModel):
     which has about three quarters of the error at equal bytes but takes 8 bits per weight in memory; or `memory`, where
     no layer is. Costs nothing.
     """
+    value_bits: ValueBits = 16
+    """bits of each number that a compressed layer keeps (coefficients, atoms, sparse weights), where the budget counts
+    parameters: 16 (default) stores them in the model's dtype, 8 and 4 round them afterwards to integer codes with a
+    scale of 8 bits for every 32. Layers that stay dense are not rounded. Costs little time, and error that the profile
+    does not predict.
+    """
     ignore: Annotated[
         tuple[Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS)], ...], Field(max_length=MAX_PATTERNS)
     ] = ()
@@ -384,6 +391,11 @@ class CompressionConfig(MethodOptions):
             raise ValueError("column_weights need the sensitivities of objective fisher")
         if self.include and not self.profiles_tables:
             raise ValueError("include embeddings: they are quantized, which needs kind quantized and budget bytes")
+        if self.rounds_values and self.budget != "parameters":
+            raise ValueError(
+                "value_bits are for budget parameters; where the budget counts bytes, the bits of each layer are "
+                "chosen from code_bits: leave value_bits out"
+            )
         if self.metric != "frobenius" and self.objective != "weight":
             raise ValueError("metric is what objective weight measures; leave it out, or take that objective")
         if self.stores_one_format:
@@ -491,6 +503,11 @@ class CompressionConfig(MethodOptions):
     @property
     def _limits_codes(self) -> bool:
         return self.code_bits is not None or self.group_size is not None
+
+    @property
+    def rounds_values(self) -> bool:
+        """Whether the numbers that layers keep are rounded."""
+        return self.value_bits < 16
 
     @property
     def profiles_tables(self) -> bool:

@@ -206,14 +206,18 @@ def _predict(context: Context, owner: str, request: JobRequest, estimate: Estima
             predicted = profiles.allocate(context, owner, profile.id, request.target)
     except InfeasibleBudgetError as error:
         refusal, nearest = str(error), error.nearest_ratio
-    marked, error = (None, None) if predicted is None else (predicted.model_bytes, predicted.allocation.total_error)
     return Preview(
         estimate=estimate,
         profile=profile,
         predicted=predicted,
         refusal=refusal,
         suggestion=nearest,
-        frontier=frontier_of(predictor, points, marked_bytes=marked, marked_error=error),
+        frontier=frontier_of(
+            predictor,
+            points,
+            marked_bytes=None if predicted is None else predicted.model_bytes,
+            marked_error=None if predicted is None else predicted.allocation.total_error,
+        ),
         allocation=None if predicted is None else predicted_map(predictor.chosen(predicted.allocation)),
         lacks_target=request.target is None,
     )

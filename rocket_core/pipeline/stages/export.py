@@ -167,9 +167,11 @@ def _dictionary_owner(layer: LayerReport) -> str | None:
 
 def _table_entry(run: Run, work: WorkFolder, layer: LayerReport) -> LayerEntry:
     codes = work.codes(layer.name)
-    if codes is not None:
-        return codes
     owner = _dictionary_owner(layer)
+    if codes is not None:
+        if owner is None:
+            return codes
+        return LayerEntry(**(codes.model_dump() | {"dictionary": run.disk_name(owner)}))
     (nnz,) = stored_tensors(work, layer.name)["weight"].shape
     return LayerEntry(rank=layer.rank, nnz=nnz, dictionary=None if owner is None else run.disk_name(owner))
 
