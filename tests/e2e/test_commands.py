@@ -66,6 +66,7 @@ else:
     run(sys.executable, "-W", "error", "-c", f"{without}{snippet}\nassert model.num_parameters() > 0")
 
 
+@pytest.mark.soak  # The library refuses it in `tests/rocket_core/pipeline/test_resume.py`.
 def test_an_existing_result_is_not_overwritten(compressed):
     out, _ = compressed
     result = run(ROCKET, "compress", MODEL, out, "--ratio", "0.2", "--samples", "8", code=2)

@@ -34,6 +34,7 @@ def test_the_paper_preset_is_no_worse_than_the_papers_code(ratio, bar):
     assert ratio - 1e-12 <= paper["achieved"] <= ratio + 0.015 * (1 - ratio)
 
 
+@pytest.mark.soak
 def test_the_best_preset_loses_a_tenth_of_the_papers_loss():
     paper, best = measured("paper", 0.4), measured("best", 0.4)
     assert best["quality"] - 1 <= (paper["quality"] - 1) / 10

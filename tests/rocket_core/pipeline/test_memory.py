@@ -32,7 +32,7 @@ threading.Thread(target=watch, daemon=True).start()
 # Most layers are ignored to be quick; the weights of every block still pass through memory, and one layer is large
 # enough for its Gram matrix, basis and candidates to show if blocks held on to them.
 config = compression_config(
-    ratio=0.3, ignore=("*.q_proj", "*.k_proj", "*.mlp.*"),
+    ratio=0.3, ignore=("*.q_proj", "*.k_proj", "*.v_proj", "*.mlp.*"), kinds=("low_rank", "sparse"),
     calibration={"dataset": sys.argv[3], "samples": 8, "sequence_length": 32},
 )
 compress(sys.argv[1], Path(sys.argv[2]), config)

@@ -40,7 +40,7 @@ def quantized(tmp_path_factory, model_folder, quantizing):
     """Return the output folder and the report of a run, each made once."""
 
     @functools.cache
-    def make(choice, family="llama"):
+    def make(choice, family):
         output = tmp_path_factory.mktemp("quantized") / "out"
         return output, compress(str(model_folder(family)), output, quantizing(choice, ratio=RATIO))
 
@@ -72,7 +72,7 @@ def test_the_budget_is_kept_and_the_artifact_loads(quantized, choice, family):
 
 @pytest.mark.parametrize("choice", sweep(["sequential, entropy coded"], soak=["static", "sequential"]))
 def test_both_exports_compute_the_same(quantized, choice):
-    output, _ = quantized(choice)
+    output, _ = quantized(choice, "llama")
     tokens = torch.arange(24)[None] % 300
     factored, dense = (AutoModelForCausalLM.from_pretrained(output / export) for export in ("factored", "dense"))
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_both_exports_compute_the_same(quantized, choice):
 
 @pytest.mark.parametrize("choice", sweep(["sequential, entropy coded"], soak=["static", "sequential"]))
 def test_a_cancelled_run_resumes_to_the_same_bytes(model_folder, quantizing, quantized, choice, tmp_path):
-    (whole, _), parts = quantized(choice), tmp_path / "parts"
+    (whole, _), parts = quantized(choice, "llama"), tmp_path / "parts"
 
     class Stop:
         """Cancels at the n-th question."""

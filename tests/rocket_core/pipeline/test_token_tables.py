@@ -54,7 +54,7 @@ def finished_within(tmp_path_factory, model_folder, settings):
     """Return the output folder and the report of a family compressed to a part of its size, each made once."""
 
     @functools.cache
-    def make(family, part, *, sequential=False):
+    def make(family, part, sequential):
         target = round(part * size_of(model_folder(family)))
         images = {"calibration": {"dataset": "synthetic", "samples": 4}} if family == "vit" else {}
         config = settings(**{"ratio": None, "target_bytes": target, "sequential": sequential, **BYTES, **images})
@@ -70,7 +70,7 @@ class TestSize:
     )
     def test_tables_are_quantized_where_the_model_allows(self, finished_within, model_folder, family):
         part = 0.25 if TABLES[family] else 0.75
-        output, report = finished_within(family, part)
+        output, report = finished_within(family, part, False)
         assert report.tables == TABLES[family]
         layers = {layer.name: layer for layer in report.layers}
         assert [layer.name for layer in report.layers[len(report.layers) - len(report.tables) :]] == [*report.tables]
@@ -89,7 +89,7 @@ class TestSize:
         ),
     )
     def test_both_exports_compute_the_same(self, finished_within, family, sequential):
-        output, _ = finished_within(family, 0.25, sequential=sequential)
+        output, _ = finished_within(family, 0.25, sequential)
         tokens = torch.arange(24)[None] % 300
         loader = AutoModel if family == "bert" else AutoModelForCausalLM
         with torch.no_grad():
@@ -100,9 +100,9 @@ class TestSize:
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
     def test_other_tables_are_named_with_the_reason(self, finished_within):
-        _, report = finished_within("gemma", 0.75)
+        _, report = finished_within("gemma", 0.75, False)
         assert report.skipped == {"model.embed_tokens": "computes more than a stock layer"}
-        _, report = finished_within("roberta", 0.75)
+        _, report = finished_within("roberta", 0.75, False)
         assert report.skipped == {
             "roberta.embeddings.word_embeddings": "tied to a head that computes more than a product"
         }
@@ -116,7 +116,7 @@ class TestSize:
 
     @pytest.mark.parametrize("sequential", sweep([True], soak=[False]))
     def test_a_cancelled_run_resumes_to_the_same_bytes(self, within, finished_within, sequential):
-        whole, _ = finished_within("llama", 0.25, sequential=sequential)
+        whole, _ = finished_within("llama", 0.25, sequential)
         cancelled = 0
         for after in (3, 20, 40, 48, 60, 75, 80, 90, 10**9):
             left = iter(range(after))
@@ -136,7 +136,7 @@ class TestSize:
             assert (parts / name).read_bytes() == (whole / name).read_bytes()
 
     def test_statistics_that_do_not_fit_are_collected_again(self, within, finished_within):
-        stored, _ = finished_within("llama", 0.25)
+        stored, _ = finished_within("llama", 0.25, False)
         collected, _ = within("llama", 0.25, output="again", statistics_quota_bytes=0)
         name = "factored/model.safetensors"
         assert (collected / name).read_bytes() == (stored / name).read_bytes()
