@@ -44,6 +44,7 @@ def assert_refused(job, code):
 
 
 # Before they allocate any memory; both once used all of it.
+@pytest.mark.soak
 def test_a_model_with_a_billion_layers_fails_for_good(run, model):
     config = json.loads((model / "config.json").read_text())
     config.pop("layer_types", None)

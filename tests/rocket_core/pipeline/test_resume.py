@@ -52,11 +52,14 @@ def test_cancelled_anywhere_it_resumes_to_the_same_bytes(
         assert sorted(path.name for path in output.iterdir()) == ["dense", "factored", "report.html", "report.json"]
 
 
-def test_killed_repeatedly_it_resumes_to_the_same_bytes(tmp_path, model_folder, settings, finished, fingerprint, steps):
+@pytest.mark.parametrize("kills", sweep([((0.4, 0.75),)], soak=[((0.15, 0.4, 0.6, 0.75),)]))
+def test_killed_repeatedly_it_resumes_to_the_same_bytes(
+    tmp_path, model_folder, settings, finished, fingerprint, steps, kills
+):
     output = tmp_path / "out"
     server = ForkServer("tests.rocket_core.pipeline.victim:run", environment=os.environ)
     try:
-        for fraction in (0.15, 0.4, 0.6, 0.75):
+        for fraction in kills:
             step = next(index for index, progress in enumerate(steps) if progress.fraction >= fraction)
             arguments = [str(model_folder("llama")), str(output), settings().model_dump_json(), step]
             (tmp_path / "arguments").write_text(json.dumps(arguments))
