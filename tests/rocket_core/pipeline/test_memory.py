@@ -32,7 +32,8 @@ threading.Thread(target=watch, daemon=True).start()
 # Most layers are ignored to be quick; the weights of every block still pass through memory, and one layer is large
 # enough for its Gram matrix, basis and candidates to show if blocks held on to them.
 config = compression_config(
-    ratio=0.3, ignore=("*.q_proj", "*.k_proj", "*.v_proj", "*.mlp.*"), kinds=("low_rank", "sparse"),
+    ratio=0.3, preset=sys.argv[4], kinds=("low_rank", "sparse"),
+    ignore=("*.q_proj", "*.k_proj", "*.v_proj", "*.mlp.*"),
     calibration={"dataset": sys.argv[3], "samples": 8, "sequence_length": 32},
 )
 compress(sys.argv[1], Path(sys.argv[2]), config)
@@ -55,8 +56,9 @@ def save_wide_model(folder, blocks):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("few", "many"), sweep([(2, 6)], soak=[(4, 16)]))
-def test_memory_hardly_grows_with_the_number_of_blocks(tmp_path, text, few, many):
+# The pass backwards is measured in `stages/test_sensitivity.py`.
+@pytest.mark.parametrize(("few", "many", "preset"), sweep([(2, 6, "paper")], soak=[(4, 16, "fast")]))
+def test_memory_hardly_grows_with_the_number_of_blocks(tmp_path, text, few, many, preset):
     peaks = {}
     for blocks in (few, many):
         model = tmp_path / f"model{blocks}"
@@ -64,7 +66,7 @@ def test_memory_hardly_grows_with_the_number_of_blocks(tmp_path, text, few, many
         size = (model / "model.safetensors").stat().st_size
         assert size / blocks >= 40e6
         measured = subprocess.run(
-            [sys.executable, "-c", MEASURE, str(model), str(tmp_path / f"out{blocks}"), str(text)],
+            [sys.executable, "-c", MEASURE, str(model), str(tmp_path / f"out{blocks}"), str(text), preset],
             check=True,
             capture_output=True,
             text=True,
